@@ -1,0 +1,55 @@
+"""Errors that tell a user what was expected, what came, and what to do next."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CheckpointError",
+    "ConfigurationError",
+    "DataError",
+    "LitSparseError",
+    "MissingExtraError",
+    "did_you_mean",
+]
+
+
+class LitSparseError(Exception):
+    """Base of every error that the command line prints as one message, without a traceback."""
+
+
+class ConfigurationError(LitSparseError, ValueError):
+    """An argument has a value that is not allowed, alone or beside another."""
+
+
+class DataError(LitSparseError, ValueError):
+    """A data set is missing, unreadable, or not what it should be."""
+
+
+class CheckpointError(LitSparseError, RuntimeError):
+    """A checkpoint is missing, unreadable, or does not fit the command."""
+
+
+class MissingExtraError(LitSparseError, ImportError):
+    """An optional package is needed and not installed.
+
+    Args:
+        what: what needs the package, for example ``"The bundled MNIST images"``.
+        extra: the extra of this package that brings it.
+    """
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} need the extra '{extra}'. Install it with: pip install 'lit-sparse[{extra}]'")
+
+
+def did_you_mean(name: str, allowed: Iterable[str]) -> str:
+    """Return ``" Did you mean 'X'?"`` for the closest allowed name, or an empty string when none is close.
+
+    Example:
+        >>> did_you_mean("Sparsmax", ["Softmax", "Sparsemax"])
+        " Did you mean 'Sparsemax'?"
+    """
+    by_lower = {candidate.lower(): candidate for candidate in allowed}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
+    return f" Did you mean '{by_lower[close[0]]}'?" if close else ""

@@ -1,0 +1,80 @@
+"""Compiles row functions with Numba, cached on disk wherever a folder can be written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+from numba.extending import overload
+
+__all__ = ["REDUCTION_FLAGS", "bits_of", "compile_rows", "floats_of", "layout_of"]
+
+# Flags for reductions over values known to be neither NaN nor +inf. Sums may be reordered into SIMD lanes; -inf keeps
+# its meaning. Never give them to a function that subtracts a two-part threshold: reordering would round its parts.
+REDUCTION_FLAGS = frozenset({"reassoc", "contract", "nsz", "arcp", "nnan"})
+
+
+def compile_rows(flags: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator that compiles a function on arrays to machine code that runs without the interpreter lock.
+
+    Args:
+        flags: LLVM fast-math flags; none by default.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        options = {"nogil": True, "error_model": "numpy", "fastmath": set(flags) or False}
+        try:
+            compiled = numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # neither the package folder nor a user folder is writable: compile in each process
+            compiled = numba.njit(**options)(function)
+        return compiled  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def bits_of(x: Any) -> Any:
+    """View an array of floats as the integers of the same bits."""
+    return x.view(np.dtype(f"i{x.dtype.itemsize}"))
+
+
+def floats_of(x: Any) -> Any:
+    """View an array of integers as the floats of the same bits."""
+    return x.view(np.dtype(f"f{x.dtype.itemsize}"))
+
+
+def layout_of(x: Any) -> Any:
+    """Describe how the floats of an array order as integers.
+
+    Flipping all bits but the sign of negative numbers gives integers, order keys, that order as the floats do.
+
+    Returns:
+        Every bit but the sign, the number of those bits, and the order keys of -inf and +inf. The keys of NaN lie outside
+        those two, on the side of the sign of the NaN.
+    """
+    return _LAYOUTS[x.dtype.itemsize]
+
+
+_LAYOUTS = {
+    4: (np.int32(0x7FFFFFFF), np.int32(31), np.int32(~0x7F800000), np.int32(0x7F800000)),
+    8: (np.int64(2**63 - 1), np.int64(63), np.int64(~0x7FF0000000000000), np.int64(0x7FF0000000000000)),
+}
+
+
+@overload(bits_of, strict=False)
+def _compile_bits_of(x: Any) -> Callable[[Any], Any]:
+    ints = np.int32 if x.dtype.bitwidth == 32 else np.int64
+    return lambda x: x.view(ints)
+
+
+@overload(layout_of, strict=False)
+def _compile_layout_of(x: Any) -> Callable[[Any], Any]:
+    layout = _LAYOUTS[x.dtype.bitwidth // 8]
+    return lambda x: layout
+
+
+@overload(floats_of, strict=False)
+def _compile_floats_of(x: Any) -> Callable[[Any], Any]:
+    floats = np.float32 if x.dtype.bitwidth == 32 else np.float64
+    return lambda x: x.view(floats)

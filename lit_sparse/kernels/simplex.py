@@ -1,0 +1,303 @@
+"""Euclidean projection onto the probability simplex, and its Jacobian, row by row.
+
+The projection is ``y = (z - tau)_+ / gamma`` with ``z = x - max(x)`` and ``tau`` the root of
+``sum (z - tau)_+ = gamma``. Newton's method from the left of the root is monotone and stops after a few passes (Michelot
+1986; Condat 2016 compares the alternatives). Where an adversarial row would make it slow, bisection shares the bracket.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows, floats_of, layout_of
+from lit_sparse.kernels.dispatch import RowKernel
+from lit_sparse.kernels.threads import over_rows
+
+__all__ = ["center_on_support", "project_simplex"]
+
+NEWTON_PASSES = 24
+BISECTION_PASSES = 128
+SIMD_BLOCK = 64
+PADDED_LENGTH = 512
+TILE_ROWS = 32
+TILE_ELEMENTS = 1 << 13
+
+
+@compile_rows(REDUCTION_FLAGS)
+def key_range(bits: Any, row: Any, low: Any, shift: Any) -> Any:
+    """Return the smallest and the largest order key of a row.
+
+    An order key is an integer that orders as its float does: the bits as they are, or, below zero, all but the sign
+    flipped. Integers compare without the exceptions of NaN, so this pass is vectorized and finds them too.
+    """
+    least, most = low, ~low
+    for i in range(bits.shape[1]):
+        key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
+        least = min(least, key)
+        most = max(most, key)
+    return least, most
+
+
+@compile_rows(REDUCTION_FLAGS)
+def count_from(bits: Any, row: Any, low: Any, shift: Any, key: Any) -> Any:
+    """Return how many entries of a row have an order key of at least ``key``."""
+    count = 0
+    for i in range(bits.shape[1]):
+        if bits[row, i] ^ ((bits[row, i] >> shift) & low) >= key:
+            count += 1
+    return count
+
+
+@compile_rows(REDUCTION_FLAGS)
+def mass_above(x: Any, row: Any, top: Any, tau: Any) -> Any:
+    """Return sum and number of the values ``x - top`` above ``tau``; the sum in float64, for supports are long."""
+    total = 0.0
+    count = 0
+    for i in range(x.shape[1]):
+        z = x[row, i] - top
+        if z > tau:
+            total += z
+            count += 1
+    return total, count
+
+
+@compile_rows()
+def bisect(x: Any, row: Any, top: Any, gamma: Any, tau: Any) -> Any:
+    """Return the root of ``sum (x - top - tau)_+ = gamma`` and the number of entries above it, from a lower bound.
+
+    For the rows, made rather than met, on which Newton's method gives up one entry at a time.
+    """
+    upper, count = 0.0, 0
+    for _ in range(BISECTION_PASSES):
+        middle = 0.5 * (tau + upper)
+        total, above = mass_above(x, row, top, x.dtype.type(middle))
+        if above > 0 and total - above * middle > gamma:
+            tau = max(middle, (total - gamma) / above)
+        else:
+            upper = middle
+        total, above = mass_above(x, row, top, x.dtype.type(tau))
+        if above == count:
+            break
+        count = above
+        tau = max(tau, (total - gamma) / count)
+    return tau, count
+
+
+@compile_rows()
+def write_above(x: Any, row: Any, top: Any, tau: Any, scale: Any, y: Any) -> None:
+    """Write ``scale * (x - top - tau)_+``, tau in two parts so that a long float32 row still sums to one."""
+    high = x.dtype.type(tau)
+    rest = x.dtype.type(tau - high)
+    factor = x.dtype.type(scale)
+    zero = x.dtype.type(0)
+    for i in range(x.shape[1]):
+        value = ((x[row, i] - top) - high) - rest
+        y[row, i] = value * factor if value > zero else zero
+
+
+@compile_rows()
+def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k: Any, gamma: Any, y: Any) -> None:
+    """Write the projection of the k largest entries of a row that has more than k in its support."""
+    top_key, below = key_range(bits, row, low, shift)
+    below += bits.dtype.type(1)
+    while True:  # the largest key that k entries reach; the average of two integers by bits cannot overflow
+        middle = (top_key & below) + ((top_key ^ below) >> bits.dtype.type(1))
+        if middle == top_key:
+            break
+        if count_from(bits, row, low, shift, middle) >= k:
+            top_key = middle
+        else:
+            below = middle
+    total, ties = 0.0, k
+    for i in range(x.shape[1]):
+        if bits[row, i] ^ ((bits[row, i] >> shift) & low) > top_key:
+            total += x[row, i] - top
+            ties -= 1
+    left = ties
+    for i in range(x.shape[1]):
+        if left > 0 and bits[row, i] ^ ((bits[row, i] >> shift) & low) == top_key:
+            total += x[row, i] - top
+            left -= 1
+    tau = (total - gamma) / k
+    for i in range(x.shape[1]):
+        key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
+        chosen = key > top_key
+        if key == top_key and ties > 0:
+            chosen = True
+            ties -= 1
+        y[row, i] = x.dtype.type(((x[row, i] - top) - tau) / gamma) if chosen else x.dtype.type(0)
+
+
+@compile_rows()
+def write_odd(x: Any, row: Any, y: Any) -> None:
+    """Write NaN at the allowed entries of a row that holds NaN or +inf, and 0 where a score is -inf."""
+    for i in range(x.shape[1]):
+        y[row, i] = x.dtype.type(0) if x[row, i] == -np.inf else x.dtype.type(np.nan)
+
+
+@compile_rows()
+def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k: Any, state: Any) -> None:
+    """Project rows ``start .. stop - 1``, all of them one pass at a time.
+
+    A pass over a short row is over before its sums have left the pipeline. The next row's pass fills that time; the next
+    pass over the same row would have to wait for it. ``y`` may be ``x``.
+    """
+    low, shift, lowest, highest = layout_of(x)
+    tops, taus, counts, live = state
+    waiting = 0
+    for row in range(start, stop):
+        least, most = key_range(bits, row, low, shift)
+        j = row - start
+        counts[j] = 0
+        if most >= highest or least < lowest:
+            write_odd(x, row, y)
+        elif most == lowest:  # nothing is allowed
+            for i in range(x.shape[1]):
+                y[row, i] = 0
+        else:
+            tops[j] = most
+            taus[j] = -gamma
+            live[waiting] = j
+            waiting += 1
+    values = floats_of(tops)
+    for i in range(waiting):
+        tops[live[i]] = tops[live[i]] ^ ((tops[live[i]] >> shift) & low)  # the key of the maximum, read as a float
+    for _ in range(NEWTON_PASSES):
+        moved = 0
+        for i in range(waiting):
+            j = live[i]
+            total, above = mass_above(x, start + j, values[j], x.dtype.type(taus[j]))
+            live[moved] = j
+            if above != counts[j]:
+                moved += 1
+                taus[j] = (total - gamma) / above
+            counts[j] = above
+        waiting = moved
+        if waiting == 0:
+            break
+    for i in range(waiting):
+        j = live[i]
+        taus[j], counts[j] = bisect(x, start + j, values[j], gamma, taus[j])
+    for row in range(start, stop):
+        j = row - start
+        if 0 < k < counts[j]:
+            write_largest(x, bits, row, low, shift, values[j], k, gamma, y)
+        elif counts[j] > 0:
+            write_above(x, row, values[j], taus[j], 1.0 / gamma, y)
+
+
+@compile_rows()
+def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any) -> None:
+    """Project rows ``start .. stop - 1``, a tile that stays in the cache at a time.
+
+    Short rows are padded with -inf to whole SIMD blocks: the scalar ends of every pass would cost more than the copies.
+    """
+    d = x.shape[1]
+    size = max(1, min(TILE_ROWS, TILE_ELEMENTS // d, stop - start))
+    bits = bits_of(x)
+    state = (np.empty(size, bits.dtype), np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64))
+    if d % SIMD_BLOCK == 0 or d > PADDED_LENGTH:
+        for first in range(start, stop, size):
+            project_tile(x, bits, first, min(first + size, stop), y, gamma, k, state)
+        return
+    length = (d + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK
+    padded = np.full((size, length), -np.inf, x.dtype)
+    padded_bits = bits_of(padded)
+    for first in range(start, stop, size):
+        rows = min(size, stop - first)
+        for row in range(rows):
+            for i in range(d):
+                padded[row, i] = x[first + row, i]
+            for i in range(d, length):
+                padded[row, i] = -np.inf
+        project_tile(padded, padded_bits, 0, rows, padded, gamma, k, state)
+        for row in range(rows):
+            for i in range(d):
+                y[first + row, i] = padded[row, i]
+
+
+def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: float, k: int) -> None:
+    over_rows(project_block, x.shape, x, out, gamma, k)
+
+
+def _project_twin(x: Tensor, gamma: float, k: int) -> Tensor:
+    """Project by sorting (Held, Wolfe & Crowder 1974): slower than the kernel, and independent of it."""
+    d = x.shape[-1]
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    odd = ~(top < torch.inf)  # NaN compares false
+    empty = ~allowed.any(-1, keepdim=True)
+    z = torch.where(odd | empty, torch.zeros_like(x), x - top)
+    order = z.argsort(dim=-1, descending=True, stable=True)
+    ranked = z.gather(-1, order)
+    count = torch.arange(1, d + 1, device=x.device)
+    finite = torch.where(ranked == -torch.inf, torch.zeros_like(ranked), ranked)
+    inside = (gamma + count * ranked > finite.cumsum(-1)) & (ranked > -torch.inf)
+    if k > 0:
+        inside &= count <= k
+    support = inside.sum(-1, keepdim=True)
+    tau = (torch.where(inside, finite, torch.zeros_like(finite)).sum(-1, keepdim=True) - gamma) / support
+    excess = torch.where(inside, ranked - tau, torch.zeros_like(ranked)).clamp_min(0)
+    # What rounding tau left over is shared out among small numbers, where it is exact.
+    excess = torch.where(inside, excess - (excess.sum(-1, keepdim=True) - gamma) / support, excess).clamp_min(0)
+    y = torch.zeros_like(x).scatter(-1, order, excess / gamma)
+    y = torch.where(odd, torch.full_like(y, torch.nan), y)
+    return torch.where(allowed & ~empty, y, torch.zeros_like(y))
+
+
+project_simplex = RowKernel("project_simplex", "(Tensor x, float gamma, int k) -> Tensor", _project_cpu, _project_twin)
+"""Row kernel ``(x (..., d), gamma, k) -> y (..., d)``: projection of ``x / gamma`` onto the simplex.
+
+Only the ``k`` largest entries take part when ``k > 0``, ties going to the lowest index. ``-inf`` marks an entry that is
+not allowed; a row without allowed entries gives zeros, a row with NaN or +inf gives NaN at its allowed entries.
+"""
+
+
+@compile_rows(REDUCTION_FLAGS - {"nnan"})
+def support_sums(y: Any, v: Any, row: Any) -> Any:
+    """Return the sum of ``v`` over the support of ``y``, the size of the support, and the sum of ``y``."""
+    total, mass = 0.0, y.dtype.type(0)
+    count = 0
+    for i in range(y.shape[1]):
+        if y[row, i] != 0:
+            total += v[row, i]
+            count += 1
+        mass += y[row, i]
+    return total, count, mass
+
+
+@compile_rows()
+def center_block(start: Any, stop: Any, y: Any, v: Any, out: Any, gamma: Any) -> None:
+    """Center rows ``start .. stop - 1`` of ``v`` on the support of ``y``."""
+    scale, zero = v.dtype.type(1.0 / gamma), v.dtype.type(0)
+    for row in range(start, stop):
+        total, count, mass = support_sums(y, v, row)
+        mean = v.dtype.type(total / count if mass == mass else np.nan)
+        for i in range(y.shape[1]):
+            out[row, i] = (v[row, i] - mean) * scale if y[row, i] != 0 else zero
+
+
+def _center_cpu(out: np.ndarray[Any, Any], y: np.ndarray[Any, Any], v: np.ndarray[Any, Any], gamma: float) -> None:
+    over_rows(center_block, y.shape, y, v, out, gamma)
+
+
+def _center_twin(y: Tensor, v: Tensor, gamma: float) -> Tensor:
+    support = y != 0
+    zero = torch.zeros_like(v)
+    count = support.sum(-1, keepdim=True).clamp_min(1)
+    mean = torch.where(support, v, zero).sum(-1, keepdim=True) / count
+    centered = torch.where(support, (v - mean) / gamma, zero)
+    return torch.where(y.isnan().any(-1, keepdim=True) & support, torch.full_like(v, torch.nan), centered)
+
+
+center_on_support = RowKernel(
+    "center_on_support", "(Tensor y, Tensor v, float gamma) -> Tensor", _center_cpu, _center_twin
+)
+"""Row kernel ``(y (..., d), v (..., d), gamma) -> (..., d)``: ``(v - mean of v over the support of y) / gamma`` there, else 0.
+
+This is the Jacobian of the simplex projection at ``y``, times ``v``. It is symmetric and constant on each support.
+"""

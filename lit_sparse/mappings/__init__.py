@@ -1,0 +1,21 @@
+"""Mappings from scores to sparse points, as layers; :mod:`lit_sparse.mappings.functional` has them as functions.
+
+All of them solve ``Pi_Omega(x) = argmax_{y in C} <y, x> - gamma * Omega(y)`` for some convex set and regularizer, so each
+has a value ``max_Omega`` with gradient ``Pi_Omega`` and a Fenchel-Young loss (Niculae & Blondel 2017; Blondel, Martins &
+Niculae 2020).
+
+Example:
+    >>> import torch
+    >>> from lit_sparse.mappings import Sparsemax
+    >>> y = Sparsemax()(torch.tensor([1.0, 0.8, -2.0]))
+    >>> bool(y[2] == 0) and bool(y.sum() == 1)
+    True
+"""
+
+from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.losses import FenchelYoungLoss
+from lit_sparse.mappings.softmax import Softmax
+from lit_sparse.mappings.sparsemax import Sparsemax
+from lit_sparse.mappings.topk_sparsemax import TopKSparsemax
+
+__all__ = ["FenchelYoungLoss", "Softmax", "SparseMapping", "Sparsemax", "TopKSparsemax"]

@@ -1,0 +1,163 @@
+"""The base class of all mappings, and what it derives from a mapping's Omega."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lit_sparse.kernels.dispatch import batch_first
+from lit_sparse.mappings.rowwise import along_last, check_positive
+
+__all__ = ["SparseMapping"]
+
+
+class SparseMapping(nn.Module, ABC):
+    """A layer ``y = argmax_{y in C} <y, x> - gamma * Omega(y)`` along one dimension of the scores x.
+
+    A subclass implements :meth:`map` and :meth:`omega`, keeps each constructor argument as an attribute of the same name,
+    and gets the value, the Fenchel-Young loss, the representation and the shared tests from here.
+
+    Args:
+        gamma: strength of the regularizer, > 0. The smaller, the closer to the plain argmax.
+        dim: dimension along which scores are mapped.
+
+    Raises:
+        ConfigurationError: if ``gamma`` is not a positive, finite number.
+    """
+
+    #: Results are probabilities: not negative, summing to one.
+    on_simplex: ClassVar[bool] = True
+    #: Adding a constant to all scores of a row changes nothing.
+    shift_invariant: ClassVar[bool] = True
+    #: Solved to a tolerance by iteration over batches rather than exactly by a row kernel.
+    iterative: ClassVar[bool] = False
+
+    def __init__(self, *, gamma: float = 1.0, dim: int = -1) -> None:
+        super().__init__()
+        self.gamma = check_positive("gamma", gamma)
+        self.dim = dim
+
+    @abstractmethod
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """Map scores along ``dim``, whatever ``self.dim`` is.
+
+        Args:
+            scores: (..., d, ...).
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+            dim: dimension of length d.
+
+        Returns:
+            Tensor of the scores' shape and dtype; zero where the mask is False.
+        """
+
+    @abstractmethod
+    def omega(self, y: Tensor) -> Tensor:
+        """Return Omega(y) without its strength gamma; inf where y lies outside the domain.
+
+        Args:
+            y: (..., d).
+
+        Returns:
+            Tensor (...).
+        """
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return instances that the shared tests run; override it when the constructor needs arguments."""
+        return [cls(), cls(gamma=0.5)]
+
+    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map scores to sparse points.
+
+        Args:
+            scores: floating tensor; length d along ``self.dim``.
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Others get zero.
+
+        Returns:
+            Tensor of the scores' shape and dtype. A row with nothing allowed is zero; NaN or +inf at an allowed entry
+            makes its own row NaN and no other.
+        """
+        return self.map(scores, mask, self.dim)
+
+    def value(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return ``max_Omega(x)``, the maximum that the mapping attains; its gradient is the mapping itself.
+
+        Args:
+            scores: floating tensor; length d along ``self.dim``.
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+        Returns:
+            Tensor of the scores' shape without ``self.dim``; -inf for a row with nothing allowed.
+        """
+        return self.value_along(scores, mask, self.dim)
+
+    def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """Return :meth:`value` along ``dim``, whatever ``self.dim`` is."""
+        return along_last(scores, mask, dim, self._value_of_rows)
+
+    def _value_of_rows(self, x: Tensor) -> Tensor:
+        dtype = x.dtype
+        if dtype in (torch.float16, torch.bfloat16):
+            x = x.float()
+        if x.shape[-1] == 0:
+            return x.new_full(x.shape[:-1], -torch.inf, dtype=dtype)
+        y = self.map(x, None, -1)
+        return _envelope(x, y, self._maximum(x.detach(), y.detach())).to(dtype)
+
+    def _maximum(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return <y, x> - gamma * Omega(y), around the largest score so that large shifts cost no digits."""
+        top = x.amax(-1)
+        center = torch.where(top.isinf(), 0.0, top) if self.shift_invariant else torch.zeros_like(top)
+        gain = torch.where(y != 0, y * (x - center.unsqueeze(-1)), 0.0).sum(-1)
+        maximum = center + gain - self.gamma * self.omega(y)
+        return torch.where(top == -torch.inf, -torch.inf, maximum)
+
+    def extra_repr(self) -> str:
+        """Return the constructor's arguments as this instance has them."""
+        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+
+
+def _envelope(x: Tensor, y: Tensor, maximum: Tensor) -> Tensor:
+    """Attach to a maximum (...) over rows x (..., d), attained at y (..., d), the gradient y."""
+    if not torch.compiler.is_compiling():
+        return _Envelope.apply(x, y, maximum)  # type: ignore[no-any-return, no-untyped-call]
+    # Traced graphs hold no autograd function with a jvp: a Taylor polynomial around x, right to second order.
+    step = torch.where(y != 0, x - x.detach(), 0.0)
+    return maximum + (0.5 * (y + y.detach()) * step).sum(-1)
+
+
+class _Envelope(torch.autograd.Function):
+    """The value of a maximum whose gradient is the maximizer (the envelope theorem), to any order.
+
+    Differentiating ``<y, x> - gamma Omega(y)`` would give the same gradient plus J times a constant vector, which is zero
+    in exact arithmetic alone.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, y: Tensor, maximum: Tensor) -> Tensor:
+        return maximum.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return grads[0].unsqueeze(-1) * y, None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        (y,) = ctx.saved_tensors
+        return torch.where(y != 0, y * tangents[0], 0.0).sum(-1)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        return _Envelope.apply(*batch_first(info.batch_size, in_dims, args)), 0  # type: ignore[no-untyped-call]

@@ -1,0 +1,101 @@
+"""Softmax as a regularized mapping: the dense member of the family, safe on masked rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive, is_plain
+
+__all__ = ["Softmax", "softmax"]
+
+
+class _Softmax(RowFunction):
+    """Softmax of rows / gamma; forbidden entries, and rows of nothing else, are zero."""
+
+    @staticmethod
+    def forward(x: Tensor, gamma: float) -> Tensor:
+        if x.is_cpu and x.numel() and bool(x.detach().amin() > -torch.inf):
+            return _softmax(x, gamma)
+        return _plain(x, gamma)
+
+    @staticmethod
+    def jacobian(y: Tensor, v: Tensor, *args: Any) -> Tensor:
+        (gamma,) = args
+        if not (y.is_cpu and is_plain() and y.numel() and bool(y.amin() > 0)):
+            v = torch.where(y != 0, v, 0.0)  # what arrives at a forbidden entry is never looked at
+        if is_plain() and y.dtype == v.dtype:
+            grad = torch._softmax_backward_data(v, y, -1, y.dtype)
+            return grad if gamma == 1.0 else grad / gamma
+        return y * (v - (y * v).sum(-1, keepdim=True)) / gamma
+
+
+def _softmax(x: Tensor, gamma: float) -> Tensor:
+    if gamma != 1.0 and x.shape[-1] > 0:
+        x = (x - x.amax(-1, keepdim=True)) / gamma  # the other order could overflow
+    width = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+    return torch.softmax(x, -1, dtype=width).to(x.dtype)
+
+
+def _plain(x: Tensor, gamma: float) -> Tensor:
+    """Softmax in torch operations whose values, though not all gradients, are safe on forbidden rows."""
+    return _softmax(x, gamma).masked_fill(x == -torch.inf, 0.0)
+
+
+def _rows(x: Tensor, gamma: float) -> Tensor:
+    if not torch.compiler.is_compiling():
+        return _Softmax.of(x, gamma)
+    # A row without allowed entries is taken out before the exponential, where its gradient would be NaN.
+    forbidden = x == -torch.inf
+    empty = forbidden.all(-1, keepdim=True)
+    return _plain(torch.where(empty, 0.0, x), gamma).masked_fill(forbidden, 0.0)
+
+
+def softmax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """Return ``exp(x / gamma)``, normalized along ``dim``.
+
+    ``y = argmax_{y in simplex} <y, x> - gamma * sum_i y_i log y_i``
+
+    Args:
+        scores: floating tensor; length d along ``dim``.
+        gamma: strength of the regularizer (the temperature), > 0.
+        dim: dimension along which to map.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+    Returns:
+        Tensor of the scores' shape and dtype.
+
+    Raises:
+        ConfigurationError: if ``gamma`` is not positive, the scores are not floating, or the mask does not fit.
+    """
+    gamma = check_positive("gamma", gamma)
+    return along_last(scores, mask, dim, lambda x: _rows(x, gamma))
+
+
+class Softmax(SparseMapping):
+    """Softmax as a mapping: dense, with a mask, and zero on rows where nothing is allowed.
+
+    Args:
+        gamma: strength of the regularizer ``sum y log y`` (the temperature), > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if ``gamma`` is not a positive, finite number.
+
+    Example:
+        >>> import torch
+        >>> x = torch.randn(3, 5)
+        >>> torch.equal(Softmax()(x), torch.softmax(x, -1))
+        True
+    """
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """See :func:`softmax`."""
+        return softmax(scores, gamma=self.gamma, dim=dim, mask=mask)
+
+    def omega(self, y: Tensor) -> Tensor:
+        """Return the negative entropy ``sum y log y``."""
+        return -torch.special.entr(y).sum(-1)

@@ -1,0 +1,79 @@
+"""Top-k sparsemax (Correia et al. 2020): sparsemax over the k largest scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.rowwise import along_last, check_count, check_positive
+from lit_sparse.mappings.sparsemax import project_rows
+
+__all__ = ["TopKSparsemax", "topk_sparsemax"]
+
+
+def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """Project the k largest entries of ``scores / gamma`` onto the simplex; all others get zero.
+
+    Where sparsemax has at most k entries in its support, the two are equal: that is the certificate that cutting at k lost
+    nothing.
+
+    Args:
+        scores: floating tensor; length d along ``dim``.
+        k: largest support, >= 1; more than the allowed entries means all of them. Ties go to the lowest index.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+    Returns:
+        Tensor of the scores' shape and dtype, with at most k entries above zero in each row.
+
+    Raises:
+        ConfigurationError: if ``k`` is not an integer >= 1, ``gamma`` is not positive, the scores are not floating, or the
+            mask does not fit.
+
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
+    via Sparsity, section 4.1.
+    """
+    gamma, k = check_positive("gamma", gamma), check_count("k", k)
+    return along_last(scores, mask, dim, lambda x: project_rows(x, gamma, k))
+
+
+class TopKSparsemax(SparseMapping):
+    """Sparsemax over the k largest scores, as a layer.
+
+    Args:
+        k: largest support, >= 1; more than the allowed entries means all of them.
+        gamma: strength of the regularizer ``1/2 ||y||^2``, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if ``k`` is not an integer >= 1 or ``gamma`` is not a positive, finite number.
+
+    Source: Correia, Niculae, Aziz & Martins (2020).
+
+    Example:
+        >>> import torch
+        >>> y = TopKSparsemax(2)(torch.zeros(5))
+        >>> y.tolist()
+        [0.5, 0.5, 0.0, 0.0, 0.0]
+    """
+
+    def __init__(self, k: int, *, gamma: float = 1.0, dim: int = -1) -> None:
+        super().__init__(gamma=gamma, dim=dim)
+        self.k = check_count("k", k)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return instances with a small k, k = 1, and one that rarely cuts."""
+        return [cls(3), cls(1, gamma=0.5), cls(50, gamma=2.0)]
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """See :func:`topk_sparsemax`."""
+        return topk_sparsemax(scores, self.k, gamma=self.gamma, dim=dim, mask=mask)
+
+    def omega(self, y: Tensor) -> Tensor:
+        """Return ``1/2 ||y||^2``, inf for more than k entries above zero."""
+        size = (y != 0).sum(-1)
+        return torch.where(size > self.k, torch.inf, 0.5 * y.square().sum(-1))
