@@ -1,16 +1,19 @@
 """Time each mapping, forward and backward, as a ratio to ``torch.softmax`` and to the ``entmax`` package.
 
 Usage:
-    python scripts/benchmark_mappings.py [--repeats 11] [--threads N] [--only sparsemax]
+    python scripts/benchmark_mappings.py [--rounds 9] [--threads N] [--only sparsemax]
 
-Every figure is a median over rounds in one process; in each round the contestants take turns, so that a machine that
+Every figure is a median over calls in one process; in each of several rounds the contestants take turns, so that a machine that
 slows down slows all of them. Prints one markdown table.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import ctypes
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -41,37 +44,47 @@ def contestants() -> dict[str, Function]:
     return functions
 
 
-def once(function: Function, x: Tensor, weights: Tensor, calls: int) -> float:
-    """Return seconds for one forward and backward, averaged over calls."""
-    start = time.perf_counter()
-    for _ in range(calls):
+def keep_memory() -> None:
+    """Ask the C library to keep freed memory: whom it makes fetch pages anew otherwise is a matter of luck."""
+    with contextlib.suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
+
+
+def calls_of(function: Function, x: Tensor, weights: Tensor, count: int) -> list[float]:
+    """Return the seconds of each of ``count`` forward and backward passes."""
+    seconds = []
+    for _ in range(count):
         x.grad = None
+        start = time.perf_counter()
         function(x).backward(weights)
-    return (time.perf_counter() - start) / calls
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
-def measure(functions: dict[str, Function], shape: tuple[int, int], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each contestant at one shape."""
+def measure(functions: dict[str, Function], shape: tuple[int, int], rounds: int) -> dict[str, float]:
+    """Return the median seconds of a call of each contestant at one shape."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator).requires_grad_()
     weights = torch.randn(shape, generator=generator)
-    calls = {}
+    counts, seconds = {}, {}
     for name, function in functions.items():
-        once(function, x, weights, 2)  # warm up: compile, allocate
-        calls[name] = max(1, int(0.03 / once(function, x, weights, 1)))
-    rounds: dict[str, list[float]] = {name: [] for name in functions}
-    names = list(functions)
-    for _ in range(repeats):
-        names.append(names.pop(0))  # nobody always follows the same neighbour, whose freed memory it inherits
+        calls_of(function, x, weights, 2)  # warm up: compile, allocate
+        counts[name] = max(3, int(0.05 / min(calls_of(function, x, weights, 3))))
+        seconds[name] = []
+    names, order = list(functions), random.Random(0)
+    for _ in range(rounds):
+        order.shuffle(names)  # nobody always follows the same neighbour, whose memory and waiting threads it inherits
         for name in names:
-            rounds[name].append(once(functions[name], x, weights, calls[name]))
-    return {name: statistics.median(values) for name, values in rounds.items()}
+            seconds[name] += calls_of(functions[name], x, weights, counts[name])[1:]
+    return {name: statistics.median(values) for name, values in seconds.items()}
 
 
 def main() -> None:
     """Run the benchmark and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=11, help="rounds over all contestants")
+    parser.add_argument("--rounds", type=int, default=9, help="rounds over all contestants")
     parser.add_argument("--threads", type=int, default=None, help="threads for torch and the kernels")
     parser.add_argument(
         "--only", default="", help="measure only names that contain this, beside torch.softmax and peers"
@@ -79,6 +92,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
+    keep_memory()
     functions = {
         name: function
         for name, function in contestants().items()
@@ -91,7 +105,7 @@ def main() -> None:
     print("| shape | mapping | ms | x softmax | entmax x |")
     print("| --- | --- | ---: | ---: | ---: |")
     for shape in SHAPES:
-        times = measure(functions, shape, options.repeats)
+        times = measure(functions, shape, options.rounds)
         for name, seconds in times.items():
             ratio = seconds / times["torch.softmax"]
             peer = times.get(f"entmax: {name}")
