@@ -86,9 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="rounds over all contestants")
     parser.add_argument("--threads", type=int, default=None, help="threads for torch and the kernels")
-    parser.add_argument(
-        "--only", default="", help="measure only names that contain this, beside torch.softmax and peers"
-    )
+    parser.add_argument("--only", default="", help="measure only names that contain this, beside torch.softmax and peers")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)

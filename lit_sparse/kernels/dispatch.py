@@ -85,10 +85,7 @@ class RowKernel:
     def _on_cpu(self, last: Tensor, tensors: tuple[Tensor, ...], numbers: tuple[Any, ...]) -> Tensor:
         dtype = last.dtype
         width = dtype if dtype is torch.float32 or dtype is torch.float64 else torch.float32
-        if width is dtype and last.is_contiguous():
-            out = torch.empty_like(last)
-        else:
-            out = torch.empty(last.shape, dtype=width)
+        out = torch.empty_like(last) if width is dtype and last.is_contiguous() else torch.empty(last.shape, dtype=width)
         if last.numel():
             target = out.numpy()
             if target.ndim != 2:

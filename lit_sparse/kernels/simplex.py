@@ -66,6 +66,16 @@ def mass_above(x: Any, row: Any, top: Any, tau: Any) -> Any:
     return total, count
 
 
+@compile_rows(REDUCTION_FLAGS)
+def count_above(x: Any, row: Any, top: Any, tau: Any) -> Any:
+    """Return how many of the values ``x - top`` lie above ``tau``, which is not rounded to the type of x."""
+    count = 0
+    for i in range(x.shape[1]):
+        if np.float64(x[row, i] - top) > tau:
+            count += 1
+    return count
+
+
 @compile_rows()
 def bisect(x: Any, row: Any, top: Any, gamma: Any, tau: Any) -> Any:
     """Return the root of ``sum (x - top - tau)_+ = gamma`` and the number of entries above it, from a lower bound.
@@ -185,7 +195,7 @@ def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k
         taus[j], counts[j] = bisect(x, start + j, values[j], gamma, taus[j])
     for row in range(start, stop):
         j = row - start
-        if 0 < k < counts[j]:
+        if counts[j] > k > 0 or (counts[j] > 0 and 0 < k < count_above(x, row, values[j], taus[j])):
             write_largest(x, bits, row, low, shift, values[j], k, gamma, y)
         elif counts[j] > 0:
             write_above(x, row, values[j], taus[j], 1.0 / gamma, y)
@@ -295,9 +305,7 @@ def _center_twin(y: Tensor, v: Tensor, gamma: float) -> Tensor:
     return torch.where(y.isnan().any(-1, keepdim=True) & support, torch.full_like(v, torch.nan), centered)
 
 
-center_on_support = RowKernel(
-    "center_on_support", "(Tensor y, Tensor v, float gamma) -> Tensor", _center_cpu, _center_twin
-)
+center_on_support = RowKernel("center_on_support", "(Tensor y, Tensor v, float gamma) -> Tensor", _center_cpu, _center_twin)
 """Row kernel ``(y (..., d), v (..., d), gamma) -> (..., d)``: ``(v - mean of v over the support of y) / gamma`` there, else 0.
 
 This is the Jacobian of the simplex projection at ``y``, times ``v``. It is symmetric and constant on each support.

@@ -120,15 +120,9 @@ class FenchelYoungLoss(nn.Module):
 
     def _labels(self, target: Tensor, rows: Tensor) -> Tensor:
         if target.shape != rows.shape[:-1]:
-            raise ConfigurationError(
-                f"Expected class labels of shape {tuple(rows.shape[:-1])} but got {tuple(target.shape)}."
-            )
+            raise ConfigurationError(f"Expected class labels of shape {tuple(rows.shape[:-1])} but got {tuple(target.shape)}.")
         labels = torch.where(target == self.ignore_index, 0, target)
-        if (
-            labels.device.type == "cpu"
-            and labels.numel()
-            and not 0 <= int(labels.min()) <= int(labels.max()) < rows.shape[-1]
-        ):
+        if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < rows.shape[-1]:
             raise ConfigurationError(
                 f"Expected class labels in 0 .. {rows.shape[-1] - 1}, or ignore_index={self.ignore_index},"
                 f" but got labels from {int(labels.min())} to {int(labels.max())}."

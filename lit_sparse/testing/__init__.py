@@ -1,0 +1,12 @@
+"""Shared testers of the interchangeable parts: for this package's own and for those of its users.
+
+Example:
+    >>> from lit_sparse.mappings import Sparsemax
+    >>> from lit_sparse.testing import MAPPING_CHECKS
+    >>> MAPPING_CHECKS["simplex"](Sparsemax(gamma=0.3))
+"""
+
+from lit_sparse.testing.discovery import concrete_subclasses
+from lit_sparse.testing.mappings import MAPPING_CHECKS, check_mapping
+
+__all__ = ["MAPPING_CHECKS", "check_mapping", "concrete_subclasses"]

@@ -1,0 +1,71 @@
+"""Every mapping keeps every promise; new mappings are found by walking the subclasses."""
+
+from __future__ import annotations
+
+import pytest
+from torch import Tensor
+
+from lit_sparse.mappings import SparseMapping, Sparsemax
+from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
+
+EXAMPLES = [example for cls in concrete_subclasses(SparseMapping) for example in cls.examples()]
+
+
+@pytest.mark.parametrize("mapping", EXAMPLES, ids=repr)
+@pytest.mark.parametrize("check", MAPPING_CHECKS)
+def test_promise(check: str, mapping: SparseMapping) -> None:
+    MAPPING_CHECKS[check](mapping)
+
+
+def test_the_three_mappings_are_found() -> None:
+    names = {cls.__name__ for cls in concrete_subclasses(SparseMapping)}
+    assert {"Softmax", "Sparsemax", "TopKSparsemax"} <= names
+
+
+class _NotProjected(Sparsemax):
+    """Looks right and is not: the threshold is a little off."""
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        return super().map(1.01 * scores, mask, dim)
+
+
+class _SpreadsNan(Sparsemax):
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        return super().map(scores, mask, dim) + 0 * scores.sum()
+
+
+class _IgnoresMask(Sparsemax):
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        return super().map(scores, None, dim)
+
+
+class _NoSecondDerivative(Sparsemax):
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        return super().map(scores, mask, dim).square() / super().map(scores, mask, dim).detach().clamp_min(1e-9)
+
+
+class _WrongValue(Sparsemax):
+    def omega(self, y: Tensor) -> Tensor:
+        return y.square().sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("broken", "check"),
+    [
+        (_NotProjected(), "simplex"),
+        (_WrongValue(), "simplex"),
+        (_SpreadsNan(), "odd_rows"),
+        (_IgnoresMask(), "masks"),
+        (_NoSecondDerivative(), "derivatives"),
+        (_WrongValue(), "loss"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
+)
+def test_the_tester_finds_what_is_broken(broken: SparseMapping, check: str) -> None:
+    with pytest.raises((AssertionError, RuntimeError)):
+        MAPPING_CHECKS[check](broken)
+
+
+def test_check_mapping_names_the_promise() -> None:
+    with pytest.raises(AssertionError, match="breaks its promise 'masks'"):
+        check_mapping(_IgnoresMask())

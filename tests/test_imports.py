@@ -1,0 +1,36 @@
+"""What importing costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def modules_after(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return {name.split(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.process
+def test_a_layer_costs_torch_numpy_and_numba_alone() -> None:
+    loaded = modules_after("import lit_sparse.mappings; from lit_sparse.mappings import functional")
+    assert {"torch", "numpy", "numba"} <= loaded
+    heavy = {  # scipy is not among them: numba looks it up itself
+        "pytorch_lightning",
+        "lightning",
+        "datasets",
+        "matplotlib",
+        "torchmetrics",
+        "sklearn",
+        "jsonargparse",
+        "rich",
+    }
+    assert not heavy & loaded
+
+
+@pytest.mark.process
+def test_the_package_itself_costs_nothing() -> None:
+    assert "torch" not in modules_after("import lit_sparse; lit_sparse.__version__")
