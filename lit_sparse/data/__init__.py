@@ -1,0 +1,9 @@
+"""Data modules: splits, seeded augmentation, loaders that resume in the middle of an epoch."""
+
+from lit_sparse.data.base import ResumableDataModule
+from lit_sparse.data.digits import DigitsDataModule
+from lit_sparse.data.images import ImageDataModule
+from lit_sparse.data.loader import EpochLoader
+from lit_sparse.data.mnist import MNISTDataModule
+
+__all__ = ["DigitsDataModule", "EpochLoader", "ImageDataModule", "MNISTDataModule", "ResumableDataModule"]

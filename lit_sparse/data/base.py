@@ -1,0 +1,130 @@
+"""What all data modules share: seeded orders, shares of processes, and a place that survives a killed run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from lit_sparse.data.loader import Batch, EpochLoader
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["ResumableDataModule", "Split", "shuffled"]
+
+Split = Literal["train", "val", "test"]
+
+
+def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
+    """Return a permutation of ``range(size)`` that is a function of the other arguments."""
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) * 101 + stream)
+    return torch.randperm(size, generator=generator)
+
+
+class ResumableDataModule(pl.LightningDataModule, ABC):
+    """Base of data modules: a subclass says how many examples there are and makes a batch of some of them.
+
+    Training shuffles by (seed, epoch), each process taking every n-th example of the same permutation; the place in the
+    epoch is part of ``state_dict``. Validation, test and prediction go through the examples in order, each process taking
+    every n-th, none of them twice.
+
+    Args:
+        batch_size: examples in a training batch of one process.
+        eval_batch_size: examples in a batch of validation, test and prediction.
+        num_workers: processes that fetch batches ahead; 0 fetches in the training process.
+        seed: of orders, augmentation and everything else that is drawn.
+
+    Raises:
+        ConfigurationError: for a batch size below 1 or a negative number of workers.
+    """
+
+    def __init__(self, *, batch_size: int = 64, eval_batch_size: int = 256, num_workers: int = 0, seed: int = 0) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("eval_batch_size", eval_batch_size, 1),
+            ("num_workers", num_workers, 0),
+        ):
+            if value < least:
+                raise ConfigurationError(f"Expected argument `{name}` to be at least {least} but got {value}.")
+        self.batch_size = batch_size
+        self.eval_batch_size = eval_batch_size
+        self.num_workers = num_workers
+        self.seed = seed
+        self._train_loader: EpochLoader | None = None
+        self._place: dict[str, int] | None = None
+
+    @abstractmethod
+    def size(self, split: Split) -> int:
+        """Return the number of examples of a split, once ``setup`` has run."""
+
+    @abstractmethod
+    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
+        """Return a batch of the examples at ``indices`` (B,) of a split.
+
+        Whatever is random about it must be a function of (seed, index), and of the epoch in training.
+        """
+
+    def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
+        """Return the indices of each training batch of one process; the same number of them on each."""
+        order = shuffled(self.size("train"), self.seed, epoch)
+        share = order[rank : len(order) - len(order) % processes : processes]
+        return share.split(self.batch_size)
+
+    def train_dataloader(self) -> EpochLoader:
+        """Return the training loader, at the place of a restored run."""
+        rank, processes = self._process()
+        loader = EpochLoader(
+            lambda epoch: self.train_batches(epoch, rank, processes),
+            lambda epoch, indices: self.fetch("train", epoch, indices),
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            limit=lambda: float("inf") if self.trainer is None else self.trainer.num_training_batches,
+        )
+        if self._place is not None:
+            loader.load_state_dict(self._place)
+        self._train_loader = loader
+        return loader
+
+    def val_dataloader(self) -> EpochLoader:
+        """Return the loader of the validation split."""
+        return self._in_order("val")
+
+    def test_dataloader(self) -> EpochLoader:
+        """Return the loader of the test split."""
+        return self._in_order("test")
+
+    def predict_dataloader(self) -> EpochLoader:
+        """Return the loader of the test split, whose examples are predicted."""
+        return self._in_order("test")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the training data."""
+        if self._train_loader is not None:
+            return {"train": self._train_loader.state_dict()}
+        return {} if self._place is None else {"train": self._place}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue at a saved place in the training data."""
+        self._place = state_dict.get("train")
+        if self._train_loader is not None and self._place is not None:
+            self._train_loader.load_state_dict(self._place)
+
+    def _in_order(self, split: Split) -> EpochLoader:
+        rank, processes = self._process()
+        share = torch.arange(rank, self.size(split), processes)
+        batches = share.split(self.eval_batch_size)
+        return EpochLoader(
+            lambda epoch: batches,
+            lambda epoch, indices: self.fetch(split, 0, indices),
+            num_workers=self.num_workers,
+            pin_memory=torch.cuda.is_available(),
+        )
+
+    def _process(self) -> tuple[int, int]:
+        if self.trainer is None:
+            return 0, 1
+        return self.trainer.global_rank, self.trainer.world_size

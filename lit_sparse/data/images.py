@@ -1,0 +1,146 @@
+"""Images with few labels: the split, the binarization and the batches of semi-supervised models."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_sparse.data.base import ResumableDataModule, Split, shuffled
+from lit_sparse.data.loader import Batch
+from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.nn import seeded_uniform
+
+__all__ = ["UNLABELLED", "ImageDataModule", "Images"]
+
+#: The label of an example whose label is not told.
+UNLABELLED = -100
+STREAMS: dict[Split, int] = {"train": 0, "val": 1, "test": 2}
+
+
+@dataclass(frozen=True)
+class Images:
+    """Some images.
+
+    Attributes:
+        pixels: (N, D) float32 intensities in [0, 1].
+        labels: (N,) int64 classes.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        if len(self.pixels) != len(self.labels):
+            raise DataError(f"There are {len(self.pixels)} images but {len(self.labels)} labels.")
+
+    def __getitem__(self, which: Tensor | slice) -> Images:
+        return Images(self.pixels[which], self.labels[which])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class ImageDataModule(ResumableDataModule):
+    """Base of image data modules: part of the training labels are told, the rest are not.
+
+    A training batch holds ``batch_size`` labelled images and, unless ``labelled_only``, as many unlabelled ones, whose
+    label is -100. An epoch goes once through the unlabelled images; the labelled ones are gone through as often as that
+    takes. Batches are dicts of ``pixels`` (B, D) float32, ``label`` (B,) and ``index`` (B,), its place in its split.
+
+    Args:
+        labelled: how many training images have their label told: a share of them if at most 1, else a number.
+        labelled_only: leave out the unlabelled images, as for a warm start.
+        binarize: draw each pixel from a Bernoulli distribution with its intensity as mean: anew at every fetch in training,
+            a function of (seed, index) in validation and test.
+        batch_size: labelled images in a training batch of one process, and unlabelled ones.
+        eval_batch_size: images in a batch of validation, test and prediction.
+        num_workers: processes that fetch batches ahead.
+        seed: of the choice of labels, the order and the binarization.
+
+    Raises:
+        ConfigurationError: for a batch size below 1 or a number of labels that is not positive.
+    """
+
+    classes = 10
+
+    def __init__(
+        self,
+        *,
+        labelled: float = 0.2,
+        labelled_only: bool = False,
+        binarize: bool = True,
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
+        if not labelled > 0:
+            raise ConfigurationError(f"Expected argument `labelled` to be positive but got {labelled}.")
+        self.labelled = labelled
+        self.labelled_only = labelled_only
+        self.binarize = binarize
+        self._splits: dict[Split, Images] = {}
+        self._told = torch.empty(0, dtype=torch.int64)
+        self._untold = torch.empty(0, dtype=torch.int64)
+
+    @abstractmethod
+    def load(self) -> dict[Split, Images]:
+        """Read the images of the three splits."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the images, check their labels, and choose those whose label is told."""
+        if self._splits:
+            return
+        splits = self.load()
+        for split, images in splits.items():
+            wrong = images.labels[(images.labels < 0) | (images.labels >= self.classes)]
+            if len(wrong):
+                raise DataError(
+                    f"Expected labels in 0 .. {self.classes - 1} but the {split} images have the label {int(wrong[0])}"
+                    f" ({len(wrong)} of {len(images)} are outside)."
+                )
+        size = len(splits["train"])
+        told = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
+        if told > size or told < 1:
+            raise ConfigurationError(
+                f"Expected argument `labelled` to choose 1 .. {size} training images but it chooses {told}."
+            )
+        order = shuffled(size, self.seed, stream=1)
+        self._told, self._untold = order[:told], order[told:]
+        self._splits = splits
+
+    def size(self, split: Split) -> int:
+        """Return the number of images of a split."""
+        return len(self._splits[split])
+
+    def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
+        """Return, for each batch, labelled indices followed by unlabelled ones."""
+        if self.labelled_only or len(self._untold) == 0:
+            return _shares(self._told[shuffled(len(self._told), self.seed, epoch, 2)], rank, processes).split(self.batch_size)
+        untold = _shares(self._untold[shuffled(len(self._untold), self.seed, epoch, 3)], rank, processes)
+        rounds = -(-len(untold) * processes // len(self._told)) + 1
+        told = torch.cat([self._told[shuffled(len(self._told), self.seed, epoch, 4 + r)] for r in range(rounds)])
+        told = _shares(told, rank, processes)[: len(untold)]
+        pairs = zip(told.split(self.batch_size), untold.split(self.batch_size), strict=True)
+        return [torch.cat(pair) for pair in pairs]
+
+    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
+        """Return a batch of images; see the class."""
+        images = self._splits[split][indices]
+        pixels, labels = images.pixels, images.labels
+        if self.binarize:
+            draws = seeded_uniform(self.seed + 7919 * epoch, indices, pixels.shape[1:], stream=STREAMS[split])
+            pixels = (draws < pixels).float()
+        if split == "train":
+            labels = torch.where(torch.isin(indices, self._told), labels, UNLABELLED)
+        return {"pixels": pixels, "label": labels, "index": indices}
+
+
+def _shares(indices: Tensor, rank: int, processes: int) -> Tensor:
+    """Return every ``processes``-th index; as many for each process."""
+    return indices[rank : len(indices) - len(indices) % processes : processes]

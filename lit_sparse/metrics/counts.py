@@ -1,0 +1,77 @@
+"""Histograms of counts: how large the supports are, how often the decoder ran."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["CountHistogram", "DecoderCalls", "SupportSize"]
+
+
+class CountHistogram(Metric):
+    """Integer histogram of one count a decision, with exact percentiles over any number of processes.
+
+    Args:
+        max_count: largest count told apart; larger ones share the last bin, but enter mean and total as they are.
+
+    Raises:
+        ConfigurationError: if ``max_count`` is not a positive integer.
+
+    Example:
+        >>> import torch
+        >>> metric = CountHistogram(max_count=10)
+        >>> metric.update(torch.tensor([1, 1, 1, 10]))
+        >>> {name: float(value) for name, value in metric.compute().items()}
+        {'mean': 3.25, 'p10': 1.0, 'median': 1.0, 'p90': 10.0, 'total': 13.0}
+    """
+
+    full_state_update = False
+    counts: Tensor
+    total: Tensor
+
+    def __init__(self, max_count: int = 1024) -> None:
+        super().__init__()
+        if isinstance(max_count, bool) or not isinstance(max_count, int) or max_count < 1:
+            raise ConfigurationError(f"Expected argument `max_count` to be a positive integer but got {max_count!r}.")
+        self.max_count = max_count
+        self.add_state("counts", torch.zeros(max_count + 1, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, counts: Tensor) -> None:
+        """Add the counts of some decisions.
+
+        Args:
+            counts: integers >= 0 of any shape, one a decision.
+        """
+        counts = counts.detach().reshape(-1).long()
+        self.counts.index_add_(0, counts.clamp(max=self.max_count), torch.ones_like(counts))
+        self.total += counts.sum()
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return mean, 10th percentile, median, 90th percentile (nearest rank) and total, as float64 scalars."""
+        number = self.counts.sum()
+        cumulated = self.counts.cumsum(0)
+
+        def percentile(percent: int) -> Tensor:
+            rank = ((percent * number + 99) // 100).clamp(min=1)
+            value = (cumulated < rank).sum().double()
+            return torch.where(number > 0, value, torch.nan)
+
+        return {
+            "mean": self.total.double() / number,
+            "p10": percentile(10),
+            "median": percentile(50),
+            "p90": percentile(90),
+            "total": self.total.double(),
+        }
+
+
+class SupportSize(CountHistogram):
+    """How many values of a decision have probability above zero."""
+
+
+class DecoderCalls(CountHistogram):
+    """How many rows the decoder really evaluated for a decision."""

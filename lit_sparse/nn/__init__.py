@@ -1,0 +1,6 @@
+"""Plain torch building blocks, without Lightning."""
+
+from lit_sparse.nn.mlp import MLP
+from lit_sparse.nn.seeded import seeded_normal, seeded_uniform
+
+__all__ = ["MLP", "seeded_normal", "seeded_uniform"]

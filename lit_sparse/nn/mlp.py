@@ -1,0 +1,30 @@
+"""A multi-layer perceptron."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from torch import nn
+
+__all__ = ["MLP"]
+
+
+class MLP(nn.Sequential):
+    """Linear layers with ReLU between them.
+
+    Args:
+        sizes: width of the input, of each hidden layer and of the output.
+
+    Example:
+        >>> MLP([784, 256, 10])[0].in_features
+        784
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        layers: list[nn.Module] = []
+        for i, (before, after) in enumerate(itertools.pairwise(sizes)):
+            if i > 0:
+                layers.append(nn.ReLU())
+            layers.append(nn.Linear(before, after))
+        super().__init__(*layers)
