@@ -1,0 +1,6 @@
+"""LightningModules: one model a file, each with its mapping, estimator and optimizer injected."""
+
+from lit_sparse.models.base import LitSparseModule, Stage, StepOutput
+from lit_sparse.models.ssvae import SemiSupervisedVAE
+
+__all__ = ["LitSparseModule", "SemiSupervisedVAE", "Stage", "StepOutput"]

@@ -1,0 +1,219 @@
+"""The base class of all models: what a step returns, what is logged, and what makes a killed run go on as if it were not."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from lit_sparse.errors import CheckpointError
+from lit_sparse.metrics import MeanOverExamples
+from lit_sparse.models.hyperparameters import describe_arguments
+
+__all__ = ["LitSparseModule", "Stage", "StepOutput"]
+
+Stage: TypeAlias = Literal["train", "val", "test"]
+Batch: TypeAlias = dict[str, Tensor]
+
+
+class StepOutput(dict[str, Any]):
+    """What a step returns to Lightning and to the callbacks.
+
+    Args:
+        loss: scalar to minimize.
+        examples: name -> (B,) a number of each example; its mean over all examples is logged as ``{stage}/{name}``.
+        support_size: (N,) int64, number of values with probability above zero, one a decision.
+        decoder_calls: (N,) int64, number of decoder rows evaluated, one a decision.
+        sizes: (N,) int64, number of allowed entries of each decision.
+        artifacts: tensors to draw, in validation and test.
+    """
+
+    def __init__(
+        self,
+        loss: Tensor,
+        *,
+        examples: dict[str, Tensor] | None = None,
+        support_size: Tensor | None = None,
+        decoder_calls: Tensor | None = None,
+        sizes: Tensor | None = None,
+        artifacts: dict[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(
+            loss=loss,
+            examples={name: values.detach() for name, values in (examples or {}).items()},
+            support_size=support_size,
+            decoder_calls=decoder_calls,
+            sizes=sizes,
+            artifacts=artifacts or {},
+        )
+
+
+class LitSparseModule(pl.LightningModule, ABC):
+    """Base of the package's LightningModules; a subclass implements :meth:`step`.
+
+    - Means over examples are exact over uneven batches and any number of processes.
+    - What training draws is a function of (seed, epoch, batch, process): a resumed run draws what the killed one would have.
+    - Checkpoints describe how the model was built, and load from Python and from the command line alike.
+
+    Args:
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start); not read when a run is resumed.
+    """
+
+    #: Names of the numbers of each example that ``step`` returns.
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss",)
+    #: What tells the best checkpoint: a log key and whether it should be small or large.
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/loss", "min")
+
+    def __init__(
+        self,
+        *,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.initial_weights = initial_weights
+        self.save_hyperparameters(describe_arguments(self, self._arguments()), logger=False)
+        self.train_means = self._means()
+        self.val_means = self._means()
+        self.test_means = self._means()
+        self._training_seed: int | None = None
+
+    @abstractmethod
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """Return loss and measurements of one batch.
+
+        Args:
+            batch: what the data module's ``fetch`` makes.
+            batch_idx: number of the batch in its epoch.
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+        """
+
+    def training_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
+        output = self._measured(batch, batch_idx, "train")
+        self.log("train/loss_step", output["loss"].detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
+        return output
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
+        return self._measured(batch, batch_idx, "val")
+
+    def test_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
+        return self._measured(batch, batch_idx, "test")
+
+    def configure_optimizers(self) -> Any:  # noqa: D102
+        optimizer = self.optimizer(self.parameters())
+        if self.lr_scheduler is None:
+            return optimizer
+        scheduler = self.lr_scheduler(optimizer)
+        described: dict[str, Any] = {"scheduler": scheduler}
+        if hasattr(scheduler, "monitor"):
+            described["monitor"] = scheduler.monitor
+        return {"optimizer": optimizer, "lr_scheduler": described}
+
+    def setup(self, stage: str) -> None:
+        """Read the initial weights of a warm start."""
+        if stage == "fit" and self.initial_weights and self.trainer.ckpt_path is None:
+            self.load_state_dict(_weights(self.initial_weights))
+
+    def on_train_start(self) -> None:  # noqa: D102
+        if self._training_seed is None:
+            self._training_seed = torch.initial_seed() % 2**63
+
+    def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
+        """Seed torch for this batch, and begin the means anew with the first batch of an epoch."""
+        place = f"{self._training_seed} {self.current_epoch} {batch_idx} {self.global_rank}"
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big"))
+        if batch_idx == 0:
+            self._reset("train")
+
+    def on_train_epoch_end(self) -> None:  # noqa: D102
+        self._log_means("train")
+
+    def on_validation_epoch_start(self) -> None:  # noqa: D102
+        self._reset("val")
+
+    def on_validation_epoch_end(self) -> None:  # noqa: D102
+        self._log_means("val")
+
+    def on_test_epoch_start(self) -> None:  # noqa: D102
+        self._reset("test")
+
+    def on_test_epoch_end(self) -> None:  # noqa: D102
+        self._log_means("test")
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the seed of training, and the means of the epoch so far, summed over processes."""
+        checkpoint["training_seed"] = self._training_seed
+        sums = {}
+        for name, metric in self.train_means.items():
+            with metric.sync_context():  # type: ignore[operator]
+                sums[name] = {"total": metric.total.clone(), "count": metric.count.clone()}  # type: ignore[operator, union-attr]
+        checkpoint["train_means"] = sums
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the seed of training and the means of the epoch so far."""
+        self._training_seed = checkpoint.get("training_seed")
+        for name, sums in checkpoint.get("train_means", {}).items():
+            metric = self.train_means.get(name, None)
+            if isinstance(metric, MeanOverExamples):
+                metric.update(torch.zeros(0))
+                first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+                metric.total += sums["total"].to(metric.device) * first  # the sums are those of all processes: one takes them
+                metric.count += sums["count"].to(metric.device) * first
+
+    def _means(self) -> torch.nn.ModuleDict:
+        return torch.nn.ModuleDict({name: MeanOverExamples() for name in self.example_metrics})
+
+    def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        output = self.step(batch, batch_idx, stage)
+        examples = {"loss": output["loss"].detach().reshape(1), **output["examples"]}
+        for name, metric in getattr(self, f"{stage}_means").items():
+            if name in examples:
+                metric.update(examples[name])
+        return output
+
+    def _reset(self, stage: Stage) -> None:
+        for metric in getattr(self, f"{stage}_means").values():
+            metric.reset()
+            metric.update(torch.zeros(0, device=self.device))  # a process may get no batch at all
+
+    def _log_means(self, stage: Stage) -> None:
+        means = getattr(self, f"{stage}_means")
+        for name, metric in means.items():
+            self.log(f"{stage}/{name}", metric.compute(), prog_bar=stage != "train", sync_dist=True)
+        if stage != "train":
+            with means["loss"].sync_context():
+                self.log(f"{stage}/examples", means["loss"].count.double(), sync_dist=True)
+
+    def _arguments(self) -> dict[str, Any]:
+        """Return the arguments of the outermost constructor that is running on this object."""
+        frame, found = inspect.currentframe(), {}
+        while frame is not None:
+            if frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is self:
+                if frame.f_code is type(self).__init__.__code__:
+                    names = inspect.signature(type(self).__init__).parameters
+                    found = {name: frame.f_locals[name] for name in names if name in frame.f_locals and name != "self"}
+            frame = frame.f_back
+        return found
+
+
+def _weights(path: str) -> dict[str, Tensor]:
+    if not Path(path).is_file():
+        raise CheckpointError(f"The checkpoint {path!r} of `initial_weights` does not exist.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+        state: dict[str, Tensor] = checkpoint["state_dict"]
+    except Exception as error:
+        raise CheckpointError(f"The checkpoint {path!r} of `initial_weights` cannot be read: {error}") from error
+    return state

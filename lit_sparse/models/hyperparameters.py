@@ -1,0 +1,76 @@
+"""Describes the arguments of a model in the command line's form, so that every checkpoint loads from everywhere.
+
+Lightning keeps the objects themselves when a model is built in Python, which ``weights_only=True`` refuses to load, and
+their description when it is built from a YAML file. Here it is the description in both cases.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+__all__ = ["describe", "describe_arguments"]
+
+_MISSING = object()
+
+
+def describe(value: Any) -> Any:
+    """Return numbers, strings, lists and dicts from which the command line can build ``value`` again.
+
+    Parts are described by their class and the arguments that they keep as attributes of the same name; callables such as
+    ``functools.partial(torch.optim.Adam, lr=1e-3)`` by their class and keywords.
+
+    Raises:
+        TypeError: if there is no such description, as for a lambda.
+    """
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [describe(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(key): describe(item) for key, item in value.items()}
+    if isinstance(value, type):
+        return _path(value)
+    if isinstance(value, functools.partial) and isinstance(value.func, type) and not value.args:
+        return {"class_path": _path(value.func), "init_args": describe(value.keywords)}
+    if isinstance(value, nn.Module):
+        return {"class_path": _path(type(value)), "init_args": _init_args(value)}
+    raise TypeError(f"{value!r} has no description in numbers, strings and class names")
+
+
+def describe_arguments(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe what a model was built with, as Lightning's command line stores it in a checkpoint.
+
+    An argument without a description (a lambda as optimizer, say) is left out: loading then takes its default.
+
+    Args:
+        model: the model that is being built.
+        arguments: its constructor's arguments.
+    """
+    described: dict[str, Any] = {"_class_path": _path(type(model)), "_instantiator": "pytorch_lightning.cli.instantiate_module"}
+    for name, value in arguments.items():
+        try:
+            described[name] = describe(value)
+        except TypeError:
+            continue
+    return described
+
+
+def _init_args(part: nn.Module) -> dict[str, Any]:
+    described = {}
+    for name, parameter in inspect.signature(type(part).__init__).parameters.items():
+        if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            continue
+        value = getattr(part, name, _MISSING)
+        if value is _MISSING:
+            raise TypeError(f"{type(part).__name__} does not keep its argument `{name}` as an attribute of that name")
+        described[name] = describe(value)
+    return described
+
+
+def _path(cls: type) -> str:
+    return f"{cls.__module__}.{cls.__qualname__}"

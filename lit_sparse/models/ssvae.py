@@ -1,0 +1,203 @@
+"""Semi-supervised variational auto-encoder whose class is a latent variable (Kingma et al. 2014; Correia et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.estimators import Estimator, LatentBatch
+from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.nn import MLP, seeded_normal
+
+__all__ = ["SemiSupervisedVAE"]
+
+#: How many images of the first batch are drawn.
+DRAWN = 16
+
+
+class SemiSupervisedVAE(LitSparseModule):
+    """A generative model of images whose class is told for a few of them and summed out, or sampled, for the rest.
+
+    A classifier scores the classes z of an image x, a mapping turns scores into q(z|x), an inference network gives a
+    Gaussian q(h|x, z) of a style h, and a generator the Bernoulli means of the pixels. For each class
+
+        l(z) = -log p(x|z, h) + KL(q(h|x, z) || N(0, I)) + log K
+
+    The loss of an unlabelled image is ``E_q l(z) - H(q(z|x))``, that of a labelled one ``l(true z)`` plus the mapping's
+    Fenchel-Young loss (cross-entropy for softmax, the sparsemax loss for sparsemax). Defaults are those published.
+
+    Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 where it is not told, and ``index`` (B,). In validation and
+    test every image counts as unlabelled, and its draws of h are a function of its index.
+
+    Args:
+        mapping: from class scores to q(z|x).
+        estimator: of the expected loss; it is given no mapping of its own.
+        in_features: D, number of pixels.
+        classes: K, number of classes.
+        style_features: size of h.
+        classifier_hidden: widths of the classifier's hidden layers.
+        inference_hidden: widths of the inference network's hidden layers.
+        generator_hidden: widths of the generator's hidden layers.
+        unlabelled_weight: weight of the mean unlabelled loss beside the mean labelled loss.
+        sample_seed: of the draws of h in validation and test.
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: if the mapping gives no probabilities or the estimator has another mapping.
+
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
+    via Sparsity, section 5.1 and appendix.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.estimators import Marginalize
+        >>> from lit_sparse.mappings import Sparsemax
+        >>> model = SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=64)
+        >>> bool((model.class_probabilities(torch.rand(3, 64)).sum(-1) - 1 < 1e-6).all())
+        True
+    """
+
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "nelbo", "classification")
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
+
+    def __init__(
+        self,
+        mapping: SparseMapping,
+        estimator: Estimator,
+        *,
+        in_features: int = 784,
+        classes: int = 10,
+        style_features: int = 8,
+        classifier_hidden: Sequence[int] = (256, 256, 256),
+        inference_hidden: Sequence[int] = (128, 128),
+        generator_hidden: Sequence[int] = (128, 128),
+        unlabelled_weight: float = 9.0,
+        sample_seed: int = 0,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        self.mapping = mapping
+        self.estimator = estimator.bind(mapping)
+        self.in_features = in_features
+        self.classes = classes
+        self.style_features = style_features
+        self.unlabelled_weight = unlabelled_weight
+        self.sample_seed = sample_seed
+        self.classifier = MLP([in_features, *classifier_hidden, classes])
+        self.inference = MLP([in_features + classes, *inference_hidden, 2 * style_features])
+        self.generator = MLP([style_features + classes, *generator_hidden, in_features])
+        self.classification_loss = FenchelYoungLoss(mapping, reduction="none")
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return class scores (B, K) of images (B, D)."""
+        scores: Tensor = self.classifier(pixels)
+        return scores
+
+    def class_probabilities(self, pixels: Tensor) -> Tensor:
+        """Return q(z|x), (B, K), of images (B, D)."""
+        return self.mapping.map(self(pixels), None, -1)
+
+    def generate(self, styles: Tensor, classes: Tensor) -> Tensor:
+        """Return the means of the pixels, (B, D), of styles (B, H) and classes (B,)."""
+        one_hot = nnf.one_hot(classes, self.classes).to(styles.dtype)
+        return torch.sigmoid(self.generator(torch.cat([styles, one_hot], -1)))
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        pixels, label = batch["pixels"], batch["label"]
+        if pixels.shape[-1] != self.in_features:
+            raise ConfigurationError(
+                f"Expected images of in_features={self.in_features} pixels but the data have {pixels.shape[-1]}."
+                f" Set --model.init_args.in_features={pixels.shape[-1]}."
+            )
+        scores = self(pixels)
+        if stage == "train":
+            return self._training_loss(pixels, label, scores)
+        noise = seeded_normal(self.sample_seed, batch["index"], (self.classes, self.style_features)).to(pixels.dtype)
+        nelbo, sizes = self._unlabelled_loss(pixels, scores, noise)
+        accuracy = (scores.argmax(-1) == label).to(pixels.dtype)
+        examples = {"loss": nelbo, "nelbo": nelbo, "accuracy": accuracy, "classification": self._classify(scores, label)}
+        artifacts = self._drawn(pixels[:DRAWN], scores[:DRAWN]) if batch_idx == 0 else {}
+        return StepOutput(nelbo.mean(), examples=examples, artifacts=artifacts, **sizes)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``index`` (B,), the most probable ``class`` (B,) and the ``probabilities`` (B, K) of each image."""
+        scores = self(batch["pixels"])
+        probabilities = self.mapping.map(scores, None, -1)
+        return {"index": batch["index"], "class": scores.argmax(-1), "probabilities": probabilities}
+
+    def _training_loss(self, pixels: Tensor, label: Tensor, scores: Tensor) -> StepOutput:
+        told = label >= 0
+        labelled, unlabelled = told.nonzero().squeeze(-1), (~told).nonzero().squeeze(-1)
+        loss = scores.new_zeros(())
+        examples: dict[str, Tensor] = {}
+        counts: dict[str, Tensor] = {}
+        if len(labelled):
+            x, s, y = pixels[labelled], scores[labelled], label[labelled]
+            one_hot = nnf.one_hot(y, self.classes).to(x.dtype)
+            classification = self._classify(s, y)
+            supervised = self._losses(x, one_hot, torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype))
+            loss = loss + (supervised + classification).mean()
+            examples["classification"] = classification
+            examples["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
+        if len(unlabelled):
+            x = pixels[unlabelled]
+            noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
+            nelbo, counts = self._unlabelled_loss(x, scores[unlabelled], noise)
+            loss = loss + self.unlabelled_weight * nelbo.mean()
+            examples["nelbo"] = nelbo
+        return StepOutput(loss, examples=examples, **counts)
+
+    def _unlabelled_loss(self, pixels: Tensor, scores: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the negative ELBO (B,) with the class summed out or sampled, and what it took.
+
+        Args:
+            pixels: (B, D).
+            scores: (B, K).
+            noise: (B, K, H) standard normal, one draw for each example and class.
+        """
+
+        def loss_fn(latent: LatentBatch) -> Tensor:
+            drawn = noise[latent.rows, latent.values.argmax(-1)]
+            return self._losses(pixels[latent.rows], latent.values, drawn)
+
+        out = self.estimator(scores, loss_fn)
+        inside = torch.where(out.probs > 0, out.probs, 1.0)  # the entropy of a sparse distribution sums over its support
+        entropy = -(inside * inside.log()).sum(-1)
+        sizes = torch.full_like(out.decoder_calls, self.classes)
+        counts = {"decoder_calls": out.decoder_calls, "sizes": sizes}
+        if out.support_size is not None:
+            counts["support_size"] = out.support_size
+        return out.loss - entropy, counts
+
+    def _losses(self, pixels: Tensor, values: Tensor, noise: Tensor) -> Tensor:
+        """Return l(z), (R,), of images (R, D), classes (R, K) and noise (R, H)."""
+        mean, log_variance = self.inference(torch.cat([pixels, values], -1)).chunk(2, -1)
+        style = mean + torch.exp(0.5 * log_variance) * noise
+        logits = self.generator(torch.cat([style, values], -1))
+        reconstruction = nnf.binary_cross_entropy_with_logits(logits, pixels, reduction="none").sum(-1)
+        divergence = 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).sum(-1)
+        return reconstruction + divergence + math.log(self.classes)
+
+    def _classify(self, scores: Tensor, label: Tensor) -> Tensor:
+        losses: Tensor = self.classification_loss(scores, label)
+        return losses
+
+    def _drawn(self, pixels: Tensor, scores: Tensor) -> dict[str, Tensor]:
+        """Return images beside what the model makes of their most probable class and mean style."""
+        values = nnf.one_hot(scores.argmax(-1), self.classes).to(pixels.dtype)
+        mean = self.inference(torch.cat([pixels, values], -1)).chunk(2, -1)[0]
+        made = torch.sigmoid(self.generator(torch.cat([mean, values], -1)))
+        return {"images": pixels.detach(), "reconstructions": made.detach()}
