@@ -1,0 +1,113 @@
+"""Logs how large the supports are and how often the decoder ran, exactly, over any number of processes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+
+from lit_sparse.metrics import CountHistogram, DecoderCalls, SupportSize
+
+__all__ = ["CountLogger"]
+
+STAGES = ("train", "val", "test")
+
+
+class CountLogger(pl.Callback):
+    """Log mean, 10th percentile, median, 90th percentile and total of support sizes and decoder calls of each epoch.
+
+    Reads ``support_size`` and ``decoder_calls`` of every step's output and logs ``{stage}/support_size_mean``,
+    ``{stage}/decoder_calls_median`` and so on. A run resumed within an epoch counts that epoch whole.
+
+    To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks:
+            - class_path: CountLogger
+              init_args: {max_count: 256}
+
+    Args:
+        max_count: largest count told apart in the percentiles.
+    """
+
+    def __init__(self, max_count: int = 1024) -> None:
+        super().__init__()
+        self.max_count = max_count
+        self._metrics: dict[str, dict[str, CountHistogram]] = {
+            stage: {"support_size": SupportSize(max_count), "decoder_calls": DecoderCalls(max_count)} for stage in STAGES
+        }
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: D102
+        for metric in self._all():
+            metric.to(pl_module.device)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self.setup(trainer, pl_module, "fit")  # now the module is on its device
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: D102
+        if batch_idx == 0:  # not at the start of the epoch, which a resumed run passes in the middle
+            self._reset("train")
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
+        self._update("train", outputs)
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
+        self._update("val", outputs)
+
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
+        self._update("test", outputs)
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._reset("val")
+
+    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._reset("test")
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._log("train", pl_module)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._log("val", pl_module)
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._log("test", pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counts of the training epoch so far, summed over processes; to be called on all of them."""
+        state = {}
+        for name, metric in self._metrics["train"].items():
+            with metric.sync_context():
+                state[name] = {"counts": metric.counts.clone(), "total": metric.total.clone()}
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting from a saved state, which is that of all processes: the first takes it over."""
+        first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
+        for name, saved in state_dict.items():
+            metric = self._metrics["train"].get(name)
+            if metric is not None and first and len(saved["counts"]) == len(metric.counts):
+                metric.update(torch.zeros(0, dtype=torch.int64, device=metric.device))
+                metric.counts += saved["counts"].to(metric.device)
+                metric.total += saved["total"].to(metric.device)
+
+    def _all(self) -> list[CountHistogram]:
+        return [metric for metrics in self._metrics.values() for metric in metrics.values()]
+
+    def _reset(self, stage: str) -> None:
+        for metric in self._metrics[stage].values():
+            metric.reset()
+            metric.update(torch.zeros(0, dtype=torch.int64, device=metric.device))  # a process may get no batch at all
+
+    def _update(self, stage: str, outputs: Any) -> None:
+        for name, metric in self._metrics[stage].items():
+            counts = outputs.get(name) if isinstance(outputs, dict) else None
+            if counts is not None:
+                metric.update(counts)
+
+    def _log(self, stage: str, pl_module: pl.LightningModule) -> None:
+        for name, metric in self._metrics[stage].items():
+            statistics = metric.compute()
+            if not bool(statistics["mean"].isnan()):  # nothing was counted: the model makes no such decision
+                for statistic, value in statistics.items():
+                    pl_module.log(f"{stage}/{name}_{statistic}", value, sync_dist=True)

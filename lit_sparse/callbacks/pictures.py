@@ -1,0 +1,184 @@
+"""Pictures of a run: decoder calls over training, reconstructions, samples of each class."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.loggers import TensorBoardLogger
+from torch import Tensor
+
+from lit_sparse.models import SemiSupervisedVAE
+
+__all__ = ["ClassSamplesPlot", "DecoderCallsPlot", "ReconstructionPlot"]
+
+
+class Picture(pl.Callback):
+    """Base of callbacks that draw: saves a figure in the run folder and shows it in TensorBoard.
+
+    Args:
+        folder: where pictures go; the logger's folder by default.
+    """
+
+    #: File name without its ending, and tag in TensorBoard.
+    name = "picture"
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def save(self, trainer: pl.Trainer, figure: Any) -> None:
+        """Write a matplotlib figure as PNG, and to every TensorBoard logger."""
+        folder = self.folder or trainer.log_dir
+        if folder is not None:
+            path = Path(folder) / "pictures" / f"{self.name}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            figure.savefig(path, dpi=120, bbox_inches="tight")
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_figure(self.name, figure, global_step=trainer.global_step)
+
+
+class DecoderCallsPlot(Picture):
+    """Draw decoder calls a decision over training: median with the band from the 10th to the 90th percentile.
+
+    Reads what ``CountLogger`` logs, so it must stand after it. To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks: [CountLogger, DecoderCallsPlot]
+    """
+
+    name = "decoder_calls"
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__(folder)
+        self.history: list[dict[str, float]] = []
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        logged = {key: trainer.callback_metrics.get(f"train/decoder_calls_{key}") for key in ("p10", "median", "p90", "mean")}
+        if any(value is None for value in logged.values()):
+            return
+        self.history.append(
+            {
+                "epoch": float(trainer.current_epoch + 1),
+                **{key: float(value) for key, value in logged.items() if value is not None},
+            }
+        )
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        if not self.history or not trainer.is_global_zero:
+            return
+        figure, axes = _figure(1, 1, width=5.0, height=3.2)
+        axis = axes[0]
+        epochs = [row["epoch"] for row in self.history]
+        axis.fill_between(
+            epochs,
+            [row["p10"] for row in self.history],
+            [row["p90"] for row in self.history],
+            alpha=0.25,
+            label="10th to 90th percentile",
+        )
+        axis.plot(epochs, [row["median"] for row in self.history], label="median", marker="." if len(epochs) < 20 else None)
+        axis.plot(epochs, [row["mean"] for row in self.history], label="mean", linestyle="--", linewidth=1)
+        axis.set_xlabel("epoch")
+        axis.set_ylabel("decoder calls an example")
+        axis.set_ylim(bottom=0)
+        axis.legend()
+        self.save(trainer, figure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epochs drawn so far."""
+        return {"history": self.history}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the curve of a resumed run."""
+        self.history = list(state_dict["history"])
+
+
+class ReconstructionPlot(Picture):
+    """Draw images of the last validation or test epoch above what the model makes of them.
+
+    Reads ``images`` and ``reconstructions``, (N, D) with D a square, of a step's artifacts.
+    """
+
+    name = "reconstructions"
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__(folder)
+        self._last: dict[str, Tensor] = {}
+
+    def _keep(self, outputs: Any) -> None:
+        artifacts = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
+        if {"images", "reconstructions"} <= set(artifacts):
+            self._last = {name: artifacts[name].detach().float().cpu() for name in ("images", "reconstructions")}
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
+        self._keep(outputs)
+
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
+        self._keep(outputs)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._draw(trainer)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._draw(trainer)
+
+    def _draw(self, trainer: pl.Trainer) -> None:
+        if self._last and trainer.is_global_zero:
+            self.save(
+                trainer, _image_grid(torch.stack([self._last["images"], self._last["reconstructions"]]), ["image", "made"])
+            )
+
+
+class ClassSamplesPlot(Picture):
+    """Draw what a :class:`SemiSupervisedVAE` generates: one row a class, one style of handwriting a column.
+
+    Args:
+        columns: how many styles are drawn.
+        folder: where pictures go; the logger's folder by default.
+    """
+
+    name = "samples_by_class"
+
+    def __init__(self, columns: int = 10, folder: str | None = None) -> None:
+        super().__init__(folder)
+        self.columns = columns
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        if not isinstance(pl_module, SemiSupervisedVAE) or not trainer.is_global_zero:
+            return
+        generator = torch.Generator().manual_seed(0)
+        styles = torch.randn(self.columns, pl_module.style_features, generator=generator).to(pl_module.device)
+        classes = torch.arange(pl_module.classes, device=pl_module.device)
+        with torch.no_grad():
+            made = [pl_module.generate(styles, number.expand(self.columns)) for number in classes]
+        self.save(trainer, _image_grid(torch.stack(made).cpu(), [str(int(number)) for number in classes]))
+
+
+def _figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
+    """Return a matplotlib figure and its axes, without touching pyplot's state or needing a display."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def _image_grid(images: Tensor, labels: list[str]) -> Any:
+    """Draw images (rows, columns, D), D = side * side, one label a row."""
+    rows, columns, pixels = images.shape
+    side = math.isqrt(pixels)
+    if side * side != pixels:
+        images, side = torch.nn.functional.pad(images, (0, (side + 1) ** 2 - pixels)), side + 1
+    figure, axes = _figure(1, 1, width=0.5 * columns, height=0.5 * rows)
+    sheet = images.reshape(rows, columns, side, side).permute(0, 2, 1, 3).reshape(rows * side, columns * side)
+    axis = axes[0]
+    axis.imshow(sheet.numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
+    axis.set_yticks([side * (row + 0.5) for row in range(rows)], labels)
+    axis.set_xticks([])
+    return figure

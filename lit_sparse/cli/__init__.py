@@ -1,0 +1,89 @@
+"""The command line: ``lit-sparse {fit,validate,test,predict}``, and :func:`build_cli` for notebooks.
+
+This module imports nothing heavy, so that ``--help`` and ``--version`` answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lit_sparse.errors import LitSparseError, did_you_mean
+from lit_sparse.version import __version__
+
+if TYPE_CHECKING:
+    from lit_sparse.cli.app import LitSparseCLI
+
+__all__ = ["build_cli", "main"]
+
+COMMANDS = {
+    "fit": "train a model: lit-sparse fit -c configs/ssvae/digits.yaml",
+    "validate": "score a checkpoint on the validation data: lit-sparse validate -c CONFIG --ckpt_path CHECKPOINT",
+    "test": "score a checkpoint on the test data: lit-sparse test -c CONFIG --ckpt_path CHECKPOINT",
+    "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
+}
+
+HELP = "\n".join(
+    [
+        "usage: lit-sparse COMMAND [options]",
+        "",
+        "Neural networks that decide sparsely.",
+        "",
+        "commands:",
+        *(f"  {name:<10}{what}" for name, what in COMMANDS.items()),
+        "",
+        "options:",
+        "  --help      this list; `lit-sparse COMMAND --help` has the options of a command",
+        "  --version   the version",
+    ]
+)
+
+
+def main(args: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        args: what follows ``lit-sparse``; the process's own arguments by default.
+
+    Returns:
+        Exit status: 0, or 2 after a message about what to change.
+    """
+    args = list(sys.argv[1:] if args is None else args)
+    if not args or args[0] in ("-h", "--help", "help"):
+        print(HELP)
+        return 0 if args else 2
+    if args[0] in ("-V", "--version"):
+        print(f"lit-sparse {__version__}")
+        return 0
+    try:
+        if args[0] not in COMMANDS:
+            raise LitSparseError(
+                f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"
+            )
+        from lit_sparse.cli.app import run
+
+        return run(args)
+    except LitSparseError as error:
+        print(f"lit-sparse: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:
+    """Build model, data and trainer as the command line would, for a notebook or a script.
+
+    Args:
+        args: what would follow ``lit-sparse``, such as ``["fit", "-c", "configs/ssvae/digits.yaml"]``.
+        run: also run the command.
+
+    Returns:
+        An object with ``model``, ``datamodule`` and ``trainer``.
+
+    Raises:
+        LitSparseError: saying what to change.
+    """
+    from lit_sparse.cli.app import LitSparseCLI
+
+    return LitSparseCLI(list(args), execute=run)

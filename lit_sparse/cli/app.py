@@ -1,0 +1,360 @@
+"""The command line proper: LightningCLI with run folders, checkpoints that are taken at their word, and short messages."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+import yaml
+from jsonargparse import Namespace
+from pytorch_lightning import LightningDataModule, LightningModule
+from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.utilities.rank_zero import rank_zero_only
+
+import lit_sparse.data
+import lit_sparse.estimators
+import lit_sparse.mappings
+import lit_sparse.models  # noqa: F401  (imported so that bare class names are found)
+from lit_sparse.callbacks import ClassSamplesPlot, CountLogger, DecoderCallsPlot, PredictionWriter, ReconstructionPlot
+from lit_sparse.cli.loggers import RunCSVLogger
+from lit_sparse.cli.messages import plain_message
+from lit_sparse.cli.runs import CHECKPOINTS, claim_folder, experiment_name, find_checkpoint, run_of
+from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
+
+__all__ = ["LitSparseCLI", "run"]
+
+
+def run(args: list[str]) -> int:
+    """Run one command; see :func:`lit_sparse.cli.main`.
+
+    Raises:
+        LitSparseError: saying what to change.
+    """
+    with _quiet():
+        LitSparseCLI(args, execute=True)
+    return 0
+
+
+class _Parser(LightningArgumentParser):
+    """Raises an error that says what to change, where argparse would print a page and exit."""
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        raise ConfigurationError(plain_message(message, ex)) from ex
+
+
+class _SaveConfig(SaveConfigCallback):
+    """Keep the resolved config; a resumed run keeps its own beside the first."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: LightningModule, stage: str) -> None:
+        folder = trainer.log_dir
+        if folder is None:
+            return
+        number = 1
+        while (Path(folder) / self.config_filename).exists():
+            self.config_filename = f"config_resumed_{number}.yaml"
+            number += 1
+        self.config_filename = trainer.strategy.broadcast(self.config_filename)
+        super().setup(trainer, pl_module, stage)
+
+
+class LitSparseCLI(LightningCLI):
+    """Parse a command, build its model, data and trainer, and run it.
+
+    Args:
+        args: what follows ``lit-sparse``; the command first.
+        execute: whether to run the command once everything is built.
+
+    Raises:
+        LitSparseError: saying what to change.
+    """
+
+    def __init__(self, args: list[str], execute: bool = True) -> None:
+        self.command = args[0]
+        self._execute = execute
+        self._checkpoint: Path | None = None
+        self._resumed_step: int | None = None
+        self.run_folder: Path | None = None
+        super().__init__(
+            model_class=LightningModule,
+            datamodule_class=LightningDataModule,
+            save_config_callback=_SaveConfig,
+            seed_everything_default=0,
+            parser_class=_Parser,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            auto_configure_optimizers=False,
+            args=args,
+        )
+
+    def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
+        """Return this command alone: describing the arguments of four takes four times as long."""
+        return {self.command: LightningCLI.subcommands()[self.command]}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """Add the arguments that say where runs are kept."""
+        parser.add_argument("--output_dir", type=str, default="runs", help="Folder of all runs.")
+        parser.add_argument(
+            "--name",
+            type=str | None,
+            default=None,
+            help="Name of the experiment; by default that of its config, as in ssvae/digits.",
+        )
+        parser.add_argument(
+            "--checkpoint_every_n_steps",
+            type=int | None,
+            default=None,
+            help="Also write the last checkpoint every so many steps, not only after each epoch.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the arguments, and make the checkpoint and what was asked for agree."""
+        rest = list(args[1:])
+        wanted = _value_of(rest, "--ckpt_path")
+        if "--help" in rest or "-h" in rest:
+            parser.parse_args([self.command, *rest])
+        if wanted is None:
+            self.config = parser.parse_args([self.command, *rest])
+            wanted = self._options().get("ckpt_path")
+        elif wanted in ("last", "best"):
+            self.config = parser.parse_args([self.command, *rest])
+        if wanted is None:
+            if self.command != "fit":
+                raise CheckpointError(
+                    f"`{self.command}` needs the checkpoint of a trained model: --ckpt_path PATH, or --ckpt_path best for the best"
+                    " of the newest run."
+                )
+            return
+        parent = self._experiment(rest) if wanted in ("last", "best") else Path()
+        self._checkpoint = find_checkpoint(wanted, parent)
+        rest = _without(rest, "--ckpt_path")
+        checkpoint = _read(self._checkpoint)
+        self._resumed_step = checkpoint.get("global_step")
+        self._merge(parser, rest, checkpoint.get("hyper_parameters") or {})
+        self._options()["ckpt_path"] = str(self._checkpoint)
+
+    def _merge(self, parser: LightningArgumentParser, rest: list[str], hyperparameters: dict[str, Any]) -> None:
+        """Build the model of a checkpoint: with what was asked for when it is trained on, as it was trained when it is scored."""
+        if "_class_path" not in hyperparameters:
+            self.config = parser.parse_args([self.command, *rest])
+            return
+        init_args = {name: value for name, value in hyperparameters.items() if not name.startswith("_")}
+        described = {"model": {"class_path": hyperparameters["_class_path"], "init_args": init_args}}
+        asked, others = _split_model_options(rest)
+        with _yaml(described) as path:
+            trained = parser.parse_args([self.command, *others, "-c", path])
+            here = parser.parse_args([self.command, "-c", path, *rest])
+            explicit = parser.parse_args([self.command, *others, "-c", path, *asked])
+        model = trained[self.command]["model"]
+        if self.command == "fit":
+            self.config = here
+            for key, old, new in _differences(model, here[self.command]["model"]):
+                _say(f"note: model.{key} was {old} when {self._checkpoint} was written and is {new} from here on")
+            return
+        refused = _differences(model, explicit[self.command]["model"])
+        if refused:
+            key, old, new = refused[0]
+            raise ConfigurationError(
+                f"--model...{key.removeprefix('init_args.')}={new} contradicts the checkpoint, which was trained with {old}."
+                f" `{self.command}` scores a model as it was trained; leave the option out."
+            )
+        for key, old, new in _differences(model, here[self.command]["model"]):
+            _say(f"note: the config has model.{key} = {new}; the checkpoint was trained with {old}, which is used")
+        self.config = trained
+
+    def _parse_ckpt_path(self) -> None:
+        """Do nothing: Lightning would let the checkpoint override the command line in silence."""
+
+    def _options(self) -> Namespace:
+        options: Namespace = self.config[self.command]
+        return options
+
+    def _experiment(self, rest: list[str]) -> Path:
+        """Return the folder of all runs of this experiment, and note its name in the config."""
+        options = self._options()
+        if options.get("name") is None:
+            config = _value_of(rest, "-c") or _value_of(rest, "--config")
+            options["name"] = experiment_name(config, str(options["model"]["class_path"]))
+        return Path(options["output_dir"]) / options["name"]
+
+    def before_instantiate_classes(self) -> None:
+        """Choose the run folder: a new one, that of the run which is continued, or one beside the scored checkpoint."""
+        parent = self._experiment(_arguments())
+        if not self._execute or self._options()["trainer"].get("fast_dev_run"):
+            return
+        first = rank_zero_only.rank == 0
+        run = run_of(self._checkpoint) if self._checkpoint is not None else None
+        if self.command == "fit":
+            continued = run is not None and self._checkpoint is not None and self._checkpoint.name == "last.ckpt"
+            self.run_folder = run if continued else claim_folder(parent, first_process=first)
+        else:
+            self.run_folder = claim_folder((run or parent) / self.command, first_process=first)
+
+    def instantiate_classes(self) -> None:
+        """Build the parts; a refused argument is told without the page that the parser makes of it."""
+        try:
+            super().instantiate_classes()
+        except LitSparseError:
+            raise
+        except (ValueError, TypeError) as error:
+            cause: BaseException | None = error
+            while cause is not None and not isinstance(cause, LitSparseError):
+                cause = cause.__cause__ or cause.__context__
+            if cause is None:
+                raise
+            raise cause from None
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Build the trainer with the package's loggers and callbacks, where the config leaves them to us."""
+        asked = self._get(self.config_init, "trainer")
+        callbacks: list[pl.Callback] = [CountLogger(max_count=4096)]
+        if asked.get("enable_progress_bar") is not False and rank_zero_only.rank == 0:
+            callbacks.append(RichProgressBar())
+        if self.run_folder is not None:
+            if asked.get("logger") in (None, True):
+                kwargs["logger"] = self._loggers(self.run_folder)
+            callbacks += [DecoderCallsPlot(), ReconstructionPlot(), ClassSamplesPlot(), PredictionWriter()]
+            if self.command == "fit" and asked.get("enable_checkpointing") is not False:
+                callbacks += self._checkpoints(self.run_folder / CHECKPOINTS)
+        if self.command != "fit" and asked.get("enable_checkpointing") is None:
+            kwargs["enable_checkpointing"] = False
+        self.trainer_defaults = {"callbacks": callbacks}
+        return super().instantiate_trainer(**kwargs)
+
+    def _loggers(self, folder: Path) -> list[Logger]:
+        resumed = self._resumed_step if self.command == "fit" else None
+        csv = RunCSVLogger(str(folder), resumed_step=resumed)
+        if self.command != "fit":
+            return [csv]
+        purge = {} if resumed is None else {"purge_step": resumed}
+        return [TensorBoardLogger(str(folder), name="", version="", default_hp_metric=False, **purge), csv]
+
+    def _checkpoints(self, folder: Path) -> list[pl.Callback]:
+        key, mode = getattr(self.model, "monitor", ("val/loss", "min"))
+        common: dict[str, Any] = {"dirpath": folder, "enable_version_counter": False, "auto_insert_metric_name": False}
+        found: list[pl.Callback] = [
+            ModelCheckpoint(filename="best", monitor=key, mode=mode, **common),
+            ModelCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
+        ]
+        steps = self._options().get("checkpoint_every_n_steps")
+        if steps:
+            found.append(ModelCheckpoint(filename="last", every_n_train_steps=steps, **common))
+        return found
+
+    def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
+        kwargs = super()._prepare_subcommand_kwargs(subcommand)
+        if kwargs.get("weights_only", True) is None:
+            kwargs["weights_only"] = True
+        if subcommand == "predict":
+            kwargs["return_predictions"] = False
+        return kwargs
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        if not self._execute:
+            return
+        super()._run_subcommand(subcommand)
+        if self.run_folder is None or not self.trainer.is_global_zero:
+            return
+        best = self.run_folder / CHECKPOINTS / "best.ckpt"
+        if subcommand == "fit" and best.is_file():
+            config = shlex.quote(str(self.run_folder / "config.yaml"))
+            print(f"test it with: lit-sparse test -c {config} --ckpt_path {shlex.quote(str(best))}")
+        print(f"run folder: {self.run_folder}")
+
+
+def _arguments() -> list[str]:
+    return sys.argv[1:]
+
+
+def _value_of(args: list[str], option: str) -> str | None:
+    """Return the first value of an option, given as ``--option value`` or ``--option=value``."""
+    for i, arg in enumerate(args):
+        if arg == option and i + 1 < len(args):
+            return args[i + 1]
+        if arg.startswith(f"{option}="):
+            return arg.split("=", 1)[1]
+    return None
+
+
+def _without(args: list[str], option: str) -> list[str]:
+    kept, skip = [], False
+    for arg in args:
+        if skip:
+            skip = False
+        elif arg == option:
+            skip = True
+        elif not arg.startswith(f"{option}="):
+            kept.append(arg)
+    return kept
+
+
+def _split_model_options(args: list[str]) -> tuple[list[str], list[str]]:
+    """Split arguments into those that set something of the model and all others."""
+    model: list[str] = []
+    others: list[str] = []
+    chosen = others
+    for arg in args:
+        if arg.startswith("-"):
+            name = arg.split("=", 1)[0]
+            chosen = model if name == "--model" or name.startswith("--model.") else others
+        chosen.append(arg)
+    return model, others
+
+
+def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """List the keys in which two configs differ, with both values."""
+    old, new = (dict(value) if isinstance(value, Namespace) else value for value in (old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        found = []
+        for key in dict.fromkeys([*old, *new]):
+            found += _differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+        return found
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        old, new = list(old), list(new)
+    return [] if old == new else [(prefix, old, new)]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"{str(path)!r} cannot be read as a checkpoint ({reason}). It may be a half-written or foreign file: use another one."
+        ) from error
+    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
+        raise CheckpointError(f"{str(path)!r} is no checkpoint of a Lightning module: it holds no state_dict.")
+    return checkpoint
+
+
+@contextmanager
+def _yaml(content: dict[str, Any]) -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "checkpoint.yaml"
+        path.write_text(yaml.safe_dump(content))
+        yield str(path)
+
+
+@rank_zero_only
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the notices of other packages about their own future, which nobody who trains a model can act on."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)
+        warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")
+        yield

@@ -1,0 +1,89 @@
+"""Run folders: where a run writes, how the next one is numbered, which one is continued."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from lit_sparse.errors import CheckpointError
+
+__all__ = ["CHECKPOINTS", "claim_folder", "experiment_name", "find_checkpoint", "run_of"]
+
+CHECKPOINTS = "checkpoints"
+#: Tells the processes that Lightning starts for the other ranks which folder the first one claimed.
+FOLDER_VARIABLE = "LIT_SPARSE_RUN_FOLDER"
+
+
+def experiment_name(config: str | None, model: str) -> str:
+    """Name an experiment after its config, ``configs/ssvae/digits.yaml`` -> ``ssvae/digits``, or else after its model."""
+    if config is None:
+        return model.rsplit(".", 1)[-1]
+    path = Path(config).with_suffix("")
+    parts = path.parts
+    if "configs" in parts:
+        return "/".join(parts[len(parts) - parts[::-1].index("configs") :])
+    return path.name
+
+
+def numbered(folder: Path) -> list[Path]:
+    """Return the numbered subfolders, the newest last."""
+    if not folder.is_dir():
+        return []
+    return sorted((path for path in folder.iterdir() if path.is_dir() and path.name.isdigit()), key=lambda path: int(path.name))
+
+
+def claim_folder(parent: Path, *, first_process: bool) -> Path:
+    """Make the next numbered folder; the other processes of a run get the one that the first has made.
+
+    Args:
+        parent: folder of all runs of an experiment.
+        first_process: whether this is rank 0.
+    """
+    if not first_process and FOLDER_VARIABLE in os.environ:
+        return Path(os.environ[FOLDER_VARIABLE])
+    number = int(numbered(parent)[-1].name) + 1 if numbered(parent) else 0
+    while True:
+        folder = parent / str(number)
+        if not first_process:
+            return folder  # started by a scheduler of its own: only the first process writes
+        try:
+            folder.mkdir(parents=True, exist_ok=False)
+        except FileExistsError:
+            number += 1
+            continue
+        os.environ[FOLDER_VARIABLE] = str(folder)
+        return folder
+
+
+def find_checkpoint(wanted: str, parent: Path) -> Path:
+    """Return the file that ``--ckpt_path`` means.
+
+    Args:
+        wanted: a path, or ``"last"`` or ``"best"`` for that checkpoint of the newest run that has one.
+        parent: folder of all runs of the experiment.
+
+    Raises:
+        CheckpointError: if there is none.
+    """
+    if wanted in ("last", "best"):
+        for run in reversed(numbered(parent)):
+            path = run / CHECKPOINTS / f"{wanted}.ckpt"
+            if path.is_file():
+                return path
+        raise CheckpointError(
+            f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, so there is nothing to continue."
+            " Start one without --ckpt_path, or name the run by --output_dir and --name."
+        )
+    path = Path(wanted)
+    if not path.is_file():
+        raise CheckpointError(
+            f"--ckpt_path {wanted}: there is no such file. Give the path of a checkpoint, or `last` or `best` for that of the"
+            " newest run."
+        )
+    return path
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the run folder that a checkpoint belongs to, if it lies in one."""
+    run = checkpoint.parent.parent
+    return run if checkpoint.parent.name == CHECKPOINTS and (run / "config.yaml").is_file() else None
