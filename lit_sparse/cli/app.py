@@ -81,6 +81,7 @@ class LitSparseCLI(LightningCLI):
 
     def __init__(self, args: list[str], execute: bool = True) -> None:
         self.command = args[0]
+        self._args = args
         self._execute = execute
         self._checkpoint: Path | None = None
         self._resumed_step: int | None = None
@@ -131,8 +132,8 @@ class LitSparseCLI(LightningCLI):
         if wanted is None:
             if self.command != "fit":
                 raise CheckpointError(
-                    f"`{self.command}` needs the checkpoint of a trained model: --ckpt_path PATH, or --ckpt_path best for the best"
-                    " of the newest run."
+                    f"`{self.command}` needs the checkpoint of a trained model: --ckpt_path PATH, or --ckpt_path best for the"
+                    " best of the newest run."
                 )
             return
         parent = self._experiment(rest) if wanted in ("last", "best") else Path()
@@ -144,7 +145,7 @@ class LitSparseCLI(LightningCLI):
         self._options()["ckpt_path"] = str(self._checkpoint)
 
     def _merge(self, parser: LightningArgumentParser, rest: list[str], hyperparameters: dict[str, Any]) -> None:
-        """Build the model of a checkpoint: with what was asked for when it is trained on, as it was trained when it is scored."""
+        """Parse the model of a checkpoint: as asked for when it is trained on, as it was trained when it is scored."""
         if "_class_path" not in hyperparameters:
             self.config = parser.parse_args([self.command, *rest])
             return
@@ -187,9 +188,9 @@ class LitSparseCLI(LightningCLI):
             options["name"] = experiment_name(config, str(options["model"]["class_path"]))
         return Path(options["output_dir"]) / options["name"]
 
-    def before_instantiate_classes(self) -> None:
+    def _choose_folder(self) -> None:
         """Choose the run folder: a new one, that of the run which is continued, or one beside the scored checkpoint."""
-        parent = self._experiment(_arguments())
+        parent = self._experiment(self._args[1:])
         if not self._execute or self._options()["trainer"].get("fast_dev_run"):
             return
         first = rank_zero_only.rank == 0
@@ -216,6 +217,7 @@ class LitSparseCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the package's loggers and callbacks, where the config leaves them to us."""
+        self._choose_folder()  # now that all parts were built
         asked = self._get(self.config_init, "trainer")
         callbacks: list[pl.Callback] = [CountLogger(max_count=4096)]
         if asked.get("enable_progress_bar") is not False and rank_zero_only.rank == 0:
@@ -272,10 +274,6 @@ class LitSparseCLI(LightningCLI):
         print(f"run folder: {self.run_folder}")
 
 
-def _arguments() -> list[str]:
-    return sys.argv[1:]
-
-
 def _value_of(args: list[str], option: str) -> str | None:
     """Return the first value of an option, given as ``--option value`` or ``--option=value``."""
     for i, arg in enumerate(args):
@@ -330,7 +328,7 @@ def _read(path: Path) -> dict[str, Any]:
     except Exception as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{str(path)!r} cannot be read as a checkpoint ({reason}). It may be a half-written or foreign file: use another one."
+            f"{str(path)!r} cannot be read as a checkpoint ({reason}). It may be half-written or foreign: use another one."
         ) from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{str(path)!r} is no checkpoint of a Lightning module: it holds no state_dict.")

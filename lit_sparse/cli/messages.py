@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from lit_sparse.errors import LitSparseError
+import inspect
+import re
+from collections.abc import Callable, Iterator
+
+import pytorch_lightning as pl
+import torch
+
+from lit_sparse.errors import LitSparseError, did_you_mean
+from lit_sparse.estimators import Estimator
+from lit_sparse.mappings import SparseMapping
 
 __all__ = ["plain_message"]
+
+BASES: dict[str, type] = {
+    "mapping": SparseMapping,
+    "estimator": Estimator,
+    "model": pl.LightningModule,
+    "data": pl.LightningDataModule,
+    "callbacks": pl.Callback,
+    "optimizer": torch.optim.Optimizer,
+    "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
+}
 
 
 def plain_message(message: str, error: BaseException | None = None) -> str:
@@ -17,4 +36,78 @@ def plain_message(message: str, error: BaseException | None = None) -> str:
     for cause in _chain(error):
         if isinstance(cause, LitSparseError):
             return str(cause)
-    return message
+    for pattern, tell in PATTERNS:
+        found = re.search(pattern, message, re.DOTALL)
+        if found:
+            return tell(_key(message), *found.groups())
+    return re.sub(r"\s*\n\s*", " ", message.strip())
+
+
+def _unknown_class(key: str, name: str) -> str:
+    base = BASES.get(key)
+    classes = sorted(set(_class_names(base)) if base else {n for b in BASES.values() for n in _class_names(b)})
+    short = name.strip().rsplit(".", 1)[-1]
+    shown = [n for n in classes if base and n in _class_names(base, "lit_sparse")] or classes[:12]
+    return f"There is no class {name.strip()!r} for `{key}`.{did_you_mean(short, classes)} Known: {', '.join(shown)}."
+
+
+def _unknown_option(key: str, name: str) -> str:
+    short = name.split("=")[0].lstrip("-").rsplit(".", 1)[-1]
+    return f"There is no option {name!r}.{did_you_mean(short, _option_names())} `lit-sparse COMMAND --help` lists the options."
+
+
+def _wrong_type(key: str, kind: str, value: str) -> str:
+    return f"Expected `{key}` to be a {kind} but got {value.strip()!r}."
+
+
+def _missing(key: str, names: str) -> str:
+    missing = ", ".join(name.split(".", 1)[-1] for name in names.strip().split(", "))
+    if {"model", "data"} & set(missing.split(", ")):
+        return f"Missing: {missing}. Give a config, as in -c configs/ssvae/digits.yaml, or the options one by one."
+    return f"Missing: {missing}, which has no default. Set it beside the class, in init_args."
+
+
+PATTERNS: list[tuple[str, Callable[..., str]]] = [
+    (r"Expected a dot import path string: (\S+)", _unknown_class),
+    (r"module '[\w.]+' has no attribute '[^']+'\. Got value: ([^\n]+)", _unknown_class),
+    (r"(?:No module named|Problem with given class_path|Import path) ['\"]?([\w.]+)", _unknown_class),
+    (r"Got value: (\S+)\s+.*?class_path.*?not.*?subclass", _unknown_class),
+    (r"Option '([^']+)' is not accepted", _unknown_option),
+    (r"[Uu]nrecognized arguments: (\S+)", _unknown_option),
+    (r"Key '([^']+)' is not expected", _unknown_option),
+    (r"Expected a <class '(\w+)'>\. Got value: ([^\n]+)", _wrong_type),
+    (r"the following arguments are required: ([\w., ]+)", _missing),
+]
+
+
+def _key(message: str) -> str:
+    keys = re.findall(r'Parser key "([\w.]+)"', message)
+    return str(keys[-1]).rsplit(".", 1)[-1] if keys else ""
+
+
+def _class_names(base: type, package: str | None = None) -> Iterator[str]:
+    for cls in base.__subclasses__():
+        inside = package is None or cls.__module__.split(".")[0] == package
+        if inside and not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
+            yield cls.__name__
+        yield from _class_names(cls, package)
+
+
+def _option_names() -> list[str]:
+    found = {"output_dir", "name", "ckpt_path", "config", "seed_everything", "checkpoint_every_n_steps"}
+    for base in (SparseMapping, Estimator, pl.LightningModule, pl.LightningDataModule):
+        waiting = [base]
+        while waiting:
+            cls = waiting.pop()
+            waiting += cls.__subclasses__()
+            if cls.__module__.startswith("lit_sparse"):
+                found |= set(inspect.signature(cls.__init__).parameters)
+    return sorted(found | set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

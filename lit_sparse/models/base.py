@@ -23,6 +23,10 @@ Stage: TypeAlias = Literal["train", "val", "test"]
 Batch: TypeAlias = dict[str, Tensor]
 
 
+#: What the progress bar shows of validation.
+SHOWN = ("loss", "accuracy")
+
+
 class StepOutput(dict[str, Any]):
     """What a step returns to Lightning and to the callbacks.
 
@@ -164,8 +168,9 @@ class LitSparseModule(pl.LightningModule, ABC):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the seed of training and the means of the epoch so far."""
         self._training_seed = checkpoint.get("training_seed")
+        means = dict(self.train_means.items())
         for name, sums in checkpoint.get("train_means", {}).items():
-            metric = self.train_means.get(name, None)
+            metric = means.get(name)
             if isinstance(metric, MeanOverExamples):
                 metric.update(torch.zeros(0))
                 first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
@@ -191,7 +196,7 @@ class LitSparseModule(pl.LightningModule, ABC):
     def _log_means(self, stage: Stage) -> None:
         means = getattr(self, f"{stage}_means")
         for name, metric in means.items():
-            self.log(f"{stage}/{name}", metric.compute(), prog_bar=stage != "train", sync_dist=True)
+            self.log(f"{stage}/{name}", metric.compute(), prog_bar=stage != "train" and name in SHOWN, sync_dist=True)
         if stage != "train":
             with means["loss"].sync_context():
                 self.log(f"{stage}/examples", means["loss"].count.double(), sync_dist=True)
@@ -200,10 +205,9 @@ class LitSparseModule(pl.LightningModule, ABC):
         """Return the arguments of the outermost constructor that is running on this object."""
         frame, found = inspect.currentframe(), {}
         while frame is not None:
-            if frame.f_code.co_name == "__init__" and frame.f_locals.get("self") is self:
-                if frame.f_code is type(self).__init__.__code__:
-                    names = inspect.signature(type(self).__init__).parameters
-                    found = {name: frame.f_locals[name] for name in names if name in frame.f_locals and name != "self"}
+            if frame.f_code is type(self).__init__.__code__ and frame.f_locals.get("self") is self:
+                names = inspect.signature(type(self).__init__).parameters
+                found = {name: frame.f_locals[name] for name in names if name in frame.f_locals and name != "self"}
             frame = frame.f_back
         return found
 

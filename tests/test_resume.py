@@ -1,0 +1,87 @@
+"""A run killed by the system goes on as if it had not been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import CONFIGS, Command, metrics_of
+
+COMMON = (
+    "fit",
+    *("-c", str(CONFIGS / "ssvae" / "digits.yaml")),
+    "--trainer.max_epochs=3",
+    "--trainer.check_val_every_n_epoch=1",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.accelerator=cpu",
+    "--data.init_args.binarize=true",
+)
+
+pytestmark = pytest.mark.process
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import subprocess
+    import sys
+
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    done = subprocess.run(
+        [sys.executable, "-m", "lit_sparse", *COMMON], cwd=folder, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr
+    return folder / "runs" / "ssvae" / "digits" / "0"
+
+
+@pytest.mark.parametrize(
+    "killer",
+    [
+        ("interruptions.KillAtStep", "step=24", "--checkpoint_every_n_steps=5"),  # 16 batches an epoch: 8 into the second
+        ("interruptions.KillAtEpoch", "epoch=2"),
+        ("interruptions.KillAtStep", "step=32", "--checkpoint_every_n_steps=16"),  # after an epoch's last batch
+    ],
+    ids=["mid-epoch", "between epochs", "last batch"],
+)
+def test_killed_and_resumed_equals_uninterrupted(
+    killer: tuple[str, ...], lit_sparse: Command, uninterrupted: Path, tmp_path: Path
+) -> None:
+    class_path, argument, *options = killer
+    killed = lit_sparse(*COMMON, *options, f"--trainer.callbacks={class_path}", f"--trainer.callbacks.{argument}")
+    assert killed.returncode == -9, killed.stderr
+    resumed = lit_sparse(*COMMON, *options, "--ckpt_path", "last")
+    assert resumed.returncode == 0, resumed.stderr
+    assert resumed.stdout.strip().splitlines()[-1] == "run folder: runs/ssvae/digits/0"
+    folder = tmp_path / "runs" / "ssvae" / "digits" / "0"
+    expected, got = weights(uninterrupted), weights(folder)
+    assert expected.keys() == got.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, atol=1e-6, rtol=0)
+    expected_metrics, got_metrics = metrics_of(uninterrupted), metrics_of(folder)
+    for name in ("val/loss", "val/accuracy", "train/loss", "train/decoder_calls_total", "train/support_size_p90"):
+        assert got_metrics[name][-1] == pytest.approx(expected_metrics[name][-1], rel=1e-6), name
+    for name in ("train/loss", "train/decoder_calls_total"):  # the epoch that was cut is counted whole
+        if "KillAtStep" in class_path and argument == "step=24":
+            assert got_metrics[name] == pytest.approx(expected_metrics[name], rel=1e-6), name
+    assert (folder / "config_resumed_1.yaml").is_file()
+
+
+def test_nothing_to_resume_is_an_error(lit_sparse: Command, tmp_path: Path) -> None:
+    done = lit_sparse(*COMMON, "--ckpt_path", "last")
+    assert done.returncode == 2
+    assert "nothing to continue" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_fresh_run_overwrites_nothing(lit_sparse: Command, tmp_path: Path) -> None:
+    short = (*COMMON, "--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.logger=false")
+    for number in (0, 1):
+        done = lit_sparse(*short)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip().splitlines()[-1] == f"run folder: runs/ssvae/digits/{number}"
+    assert (tmp_path / "runs" / "ssvae" / "digits" / "0" / "checkpoints" / "last.ckpt").is_file()
