@@ -29,10 +29,15 @@ class Picture(pl.Callback):
     def __init__(self, folder: str | None = None) -> None:
         super().__init__()
         self.folder = folder
+        self._log_dir: str | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
+        self._log_dir = trainer.log_dir
 
     def save(self, trainer: pl.Trainer, figure: Any) -> None:
         """Write a matplotlib figure as PNG, and to every TensorBoard logger."""
-        folder = self.folder or trainer.log_dir
+        folder = self.folder or self._log_dir
         if folder is not None:
             path = Path(folder) / "pictures" / f"{self.name}.png"
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,6 +26,11 @@ class PredictionWriter(pl.Callback):
         super().__init__()
         self.folder = folder
         self._rows: list[dict[str, Any]] = []
+        self._log_dir: str | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
+        self._log_dir = trainer.log_dir
 
     def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
         self._rows = []
@@ -42,7 +47,7 @@ class PredictionWriter(pl.Callback):
         self._rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        folder = self.folder or trainer.log_dir
+        folder = self.folder or self._log_dir
         if not self._rows or folder is None:
             return
         several = torch.distributed.is_initialized() and trainer.world_size > 1

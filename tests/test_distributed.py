@@ -1,0 +1,56 @@
+"""Two real processes report what one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import CONFIGS, Command, metrics_of
+
+pytestmark = pytest.mark.process
+
+DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
+TWO = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"))
+ODD = ("--data.init_args.test_size=101", "--data.init_args.val_size=101", "--data.init_args.eval_batch_size=7")
+QUIET = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--data.init_args.binarize=true")
+SHORT = ("--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1")
+
+
+def test_scores_equal_those_of_one_process(lit_sparse: Command, tmp_path: Path) -> None:
+    done = lit_sparse("fit", *DIGITS, *ODD, *QUIET, *SHORT)
+    assert done.returncode == 0, done.stderr
+    for command, prefix in (("validate", "val"), ("test", "test")):
+        scores = []
+        for number, overlay in enumerate(((), TWO)):
+            done = lit_sparse(command, *DIGITS, *overlay, *ODD, *QUIET, "--ckpt_path", "last")
+            assert done.returncode == 0, done.stderr
+            scores.append(metrics_of(tmp_path / "runs" / "ssvae" / "digits" / "0" / command / str(number)))
+        one, two = scores
+        assert one.keys() == two.keys()
+        assert one[f"{prefix}/examples"] == two[f"{prefix}/examples"] == [101.0]
+        assert one[f"{prefix}/decoder_calls_total"][0] > 101
+        for name, values in one.items():
+            exact = "support_size" in name or "decoder_calls" in name
+            assert two[name] == (values if exact else pytest.approx(values, rel=1e-6)), name
+
+
+def test_training_on_two_processes(lit_sparse: Command, tmp_path: Path) -> None:
+    """Both processes hold the same weights, write one run folder, and resume as if never killed."""
+    train = ("fit", *DIGITS, *TWO, *ODD, *QUIET, *SHORT, "--checkpoint_every_n_steps=3")
+    done = lit_sparse(*train, "--name=whole")
+    assert done.returncode == 0, done.stderr
+    killer = ("--trainer.callbacks=interruptions.KillAtStep", "--trainer.callbacks.step=13")
+    killed = lit_sparse(*train, "--name=cut", *killer)
+    assert killed.returncode != 0
+    done = lit_sparse(*train, "--name=cut", "--ckpt_path", "last")
+    assert done.returncode == 0, done.stderr
+    whole, cut = tmp_path / "runs" / "whole", tmp_path / "runs" / "cut"
+    for folder in (whole, cut):
+        assert [path.name for path in folder.iterdir()] == ["0"]
+    expected, got = (torch.load(f / "0" / "checkpoints" / "last.ckpt", weights_only=True) for f in (whole, cut))
+    for name, tensor in expected["state_dict"].items():
+        torch.testing.assert_close(got["state_dict"][name], tensor, atol=1e-6, rtol=0)
+    total = "train/decoder_calls_total"
+    assert metrics_of(cut / "0")[total] == metrics_of(whole / "0")[total]
