@@ -264,7 +264,10 @@ class LitSparseCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._execute:
             return
-        super()._run_subcommand(subcommand)
+        with warnings.catch_warnings():
+            if subcommand != "fit":  # what wrote the checkpoint has no part in scoring it
+                warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
+            super()._run_subcommand(subcommand)
         if self.run_folder is None or not self.trainer.is_global_zero:
             return
         best = self.run_folder / CHECKPOINTS / "best.ckpt"

@@ -61,7 +61,9 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray[Any, np.dtype[np.uint8]]
             f"{str(path)!r} is not an idx file of {dimensions} dimensions: it starts with {raw[:4]!r}, not {magic!r}."
         )
     header = 4 + 4 * dimensions
+    if len(raw) < header:
+        raise DataError(f"{str(path)!r} ends within its header, after {len(raw)} bytes.")
     shape = tuple(int(n) for n in np.frombuffer(raw[4:header], dtype=">u4"))
-    if len(shape) != dimensions or len(raw) - header != math.prod(shape):
-        raise DataError(f"{str(path)!r} holds {max(len(raw) - header, 0)} bytes of data, not those of an array {shape}.")
+    if len(raw) - header != math.prod(shape):
+        raise DataError(f"{str(path)!r} holds {len(raw) - header} bytes of data, not those of an array {shape}.")
     return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape)

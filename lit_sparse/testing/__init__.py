@@ -7,6 +7,7 @@ Example:
 """
 
 from lit_sparse.testing.discovery import concrete_subclasses
+from lit_sparse.testing.estimators import ESTIMATOR_CHECKS, check_estimator
 from lit_sparse.testing.mappings import MAPPING_CHECKS, check_mapping
 
-__all__ = ["MAPPING_CHECKS", "check_mapping", "concrete_subclasses"]
+__all__ = ["ESTIMATOR_CHECKS", "MAPPING_CHECKS", "check_estimator", "check_mapping", "concrete_subclasses"]

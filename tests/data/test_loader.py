@@ -1,0 +1,113 @@
+"""Orders, shares and places of the loaders."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lit_sparse.data import DigitsDataModule, EpochLoader
+from lit_sparse.data.base import shuffled
+from lit_sparse.data.images import UNLABELLED
+
+
+def loader(**options: Any) -> EpochLoader:
+    plan = lambda epoch: shuffled(20, 0, epoch).split(4)  # noqa: E731
+    return EpochLoader(plan, lambda epoch, indices: {"index": indices, "epoch": torch.full_like(indices, epoch)}, **options)
+
+
+def seen(batches: Any) -> list[list[int]]:
+    return [batch["index"].tolist() for batch in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_epoch_has_its_own_order(workers: int) -> None:
+    some = loader(num_workers=workers)
+    first, second = seen(some), seen(some)
+    assert sorted([i for batch in first for i in batch]) == sorted([i for batch in second for i in batch]) == list(range(20))
+    assert first != second
+    assert seen(loader(num_workers=workers)) == first
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_restored_place_goes_on_exactly(stop: int, workers: int) -> None:
+    whole = loader()
+    expected = seen(whole) + seen(whole)
+    some = loader(num_workers=workers)
+    iterator = iter(some)
+    for _ in range(stop):
+        next(iterator)
+    other = loader(num_workers=workers)
+    other.load_state_dict(some.state_dict())
+    rest = seen(other)
+    rest += seen(other)
+    assert rest[: 10 - stop] == expected[stop:10]
+    assert len(other) == 5
+
+
+def test_making_an_iterator_without_using_it_changes_nothing() -> None:
+    some = loader()
+    iter(some)
+    iter(some)
+    assert seen(some) == seen(loader())
+
+
+def test_an_epoch_that_uses_fewer_batches_ends_with_them() -> None:
+    some = loader(limit=lambda: 2)
+    iterator = iter(some)
+    next(iterator)
+    next(iterator)
+    assert some.state_dict() == {"epoch": 1, "batch": 0}
+
+
+def test_processes_share_training_and_split_scoring() -> None:
+    data = DigitsDataModule(test_size=101, batch_size=10)
+    data.setup()
+    alone, pairs = data.train_batches(3, 0, 1), [data.train_batches(3, rank, 2) for rank in range(2)]
+    assert len(pairs[0]) == len(pairs[1])
+    unlabelled = [{int(i) for batch in part for i in batch if not bool(torch.isin(i, data._told))} for part in pairs]
+    assert not unlabelled[0] & unlabelled[1]
+    assert unlabelled[0] | unlabelled[1] <= {int(i) for batch in alone for i in batch}
+    shares = [set(range(rank, 101, 2)) for rank in range(2)]
+    assert len(shares[0]) + len(shares[1]) == 101
+
+
+def test_batches_of_few_labels() -> None:
+    data = DigitsDataModule(labelled=0.2, batch_size=16)
+    data.setup()
+    batches = list(data.train_dataloader())
+    told = sum(int((batch["label"] != UNLABELLED).sum()) for batch in batches)
+    untold = sum(int((batch["label"] == UNLABELLED).sum()) for batch in batches)
+    size = data.size("train")
+    assert told == untold == size - round(0.2 * size)
+    assert all(set(batch["pixels"].unique().tolist()) <= {0.0, 1.0} for batch in batches)
+    only = DigitsDataModule(labelled=0.2, labelled_only=True)
+    only.setup()
+    assert sum(len(batch["label"]) for batch in only.train_dataloader()) == round(0.2 * size)
+
+
+def test_binarization_is_new_in_training_and_fixed_in_scoring() -> None:
+    data = DigitsDataModule()
+    data.setup()
+    index = torch.arange(50)
+    assert torch.equal(data.fetch("test", 0, index)["pixels"][7:9], data.fetch("test", 0, index[7:9])["pixels"])
+    assert not torch.equal(data.fetch("train", 0, index)["pixels"], data.fetch("train", 1, index)["pixels"])
+    drawn = torch.stack([data.fetch("train", epoch, index)["pixels"] for epoch in range(400)]).mean(0)
+    grey = DigitsDataModule(binarize=False)
+    grey.setup()
+    assert float((drawn - grey.fetch("train", 0, index)["pixels"]).abs().max()) < 0.12
+
+
+def test_state_dict_of_the_data_module() -> None:
+    data = DigitsDataModule()
+    data.setup()
+    iterator = iter(data.train_dataloader())
+    first = [next(iterator)["index"] for _ in range(3)]
+    other = DigitsDataModule()
+    other.setup()
+    other.load_state_dict(data.state_dict())
+    assert data.state_dict() == other.state_dict() == {"train": {"epoch": 0, "batch": 3}}
+    assert torch.equal(next(iter(other.train_dataloader()))["index"], next(iterator)["index"])
+    assert len(first) == 3

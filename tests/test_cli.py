@@ -1,0 +1,214 @@
+"""The command line: what it prints, what it writes, and how it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_sparse.cli import build_cli, main
+from lit_sparse.version import __version__
+
+from .conftest import CONFIGS, Command, metrics_of
+
+DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
+SHORT = ("--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu")
+QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a short training with gamma = 0.05."""
+    folder = tmp_path_factory.mktemp("trained")
+    arguments = ["fit", *DIGITS, *SHORT, *QUIET, "--output_dir", str(folder), "--model.init_args.mapping.init_args.gamma=0.05"]
+    assert main(arguments) == 0
+    return folder / "ssvae" / "digits" / "0"
+
+
+@pytest.mark.process
+def test_help_and_version_load_nothing_heavy() -> None:
+    for option, words in (("--help", "predict"), ("--version", __version__)):
+        code = f"import sys; from lit_sparse.cli import main; main(['{option}']); print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        assert words in done.stdout
+        assert done.stdout.strip().endswith("False")
+
+
+def test_a_run_folder_holds_everything(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
+    pictures = {f"pictures/{name}.png" for name in ("decoder_calls", "reconstructions", "samples_by_class")}
+    assert {"config.yaml", "metrics.csv", "checkpoints/best.ckpt", "checkpoints/last.ckpt"} | pictures <= names
+    assert any("tfevents" in name for name in names)
+    logged = metrics_of(trained)
+    for stage in ("train", "val"):
+        for count in ("support_size", "decoder_calls"):
+            for statistic in ("mean", "p10", "median", "p90", "total"):
+                assert len(logged[f"{stage}/{count}_{statistic}"]) == 1
+    assert "val/accuracy" in logged
+
+
+def test_the_last_lines_say_where_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *DIGITS, *SHORT, *QUIET]) == 0
+    *_, hint, last = capsys.readouterr().out.strip().splitlines()
+    assert last == "run folder: runs/ssvae/digits/0"
+    command = hint.removeprefix("test it with: lit-sparse ").split()
+    assert main([*command, *QUIET]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1] == "run folder: runs/ssvae/digits/0/test/0"
+    assert "test/accuracy" in metrics_of(Path("runs/ssvae/digits/0/test/0"))
+
+
+def test_every_command_scores_a_checkpoint(trained: Path) -> None:
+    best = str(trained / "checkpoints" / "best.ckpt")
+    for command in ("validate", "test", "predict"):
+        assert main([command, *DIGITS, *QUIET, "--ckpt_path", best]) == 0
+    lines = (trained / "predict" / "0" / "predictions.csv").read_text().splitlines()
+    assert len(lines) == 361
+    assert lines[0].startswith("index,class,probabilities_0")
+    assert lines[1].startswith("0,")
+
+
+def test_best_and_last_mean_the_newest_run(trained: Path) -> None:
+    where = ("--output_dir", str(trained.parents[2]))
+    for which in ("best", "last"):
+        cli = build_cli(["test", *DIGITS, *where, "--ckpt_path", which])
+        assert cli.config["test"]["ckpt_path"] == str(trained / "checkpoints" / f"{which}.ckpt")
+
+
+def test_build_cli_gives_the_parts_without_running() -> None:
+    cli = build_cli(["fit", *DIGITS, "--trainer.max_epochs=3"])
+    assert type(cli.model).__name__ == "SemiSupervisedVAE"
+    assert type(cli.datamodule).__name__ == "DigitsDataModule"
+    assert cli.trainer.max_epochs == 3
+    assert not Path("runs").exists()
+
+
+def test_scoring_takes_the_mapping_of_the_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = str(trained / "checkpoints" / "best.ckpt")
+    dense = ("-c", str(CONFIGS / "ssvae" / "digits_softmax.yaml"))
+    cli = build_cli(["test", *dense, "--ckpt_path", best])
+    assert repr(cli.model.mapping) == "Sparsemax(gamma=0.05, dim=-1)"
+    assert "the checkpoint was trained with" in capsys.readouterr().err
+    assert main(["test", *dense, *QUIET, "--ckpt_path", best]) == 0
+    logged = metrics_of(trained / "test" / max(p.name for p in (trained / "test").iterdir()))
+    assert logged["test/support_size_mean"][0] < 10
+
+
+def test_an_option_beside_a_checkpoint_is_used_in_training(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = str(trained / "checkpoints" / "last.ckpt")
+    for option in (
+        "--model.init_args.mapping.init_args.gamma=7",
+        "--model.mapping.gamma=7",
+        "--model.mapping.init_args.gamma=7",
+    ):
+        cli = build_cli(["fit", *DIGITS, "--ckpt_path", last, option])
+        assert cli.model.mapping.gamma == 7
+        assert "gamma was 0.05" in capsys.readouterr().err
+    cli = build_cli(["fit", "--data=DigitsDataModule", "--ckpt_path", last])  # nothing said of the model: the checkpoint's
+    assert cli.model.mapping.gamma == 0.05
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must be refused in one message of at most 600 characters, and return it."""
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if "lit-sparse: error:" in line]
+    assert len(lines) == 1
+    assert "Traceback" not in error
+    assert len(lines[0]) < 600
+    return lines[0]
+
+
+def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = str(trained / "checkpoints" / "best.ckpt")
+    message = refused(["test", *DIGITS, "--ckpt_path", best, "--model.init_args.mapping.init_args.gamma=7"], capsys)
+    assert "contradicts the checkpoint" in message
+    assert "0.05" in message
+    message = refused(["validate", *DIGITS, "--ckpt_path", best, "--model.init_args.mapping", "Softmax"], capsys)
+    assert "contradicts the checkpoint" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fit", *DIGITS, "--model.init_args.mapping", "Sparsmax"], "Did you mean 'Sparsemax'?"),
+        (["fit", *DIGITS, "--model.init_args.mapping", "lit_sparse.mappings.Sparsmax"], "Did you mean 'Sparsemax'?"),
+        (["fit", *DIGITS, "--model.init_args.estimator", "Marginalise"], "Did you mean 'Marginalize'?"),
+        (["fit", *DIGITS, "--model", "SemiSupervizedVAE"], "Did you mean 'SemiSupervisedVAE'?"),
+        (["fit", *DIGITS, "--data", "DigitDataModule"], "Did you mean 'DigitsDataModule'?"),
+        (["fit", *DIGITS, "--model.init_args.optimizer", "torch.optim.Adm"], "Did you mean 'Adam'?"),
+        (["fit", *DIGITS, "--data.init_args.batchsize", "3"], "Did you mean 'batch_size'?"),
+        (["fit", *DIGITS, "--trainer.max_epchs", "3"], "Did you mean 'max_epochs'?"),
+        (["fti"], "Did you mean 'fit'?"),
+        (["fit"], "Give a config"),
+        (["fit", "-c", "nowhere.yaml"], "nowhere.yaml"),
+        (
+            ["fit", *DIGITS, "--model.init_args.mapping.init_args.gamma=-1"],
+            "`gamma` to be a positive, finite number but got -1",
+        ),
+        (["fit", *DIGITS, "--model.init_args.mapping.init_args.gamma=abc"], "`gamma` to be a float but got 'abc'"),
+        (["fit", *DIGITS, "--model.init_args.mapping", "TopKSparsemax"], "Missing: k"),
+        (["fit", *DIGITS, "--data", "MNISTDataModule"], "--data.init_args.folder=PATH"),
+        (
+            ["fit", *DIGITS, *QUIET, "--data", "MNISTDataModule", "--data.init_args.folder", "nowhere"],
+            "'nowhere' does not exist",
+        ),
+        (["fit", *DIGITS, *QUIET, "--model.init_args.in_features=784"], "in_features=64"),
+        (["fit", *DIGITS, *QUIET, "--model.init_args.initial_weights", "nothing.ckpt"], "'nothing.ckpt'"),
+        (["fit", *DIGITS, "--ckpt_path", "last"], "nothing to continue"),
+        (["fit", *DIGITS, "--ckpt_path", "nothing.ckpt"], "there is no such file"),
+        (["test", *DIGITS, "--ckpt_path", "nothing.ckpt"], "there is no such file"),
+        (["test", *DIGITS], "needs the checkpoint of a trained model"),
+        (["validate", *DIGITS], "needs the checkpoint of a trained model"),
+        (["predict", *DIGITS], "needs the checkpoint of a trained model"),
+    ],
+    ids=lambda value: " ".join(value).replace(str(CONFIGS), "")[:70] if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_in_one_message(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in refused(arguments, capsys)
+
+
+def test_labels_and_files_that_are_not_what_they_should_be(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    from .data.test_mnist import idx
+
+    for prefix in ("train", "t10k"):
+        Path(f"{prefix}-images-idx3-ubyte").write_bytes(idx(np.zeros((30, 28, 28))))
+        Path(f"{prefix}-labels-idx1-ubyte").write_bytes(idx(np.full(30, 10)))
+    data = ["--data", "MNISTDataModule", "--data.init_args.folder=.", "--data.init_args.val_size=10"]
+    arguments = ["fit", *DIGITS, *QUIET, *data, "--model.init_args.in_features=784"]
+    assert "labels in 0 .. 9" in refused(arguments, capsys)
+    Path("train-images-idx3-ubyte").write_bytes(b"GIF89a, not idx")
+    assert "is not an idx file" in refused(arguments, capsys)
+
+
+@pytest.mark.parametrize("content", [b"not a checkpoint", b"", b"PK\x03\x04 half a zip file"])
+def test_a_corrupt_checkpoint(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("corrupt.ckpt").write_bytes(content)
+    for command in ("fit", "test"):
+        assert "cannot be read as a checkpoint" in refused([command, *DIGITS, "--ckpt_path", "corrupt.ckpt"], capsys)
+
+
+def test_a_truncated_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = (trained / "checkpoints" / "last.ckpt").read_bytes()
+    Path("half.ckpt").write_bytes(whole[: len(whole) // 2])
+    assert "cannot be read as a checkpoint" in refused(["test", *DIGITS, "--ckpt_path", "half.ckpt"], capsys)
+    torch.save({"weights": torch.zeros(2)}, "foreign.ckpt")
+    assert "holds no state_dict" in refused(["test", *DIGITS, "--ckpt_path", "foreign.ckpt"], capsys)
+
+
+@pytest.mark.process
+def test_exit_status_of_the_process(lit_sparse: Command) -> None:
+    done = lit_sparse("test", *DIGITS)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
