@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
-
-from lit_sparse.models import SemiSupervisedVAE
 
 __all__ = ["ClassSamplesPlot", "DecoderCallsPlot", "ReconstructionPlot"]
 
@@ -139,8 +137,22 @@ class ReconstructionPlot(Picture):
             )
 
 
+@runtime_checkable
+class GeneratesByClass(Protocol):
+    """What a model needs for its samples to be drawn."""
+
+    classes: int
+    style_features: int
+
+    def generate(self, styles: Tensor, classes: Tensor) -> Tensor:
+        """Return images (B, D) of styles (B, style_features) and classes (B,)."""
+        ...
+
+
 class ClassSamplesPlot(Picture):
-    """Draw what a :class:`SemiSupervisedVAE` generates: one row a class, one style of handwriting a column.
+    """Draw what a model such as ``SemiSupervisedVAE`` generates: one row a class, one style of handwriting a column.
+
+    Other models are left alone: it asks for ``generate(styles, classes)``, ``style_features`` and ``classes``.
 
     Args:
         columns: how many styles are drawn.
@@ -154,11 +166,12 @@ class ClassSamplesPlot(Picture):
         self.columns = columns
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        if not isinstance(pl_module, SemiSupervisedVAE) or not trainer.is_global_zero:
+        if not isinstance(pl_module, GeneratesByClass) or not trainer.is_global_zero:
             return
         generator = torch.Generator().manual_seed(0)
-        styles = torch.randn(self.columns, pl_module.style_features, generator=generator).to(pl_module.device)
-        classes = torch.arange(pl_module.classes, device=pl_module.device)
+        device = pl_module.device
+        styles = torch.randn(self.columns, pl_module.style_features, generator=generator).to(device)
+        classes = torch.arange(pl_module.classes, device=device)
         with torch.no_grad():
             made = [pl_module.generate(styles, number.expand(self.columns)) for number in classes]
         self.save(trainer, _image_grid(torch.stack(made).cpu(), [str(int(number)) for number in classes]))

@@ -20,7 +20,7 @@ from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.utilities import rank_zero_only
 
 import lit_sparse.data
 import lit_sparse.estimators
@@ -186,14 +186,14 @@ class LitSparseCLI(LightningCLI):
         if options.get("name") is None:
             config = _value_of(rest, "-c") or _value_of(rest, "--config")
             options["name"] = experiment_name(config, str(options["model"]["class_path"]))
-        return Path(options["output_dir"]) / options["name"]
+        return Path(str(options["output_dir"])) / str(options["name"])
 
     def _choose_folder(self) -> None:
         """Choose the run folder: a new one, that of the run which is continued, or one beside the scored checkpoint."""
         parent = self._experiment(self._args[1:])
         if not self._execute or self._options()["trainer"].get("fast_dev_run"):
             return
-        first = rank_zero_only.rank == 0
+        first = _is_first()
         run = run_of(self._checkpoint) if self._checkpoint is not None else None
         if self.command == "fit":
             continued = run is not None and self._checkpoint is not None and self._checkpoint.name == "last.ckpt"
@@ -220,7 +220,7 @@ class LitSparseCLI(LightningCLI):
         self._choose_folder()  # now that all parts were built
         asked = self._get(self.config_init, "trainer")
         callbacks: list[pl.Callback] = [CountLogger(max_count=4096)]
-        if asked.get("enable_progress_bar") is not False and rank_zero_only.rank == 0:
+        if asked.get("enable_progress_bar") is not False and _is_first():
             callbacks.append(RichProgressBar())
         if self.run_folder is not None:
             if asked.get("logger") in (None, True):
@@ -238,8 +238,10 @@ class LitSparseCLI(LightningCLI):
         csv = RunCSVLogger(str(folder), resumed_step=resumed)
         if self.command != "fit":
             return [csv]
-        purge = {} if resumed is None else {"purge_step": resumed}
-        return [TensorBoardLogger(str(folder), name="", version="", default_hp_metric=False, **purge), csv]
+        board = TensorBoardLogger(str(folder), name="", version="", default_hp_metric=False)
+        if resumed is not None:
+            board = TensorBoardLogger(str(folder), name="", version="", default_hp_metric=False, purge_step=resumed)
+        return [board, csv]
 
     def _checkpoints(self, folder: Path) -> list[pl.Callback]:
         key, mode = getattr(self.model, "monitor", ("val/loss", "min"))
@@ -336,6 +338,11 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{str(path)!r} is no checkpoint of a Lightning module: it holds no state_dict.")
     return checkpoint
+
+
+def _is_first() -> bool:
+    """Tell whether this is the first process, before a trainer knows."""
+    return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
-from pytorch_lightning.utilities.rank_zero import rank_zero_only
+from pytorch_lightning.utilities import rank_zero_only
 
 __all__ = ["RunCSVLogger"]
 
@@ -35,7 +35,7 @@ class RunCSVLogger(CSVLogger):
         self._resumed_step = resumed_step
 
     @property
-    def experiment(self) -> ExperimentWriter:  # type: ignore[override]
+    def experiment(self) -> ExperimentWriter:
         """The writer, on the first process; Lightning gives the others a dummy."""
         return self._writer() or _DUMMY  # type: ignore[return-value]
 
@@ -46,7 +46,7 @@ class RunCSVLogger(CSVLogger):
             if self._resumed_step is not None and path.is_file():
                 _drop_from(path, self._resumed_step)
             self._experiment = _Continued(log_dir=self.log_dir)
-        return self._experiment
+        return self._experiment  # type: ignore[return-value]
 
 
 def _drop_from(path: Path, step: int) -> None:

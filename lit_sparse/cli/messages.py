@@ -86,7 +86,8 @@ def _key(message: str) -> str:
 
 
 def _class_names(base: type, package: str | None = None) -> Iterator[str]:
-    for cls in base.__subclasses__():
+    subclasses: list[type] = base.__subclasses__()
+    for cls in subclasses:
         inside = package is None or cls.__module__.split(".")[0] == package
         if inside and not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
             yield cls.__name__
@@ -96,12 +97,12 @@ def _class_names(base: type, package: str | None = None) -> Iterator[str]:
 def _option_names() -> list[str]:
     found = {"output_dir", "name", "ckpt_path", "config", "seed_everything", "checkpoint_every_n_steps"}
     for base in (SparseMapping, Estimator, pl.LightningModule, pl.LightningDataModule):
-        waiting = [base]
+        waiting: list[type] = [base]
         while waiting:
             cls = waiting.pop()
             waiting += cls.__subclasses__()
             if cls.__module__.startswith("lit_sparse"):
-                found |= set(inspect.signature(cls.__init__).parameters)
+                found |= set(inspect.signature(cls).parameters)
     return sorted(found | set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})
 
 

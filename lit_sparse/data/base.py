@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["ResumableDataModule", "Split", "shuffled"]
+__all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled"]
 
 Split = Literal["train", "val", "test"]
 
@@ -22,6 +22,11 @@ def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
     """Return a permutation of ``range(size)`` that is a function of the other arguments."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) * 101 + stream)
     return torch.randperm(size, generator=generator)
+
+
+def in_batches(indices: Tensor, size: int) -> list[Tensor]:
+    """Cut indices into batches of ``size``, the last of which may be smaller."""
+    return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
 class ResumableDataModule(pl.LightningDataModule, ABC):
@@ -72,7 +77,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         """Return the indices of each training batch of one process; the same number of them on each."""
         order = shuffled(self.size("train"), self.seed, epoch)
         share = order[rank : len(order) - len(order) % processes : processes]
-        return share.split(self.batch_size)
+        return in_batches(share, self.batch_size)
 
     def train_dataloader(self) -> EpochLoader:
         """Return the training loader, at the place of a restored run."""
@@ -116,7 +121,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()
         share = torch.arange(rank, self.size(split), processes)
-        batches = share.split(self.eval_batch_size)
+        batches = in_batches(share, self.eval_batch_size)
         return EpochLoader(
             lambda epoch: batches,
             lambda epoch, indices: self.fetch(split, 0, indices),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lit_sparse.data.base import ResumableDataModule, Split, shuffled
+from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
 from lit_sparse.data.loader import Batch
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.nn import seeded_uniform
@@ -121,12 +121,13 @@ class ImageDataModule(ResumableDataModule):
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
         """Return, for each batch, labelled indices followed by unlabelled ones."""
         if self.labelled_only or len(self._untold) == 0:
-            return _shares(self._told[shuffled(len(self._told), self.seed, epoch, 2)], rank, processes).split(self.batch_size)
+            told = self._told[shuffled(len(self._told), self.seed, epoch, 2)]
+            return in_batches(_shares(told, rank, processes), self.batch_size)
         untold = _shares(self._untold[shuffled(len(self._untold), self.seed, epoch, 3)], rank, processes)
         rounds = -(-len(untold) * processes // len(self._told)) + 1
         told = torch.cat([self._told[shuffled(len(self._told), self.seed, epoch, 4 + r)] for r in range(rounds)])
         told = _shares(told, rank, processes)[: len(untold)]
-        pairs = zip(told.split(self.batch_size), untold.split(self.batch_size), strict=True)
+        pairs = zip(in_batches(told, self.batch_size), in_batches(untold, self.batch_size), strict=True)
         return [torch.cat(pair) for pair in pairs]
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:

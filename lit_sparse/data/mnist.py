@@ -138,6 +138,6 @@ class MNISTDataModule(ImageDataModule):
         return images[1000:], images[:1000]
 
 
-def _images(pixels: np.ndarray, labels: np.ndarray) -> Images:  # type: ignore[type-arg]
+def _images(pixels: np.ndarray, labels: np.ndarray) -> Images:
     flat = torch.from_numpy(pixels.reshape(len(pixels), -1).copy()).float() / 255
     return Images(flat, torch.from_numpy(labels.astype(np.int64)))

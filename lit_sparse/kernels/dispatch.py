@@ -70,10 +70,10 @@ class RowKernel:
     def traced(self, *args: Any) -> Tensor:
         """Return the same as a call, as one opaque operator that ``torch.compile`` and ``torch.export`` keep whole."""
         if self._operator is None:
-            return self._eagerly(*args)
+            return self._eagerly(*args)  # type: ignore[no-any-return]
         return self._operator(*args)  # type: ignore[no-any-return]
 
-    @torch._dynamo.disable  # type: ignore[misc, unused-ignore]
+    @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
     def _eagerly(self, *args: Any) -> Tensor:
         return self(*args)
 

@@ -139,7 +139,7 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         raise ConfigurationError(f"Expected a boolean mask, True where an entry is allowed, but got {mask.dtype}.")
     try:
-        shape = torch.broadcast_shapes(scores.shape, mask.shape)
+        shape = torch.broadcast_shapes(scores.shape, mask.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:
         shape = None
     if shape != scores.shape:

@@ -30,7 +30,8 @@ class _Softmax(RowFunction):
         if is_plain() and y.dtype == v.dtype:
             grad = torch._softmax_backward_data(v, y, -1, y.dtype)
             return grad if gamma == 1.0 else grad / gamma
-        return y * (v - (y * v).sum(-1, keepdim=True)) / gamma
+        product: Tensor = y * (v - (y * v).sum(-1, keepdim=True)) / gamma
+        return product
 
 
 def _softmax(x: Tensor, gamma: float) -> Tensor:
@@ -98,4 +99,5 @@ class Softmax(SparseMapping):
 
     def omega(self, y: Tensor) -> Tensor:
         """Return the negative entropy ``sum y log y``."""
-        return -torch.special.entr(y).sum(-1)
+        entropy: Tensor = torch.special.entr(y).sum(-1)
+        return -entropy

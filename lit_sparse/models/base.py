@@ -162,7 +162,7 @@ class LitSparseModule(pl.LightningModule, ABC):
         sums = {}
         for name, metric in self.train_means.items():
             with metric.sync_context():  # type: ignore[operator]
-                sums[name] = {"total": metric.total.clone(), "count": metric.count.clone()}  # type: ignore[operator, union-attr]
+                sums[name] = {"total": metric.total.clone(), "count": metric.count.clone()}  # type: ignore[operator]
         checkpoint["train_means"] = sums
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

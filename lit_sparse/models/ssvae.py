@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypedDict
 
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
@@ -21,6 +21,14 @@ __all__ = ["SemiSupervisedVAE"]
 
 #: How many images of the first batch are drawn.
 DRAWN = 16
+
+
+class Counts(TypedDict, total=False):
+    """What the expectations of a batch took, one number an example; see :class:`StepOutput`."""
+
+    decoder_calls: Tensor
+    support_size: Tensor | None
+    sizes: Tensor
 
 
 class SemiSupervisedVAE(LitSparseModule):
@@ -112,7 +120,8 @@ class SemiSupervisedVAE(LitSparseModule):
     def generate(self, styles: Tensor, classes: Tensor) -> Tensor:
         """Return the means of the pixels, (B, D), of styles (B, H) and classes (B,)."""
         one_hot = nnf.one_hot(classes, self.classes).to(styles.dtype)
-        return torch.sigmoid(self.generator(torch.cat([styles, one_hot], -1)))
+        logits: Tensor = self.generator(torch.cat([styles, one_hot], -1))
+        return torch.sigmoid(logits)
 
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
@@ -126,11 +135,11 @@ class SemiSupervisedVAE(LitSparseModule):
         if stage == "train":
             return self._training_loss(pixels, label, scores)
         noise = seeded_normal(self.sample_seed, batch["index"], (self.classes, self.style_features)).to(pixels.dtype)
-        nelbo, sizes = self._unlabelled_loss(pixels, scores, noise)
+        nelbo, counts = self._unlabelled_loss(pixels, scores, noise)
         accuracy = (scores.argmax(-1) == label).to(pixels.dtype)
         examples = {"loss": nelbo, "nelbo": nelbo, "accuracy": accuracy, "classification": self._classify(scores, label)}
         artifacts = self._drawn(pixels[:DRAWN], scores[:DRAWN]) if batch_idx == 0 else {}
-        return StepOutput(nelbo.mean(), examples=examples, artifacts=artifacts, **sizes)
+        return StepOutput(nelbo.mean(), examples=examples, artifacts=artifacts, **counts)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,), the most probable ``class`` (B,) and the ``probabilities`` (B, K) of each image."""
@@ -143,7 +152,7 @@ class SemiSupervisedVAE(LitSparseModule):
         labelled, unlabelled = told.nonzero().squeeze(-1), (~told).nonzero().squeeze(-1)
         loss = scores.new_zeros(())
         examples: dict[str, Tensor] = {}
-        counts: dict[str, Tensor] = {}
+        counts: Counts = {}
         if len(labelled):
             x, s, y = pixels[labelled], scores[labelled], label[labelled]
             one_hot = nnf.one_hot(y, self.classes).to(x.dtype)
@@ -160,7 +169,7 @@ class SemiSupervisedVAE(LitSparseModule):
             examples["nelbo"] = nelbo
         return StepOutput(loss, examples=examples, **counts)
 
-    def _unlabelled_loss(self, pixels: Tensor, scores: Tensor, noise: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _unlabelled_loss(self, pixels: Tensor, scores: Tensor, noise: Tensor) -> tuple[Tensor, Counts]:
         """Return the negative ELBO (B,) with the class summed out or sampled, and what it took.
 
         Args:
@@ -177,9 +186,7 @@ class SemiSupervisedVAE(LitSparseModule):
         inside = torch.where(out.probs > 0, out.probs, 1.0)  # the entropy of a sparse distribution sums over its support
         entropy = -(inside * inside.log()).sum(-1)
         sizes = torch.full_like(out.decoder_calls, self.classes)
-        counts = {"decoder_calls": out.decoder_calls, "sizes": sizes}
-        if out.support_size is not None:
-            counts["support_size"] = out.support_size
+        counts = Counts(decoder_calls=out.decoder_calls, support_size=out.support_size, sizes=sizes)
         return out.loss - entropy, counts
 
     def _losses(self, pixels: Tensor, values: Tensor, noise: Tensor) -> Tensor:
@@ -189,7 +196,8 @@ class SemiSupervisedVAE(LitSparseModule):
         logits = self.generator(torch.cat([style, values], -1))
         reconstruction = nnf.binary_cross_entropy_with_logits(logits, pixels, reduction="none").sum(-1)
         divergence = 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).sum(-1)
-        return reconstruction + divergence + math.log(self.classes)
+        losses: Tensor = reconstruction + divergence + math.log(self.classes)
+        return losses
 
     def _classify(self, scores: Tensor, label: Tensor) -> Tensor:
         losses: Tensor = self.classification_loss(scores, label)

@@ -182,7 +182,7 @@ def _bad_input(estimator: Estimator) -> None:
     bound = unbound().bind(Sparsemax())
     _refuses(lambda: bound(torch.zeros(4), Decoder()), "(batch, values)")
     _refuses(lambda: bound(_scores(), lambda latent: torch.zeros(3)), "one loss for each of the")
-    _refuses(lambda: bound(_scores(), lambda latent: 1.0), "one loss for each of the")  # type: ignore[arg-type, return-value]
+    _refuses(lambda: bound(_scores(), lambda latent: 1.0), "one loss for each of the")
 
 
 def _refuses(call: Callable[[], object], words: str) -> None:
