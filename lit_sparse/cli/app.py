@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import logging
 import shlex
 import sys
 import tempfile
@@ -361,7 +361,7 @@ def _say(message: str) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hide the notices of other packages about their own future, which nobody who trains a model can act on."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.getMessage())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)
         warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,4 +74,10 @@ def _init_args(part: nn.Module) -> dict[str, Any]:
 
 
 def _path(cls: type) -> str:
+    """Return the shortest path by which a class can be imported, which outlives a move within its package."""
+    parts = cls.__module__.split(".")
+    for end in range(1, len(parts)):
+        module = ".".join(parts[:end])
+        if getattr(sys.modules.get(module), cls.__name__, None) is cls:
+            return f"{module}.{cls.__name__}"
     return f"{cls.__module__}.{cls.__qualname__}"
