@@ -38,16 +38,9 @@ class CountLogger(pl.Callback):
             stage: {"support_size": SupportSize(max_count), "decoder_calls": DecoderCalls(max_count)} for stage in STAGES
         }
 
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: D102
-        for metric in self._all():
-            metric.to(pl_module.device)
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self.setup(trainer, pl_module, "fit")  # now the module is on its device
-
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: D102
         if batch_idx == 0:  # not at the start of the epoch, which a resumed run passes in the middle
-            self._reset("train")
+            self._reset("train", pl_module.device)
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
         self._update("train", outputs)
@@ -59,10 +52,10 @@ class CountLogger(pl.Callback):
         self._update("test", outputs)
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._reset("val")
+        self._reset("val", pl_module.device)
 
     def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._reset("test")
+        self._reset("test", pl_module.device)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
         self._log("train", pl_module)
@@ -91,18 +84,18 @@ class CountLogger(pl.Callback):
                 metric.counts += saved["counts"].to(metric.device)
                 metric.total += saved["total"].to(metric.device)
 
-    def _all(self) -> list[CountHistogram]:
-        return [metric for metrics in self._metrics.values() for metric in metrics.values()]
-
-    def _reset(self, stage: str) -> None:
+    def _reset(self, stage: str, device: torch.device) -> None:
         for metric in self._metrics[stage].values():
             metric.reset()
+            metric.to(device)
             metric.update(torch.zeros(0, dtype=torch.int64, device=metric.device))  # a process may get no batch at all
 
     def _update(self, stage: str, outputs: Any) -> None:
         for name, metric in self._metrics[stage].items():
             counts = outputs.get(name) if isinstance(outputs, dict) else None
             if counts is not None:
+                if metric.device != counts.device:  # restored from a checkpoint, before the module was on its device
+                    metric.to(counts.device)
                 metric.update(counts)
 
     def _log(self, stage: str, pl_module: pl.LightningModule) -> None:

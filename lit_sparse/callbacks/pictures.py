@@ -194,7 +194,9 @@ def _image_grid(images: Tensor, labels: list[str]) -> Any:
     if side * side != pixels:
         images, side = torch.nn.functional.pad(images, (0, (side + 1) ** 2 - pixels)), side + 1
     figure, axes = _figure(1, 1, width=0.5 * columns, height=0.5 * rows)
-    sheet = images.reshape(rows, columns, side, side).permute(0, 2, 1, 3).reshape(rows * side, columns * side)
+    framed = torch.nn.functional.pad(images.reshape(rows, columns, side, side), (0, 1, 0, 1), value=0.3)
+    side += 1
+    sheet = framed.permute(0, 2, 1, 3).reshape(rows * side, columns * side)
     axis = axes[0]
     axis.imshow(sheet.numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
     axis.set_yticks([side * (row + 0.5) for row in range(rows)], labels)

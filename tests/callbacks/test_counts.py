@@ -1,0 +1,26 @@
+"""What the counter saves and restores."""
+
+from __future__ import annotations
+
+import torch
+
+from lit_sparse.callbacks import CountLogger
+
+
+def test_counts_of_an_unfinished_epoch_survive_a_checkpoint() -> None:
+    logger, other = CountLogger(max_count=10), CountLogger(max_count=10)
+    logger._reset("train", torch.device("cpu"))
+    logger._update("train", {"loss": torch.tensor(0.0), "decoder_calls": torch.tensor([1, 2, 9]), "support_size": None})
+    other._reset("train", torch.device("cpu"))
+    other.load_state_dict(logger.state_dict())
+    for name in ("decoder_calls", "support_size"):
+        expected, got = logger._metrics["train"][name].compute(), other._metrics["train"][name].compute()
+        for statistic, value in expected.items():
+            torch.testing.assert_close(got[statistic], value, equal_nan=True)
+    assert float(other._metrics["train"]["decoder_calls"].compute()["total"]) == 12
+
+
+def test_steps_that_return_no_counts_are_no_error() -> None:
+    logger = CountLogger()
+    logger._update("val", {"loss": torch.tensor(0.0)})
+    logger._update("val", None)
