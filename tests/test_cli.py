@@ -112,8 +112,29 @@ def test_an_option_beside_a_checkpoint_is_used_in_training(trained: Path, capsys
         cli = build_cli(["fit", *DIGITS, "--ckpt_path", last, option])
         assert cli.model.mapping.gamma == 7
         assert "gamma was 0.05" in capsys.readouterr().err
+    optimizer = "--model.init_args.optimizer.init_args.lr=0.5"
+    where = ["--output_dir", str(trained.parents[2]), "--name=other"]
+    assert main(["fit", *DIGITS, *SHORT, *QUIET, *where, "--ckpt_path", last, "--trainer.max_epochs=2", optimizer]) == 0
+    saved = torch.load(trained.parents[2] / "other" / "0" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == 0.5
     cli = build_cli(["fit", "--data=DigitsDataModule", "--ckpt_path", last])  # nothing said of the model: the checkpoint's
     assert cli.model.mapping.gamma == 0.05
+
+
+def test_what_a_checkpoint_cannot_continue_with_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = ["--ckpt_path", str(trained / "checkpoints" / "last.ckpt")]
+    for options, words in (
+        (["--model.init_args.optimizer", "torch.optim.SGD", "--model.init_args.optimizer.init_args.lr=0.1"], "start a new run"),
+        (["--model.init_args.classes=12"], "does not fit the model"),
+        (["--seed_everything=5"], "would be ignored"),
+    ):
+        message = refused(["fit", *DIGITS, *QUIET, *last, *options], capsys)
+        assert words.lower() in message.lower()
+
+
+def test_changed_data_are_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_cli(["fit", *DIGITS, "--ckpt_path", str(trained / "checkpoints" / "last.ckpt"), "--data.init_args.val_size=100"])
+    assert "val_size was 180 when this run began and is 100" in capsys.readouterr().err
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
@@ -148,6 +169,9 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *DIGITS, "--data.init_args.batchsize", "3"], "Did you mean 'batch_size'?"),
         (["fit", *DIGITS, "--trainer.max_epchs", "3"], "Did you mean 'max_epochs'?"),
         (["fti"], "Did you mean 'fit'?"),
+        (["--output_dir", "x", "fit"], "a command first"),
+        (["fit", *DIGITS, *QUIET, "--model.init_args.optimizer.init_args.lr=-1"], "The optimizer refuses"),
+        (["fit", *DIGITS, "--output_dir", "/proc/nowhere"], "Choose another --output_dir"),
         (["fit"], "Give a config"),
         (["fit", "-c", "nowhere.yaml"], "nowhere.yaml"),
         (

@@ -57,6 +57,8 @@ def main(args: Sequence[str] | None = None) -> int:
         print(f"lit-sparse {__version__}")
         return 0
     try:
+        if args[0].startswith("-"):
+            raise LitSparseError(f"Expected a command first, then its options: lit-sparse fit {' '.join(args)[:100]}")
         if args[0] not in COMMANDS:
             raise LitSparseError(
                 f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"

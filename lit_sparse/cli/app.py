@@ -21,6 +21,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import Logger, TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities.exceptions import MisconfigurationException  # type: ignore[attr-defined]
 
 import lit_sparse.data
 import lit_sparse.estimators
@@ -68,6 +69,20 @@ class _SaveConfig(SaveConfigCallback):
         super().setup(trainer, pl_module, stage)
 
 
+class _OptimizerOptions(pl.Callback):
+    """Give the optimizer of a continued run the options that were asked for, once its state is restored."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: LightningModule) -> None:
+        if trainer.lr_scheduler_configs and "lr" in self.options:
+            raise ConfigurationError("The learning rate of this run is set by its scheduler; it cannot be changed beside it.")
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                group.update(self.options)
+
+
 class LitSparseCLI(LightningCLI):
     """Parse a command, build its model, data and trainer, and run it.
 
@@ -85,6 +100,7 @@ class LitSparseCLI(LightningCLI):
         self._execute = execute
         self._checkpoint: Path | None = None
         self._resumed_step: int | None = None
+        self._optimizer_options: dict[str, Any] = {}
         self.run_folder: Path | None = None
         super().__init__(
             model_class=LightningModule,
@@ -159,6 +175,8 @@ class LitSparseCLI(LightningCLI):
         model = trained[self.command]["model"]
         if self.command == "fit":
             self.config = here
+            self._tell_changes()
+            self._note_optimizer(_differences(model, here[self.command]["model"]))
             for key, old, new in _differences(model, here[self.command]["model"]):
                 _say(f"note: model.{key} was {old} when {self._checkpoint} was written and is {new} from here on")
             return
@@ -172,6 +190,35 @@ class LitSparseCLI(LightningCLI):
         for key, old, new in _differences(model, here[self.command]["model"]):
             _say(f"note: the config has model.{key} = {new}; the checkpoint was trained with {old}, which is used")
         self.config = trained
+
+    def _note_optimizer(self, changes: list[tuple[str, Any, Any]]) -> None:
+        """Keep the changed options of the optimizer, which would be lost when its state is restored."""
+        for key, old, new in changes:
+            part, _, option = key.removeprefix("init_args.").partition(".")
+            if part == "optimizer" and option.startswith("init_args."):
+                self._optimizer_options[option.removeprefix("init_args.")] = new
+            elif part in ("optimizer", "lr_scheduler"):
+                raise ConfigurationError(
+                    f"The run was trained with model.{key} = {old}, whose state cannot be continued with {new}."
+                    " Start a new run from its weights instead: --model.init_args.initial_weights CHECKPOINT"
+                )
+
+    def _tell_changes(self) -> None:
+        """Say in which data, seed and trainer settings a continued run differs from what it began with."""
+        run = run_of(self._checkpoint) if self._checkpoint is not None else None
+        if run is None:
+            return
+        began = yaml.safe_load((run / "config.yaml").read_text())
+        now = yaml.safe_load(self.parser.dump(self.config, skip_validation=True))[self.command]
+        if began.get("seed_everything") != now.get("seed_everything"):
+            raise ConfigurationError(
+                f"The run began with seed_everything = {began.get('seed_everything')} and draws by it to its end;"
+                f" {now.get('seed_everything')} would be ignored. Leave it out, or start a new run."
+            )
+        for part in ("data",):
+            for key, old, new in _differences(began.get(part), now.get(part)):
+                name = f"{part}.{key}" if key else part
+                _say(f"note: {name} was {old} when this run began and is {new} from here on")
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint override the command line in silence."""
@@ -196,7 +243,8 @@ class LitSparseCLI(LightningCLI):
         first = _is_first()
         run = run_of(self._checkpoint) if self._checkpoint is not None else None
         if self.command == "fit":
-            continued = run is not None and self._checkpoint is not None and self._checkpoint.name == "last.ckpt"
+            last = self._checkpoint is not None and self._checkpoint.name == "last.ckpt"
+            continued = last and run is not None and run.parent.resolve() == parent.resolve()
             self.run_folder = run if continued else claim_folder(parent, first_process=first)
         else:
             self.run_folder = claim_folder((run or parent) / self.command, first_process=first)
@@ -228,10 +276,15 @@ class LitSparseCLI(LightningCLI):
             callbacks += [DecoderCallsPlot(), ReconstructionPlot(), ClassSamplesPlot(), PredictionWriter()]
             if self.command == "fit" and asked.get("enable_checkpointing") is not False:
                 callbacks += self._checkpoints(self.run_folder / CHECKPOINTS)
+        if self._optimizer_options:
+            callbacks.append(_OptimizerOptions(self._optimizer_options))
         if self.command != "fit" and asked.get("enable_checkpointing") is None:
             kwargs["enable_checkpointing"] = False
         self.trainer_defaults = {"callbacks": callbacks}
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except MisconfigurationException as error:
+            raise ConfigurationError(f"The trainer refuses its arguments: {error}") from error
 
     def _loggers(self, folder: Path) -> list[Logger]:
         resumed = self._resumed_step if self.command == "fit" else None
@@ -269,13 +322,20 @@ class LitSparseCLI(LightningCLI):
         with warnings.catch_warnings():
             if subcommand != "fit":  # what wrote the checkpoint has no part in scoring it
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
-            super()._run_subcommand(subcommand)
+            try:
+                super()._run_subcommand(subcommand)
+            except RuntimeError as error:
+                if self._checkpoint is None or "Error(s) in loading state_dict" not in str(error):
+                    raise
+                reason = " ".join(str(error).split())[:300]
+                raise CheckpointError(f"{str(self._checkpoint)!r} does not fit the model of this config: {reason}") from None
         if self.run_folder is None or not self.trainer.is_global_zero:
             return
-        best = self.run_folder / CHECKPOINTS / "best.ckpt"
-        if subcommand == "fit" and best.is_file():
-            config = shlex.quote(str(self.run_folder / "config.yaml"))
-            print(f"test it with: lit-sparse test -c {config} --ckpt_path {shlex.quote(str(best))}")
+        found = [path for name in ("best", "last") if (path := self.run_folder / CHECKPOINTS / f"{name}.ckpt").is_file()]
+        if subcommand == "fit" and found:
+            resumed = sorted(self.run_folder.glob("config_resumed_*.yaml"), key=lambda path: int(path.stem.rsplit("_", 1)[1]))
+            config = [self.run_folder / "config.yaml", *resumed][-1]
+            print(f"test it with: lit-sparse test -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(found[0]))}")
         print(f"run folder: {self.run_folder}")
 
 
@@ -331,9 +391,9 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{str(path)!r} cannot be read as a checkpoint ({reason}). It may be half-written or foreign: use another one."
+            f"{str(path)!r} cannot be read as a checkpoint ({type(error).__name__}). It may be half-written or foreign:"
+            " use another one."
         ) from error
     if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
         raise CheckpointError(f"{str(path)!r} is no checkpoint of a Lightning module: it holds no state_dict.")
@@ -365,4 +425,6 @@ def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)
         warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")
+        warnings.filterwarnings("ignore", message=r"The dirpath has changed from")  # a run branches off another
+        warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty")
         yield

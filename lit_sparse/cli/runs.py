@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from lit_sparse.errors import CheckpointError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 
 __all__ = ["CHECKPOINTS", "claim_folder", "experiment_name", "find_checkpoint", "run_of"]
 
@@ -51,6 +51,10 @@ def claim_folder(parent: Path, *, first_process: bool) -> Path:
         except FileExistsError:
             number += 1
             continue
+        except OSError as error:
+            raise ConfigurationError(
+                f"The run folder {str(folder)!r} cannot be made ({error}). Choose another --output_dir."
+            ) from error
         os.environ[FOLDER_VARIABLE] = str(folder)
         return folder
 
@@ -71,8 +75,8 @@ def find_checkpoint(wanted: str, parent: Path) -> Path:
             if path.is_file():
                 return path
         raise CheckpointError(
-            f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, so there is nothing to continue."
-            " Start one without --ckpt_path, or name the run by --output_dir and --name."
+            f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, so there is nothing to continue or"
+            " score. Start one by `fit` without --ckpt_path, or say where it is by --output_dir and --name."
         )
     path = Path(wanted)
     if not path.is_file():

@@ -89,7 +89,9 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             pin_memory=torch.cuda.is_available(),
             limit=lambda: float("inf") if self.trainer is None else self.trainer.num_training_batches,
         )
-        if self._place is not None:
+        if self._train_loader is not None:  # made anew between epochs: it goes on where the last one stands
+            loader.load_state_dict(self._train_loader.state_dict())
+        elif self._place is not None:
             loader.load_state_dict(self._place)
         self._train_loader = loader
         return loader

@@ -81,6 +81,10 @@ class ImageDataModule(ResumableDataModule):
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
         if not labelled > 0:
             raise ConfigurationError(f"Expected argument `labelled` to be positive but got {labelled}.")
+        if labelled > 1 and labelled != int(labelled):
+            raise ConfigurationError(
+                f"Expected argument `labelled` to be a share of at most 1, or a whole number, but got {labelled}."
+            )
         self.labelled = labelled
         self.labelled_only = labelled_only
         self.binarize = binarize
@@ -108,7 +112,8 @@ class ImageDataModule(ResumableDataModule):
         told = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
         if told > size or told < 1:
             raise ConfigurationError(
-                f"Expected argument `labelled` to choose 1 .. {size} training images but it chooses {told}."
+                f"Expected argument `labelled` to choose 1 .. {size} training images but it chooses {told};"
+                " 0.2 would choose a fifth of them."
             )
         order = shuffled(size, self.seed, stream=1)
         self._told, self._untold = order[:told], order[told:]

@@ -56,11 +56,16 @@ class RowKernel:
         the last tensor, and is contiguous.
         """
         tensors = args[: self.tensors]
+        watched = _watchers() > 0
         for tensor in tensors:
-            if (type(tensor) is not Tensor and type(tensor) is not Parameter) or _is_legacy_batch(tensor):
-                # It stands for others (fake, traced, a batch of the older vmap): whoever wraps it knows what to do.
+            if watched or (type(tensor) is not Tensor and type(tensor) is not Parameter) or _is_legacy_batch(tensor):
+                # A tensor that stands for others (fake, traced, a batch of the older vmap), or somebody who records each
+                # operation: the operator is what they can see.
                 return self._twin_or_operator(tensors, args)
-        last: Tensor = tensors[-1]
+        return self._compute(args)
+
+    def _compute(self, args: tuple[Any, ...]) -> Tensor:
+        tensors, last = args[: self.tensors], args[self.tensors - 1]
         if last.is_cpu:
             return self._on_cpu(last, tensors, args[self.tensors :])
         if last.is_cuda and self.cuda is not None:
@@ -102,7 +107,7 @@ class RowKernel:
 
     def _register(self, schema: str) -> Any:
         def run(*args: Any) -> Tensor:
-            return self(*args)
+            return self._compute(args)
 
         def fake(*args: Any) -> Tensor:
             return torch.empty_like(args[self.tensors - 1], memory_format=torch.contiguous_format)
@@ -135,6 +140,7 @@ def batch_first(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...
     return tuple(place(value, dim) for value, dim in zip(args, in_dims, strict=True))
 
 
+_watchers: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _is_legacy_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.rowwise import is_eager
 
 __all__ = ["FenchelYoungLoss"]
 
@@ -51,6 +52,8 @@ class FenchelYoungLoss(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
+        if not isinstance(mapping, SparseMapping):
+            raise ConfigurationError(f"Expected a mapping, such as Sparsemax(), but got {mapping!r}.")
         if not mapping.on_simplex:
             raise ConfigurationError(
                 f"Expected a mapping onto the simplex, such as Sparsemax, but {type(mapping).__name__} has no probabilities."
@@ -92,7 +95,7 @@ class FenchelYoungLoss(nn.Module):
         else:
             labels = self._labels(target, rows)
             ignored = target == self.ignore_index
-            q = nn.functional.one_hot(labels, classes).to(rows.dtype)
+            q = (labels.unsqueeze(-1) == torch.arange(classes, device=rows.device)).to(rows.dtype)
             size = rows.new_ones(labels.shape) if self.weight is None else self.weight.to(rows.dtype)[labels]
         losses = self._losses(rows.masked_fill(ignored.unsqueeze(-1), 0.0), q).masked_fill(ignored, 0.0)
         if self.reduction == "none":
@@ -121,7 +124,9 @@ class FenchelYoungLoss(nn.Module):
     def _labels(self, target: Tensor, rows: Tensor) -> Tensor:
         if target.shape != rows.shape[:-1]:
             raise ConfigurationError(f"Expected class labels of shape {tuple(rows.shape[:-1])} but got {tuple(target.shape)}.")
-        labels = torch.where(target == self.ignore_index, 0, target)
+        labels = torch.where(target == self.ignore_index, 0, target).long()
+        if torch.compiler.is_compiling() or not is_eager():
+            return labels  # their values cannot be looked at
         if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < rows.shape[-1]:
             raise ConfigurationError(
                 f"Expected class labels in 0 .. {rows.shape[-1] - 1}, or ignore_index={self.ignore_index},"

@@ -17,8 +17,10 @@ from torch.autograd import forward_ad
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.dispatch import batch_first
 
-__all__ = ["RowFunction", "along_last", "check_count", "check_positive", "is_plain"]
+__all__ = ["RowFunction", "along_last", "check_count", "check_positive", "is_eager", "is_plain"]
 
+# Strengths that float32 can divide by and multiply with.
+LEAST, MOST = 1e-30, 1e30
 NO_GRADIENTS = (None,) * 16
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -100,6 +102,11 @@ _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_acti
 _unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 
 
+def is_eager() -> bool:
+    """Tell whether values may be looked at: no transform is active and nobody watches the operations go by."""
+    return not (_transforms_active() or torch._C._len_torch_dispatch_stack() > 0)
+
+
 def is_plain() -> bool:
     """Tell whether nothing differentiates or transforms the operations to come: raw results are enough."""
     return not (torch.is_grad_enabled() or forward_ad._current_level >= 0 or _transforms_active())
@@ -122,6 +129,8 @@ def along_last(scores: Tensor, mask: Tensor | None, dim: int, function: Callable
     Raises:
         ConfigurationError: if the scores are not floating or the mask is not boolean or does not fit.
     """
+    if not isinstance(scores, Tensor):
+        raise ConfigurationError(f"Expected scores in a torch tensor but got {type(scores).__name__}.")
     if scores.dtype not in FLOATS:
         raise ConfigurationError(f"Expected scores of a floating dtype, one of {FLOATS}, but got {scores.dtype}.")
     if mask is not None:
@@ -156,8 +165,10 @@ def check_positive(name: str, value: float) -> float:
     Raises:
         ConfigurationError: if it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ConfigurationError(f"Expected argument `{name}` to be a positive, finite number but got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST <= value <= MOST:
+        raise ConfigurationError(
+            f"Expected argument `{name}` to be a positive, finite number but got {value!r}. Allowed: {LEAST} .. {MOST}."
+        )
     return float(value)
 
 

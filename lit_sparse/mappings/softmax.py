@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive, is_plain
+from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive, is_eager, is_plain
 
 __all__ = ["Softmax", "softmax"]
 
@@ -18,14 +18,14 @@ class _Softmax(RowFunction):
 
     @staticmethod
     def forward(x: Tensor, gamma: float) -> Tensor:
-        if x.is_cpu and x.numel() and bool(x.detach().amin() > -torch.inf):
+        if x.is_cpu and x.numel() and is_eager() and bool(x.detach().amin() > -torch.inf):
             return _softmax(x, gamma)
         return _plain(x, gamma)
 
     @staticmethod
     def jacobian(y: Tensor, v: Tensor, *args: Any) -> Tensor:
         (gamma,) = args
-        if not (y.is_cpu and is_plain() and y.numel() and bool(y.amin() > 0)):
+        if not (y.is_cpu and is_plain() and is_eager() and y.numel() and bool(y.amin() > 0)):
             v = torch.where(y != 0, v, 0.0)  # what arrives at a forbidden entry is never looked at
         if is_plain() and y.dtype == v.dtype:
             grad = torch._softmax_backward_data(v, y, -1, y.dtype)

@@ -46,13 +46,20 @@ def project_rows(x: Tensor, gamma: float, k: int = 0) -> Tensor:
     """
     if not torch.compiler.is_compiling():
         return _Project.of(x, gamma, k)
-    y = project_simplex.traced(x.detach(), gamma, k)
-    support = y != 0
+    if x.shape[-1] == 0:
+        return x
+    # gamma stays outside the operator: one that is computed from an argument would be frozen at an early value.
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    inside = torch.where(support, wide, 0.0)
+    top = wide.detach().amax(-1, keepdim=True)
+    scaled = (wide - torch.where(top.isfinite(), top, 0.0)) / gamma
+    y = project_simplex.traced(torch.where(x == -torch.inf, -torch.inf, scaled).detach(), 1.0, k)
+    support = y != 0
+    inside = torch.where(support, scaled, 0.0)
     mean = inside.sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp_min(1)
-    linear = torch.where(support, (inside - mean) / gamma, 0.0).to(x.dtype)
-    return y + (linear - linear.detach())  # the kernel's value with the derivative of the affine piece it lies on
+    whole = torch.where(y.isnan(), torch.nan, 1.0)  # a broken row has a broken gradient
+    linear = torch.where(support, (inside - mean) * whole, 0.0)
+    # The kernel's value, with the derivative of the affine piece it lies on.
+    return (y + (linear - linear.detach())).to(x.dtype)
 
 
 def sparsemax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:

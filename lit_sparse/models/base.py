@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
-from lit_sparse.errors import CheckpointError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.metrics import MeanOverExamples
 from lit_sparse.models.hyperparameters import describe_arguments
 
@@ -88,7 +90,8 @@ class LitSparseModule(pl.LightningModule, ABC):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.initial_weights = initial_weights
-        self.save_hyperparameters(describe_arguments(self, self._arguments()), logger=False)
+        given = _given_hyperparameters.get() or {}  # by the command line, which builds optimizers in its own way
+        self.save_hyperparameters({**given, **describe_arguments(self, self._arguments())}, logger=False)
         self.train_means = self._means()
         self.val_means = self._means()
         self.test_means = self._means()
@@ -116,7 +119,10 @@ class LitSparseModule(pl.LightningModule, ABC):
         return self._measured(batch, batch_idx, "test")
 
     def configure_optimizers(self) -> Any:  # noqa: D102
-        optimizer = self.optimizer(self.parameters())
+        try:
+            optimizer = self.optimizer(self.parameters())
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"The optimizer refuses its arguments: {error}") from error
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
@@ -128,7 +134,12 @@ class LitSparseModule(pl.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Read the initial weights of a warm start."""
         if stage == "fit" and self.initial_weights and self.trainer.ckpt_path is None:
-            self.load_state_dict(_weights(self.initial_weights))
+            try:
+                self.load_state_dict(_weights(self.initial_weights))
+            except RuntimeError as error:
+                reason = " ".join(str(error).split())[:300]
+                raise CheckpointError(f"The weights of {self.initial_weights!r} do not fit this model: {reason}") from error
+            rank_zero_info(f"Training starts from the weights of {self.initial_weights}")
 
     def on_train_start(self) -> None:  # noqa: D102
         if self._training_seed is None:
@@ -208,6 +219,9 @@ class LitSparseModule(pl.LightningModule, ABC):
             if frame.f_code is type(self).__init__.__code__ and frame.f_locals.get("self") is self:
                 names = inspect.signature(type(self).__init__).parameters
                 found = {name: frame.f_locals[name] for name in names if name in frame.f_locals and name != "self"}
+                for name, parameter in names.items():
+                    if parameter.kind is parameter.VAR_KEYWORD:
+                        found |= found.pop(name, {})
             frame = frame.f_back
         return found
 

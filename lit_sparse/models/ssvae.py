@@ -129,7 +129,7 @@ class SemiSupervisedVAE(LitSparseModule):
         if pixels.shape[-1] != self.in_features:
             raise ConfigurationError(
                 f"Expected images of in_features={self.in_features} pixels but the data have {pixels.shape[-1]}."
-                f" Set --model.init_args.in_features={pixels.shape[-1]}."
+                f" Train a model with in_features={pixels.shape[-1]}, or give this one the data it was made for."
             )
         scores = self(pixels)
         if stage == "train":

@@ -229,6 +229,9 @@ def _transforms(mapping: SparseMapping) -> None:
     _same(vmap(vmap(mapping))(x.expand(2, 4, 6)), mapping(x).expand(2, 4, 6), mapping, "nested vmap equals the loop")
     mask = _scores(4, 6, seed=5) > 0
     _same(vmap(mapping)(x, mask), mapping(x, mask), mapping, "vmap over scores and mask equals the loop")
+    if hasattr(torch.func, "linearize"):  # records operations as it goes
+        tangent = torch.func.linearize(mapping, x)[1](x.flip(0))
+        _same(tangent, jvp(mapping, (x,), (x.flip(0),))[1], mapping, "linearize equals jvp")
     jacobian = jacrev(mapping)(x[0])
     _same(jacobian, jacfwd(mapping)(x[0]), mapping, "jacrev equals jacfwd")
     batched = torch.autograd.functional.jacobian(mapping, x[0], vectorize=True)  # type: ignore[no-untyped-call]
@@ -266,6 +269,14 @@ def _compiles(mapping: SparseMapping) -> None:
     (expected,) = torch.autograd.grad(mapping(twin, mask), twin, x)
     _same(got, expected, mapping, "the compiled gradient under a mask equals the eager one")
 
+    broken = x.clone()
+    broken[2, 1] = NAN
+    gradients_of_broken = []
+    for function in (compiled, mapping):
+        leaf = broken.clone().requires_grad_()
+        gradients_of_broken.append(torch.autograd.grad(function(leaf), leaf, x)[0])
+    _same(gradients_of_broken[0], gradients_of_broken[1], mapping, "the compiled gradient of a NaN row equals the eager one")
+
     def along(scores: Tensor, direction: Tensor) -> Tensor:
         return jvp(mapping, (scores,), (direction,))[1]  # type: ignore[no-any-return]
 
@@ -277,6 +288,10 @@ def _compiles(mapping: SparseMapping) -> None:
 
     compiled_gradients = torch.compile(gradients, fullgraph=True, backend=backend)
     _same(compiled_gradients(x), gradients(x), mapping, "compiled vmap(grad) equals eager")
+
+    strength = torch.compile(lambda scores, gamma: _with_gamma(mapping, gamma / 2)(scores), fullgraph=True, backend=backend)
+    for gamma in (1.0, 0.5, 2.0, 4.0):  # a strength that is computed from an argument must not be frozen
+        _same(strength(x, gamma), _with_gamma(mapping, gamma / 2)(x), mapping, f"compiled with gamma={gamma}/2 equals eager")
 
     compiled_value = torch.compile(mapping.value, fullgraph=True, backend=backend)
     ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -380,6 +395,10 @@ def _loss(mapping: SparseMapping) -> None:
     assert bool((hard >= -slack).all()), "a loss is negative"
     (gradient,) = torch.autograd.grad(hard.sum(), x)
     _same(gradient, y - torch.nn.functional.one_hot(labels, 5), mapping, "the gradient is y - q")
+
+
+def _with_gamma(mapping: SparseMapping, gamma: float) -> SparseMapping:
+    return type(mapping)(**{**_arguments(mapping), "gamma": gamma})
 
 
 def _refuses(call: Callable[[], object], words: str) -> None:

@@ -111,3 +111,17 @@ def test_state_dict_of_the_data_module() -> None:
     assert data.state_dict() == other.state_dict() == {"train": {"epoch": 0, "batch": 3}}
     assert torch.equal(next(iter(other.train_dataloader()))["index"], next(iterator)["index"])
     assert len(first) == 3
+
+
+def test_a_loader_made_anew_goes_on() -> None:
+    data = DigitsDataModule()
+    data.setup()
+    epochs = []
+    for _ in range(2):
+        epochs.append(torch.cat([batch["index"] for batch in data.train_dataloader()]))
+    assert not torch.equal(epochs[0], epochs[1])
+    again = DigitsDataModule()
+    again.setup()
+    loader = again.train_dataloader()
+    for expected in epochs:
+        assert torch.equal(torch.cat([batch["index"] for batch in loader]), expected)

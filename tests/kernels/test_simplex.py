@@ -98,3 +98,12 @@ def test_empty(shape: tuple[int, ...]) -> None:
     x = torch.empty(shape)
     assert project_simplex(x, 1.0, 0).shape == shape
     assert center_on_support(x, x, 1.0).shape == shape
+
+
+class _Subclass(torch.Tensor):
+    """A tensor class of somebody else's."""
+
+
+def test_tensor_subclasses() -> None:
+    x = torch.randn(3, 4)
+    assert torch.equal(project_simplex(x.as_subclass(_Subclass), 1.0, 0).as_subclass(torch.Tensor), project_simplex(x, 1.0, 0))

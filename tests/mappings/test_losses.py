@@ -105,3 +105,12 @@ def test_too_wide_a_target_for_topk_is_infinite() -> None:
 def test_bad_input(call: object, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         call()  # type: ignore[operator]
+
+
+def test_losses_compile_and_map() -> None:
+    loss = FenchelYoungLoss(Sparsemax())
+    scores, labels = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 1])
+    each = torch.func.vmap(torch.func.grad(lambda x, k: loss(x[None], k[None])))(scores, labels)
+    torch.testing.assert_close(each, Sparsemax()(scores) - nn.functional.one_hot(labels, 3))
+    torch.testing.assert_close(torch.compile(loss, fullgraph=True, backend="aot_eager")(scores, labels), loss(scores, labels))
+    torch.testing.assert_close(loss(scores, labels.to(torch.uint8)), loss(scores, labels))

@@ -170,3 +170,19 @@ def test_a_warm_start_reads_weights_once(python_checkpoint: Path, tmp_path: Path
     fitting.fit(model, DigitsDataModule())
     saved = torch.load(python_checkpoint, weights_only=True)["state_dict"]
     assert all(torch.equal(tensor, saved[name]) for name, tensor in model.state_dict().items())
+
+
+class Derived(SemiSupervisedVAE):
+    """A user's model that hands most arguments on."""
+
+    def __init__(self, mapping: SparseMapping, estimator: Marginalize, *, extra: int = 3, **options: object) -> None:
+        super().__init__(mapping, estimator, **options)  # type: ignore[arg-type]
+        self.extra = extra
+
+
+def test_a_derived_model_with_open_arguments_reloads(tmp_path: Path) -> None:
+    fitting = trainer(tmp_path, max_epochs=0)
+    fitting.fit(Derived(Sparsemax(gamma=0.5), Marginalize(), extra=5, in_features=64, classes=10), DigitsDataModule())
+    fitting.save_checkpoint(tmp_path / "derived.ckpt")
+    model = Derived.load_from_checkpoint(tmp_path / "derived.ckpt", weights_only=True)
+    assert (model.extra, model.in_features, model.mapping.gamma) == (5, 64, 0.5)
