@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shlex
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule, LightningModule
@@ -28,6 +26,7 @@ import lit_sparse.estimators
 import lit_sparse.mappings
 import lit_sparse.models  # noqa: F401  (imported so that bare class names are found)
 from lit_sparse.callbacks import ClassSamplesPlot, CountLogger, DecoderCallsPlot, PredictionWriter, ReconstructionPlot
+from lit_sparse.cli.arguments import as_yaml_file, differences, read_checkpoint, split_model_options, value_of, without
 from lit_sparse.cli.loggers import RunCSVLogger
 from lit_sparse.cli.messages import plain_message
 from lit_sparse.cli.runs import CHECKPOINTS, claim_folder, experiment_name, find_checkpoint, run_of
@@ -137,7 +136,7 @@ class LitSparseCLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and make the checkpoint and what was asked for agree."""
         rest = list(args[1:])
-        wanted = _value_of(rest, "--ckpt_path")
+        wanted = value_of(rest, "--ckpt_path")
         if "--help" in rest or "-h" in rest:
             parser.parse_args([self.command, *rest])
         if wanted is None:
@@ -154,8 +153,8 @@ class LitSparseCLI(LightningCLI):
             return
         parent = self._experiment(rest) if wanted in ("last", "best") else Path()
         self._checkpoint = find_checkpoint(wanted, parent)
-        rest = _without(rest, "--ckpt_path")
-        checkpoint = _read(self._checkpoint)
+        rest = without(rest, "--ckpt_path")
+        checkpoint = read_checkpoint(self._checkpoint)
         self._resumed_step = checkpoint.get("global_step")
         self._merge(parser, rest, checkpoint.get("hyper_parameters") or {})
         self._options()["ckpt_path"] = str(self._checkpoint)
@@ -167,8 +166,8 @@ class LitSparseCLI(LightningCLI):
             return
         init_args = {name: value for name, value in hyperparameters.items() if not name.startswith("_")}
         described = {"model": {"class_path": hyperparameters["_class_path"], "init_args": init_args}}
-        asked, others = _split_model_options(rest)
-        with _yaml(described) as path:
+        asked, others = split_model_options(rest)
+        with as_yaml_file(described) as path:
             trained = parser.parse_args([self.command, *others, "-c", path])
             here = parser.parse_args([self.command, "-c", path, *rest])
             explicit = parser.parse_args([self.command, *others, "-c", path, *asked])
@@ -176,18 +175,18 @@ class LitSparseCLI(LightningCLI):
         if self.command == "fit":
             self.config = here
             self._tell_changes()
-            self._note_optimizer(_differences(model, here[self.command]["model"]))
-            for key, old, new in _differences(model, here[self.command]["model"]):
+            self._note_optimizer(differences(model, here[self.command]["model"]))
+            for key, old, new in differences(model, here[self.command]["model"]):
                 _say(f"note: model.{key} was {old} when {self._checkpoint} was written and is {new} from here on")
             return
-        refused = _differences(model, explicit[self.command]["model"])
+        refused = differences(model, explicit[self.command]["model"])
         if refused:
             key, old, new = refused[0]
             raise ConfigurationError(
                 f"--model...{key.removeprefix('init_args.')}={new} contradicts the checkpoint, which was trained with {old}."
                 f" `{self.command}` scores a model as it was trained; leave the option out."
             )
-        for key, old, new in _differences(model, here[self.command]["model"]):
+        for key, old, new in differences(model, here[self.command]["model"]):
             _say(f"note: the config has model.{key} = {new}; the checkpoint was trained with {old}, which is used")
         self.config = trained
 
@@ -216,7 +215,7 @@ class LitSparseCLI(LightningCLI):
                 f" {now.get('seed_everything')} would be ignored. Leave it out, or start a new run."
             )
         for part in ("data",):
-            for key, old, new in _differences(began.get(part), now.get(part)):
+            for key, old, new in differences(began.get(part), now.get(part)):
                 name = f"{part}.{key}" if key else part
                 _say(f"note: {name} was {old} when this run began and is {new} from here on")
 
@@ -231,7 +230,7 @@ class LitSparseCLI(LightningCLI):
         """Return the folder of all runs of this experiment, and note its name in the config."""
         options = self._options()
         if options.get("name") is None:
-            config = _value_of(rest, "-c") or _value_of(rest, "--config")
+            config = value_of(rest, "-c") or value_of(rest, "--config")
             options["name"] = experiment_name(config, str(options["model"]["class_path"]))
         return Path(str(options["output_dir"])) / str(options["name"])
 
@@ -339,78 +338,9 @@ class LitSparseCLI(LightningCLI):
         print(f"run folder: {self.run_folder}")
 
 
-def _value_of(args: list[str], option: str) -> str | None:
-    """Return the first value of an option, given as ``--option value`` or ``--option=value``."""
-    for i, arg in enumerate(args):
-        if arg == option and i + 1 < len(args):
-            return args[i + 1]
-        if arg.startswith(f"{option}="):
-            return arg.split("=", 1)[1]
-    return None
-
-
-def _without(args: list[str], option: str) -> list[str]:
-    kept, skip = [], False
-    for arg in args:
-        if skip:
-            skip = False
-        elif arg == option:
-            skip = True
-        elif not arg.startswith(f"{option}="):
-            kept.append(arg)
-    return kept
-
-
-def _split_model_options(args: list[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into those that set something of the model and all others."""
-    model: list[str] = []
-    others: list[str] = []
-    chosen = others
-    for arg in args:
-        if arg.startswith("-"):
-            name = arg.split("=", 1)[0]
-            chosen = model if name == "--model" or name.startswith("--model.") else others
-        chosen.append(arg)
-    return model, others
-
-
-def _differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """List the keys in which two configs differ, with both values."""
-    old, new = (dict(value) if isinstance(value, Namespace) else value for value in (old, new))
-    if isinstance(old, dict) and isinstance(new, dict):
-        found = []
-        for key in dict.fromkeys([*old, *new]):
-            found += _differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-        return found
-    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
-        old, new = list(old), list(new)
-    return [] if old == new else [(prefix, old, new)]
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"{str(path)!r} cannot be read as a checkpoint ({type(error).__name__}). It may be half-written or foreign:"
-            " use another one."
-        ) from error
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise CheckpointError(f"{str(path)!r} is no checkpoint of a Lightning module: it holds no state_dict.")
-    return checkpoint
-
-
 def _is_first() -> bool:
     """Tell whether this is the first process, before a trainer knows."""
     return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
-
-
-@contextmanager
-def _yaml(content: dict[str, Any]) -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint.yaml"
-        path.write_text(yaml.safe_dump(content))
-        yield str(path)
 
 
 @rank_zero_only

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch
 from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax
+from lit_sparse.testing.promises import Promises, refuses
 
 __all__ = ["ESTIMATOR_CHECKS", "check_estimator"]
 
-Check = Callable[[Estimator], None]
 #: Name -> check. Each takes an estimator without a mapping and raises an AssertionError.
-ESTIMATOR_CHECKS: dict[str, Check] = {}
+ESTIMATOR_CHECKS: Promises[Estimator] = Promises()
 
 EXAMPLES, VALUES = 7, 5
 
@@ -31,16 +29,7 @@ def check_estimator(estimator: Estimator) -> None:
     Raises:
         AssertionError: naming the promise that was broken.
     """
-    for name, check in ESTIMATOR_CHECKS.items():
-        try:
-            check(estimator)
-        except Exception as error:
-            raise AssertionError(f"{type(estimator).__name__} breaks its promise '{name}': {error}") from error
-
-
-def _promise(check: Check) -> Check:
-    ESTIMATOR_CHECKS[check.__name__.removeprefix("_")] = check
-    return check
+    ESTIMATOR_CHECKS.hold_for(estimator)
 
 
 class Decoder(nn.Module):
@@ -88,7 +77,7 @@ def _run(estimator: Estimator, mapping: SparseMapping, scores: Tensor, decoder: 
     return out
 
 
-@_promise
+@ESTIMATOR_CHECKS.add
 def _interface(estimator: Estimator) -> None:
     """Shapes and types of what comes back; rows counted as they were decoded."""
     for mapping in (Sparsemax(), Softmax()):
@@ -101,7 +90,7 @@ def _interface(estimator: Estimator) -> None:
         assert torch.equal(torch.bincount(out.rows, minlength=EXAMPLES), out.decoder_calls), "rows belong to their examples"
 
 
-@_promise
+@ESTIMATOR_CHECKS.add
 def _value_and_gradient(estimator: Estimator) -> None:
     """An exact estimator's value and gradients, in scores and decoder, equal those of the dense loop."""
     if not type(estimator).exact:
@@ -119,7 +108,7 @@ def _value_and_gradient(estimator: Estimator) -> None:
             torch.testing.assert_close(ours, theirs)
 
 
-@_promise
+@ESTIMATOR_CHECKS.add
 def _cost(estimator: Estimator) -> None:
     """An exact estimator decodes the support and nothing else, in one call."""
     if not type(estimator).exact:
@@ -138,7 +127,7 @@ def _cost(estimator: Estimator) -> None:
     assert int(sparse.decoder_calls[1]) == VALUES, "a uniform row costs all of them"
 
 
-@_promise
+@ESTIMATOR_CHECKS.add
 def _odd_scores(estimator: Estimator) -> None:
     """A NaN row stays in its row; a row with nothing allowed costs and weighs nothing."""
     if not type(estimator).exact:
@@ -154,7 +143,7 @@ def _odd_scores(estimator: Estimator) -> None:
         assert int(out.decoder_calls[3]) == 0, "nothing allowed, nothing decoded"
 
 
-@_promise
+@ESTIMATOR_CHECKS.add
 def _objects(estimator: Estimator) -> None:
     """Pickle and deepcopy keep what an estimator does in evaluation; an empty batch is no error."""
     bound = copy.deepcopy(estimator).bind(Sparsemax()).eval()
@@ -169,26 +158,17 @@ class _Unbounded(Sparsemax):
     on_simplex = False
 
 
-@_promise
+@ESTIMATOR_CHECKS.add
 def _bad_input(estimator: Estimator) -> None:
     """Wrong shapes, a missing mapping, two of them, or one without probabilities raise, saying what was expected."""
 
     def unbound() -> Estimator:
         return copy.deepcopy(estimator)
 
-    _refuses(lambda: unbound()(_scores(), Decoder()), "has no mapping")
-    _refuses(lambda: unbound().bind(Sparsemax()).bind(Softmax()), "Give the mapping to the model alone")
-    _refuses(lambda: unbound().bind(_Unbounded()), "needs probabilities")
+    refuses(lambda: unbound()(_scores(), Decoder()), "has no mapping")
+    refuses(lambda: unbound().bind(Sparsemax()).bind(Softmax()), "Give the mapping to the model alone")
+    refuses(lambda: unbound().bind(_Unbounded()), "needs probabilities")
     bound = unbound().bind(Sparsemax())
-    _refuses(lambda: bound(torch.zeros(4), Decoder()), "(batch, values)")
-    _refuses(lambda: bound(_scores(), lambda latent: torch.zeros(3)), "one loss for each of the")
-    _refuses(lambda: bound(_scores(), lambda latent: 1.0), "one loss for each of the")
-
-
-def _refuses(call: Callable[[], object], words: str) -> None:
-    try:
-        result = call()
-    except ConfigurationError as error:
-        assert words in str(error), f"the message should name {words!r} but is: {error}"
-    else:
-        raise AssertionError(f"expected a ConfigurationError about {words!r} but got {result!r}")
+    refuses(lambda: bound(torch.zeros(4), Decoder()), "(batch, values)")
+    refuses(lambda: bound(_scores(), lambda latent: torch.zeros(3)), "one loss for each of the")
+    refuses(lambda: bound(_scores(), lambda latent: 1.0), "one loss for each of the")

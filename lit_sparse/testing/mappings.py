@@ -9,21 +9,19 @@ import copy
 import inspect
 import pickle
 import shutil
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
+from lit_sparse.testing.promises import Promises, refuses
 
 __all__ = ["MAPPING_CHECKS", "check_mapping"]
 
-Check = Callable[[SparseMapping], None]
 #: Name -> check. Each takes a mapping that works along the last dimension and raises an AssertionError.
-MAPPING_CHECKS: dict[str, Check] = {}
+MAPPING_CHECKS: Promises[SparseMapping] = Promises()
 
 INF = float("inf")
 NAN = float("nan")
@@ -35,16 +33,7 @@ def check_mapping(mapping: SparseMapping) -> None:
     Raises:
         AssertionError: naming the promise that was broken.
     """
-    for name, check in MAPPING_CHECKS.items():
-        try:
-            check(mapping)
-        except Exception as error:
-            raise AssertionError(f"{mapping!r} breaks its promise '{name}': {error}") from error
-
-
-def _promise(check: Check) -> Check:
-    MAPPING_CHECKS[check.__name__.removeprefix("_")] = check
-    return check
+    MAPPING_CHECKS.hold_for(mapping)
 
 
 def _scores(*shape: int, seed: int = 0, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -71,7 +60,7 @@ def _arguments(mapping: SparseMapping) -> dict[str, Any]:
     return {name: getattr(mapping, name) for name in names}
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _simplex(mapping: SparseMapping) -> None:
     """On the simplex: not negative, summing to one; and best among many competitors there, by its own Omega."""
     if not mapping.on_simplex:
@@ -105,7 +94,7 @@ def _simplex(mapping: SparseMapping) -> None:
                 assert bool((attained(swapped) <= best + slack).all()), f"moving {step} from {j} to its neighbour is better"
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _shapes(mapping: SparseMapping) -> None:
     """Any ``dim``, batch shape, stride and size, empty and single included."""
     x = _scores(3, 4, 5)
@@ -125,7 +114,7 @@ def _shapes(mapping: SparseMapping) -> None:
     assert mapping(_scores(5)).shape == (5,), "a single row keeps its shape"
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _masks(mapping: SparseMapping) -> None:
     """A mask equals dropping columns; -inf is a mask; what stands behind it is never looked at."""
     x = _scores(30, 8)
@@ -152,7 +141,7 @@ def _masks(mapping: SparseMapping) -> None:
     assert bool(got.isfinite().all()), "the gradient is finite where NaN stands behind the mask"
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _odd_rows(mapping: SparseMapping) -> None:
     """NaN or +inf at an allowed entry makes its own row NaN and leaves the others alone."""
     x = _scores(6, 5)
@@ -170,7 +159,7 @@ def _odd_rows(mapping: SparseMapping) -> None:
         assert bool((got[4] == 0).all()), "the gradient of a row of -inf is zero"
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _types(mapping: SparseMapping) -> None:
     """Four floating types and autocast; half precision computes in float32 and rounds once."""
     for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
@@ -194,7 +183,7 @@ def _types(mapping: SparseMapping) -> None:
     _same(y.float(), mapping(low.float()), mapping, "autocast agrees", _tolerance(mapping, torch.bfloat16))
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _derivatives(mapping: SparseMapping) -> None:
     """First and second derivatives in reverse and forward mode, of the mapping and of its value."""
     x = _scores(4, 6, seed=3).requires_grad_()
@@ -213,7 +202,7 @@ def _derivatives(mapping: SparseMapping) -> None:
         _same(gradient, mapping(point), mapping, "the gradient of the value is the mapping")
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _transforms(mapping: SparseMapping) -> None:
     """``vmap`` equals the loop, and composes with grad, jacrev, jacfwd and hessian."""
     if mapping.iterative:
@@ -242,7 +231,7 @@ def _transforms(mapping: SparseMapping) -> None:
     _same(hessian(mapping.value)(x[0]), jacobian, mapping, "the hessian of the value is the jacobian")
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _compiles(mapping: SparseMapping) -> None:
     """``torch.compile(fullgraph=True)`` with dynamic shapes and ``torch.export`` equal eager execution."""
     if mapping.iterative or not hasattr(torch.library, "custom_op"):
@@ -305,7 +294,7 @@ def _compiles(mapping: SparseMapping) -> None:
     _same(program.module()(_scores(7, 6)), mapping(_scores(7, 6)), mapping, "an exported program equals eager")
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _extremes(mapping: SparseMapping) -> None:
     """Ties, constants, shifts of 1e4 and scales from 1e-6 to 1e6 stay exact."""
     if mapping.iterative:
@@ -334,7 +323,7 @@ def _extremes(mapping: SparseMapping) -> None:
         assert bool(mapping(huge).isfinite().all()), "finite scores give finite results"
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _devices(mapping: SparseMapping) -> None:
     """The same numbers on every device at hand; shapes alone on the meta device."""
     x = _scores(33, 21, dtype=torch.float32)
@@ -352,7 +341,7 @@ def _devices(mapping: SparseMapping) -> None:
     assert mapping(x.to("meta")).shape == x.shape, "the meta device gives the shape"
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _objects(mapping: SparseMapping) -> None:
     """Pickle and deepcopy; nothing in ``state_dict`` but what is learnt; ``repr`` shows the arguments."""
     x = _scores(4, 6)
@@ -367,20 +356,20 @@ def _objects(mapping: SparseMapping) -> None:
     _same(rebuilt(x), mapping(x), mapping, "the attributes rebuild the mapping")
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _bad_input(mapping: SparseMapping) -> None:
     """Invalid arguments raise at construction, invalid tensors at the call, saying what was expected."""
     arguments = _arguments(mapping)
     for bad in (0.0, -1.0, INF, NAN, "one", None, True):
-        _refuses(lambda bad=bad: type(mapping)(**{**arguments, "gamma": bad}), "gamma")  # type: ignore[misc]
-    _refuses(lambda: mapping(torch.zeros(2, 3, dtype=torch.int64)), "floating dtype")
-    _refuses(lambda: mapping(torch.zeros(2, 3, dtype=torch.complex64)), "floating dtype")
-    _refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 3)), "boolean mask")
-    _refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool)), "broadcast")
-    _refuses(lambda: mapping(torch.zeros(3), torch.ones(2, 3, dtype=torch.bool)), "broadcast")
+        refuses(lambda bad=bad: type(mapping)(**{**arguments, "gamma": bad}), "gamma")  # type: ignore[misc]
+    refuses(lambda: mapping(torch.zeros(2, 3, dtype=torch.int64)), "floating dtype")
+    refuses(lambda: mapping(torch.zeros(2, 3, dtype=torch.complex64)), "floating dtype")
+    refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 3)), "boolean mask")
+    refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool)), "broadcast")
+    refuses(lambda: mapping(torch.zeros(3), torch.ones(2, 3, dtype=torch.bool)), "broadcast")
 
 
-@_promise
+@MAPPING_CHECKS.add
 def _loss(mapping: SparseMapping) -> None:
     """The Fenchel-Young loss is never negative, zero at its own result, and has gradient y - q."""
     if not mapping.on_simplex:
@@ -399,12 +388,3 @@ def _loss(mapping: SparseMapping) -> None:
 
 def _with_gamma(mapping: SparseMapping, gamma: float) -> SparseMapping:
     return type(mapping)(**{**_arguments(mapping), "gamma": gamma})
-
-
-def _refuses(call: Callable[[], object], words: str) -> None:
-    try:
-        result = call()
-    except ConfigurationError as error:
-        assert words in str(error), f"the message should name {words!r} but is: {error}"
-    else:
-        raise AssertionError(f"expected a ConfigurationError about {words!r} but got {result!r}")

@@ -1,0 +1,48 @@
+"""The mechanism that all shared testers have in common: named checks of one kind of part."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["Promises", "refuses"]
+
+Part = TypeVar("Part")
+
+
+class Promises(dict[str, Callable[[Part], None]], Generic[Part]):
+    """Name -> check of a part. Each check takes the part and raises an AssertionError where it breaks its promise."""
+
+    def add(self, check: Callable[[Part], None]) -> Callable[[Part], None]:
+        """Add a check, under the name of its function."""
+        self[check.__name__.removeprefix("_")] = check
+        return check
+
+    def hold_for(self, part: Part) -> None:
+        """Run every check.
+
+        Raises:
+            AssertionError: naming the promise that was broken.
+        """
+        for name, check in self.items():
+            try:
+                check(part)
+            except Exception as error:
+                raise AssertionError(f"{part!r} breaks its promise '{name}': {error}") from error
+
+
+def refuses(call: Callable[[], object], words: str) -> None:
+    """Check that a call raises a ConfigurationError whose message holds these words.
+
+    Raises:
+        AssertionError: if it does not.
+    """
+    try:
+        result = call()
+    except ConfigurationError as error:
+        if words not in str(error):
+            raise AssertionError(f"the message should name {words!r} but is: {error}") from error
+    else:
+        raise AssertionError(f"expected a ConfigurationError about {words!r} but got {result!r}")
