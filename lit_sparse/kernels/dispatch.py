@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-__all__ = ["RowKernel"]
+__all__ = ["HALVES", "RowKernel", "batch_first"]
+
+HALVES = (torch.float16, torch.bfloat16)
 
 # torch.library.custom_op came with torch 2.4; before it, traced calls break the graph and run eagerly.
 HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
@@ -23,12 +25,18 @@ HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
 class RowKernel:
     """A row algorithm with its implementations for each device.
 
+    Its arguments are, in this order: tensors of one shape (..., d); row parameters, which are numbers or tensors of as many
+    dimensions that broadcast to (..., 1); other numbers. It returns a tensor of the shape of the first, or several.
+
     Args:
         name: name of the operator in torch's registry, ``lit_sparse::<name>``.
-        schema: its arguments and result, in the words of torch's operator schemas.
-        cpu: ``cpu(out, *arrays, *numbers)`` writes the result for contiguous float32 or float64 arrays (rows, d).
-        twin: the same in plain torch operations on tensors (..., d), for every other device.
+        schema: its arguments and results, in the words of torch's operator schemas.
+        cpu: ``cpu(*outs, *arrays, *numbers)`` writes the results. The arrays are contiguous float32 or float64 (rows, d),
+            or of their own type if it is an integer; row parameters are float64, one for all rows or one for each.
+        twin: the same in plain torch operations on tensors, for every other device; returns what the kernel returns.
         cuda: the same as ``twin`` for CUDA tensors, where there is something faster; ``twin`` serves when it is None.
+        parameters: how many of the tensors in the schema are row parameters.
+        kept: dtypes of the results after the first; they have its shape.
     """
 
     def __init__(
@@ -36,85 +44,120 @@ class RowKernel:
         name: str,
         schema: str,
         cpu: Callable[..., None],
-        twin: Callable[..., Tensor],
-        cuda: Callable[..., Tensor] | None = None,
+        twin: Callable[..., Any],
+        cuda: Callable[..., Any] | None = None,
+        *,
+        parameters: int = 0,
+        kept: tuple[torch.dtype, ...] = (),
     ) -> None:
         self.name = name
         self.cpu = cpu
         self.twin = twin
         self.cuda = cuda
-        self.tensors = schema.split("->")[0].count("Tensor")
+        self.kept = kept
+        self.inputs = schema.split("->")[0].count("Tensor")
+        self.tensors = self.inputs - parameters
         self._operator = self._register(schema) if HAS_CUSTOM_OPS else None
 
     def __repr__(self) -> str:
         return f"RowKernel({self.name!r})"
 
-    def __call__(self, *args: Any) -> Tensor:
-        """Return the result for tensors of one shape (..., d), followed by the kernel's numbers.
+    def __call__(self, *args: Any) -> Any:
+        """Return the result, with whatever is kept beside it.
 
         Half-precision input is computed in float32 and rounded once, at the end. The result has the dtype and shape of
-        the last tensor, and is contiguous.
+        the first tensor, and is contiguous.
         """
-        tensors = args[: self.tensors]
         watched = _watchers() > 0
-        for tensor in tensors:
-            if watched or (type(tensor) is not Tensor and type(tensor) is not Parameter) or _is_legacy_batch(tensor):
+        for arg in args[: self.inputs]:
+            kind = type(arg)
+            if kind is float:
+                continue
+            if watched or (kind is not Tensor and kind is not Parameter) or _is_legacy_batch(arg):
                 # A tensor that stands for others (fake, traced, a batch of the older vmap), or somebody who records each
                 # operation: the operator is what they can see.
-                return self._twin_or_operator(tensors, args)
+                return self._twin_or_operator(args)
         return self._compute(args)
 
-    def _compute(self, args: tuple[Any, ...]) -> Tensor:
-        tensors, last = args[: self.tensors], args[self.tensors - 1]
-        if last.is_cpu:
-            return self._on_cpu(last, tensors, args[self.tensors :])
-        if last.is_cuda and self.cuda is not None:
-            return self.cuda(*args)
-        return self._on_twin(tensors, args[self.tensors :])
+    def _compute(self, args: tuple[Any, ...]) -> Any:
+        first = args[0]
+        if first.is_cpu:
+            return self._on_cpu(args)
+        if first.is_meta:
+            return self._like(first)
+        if first.is_cuda and self.cuda is not None:
+            return self._on_tensors(self.cuda, args)
+        return self._on_tensors(self.twin, args)
 
-    def traced(self, *args: Any) -> Tensor:
+    def traced(self, *args: Any) -> Any:
         """Return the same as a call, as one opaque operator that ``torch.compile`` and ``torch.export`` keep whole."""
         if self._operator is None:
-            return self._eagerly(*args)  # type: ignore[no-any-return]
-        return self._operator(*args)  # type: ignore[no-any-return]
+            return self._eagerly(*args)
+        return self._operator(*self._with_tensors(args))
 
     @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
-    def _eagerly(self, *args: Any) -> Tensor:
+    def _eagerly(self, *args: Any) -> Any:
         return self(*args)
 
-    def _twin_or_operator(self, tensors: tuple[Tensor, ...], args: tuple[Any, ...]) -> Tensor:
+    def _twin_or_operator(self, args: tuple[Any, ...]) -> Any:
         if self._operator is None:
-            return self._on_twin(tensors, args[self.tensors :])
-        return self._operator(*args)  # type: ignore[no-any-return]
+            return self._on_tensors(self.twin, args)
+        return self._operator(*self._with_tensors(args))
 
-    def _on_cpu(self, last: Tensor, tensors: tuple[Tensor, ...], numbers: tuple[Any, ...]) -> Tensor:
-        dtype = last.dtype
+    def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give numbers among the row parameters as tensors: a number that a graph computes must not be frozen in it."""
+        first = args[0]
+        return tuple(
+            [
+                first.new_full((1,) * first.dim(), arg, dtype=torch.float64)
+                if i < self.inputs and not isinstance(arg, Tensor)
+                else arg
+                for i, arg in enumerate(args)
+            ]
+        )
+
+    def _on_cpu(self, args: tuple[Any, ...]) -> Any:
+        first = args[0]
+        dtype = first.dtype
         width = dtype if dtype is torch.float32 or dtype is torch.float64 else torch.float32
-        out = torch.empty_like(last) if width is dtype and last.is_contiguous() else torch.empty(last.shape, dtype=width)
-        if last.numel():
-            target = out.numpy()
-            if target.ndim != 2:
-                target = target.reshape(-1, target.shape[-1])
-            self.cpu(target, *[_as_rows(tensor, width) for tensor in tensors], *numbers)
-        return out if width is dtype else out.to(dtype)
+        out = torch.empty_like(first) if width is dtype and first.is_contiguous() else torch.empty(first.shape, dtype=width)
+        kept = [torch.empty(first.shape, dtype=kind) for kind in self.kept]
+        if first.numel():
+            self.cpu(
+                *[_as_rows(tensor, tensor.dtype) for tensor in (out, *kept)],
+                *[_as_rows(tensor, width) for tensor in args[: self.tensors]],
+                *[_as_column(value, first.shape) for value in args[self.tensors : self.inputs]],
+                *args[self.inputs :],
+            )
+        result = out if width is dtype else out.to(dtype)
+        return (result, *kept) if kept else result
 
-    def _on_twin(self, tensors: tuple[Tensor, ...], numbers: tuple[Any, ...]) -> Tensor:
-        last = tensors[-1]
-        if last.numel() == 0:
-            return torch.empty_like(last, memory_format=torch.contiguous_format)
-        wide = [t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in tensors]
-        return self.twin(*wide, *numbers).to(last.dtype).contiguous()
+    def _on_tensors(self, implementation: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        first = args[0]
+        if first.numel() == 0:
+            return self._like(first)
+        results = implementation(*[arg.float() if isinstance(arg, Tensor) and arg.dtype in HALVES else arg for arg in args])
+        if not self.kept:
+            return results.to(first.dtype).contiguous()
+        result, *kept = results
+        return (result.to(first.dtype).contiguous(), *[k.to(kind) for k, kind in zip(kept, self.kept, strict=True)])
+
+    def _like(self, first: Tensor) -> Any:
+        result = torch.empty_like(first, memory_format=torch.contiguous_format)
+        if not self.kept:
+            return result
+        return (result, *[torch.empty(first.shape, dtype=kind, device=first.device) for kind in self.kept])
 
     def _register(self, schema: str) -> Any:
-        def run(*args: Any) -> Tensor:
+        def run(*args: Any) -> Any:
             return self._compute(args)
 
-        def fake(*args: Any) -> Tensor:
-            return torch.empty_like(args[self.tensors - 1], memory_format=torch.contiguous_format)
+        def fake(*args: Any) -> Any:
+            return self._like(args[0])
 
-        def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
             moved = batch_first(info.batch_size, in_dims, args)
-            return operator(*moved), 0
+            return operator(*moved), (0,) * (1 + len(self.kept)) if self.kept else 0
 
         operator = torch.library.custom_op(f"lit_sparse::{self.name}", run, mutates_args=(), schema=schema)
         operator.register_fake(fake)
@@ -148,9 +191,20 @@ def _as_rows(x: Tensor, dtype: torch.dtype) -> np.ndarray[Any, Any]:
     """View a CPU tensor (..., d) as a contiguous array (rows, d), copying only when it must."""
     if x.requires_grad:
         x = x.detach()
-    if x.dtype is not dtype:
+    if x.dtype is not dtype and x.dtype.is_floating_point:
         x = x.to(dtype)
     if not x.is_contiguous():
         x = x.contiguous()
     array: np.ndarray[Any, Any] = x.numpy()
     return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
+
+
+def _as_column(value: float | Tensor, shape: torch.Size) -> np.ndarray[Any, Any]:
+    """Return a row parameter as float64 (1,), or (rows,) if it is not one number for all."""
+    if not isinstance(value, Tensor):
+        return np.full(1, value, np.float64)
+    value = value.detach().to(torch.float64)
+    if value.numel() != 1:
+        value = value.expand(*shape[:-1], 1)
+    array: np.ndarray[Any, Any] = value.reshape(-1).contiguous().numpy()
+    return array

@@ -282,7 +282,7 @@ def support_sums(y: Any, v: Any, row: Any) -> Any:
 
 
 @compile_rows()
-def center_block(start: Any, stop: Any, y: Any, v: Any, out: Any, gamma: Any) -> None:
+def center_block(start: Any, stop: Any, v: Any, y: Any, out: Any, gamma: Any) -> None:
     """Center rows ``start .. stop - 1`` of ``v`` on the support of ``y``."""
     scale, zero = v.dtype.type(1.0 / gamma), v.dtype.type(0)
     for row in range(start, stop):
@@ -292,11 +292,11 @@ def center_block(start: Any, stop: Any, y: Any, v: Any, out: Any, gamma: Any) ->
             out[row, i] = (v[row, i] - mean) * scale if y[row, i] != 0 else zero
 
 
-def _center_cpu(out: np.ndarray[Any, Any], y: np.ndarray[Any, Any], v: np.ndarray[Any, Any], gamma: float) -> None:
-    over_rows(center_block, y.shape, CENTER_SECONDS, y, v, out, gamma)
+def _center_cpu(out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], gamma: float) -> None:
+    over_rows(center_block, y.shape, CENTER_SECONDS, v, y, out, gamma)
 
 
-def _center_twin(y: Tensor, v: Tensor, gamma: float) -> Tensor:
+def _center_twin(v: Tensor, y: Tensor, gamma: float) -> Tensor:
     support = y != 0
     zero = torch.zeros_like(v)
     count = support.sum(-1, keepdim=True).clamp_min(1)
@@ -305,8 +305,8 @@ def _center_twin(y: Tensor, v: Tensor, gamma: float) -> Tensor:
     return torch.where(y.isnan().any(-1, keepdim=True) & support, torch.full_like(v, torch.nan), centered)
 
 
-center_on_support = RowKernel("center_on_support", "(Tensor y, Tensor v, float gamma) -> Tensor", _center_cpu, _center_twin)
-"""Row kernel ``(y (..., d), v (..., d), gamma) -> (..., d)``: ``(v - mean of v over the support of y) / gamma`` there, else 0.
+center_on_support = RowKernel("center_on_support", "(Tensor v, Tensor y, float gamma) -> Tensor", _center_cpu, _center_twin)
+"""Row kernel ``(v (..., d), y (..., d), gamma) -> (..., d)``: ``(v - mean of v over the support of y) / gamma`` there, else 0.
 
 This is the Jacobian of the simplex projection at ``y``, times ``v``. It is symmetric and constant on each support.
 """

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.kernels.dispatch import batch_first
-from lit_sparse.mappings.rowwise import along_last, check_positive
+from lit_sparse.kernels.dispatch import HALVES, batch_first
+from lit_sparse.mappings.rowwise import allowed_scores, check_positive
 
 __all__ = ["SparseMapping"]
 
@@ -19,7 +19,7 @@ __all__ = ["SparseMapping"]
 class SparseMapping(nn.Module, ABC):
     """A layer ``y = argmax_{y in C} <y, x> - gamma * Omega(y)`` along one dimension of the scores x.
 
-    A subclass implements :meth:`map` and :meth:`omega`, keeps each constructor argument as an attribute of the same name,
+    A subclass implements :meth:`map` and :meth:`regularizer` (Omega), keeps each constructor argument as an attribute of the same name,
     and gets the value, the Fenchel-Young loss, the representation and the shared tests from here.
 
     Args:
@@ -56,15 +56,28 @@ class SparseMapping(nn.Module, ABC):
         """
 
     @abstractmethod
-    def omega(self, y: Tensor) -> Tensor:
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return Omega(y) without its strength gamma; inf where y lies outside the domain.
 
         Args:
-            y: (..., d).
+            y: (..., d, ...), zero where it is not allowed.
+            dim: dimension of length d.
+            allowed: boolean of y's shape, False where a mask forbids the entry; None where nothing does.
 
         Returns:
-            Tensor (...).
+            Tensor of y's shape without ``dim``.
         """
+
+    def regularizer_of_target(self, q: Tensor, dim: int, allowed: Tensor | None = None) -> Tensor:
+        """Return what stands for Omega(q) in the Fenchel-Young loss of a target q; Omega(q) itself but for good reason."""
+        return self.regularizer(q, dim, allowed)
+
+    def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
+        """Return Omega(y) less the same with the parameters of Omega held constant: zero, but with their derivatives.
+
+        None for an Omega without differentiable parameters.
+        """
+        return None
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -98,24 +111,27 @@ class SparseMapping(nn.Module, ABC):
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """Return :meth:`value` along ``dim``, whatever ``self.dim`` is."""
-        return along_last(scores, mask, dim, self._value_of_rows)
-
-    def _value_of_rows(self, x: Tensor) -> Tensor:
+        x = allowed_scores(scores, mask)
         dtype = x.dtype
-        if dtype in (torch.float16, torch.bfloat16):
+        if dtype in HALVES:
             x = x.float()
-        if x.shape[-1] == 0:
-            return x.new_full(x.shape[:-1], -torch.inf, dtype=dtype)
-        y = self.map(x, None, -1)
-        return _envelope(x, y, self._maximum(x.detach(), y.detach())).to(dtype)
+        if dim >= 0:
+            dim -= x.dim()  # counted from the end, a dimension keeps its number under vmap
+        if x.shape[dim] == 0:
+            return x.sum(dim).fill_(-torch.inf).to(dtype)
+        y = self.map(x, None, dim)
+        allowed = x != -torch.inf
+        value = _envelope(x, y, self._maximum(x.detach(), y.detach(), allowed, dim), dim)
+        term = self.parameter_term(y, dim, allowed)
+        return (value if term is None else value - self.gamma * term).to(dtype)
 
-    def _maximum(self, x: Tensor, y: Tensor) -> Tensor:
+    def _maximum(self, x: Tensor, y: Tensor, allowed: Tensor, dim: int) -> Tensor:
         """Return <y, x> - gamma * Omega(y), around the largest score so that large shifts cost no digits."""
-        top = x.amax(-1)
-        center = torch.where(top.isinf(), 0.0, top) if self.shift_invariant else torch.zeros_like(top)
-        gain = torch.where(y != 0, y * (x - center.unsqueeze(-1)), 0.0).sum(-1)
-        maximum = center + gain - self.gamma * self.omega(y)
-        return torch.where(top == -torch.inf, -torch.inf, maximum)
+        top = x.amax(dim, keepdim=True)
+        center = torch.where(top.isinf(), 0.0, top) if self.shift_invariant and self.on_simplex else torch.zeros_like(top)
+        gain = torch.where(y != 0, y * (x - center), 0.0).sum(dim)
+        maximum = center.squeeze(dim) + gain - self.gamma * self.regularizer(y, dim, allowed).detach()
+        return torch.where(allowed.any(dim), maximum, -torch.inf)
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments as this instance has them."""
@@ -123,13 +139,13 @@ class SparseMapping(nn.Module, ABC):
         return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
 
 
-def _envelope(x: Tensor, y: Tensor, maximum: Tensor) -> Tensor:
-    """Attach to a maximum (...) over rows x (..., d), attained at y (..., d), the gradient y."""
+def _envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
+    """Attach to a maximum over scores x, attained at y along ``dim``, the gradient y."""
     if not torch.compiler.is_compiling():
-        return _Envelope.apply(x, y, maximum)  # type: ignore[no-any-return, no-untyped-call]
+        return _Envelope.apply(x, y, maximum, dim)  # type: ignore[no-any-return, no-untyped-call]
     # Traced graphs hold no autograd function with a jvp: a Taylor polynomial around x, right to second order.
     step = torch.where(y != 0, x - x.detach(), 0.0)
-    return maximum + (0.5 * (y + y.detach()) * step).sum(-1)
+    return maximum + (0.5 * (y + y.detach()) * step).sum(dim)
 
 
 class _Envelope(torch.autograd.Function):
@@ -140,23 +156,24 @@ class _Envelope(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, y: Tensor, maximum: Tensor) -> Tensor:
+    def forward(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
         return maximum.clone()
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.dim = inputs[3]
         ctx.save_for_backward(inputs[1])
         ctx.save_for_forward(inputs[1])
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         (y,) = ctx.saved_tensors
-        return grads[0].unsqueeze(-1) * y, None, None
+        return grads[0].unsqueeze(ctx.dim) * y, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         (y,) = ctx.saved_tensors
-        return torch.where(y != 0, y * tangents[0], 0.0).sum(-1)
+        return torch.where(y != 0, y * tangents[0], 0.0).sum(ctx.dim)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:

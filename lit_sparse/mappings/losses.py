@@ -116,9 +116,12 @@ class FenchelYoungLoss(nn.Module):
         if self.mapping.shift_invariant and rows.shape[-1] > 0:
             top = rows.detach().amax(-1, keepdim=True)
             rows = rows - torch.where(top.isinf(), 0.0, top)
-        value = self.mapping.value_along(rows, None, -1)
         score = torch.where(q != 0, q * rows, 0.0).sum(-1)
-        losses = value + self.mapping.gamma * self.mapping.omega(q) - score
+        dim = min(1, rows.dim() - 1)  # a mapping's own parameters have the layout of the scores
+        scores, target = rows.movedim(-1, dim), q.movedim(-1, dim)
+        value = self.mapping.value_along(scores, None, dim)
+        omega = self.mapping.regularizer_of_target(target, dim, scores.detach() != -torch.inf)
+        losses = value + self.mapping.gamma * omega - score
         return losses if mass is None else mass * losses
 
     def _labels(self, target: Tensor, rows: Tensor) -> Tensor:

@@ -15,9 +15,18 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.dispatch import batch_first
+from lit_sparse.kernels.dispatch import HALVES, batch_first
 
-__all__ = ["RowFunction", "along_last", "check_count", "check_positive", "is_eager", "is_plain"]
+__all__ = ["RowFunction",
+    "allowed_scores",
+    "along_last",
+    "check_count",
+    "check_number",
+    "check_parameter",
+    "check_positive",
+    "is_eager",
+    "is_plain",
+]
 
 # Strengths that float32 can divide by and multiply with.
 LEAST, MOST = 1e-30, 1e30
@@ -25,31 +34,47 @@ NO_GRADIENTS = (None,) * 16
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
-class RowFunction(torch.autograd.Function):
+class RowFunction:
     """Base of differentiable functions of tensors (..., d) that treat every row alike.
 
-    A subclass gives ``forward``, the raw result, and ``jacobian``, its derivative. Tensor arguments come first, numbers
-    after them; the derivative is taken in the last tensor, the others are constants. Call it by :meth:`of`.
+    A subclass gives ``kernel``, which computes ``y``, or ``(y, *kept)`` with facts about ``y`` (its runs, say) that its
+    derivative needs, from ``(x, *args)``; and ``jacobian``. Call it by :meth:`of`.
+
+    The derivative is taken in ``x``, and in ``args[0]`` where the subclass gives :meth:`sensitivity`. Other tensors among
+    the arguments are constants.
     """
 
-    #: Number of tensor arguments.
-    tensors: ClassVar[int] = 1
+    #: What computes the result from (x, *args): a RowKernel, or a static method.
+    kernel: ClassVar[Callable[..., Any]]
+    #: The derivative needs ``x`` itself: it follows ``y`` among the arguments of :meth:`jacobian`.
+    keeps_scores: ClassVar[bool] = False
+    #: The function is affine wherever it is differentiable.
+    piecewise_linear: ClassVar[bool] = True
+    #: The derivative in ``args[0]`` is given.
+    sensitive: ClassVar[bool] = False
+    #: What computes :meth:`transposed` where nobody differentiates it further, from the same arguments.
+    product: ClassVar[Callable[..., Tensor] | None] = None
 
     @staticmethod
-    def jacobian(y: Tensor, v: Tensor, *args: Any) -> Tensor:
-        """Return J v (..., d), itself differentiable in ``y`` and ``v``.
+    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        """Return J v (..., d) in plain torch operations, differentiable in ``v``, ``y`` and tensors that are not kept.
 
         Args:
-            y: (..., d) the result.
             v: (..., d) direction.
-            args: all arguments but the last tensor.
+            y: (..., d) the result.
+            args: ``x`` if it is kept, whatever else the kernel returned, and the arguments of the function after ``x``.
         """
         raise NotImplementedError
 
     @classmethod
-    def transposed(cls, y: Tensor, v: Tensor, *args: Any) -> Tensor:
+    def transposed(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
         """Return J^T v; the same as J v, for the gradient of a convex function has a symmetric Jacobian."""
-        return cls.jacobian(y, v, *args)
+        return cls.jacobian(v, y, *args)
+
+    @staticmethod
+    def sensitivity(y: Tensor, *args: Any) -> Tensor:
+        """Return the derivative (..., d) of ``y`` in ``args[0]``, a tensor (..., 1); arguments as for :meth:`jacobian`."""
+        raise NotImplementedError
 
     @classmethod
     def of(cls, *args: Any) -> Tensor:
@@ -58,44 +83,152 @@ class RowFunction(torch.autograd.Function):
         ``Function.apply`` binds its arguments to a signature at every call, which costs more than a small row; without
         functorch's transforms there is nothing to bind.
         """
+        result = cls._all(*args)
+        return result if isinstance(result, Tensor) else result[0]
+
+    @classmethod
+    def traced(cls, x: Tensor, *args: Any, gamma: float | None = None) -> Tensor:
+        """Return the same for ``torch.compile`` and ``torch.export``: one opaque operator, and plain operations around it.
+
+        The operator sees detached tensors. The derivative is that of a Taylor polynomial around them, right to second
+        order, whose value is the operator's.
+
+        Args:
+            x: (..., d) scores.
+            args: the function's other arguments.
+            gamma: strength to divide the scores by, for a function that shifts do not change, called with strength 1: a
+                number that a graph computes would be frozen in the operator.
+        """
+        if x.shape[-1] == 0:
+            return x
+        dtype = x.dtype
+        if dtype in HALVES:
+            x = x.float()
+        if gamma is not None:
+            top = x.detach().amax(-1, keepdim=True)
+            x = (x - torch.where(top.isfinite(), top, 0.0)) / gamma
+        parameters = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
+        result = cls.kernel.traced(x.detach(), *parameters)  # type: ignore[attr-defined]
+        y, kept = (result, ()) if isinstance(result, Tensor) else (result[0], result[1:])
+        rest = (x.detach(), *kept, *parameters) if cls.keeps_scores else (*kept, *parameters)
+        step = torch.where(x == -torch.inf, 0.0, x - x.detach())
+        shift = None
+        if cls.sensitive and isinstance(args[0], Tensor):
+            shift = args[0] - args[0].detach()
+
+        def moved(point: Tensor) -> Tensor:
+            change = cls.jacobian(step, point, *rest)
+            return change if shift is None else change + shift * cls.sensitivity(point, *rest)
+
+        answer = y + moved(y)
+        if not cls.piecewise_linear:
+            answer = y + moved(0.5 * (y + answer))
+        return answer.to(dtype)
+
+    @classmethod
+    def _all(cls, *args: Any) -> Any:
+        """Return the result and what is kept beside it."""
         if _transforms_active():
-            return cls.apply(*args)  # type: ignore[no-any-return, no-untyped-call]
+            return cls._function.apply(*args)  # type: ignore[no-untyped-call]
         if is_plain():
-            return cls.forward(*_alive(args))  # type: ignore[no-any-return]
+            return cls.kernel(*_alive(args))
         return cls._apply(*_alive(args))
 
-    #: ``Function.apply`` without its binding of arguments to a signature.
-    _apply: ClassVar[Callable[..., Tensor]]
+    #: The autograd function of this rule, and its ``apply`` without the binding of arguments to a signature.
+    _function: ClassVar[type[_Derivative]]
+    _apply: ClassVar[Callable[..., Any]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        cls._apply = super(torch.autograd.Function, cls).apply  # type: ignore[misc]
+        cls._function = type(cls.__name__, (_Derivative,), {"rule": cls})
+        cls._apply = super(torch.autograd.Function, cls._function).apply  # type: ignore[misc]
 
     @classmethod
-    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: D102
-        ctx.numbers = inputs[cls.tensors :]
-        if cls.tensors == 1:
-            ctx.save_for_backward(output)
-            ctx.save_for_forward(output)
+    def times(cls, v: Tensor, *args: Any) -> Tensor:
+        """Return J v, computed in float32 at least."""
+        return _wide_call(cls.jacobian, v, *args)
+
+    @classmethod
+    def times_transposed(cls, v: Tensor, *args: Any) -> Tensor:
+        """Return J^T v, computed in float32 at least."""
+        if cls.product is not None and is_plain():
+            return cls.product(v, *args)
+        return _wide_call(cls.transposed, v, *args)
+
+
+class _Derivative(torch.autograd.Function):
+    """Any :class:`RowFunction` as torch's autograd and functorch see it."""
+
+    rule: ClassVar[type[RowFunction]]
+
+    @classmethod
+    def forward(cls, *args: Any) -> Any:  # type: ignore[override]  # noqa: D102
+        return cls.rule.kernel(*args)
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: D102
+        if isinstance(output, Tensor):
+            saved, ctx.kept = [output], 0
         else:
-            ctx.save_for_backward(output, *inputs[: cls.tensors - 1])
-            ctx.save_for_forward(output, *inputs[: cls.tensors - 1])
+            saved, ctx.kept = list(output), len(output) - 1
+            ctx.mark_non_differentiable(*output[1:])
+        if cls.rule.keeps_scores:
+            saved.insert(1, inputs[0])
+        ctx.rest = list(inputs[1:])
+        ctx.holes = []
+        for i, value in enumerate(ctx.rest):
+            if isinstance(value, Tensor):
+                saved.append(value)
+                ctx.rest[i] = None
+                ctx.holes.append(i)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
 
     @classmethod
     def backward(cls, ctx: Any, *grads: Any) -> Any:  # noqa: D102
-        y, *constants = ctx.saved_tensors
-        numbers = ctx.numbers
-        grad = cls.transposed(y, grads[0], *constants, *numbers)
-        return (*NO_GRADIENTS[: cls.tensors - 1], grad, *NO_GRADIENTS[: len(numbers)])
+        saved, rest = _restored(ctx)
+        grad = cls.rule.times_transposed(grads[0], *saved, *rest) if ctx.needs_input_grad[0] else None
+        if not cls.rule.sensitive or not ctx.needs_input_grad[1]:
+            return (grad, *NO_GRADIENTS[: len(rest)])
+        # What arrives at a zero that cannot move, one behind a mask among them, is never looked at.
+        slope = cls.rule.sensitivity(*_widened(saved), *rest)
+        pull = torch.where(slope != 0, grads[0] * slope, 0.0).sum(-1, keepdim=True)
+        return (grad, pull.sum_to_size(rest[0].shape).to(rest[0].dtype), *NO_GRADIENTS[: len(rest) - 1])
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:  # noqa: D102
-        y, *constants = ctx.saved_tensors
-        return cls.jacobian(y, tangents[cls.tensors - 1], *constants, *ctx.numbers)
+        saved, rest = _restored(ctx)
+        tangent = None if tangents[0] is None else cls.rule.times(tangents[0], *saved, *rest)
+        if cls.rule.sensitive and tangents[1] is not None:
+            push = (tangents[1] * cls.rule.sensitivity(*_widened(saved), *rest)).to(saved[0].dtype)
+            tangent = push if tangent is None else tangent + push
+        return (tangent, *NO_GRADIENTS[: ctx.kept]) if ctx.kept else tangent
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:  # noqa: D102
-        return cls.of(*batch_first(info.batch_size, in_dims, args)), 0
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:  # noqa: D102
+        result = cls.rule._all(*batch_first(info.batch_size, in_dims, args))
+        return result, (0 if isinstance(result, Tensor) else (0,) * len(result))
+
+
+def _restored(ctx: Any) -> tuple[tuple[Tensor, ...], list[Any]]:
+    """Return what was saved beside the arguments after the first, and those arguments."""
+    saved = ctx.saved_tensors
+    if not ctx.holes:
+        return saved, ctx.rest
+    rest, count = list(ctx.rest), len(saved) - len(ctx.holes)
+    for i, value in zip(ctx.holes, saved[count:], strict=True):
+        rest[i] = value
+    return saved[:count], rest
+
+
+def _wide_call(function: Callable[..., Tensor], v: Tensor, *args: Any) -> Tensor:
+    if v.dtype in HALVES:
+        return function(v.float(), *_widened(args)).to(v.dtype)
+    return function(v, *args)
+
+
+def _widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([v.float() if isinstance(v, Tensor) and v.dtype in HALVES else v for v in values])
 
 
 _transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -117,17 +250,43 @@ def _alive(args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([_unwrap_if_dead(arg) if type(arg) is Tensor else arg for arg in args])
 
 
-def along_last(scores: Tensor, mask: Tensor | None, dim: int, function: Callable[[Tensor], Tensor]) -> Tensor:
+def along_last(
+    scores: Tensor,
+    mask: Tensor | None,
+    dim: int,
+    function: Callable[..., Tensor],
+    *parameters: float | Tensor,
+) -> Tensor:
     """Apply a function of rows along ``dim``, forbidden entries set to -inf.
 
     Args:
         scores: floating tensor of any shape.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
         dim: the dimension that is mapped.
-        function: takes (..., d) and returns (..., d) or (...).
+        function: takes (..., d), and the parameters with ``dim`` moved alike, and returns (..., d) or (...).
+        parameters: numbers, or tensors that broadcast to the scores with size 1 along ``dim``.
 
     Raises:
-        ConfigurationError: if the scores are not floating or the mask is not boolean or does not fit.
+        ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
+    """
+    scores = allowed_scores(scores, mask)
+    last = dim == -1 or dim == scores.dim() - 1
+    for parameter in parameters:
+        if isinstance(parameter, Tensor):
+            parameters = tuple([_aligned(parameter, scores, dim) for parameter in parameters])
+            break
+    if last:
+        return function(scores, *parameters)
+    rows = scores.movedim(dim, -1)
+    result = function(rows, *[p.movedim(dim, -1) if isinstance(p, Tensor) else p for p in parameters])
+    return result.movedim(-1, dim) if result.dim() == rows.dim() else result
+
+
+def allowed_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the scores with -inf wherever the mask is False.
+
+    Raises:
+        ConfigurationError: if the scores are not floating or have no dimension, or the mask is not boolean or does not fit.
     """
     if not isinstance(scores, Tensor):
         raise ConfigurationError(f"Expected scores in a torch tensor but got {type(scores).__name__}.")
@@ -137,11 +296,26 @@ def along_last(scores: Tensor, mask: Tensor | None, dim: int, function: Callable
         scores = _masked(scores, mask)
     if scores.dim() == 0:
         raise ConfigurationError("Expected scores with at least one dimension but got a tensor without any.")
-    if dim == -1 or dim == scores.dim() - 1:
-        return function(scores)
-    rows = scores.movedim(dim, -1)
-    result = function(rows)
-    return result.movedim(-1, dim) if result.dim() == rows.dim() else result
+    return scores
+
+
+def _aligned(parameter: float | Tensor, scores: Tensor, dim: int) -> float | Tensor:
+    """Give a parameter as many dimensions as the scores; its size along ``dim`` must be 1."""
+    if not isinstance(parameter, Tensor):
+        return parameter
+    missing = scores.dim() - parameter.dim()
+    if missing > 0:
+        parameter = parameter.reshape((1,) * missing + parameter.shape)
+    fits = missing >= 0 and all(
+        p == 1 or (p == s and i != dim % scores.dim())
+        for i, (p, s) in enumerate(zip(parameter.shape, scores.shape, strict=True))
+    )
+    if not fits:
+        raise ConfigurationError(
+            f"Expected a parameter that can be broadcast to the scores' shape {tuple(scores.shape)}, with size 1 along"
+            f" dimension {dim}, but got shape {tuple(parameter.shape)}."
+        )
+    return parameter
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
@@ -181,3 +355,37 @@ def check_count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"Expected argument `{name}` to be an integer of at least 1 but got {value!r}.")
     return value
+
+
+def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> float:
+    """Return a number that must lie between two others.
+
+    Args:
+        name: what the message calls it.
+        value: the number.
+        low: smallest value allowed; with ``open_low`` the largest that is not.
+        high: largest value allowed; with ``open_high`` the smallest that is not.
+        open_low: exclude ``low``.
+        open_high: exclude ``high``.
+
+    Raises:
+        ConfigurationError: if it does not.
+    """
+    number = not isinstance(value, bool) and isinstance(value, int | float)
+    if not number or not low <= value <= high or (open_low and value == low) or (open_high and value == high):
+        allowed = f"{low} {'<' if open_low else '<='} {name} {'<' if open_high else '<='} {high}"
+        raise ConfigurationError(f"Expected argument `{name}` to be a number but got {value!r}. Allowed: {allowed}.")
+    return float(value)
+
+
+def check_parameter(name: str, value: float | Tensor, low: float, high: float) -> float | Tensor:
+    """Return a number between two others, or a floating tensor, whose values are not looked at.
+
+    Raises:
+        ConfigurationError: if it is neither.
+    """
+    if isinstance(value, Tensor):
+        if value.dtype not in FLOATS:
+            raise ConfigurationError(f"Expected argument `{name}` to be a floating tensor but got {value.dtype}.")
+        return value
+    return check_number(name, value, low, high)

@@ -16,22 +16,28 @@ __all__ = ["Softmax", "softmax"]
 class _Softmax(RowFunction):
     """Softmax of rows / gamma; forbidden entries, and rows of nothing else, are zero."""
 
+    piecewise_linear = False
+
     @staticmethod
-    def forward(x: Tensor, gamma: float) -> Tensor:
+    def kernel(x: Tensor, gamma: float) -> Tensor:
         if x.is_cpu and x.numel() and is_eager() and bool(x.detach().amin() > -torch.inf):
             return _softmax(x, gamma)
         return _plain(x, gamma)
 
     @staticmethod
-    def jacobian(y: Tensor, v: Tensor, *args: Any) -> Tensor:
+    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        v = torch.where(y != 0, v, 0.0)  # what arrives at a forbidden entry is never looked at
+        return y * (v - (y * v).sum(-1, keepdim=True)) / args[0]
+
+    @staticmethod
+    def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         (gamma,) = args
-        if not (y.is_cpu and is_plain() and is_eager() and y.numel() and bool(y.amin() > 0)):
-            v = torch.where(y != 0, v, 0.0)  # what arrives at a forbidden entry is never looked at
-        if is_plain() and y.dtype == v.dtype:
-            grad = torch._softmax_backward_data(v, y, -1, y.dtype)
-            return grad if gamma == 1.0 else grad / gamma
-        product: Tensor = y * (v - (y * v).sum(-1, keepdim=True)) / gamma
-        return product
+        if y.dtype != v.dtype or y.numel() == 0:
+            return _Softmax.jacobian(v, y, gamma)
+        if not (y.is_cpu and is_eager() and bool(y.amin() > 0)):
+            v = torch.where(y != 0, v, 0.0)
+        grad = torch._softmax_backward_data(v, y, -1, y.dtype)
+        return grad if gamma == 1.0 else grad / gamma
 
 
 def _softmax(x: Tensor, gamma: float) -> Tensor:
@@ -97,7 +103,7 @@ class Softmax(SparseMapping):
         """See :func:`softmax`."""
         return softmax(scores, gamma=self.gamma, dim=dim, mask=mask)
 
-    def omega(self, y: Tensor) -> Tensor:
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return the negative entropy ``sum y log y``."""
-        entropy: Tensor = torch.special.entr(y).sum(-1)
+        entropy: Tensor = torch.special.entr(y).sum(dim)
         return -entropy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,29 +11,30 @@ from lit_sparse.kernels.simplex import center_on_support, project_simplex
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive
 
-__all__ = ["Sparsemax", "project_rows", "sparsemax"]
+__all__ = ["Sparsemax", "centered", "project_rows", "sparsemax"]
 
 
-class _Center(RowFunction):
-    """The Jacobian of the simplex projection times a vector: linear in the vector, constant on each support."""
-
-    tensors: ClassVar[int] = 2
-
-    forward = staticmethod(center_on_support)
-
-    @staticmethod
-    def jacobian(y: Tensor, v: Tensor, *args: Any) -> Tensor:
-        return _Center.of(args[0], v, args[1])
-
-
-class _Project(RowFunction):
+class Project(RowFunction):
     """Projection of rows / gamma onto the simplex, of their k largest entries alone when k > 0."""
 
-    forward = staticmethod(project_simplex)
+    kernel = project_simplex
 
     @staticmethod
-    def jacobian(y: Tensor, v: Tensor, *args: Any) -> Tensor:
-        return _Center.of(y, v, args[0])
+    def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        return center_on_support(v, y, args[0])  # type: ignore[no-any-return]
+
+    @staticmethod
+    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        return centered(v, y, args[0])
+
+
+def centered(v: Tensor, y: Tensor, gamma: float) -> Tensor:
+    """Return ``(v - mean of v over the support of y) / gamma`` there, else 0, in differentiable operations."""
+    support = y != 0
+    count = support.sum(-1, keepdim=True).clamp_min(1)
+    mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count
+    whole = torch.where(y.isnan(), torch.nan, 1.0)  # a broken row has a broken derivative
+    return torch.where(support, (v - mean) * whole / gamma, 0.0)
 
 
 def project_rows(x: Tensor, gamma: float, k: int = 0) -> Tensor:
@@ -45,21 +46,8 @@ def project_rows(x: Tensor, gamma: float, k: int = 0) -> Tensor:
         k: how many of the largest entries take part; 0 means all.
     """
     if not torch.compiler.is_compiling():
-        return _Project.of(x, gamma, k)
-    if x.shape[-1] == 0:
-        return x
-    # gamma stays outside the operator: one that is computed from an argument would be frozen at an early value.
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    top = wide.detach().amax(-1, keepdim=True)
-    scaled = (wide - torch.where(top.isfinite(), top, 0.0)) / gamma
-    y = project_simplex.traced(torch.where(x == -torch.inf, -torch.inf, scaled).detach(), 1.0, k)
-    support = y != 0
-    inside = torch.where(support, scaled, 0.0)
-    mean = inside.sum(-1, keepdim=True) / support.sum(-1, keepdim=True).clamp_min(1)
-    whole = torch.where(y.isnan(), torch.nan, 1.0)  # a broken row has a broken gradient
-    linear = torch.where(support, (inside - mean) * whole, 0.0)
-    # The kernel's value, with the derivative of the affine piece it lies on.
-    return (y + (linear - linear.detach())).to(x.dtype)
+        return Project.of(x, gamma, k)
+    return Project.traced(x, 1.0, k, gamma=gamma)
 
 
 def sparsemax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -108,6 +96,6 @@ class Sparsemax(SparseMapping):
         """See :func:`sparsemax`."""
         return sparsemax(scores, gamma=self.gamma, dim=dim, mask=mask)
 
-    def omega(self, y: Tensor) -> Tensor:
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return ``1/2 ||y||^2``."""
-        return 0.5 * y.square().sum(-1)
+        return 0.5 * y.square().sum(dim)

@@ -73,7 +73,7 @@ class TopKSparsemax(SparseMapping):
         """See :func:`topk_sparsemax`."""
         return topk_sparsemax(scores, self.k, gamma=self.gamma, dim=dim, mask=mask)
 
-    def omega(self, y: Tensor) -> Tensor:
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return ``1/2 ||y||^2``, inf for more than k entries above zero."""
-        size = (y != 0).sum(-1)
-        return torch.where(size > self.k, torch.inf, 0.5 * y.square().sum(-1))
+        size = (y != 0).sum(dim)
+        return torch.where(size > self.k, torch.inf, 0.5 * y.square().sum(dim))

@@ -41,7 +41,7 @@ while rows < 20000:
             assert ((y[some].double().sum(-1) - 1).abs() <= 1e-5).all(), (gamma, k, d, dtype)
             assert (y[~bad & ~some] == 0).all()
             assert k == 0 or ((y[~bad] > 0).sum(-1) <= k).all()
-            assert center_on_support(y, scores, gamma).shape == y.shape
+            assert center_on_support(scores, y, gamma).shape == y.shape
     rows += n
 print("rows", rows)
 """

@@ -45,13 +45,13 @@ class _NoSecondDerivative(Sparsemax):
 
 
 class _WrongValue(Sparsemax):
-    def omega(self, y: Tensor) -> Tensor:
-        return y.square().sum(-1)
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        return y.square().sum(dim)
 
 
 class _NoOmega(Sparsemax):
-    def omega(self, y: Tensor) -> Tensor:
-        return 0 * y.sum(-1)
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        return 0 * y.sum(dim)
 
 
 @pytest.mark.parametrize(
