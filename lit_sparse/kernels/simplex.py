@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows, floats_of, layout_of
 from lit_sparse.kernels.dispatch import RowKernel
+from lit_sparse.kernels.rows import count_from, key_range, write_odd
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["center_on_support", "project_simplex"]
@@ -26,31 +27,6 @@ SIMD_BLOCK = 64
 PADDED_LENGTH = 512
 TILE_ROWS = 32
 TILE_ELEMENTS = 1 << 13
-
-
-@compile_rows(REDUCTION_FLAGS)
-def key_range(bits: Any, row: Any, low: Any, shift: Any) -> Any:
-    """Return the smallest and the largest order key of a row.
-
-    An order key is an integer that orders as its float does: the bits as they are, or, below zero, all but the sign
-    flipped. Integers compare without the exceptions of NaN, so this pass is vectorized and finds them too.
-    """
-    least, most = low, ~low
-    for i in range(bits.shape[1]):
-        key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
-        least = min(least, key)
-        most = max(most, key)
-    return least, most
-
-
-@compile_rows(REDUCTION_FLAGS)
-def count_from(bits: Any, row: Any, low: Any, shift: Any, key: Any) -> Any:
-    """Return how many entries of a row have an order key of at least ``key``."""
-    count = 0
-    for i in range(bits.shape[1]):
-        if bits[row, i] ^ ((bits[row, i] >> shift) & low) >= key:
-            count += 1
-    return count
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -141,13 +117,6 @@ def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k
             chosen = True
             ties -= 1
         y[row, i] = x.dtype.type(((x[row, i] - top) - tau) / gamma) if chosen else x.dtype.type(0)
-
-
-@compile_rows()
-def write_odd(x: Any, row: Any, y: Any) -> None:
-    """Write NaN at the allowed entries of a row that holds NaN or +inf, and 0 where a score is -inf."""
-    for i in range(x.shape[1]):
-        y[row, i] = x.dtype.type(0) if x[row, i] == -np.inf else x.dtype.type(np.nan)
 
 
 @compile_rows()

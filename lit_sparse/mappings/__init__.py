@@ -13,9 +13,10 @@ Example:
 """
 
 from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.entmax import Entmax, LearnableEntmax
 from lit_sparse.mappings.losses import FenchelYoungLoss
 from lit_sparse.mappings.softmax import Softmax
 from lit_sparse.mappings.sparsemax import Sparsemax
 from lit_sparse.mappings.topk_sparsemax import TopKSparsemax
 
-__all__ = ["FenchelYoungLoss", "Softmax", "SparseMapping", "Sparsemax", "TopKSparsemax"]
+__all__ = ["Entmax", "FenchelYoungLoss", "LearnableEntmax", "Softmax", "SparseMapping", "Sparsemax", "TopKSparsemax"]

@@ -136,7 +136,8 @@ class SparseMapping(nn.Module, ABC):
     def extra_repr(self) -> str:
         """Return the constructor's arguments as this instance has them."""
         names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
+        return " ".join(arguments.split())  # on one line, tensors too
 
 
 def _envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:

@@ -1,6 +1,7 @@
 """Plain torch building blocks, without Lightning."""
 
+from lit_sparse.nn.attention import MultiheadAttention, attention
 from lit_sparse.nn.mlp import MLP
 from lit_sparse.nn.seeded import seeded_normal, seeded_uniform
 
-__all__ = ["MLP", "seeded_normal", "seeded_uniform"]
+__all__ = ["MLP", "MultiheadAttention", "attention", "seeded_normal", "seeded_uniform"]

@@ -1,0 +1,306 @@
+"""alpha-entmax of rows, and its Jacobian.
+
+With ``eps = alpha - 1`` and ``z = (x - max x) / gamma`` the result is ``y = [1 + eps (z - t)]_+^(1 / eps)``, the deformed
+exponential of ``z - t``, which becomes ``exp(z - t)`` as eps -> 0, t the deformed logarithm of the partition function.
+Newton's method runs on ``(sum y)^eps = 1``: for alpha <= 2 its left side is a norm, convex in t and nearly linear.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows
+from lit_sparse.kernels.dispatch import RowKernel
+from lit_sparse.kernels.elementary import exponentials, logarithms, logarithms_of_one_plus, workspace
+from lit_sparse.kernels.rows import top_of
+from lit_sparse.kernels.threads import over_rows
+
+__all__ = ["entmax_product", "map_entmax"]
+
+SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
+FLAT = 1e-9  # below this eps, softmax: the two differ by eps / 2 times the square of a score
+NEWTON_PASSES, PASSES = 30, 120
+TWIN_PASSES = 60
+CHUNK, SIMD_BLOCK = 1024, 32
+
+
+@compile_rows(frozenset({"contract"}))
+def deform(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> None:
+    """Write the deformed exponentials of ``z[:n] - t`` to ``work[0]``."""
+    e, shift, one, zero = z.dtype.type(eps), z.dtype.type(t), z.dtype.type(1), z.dtype.type(0)
+    if eps == 0.5:
+        for j in range(n):
+            m = one + e * (z[j] - shift)
+            work[0, j] = m * m if m > zero else zero
+    elif eps == 1.0:
+        for j in range(n):
+            m = one + (z[j] - shift)
+            work[0, j] = m if m > zero else zero
+    elif eps <= FLAT:
+        for j in range(n):
+            work[0, j] = z[j] - shift
+        exponentials(work, bits, n)
+    else:
+        least = z.dtype.type(-0.99999994 if z.itemsize == 4 else -0.9999999999999998)
+        power = z.dtype.type(1.0 / eps)
+        for j in range(n):
+            work[0, j] = max(e * (z[j] - shift), least)
+        logarithms_of_one_plus(work, bits, n)
+        for j in range(n):
+            work[0, j] = work[0, j] * power
+        exponentials(work, bits, n)
+        for j in range(n):
+            work[0, j] = work[0, j] if e * (z[j] - shift) > -one else zero
+
+
+@compile_rows(REDUCTION_FLAGS)
+def chunk_sums(z: Any, work: Any, first: Any, last: Any, e: Any, shift: Any) -> Any:
+    """Return the sums of y and of ``y^(1 - eps)``, in the type of y: for chunks that are short enough."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    total, slope = zero, zero
+    for j in range(first, last):
+        total += work[0, j]
+        m = one + e * (z[j] - shift)
+        slope += work[0, j] / m if m > zero else zero
+    return total, slope
+
+
+@compile_rows(REDUCTION_FLAGS)
+def chunk_squares(z: Any, first: Any, last: Any, shift: Any) -> Any:
+    """Return the same for eps = 1/2, without a look at y."""
+    zero = z.dtype.type(0)
+    total, slope = zero, zero
+    one, half = z.dtype.type(1), z.dtype.type(0.5)
+    for j in range(first, last):
+        m = one + half * (z[j] - shift)
+        m = m if m > zero else zero
+        total += m * m
+        slope += m
+    return total, slope
+
+
+@compile_rows(REDUCTION_FLAGS)
+def sum_of(work: Any, n: Any) -> Any:
+    """Return the sum of the first entries, in float64."""
+    total = 0.0
+    for j in range(n):
+        total += work[0, j]
+    return total
+
+
+@compile_rows()
+def sums_at(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> Any:
+    """Return the sum of the deformed exponentials of ``z - t``, and minus its derivative in t."""
+    shift = z.dtype.type(t)
+    total, slope = 0.0, 0.0
+    if eps != 0.5:
+        deform(z, n, eps, t, work, bits)
+    for first in range(0, n, CHUNK):
+        last = min(first + CHUNK, n)
+        if eps == 0.5:
+            part, part_slope = chunk_squares(z, first, last, shift)
+        else:
+            part, part_slope = chunk_sums(z, work, first, last, z.dtype.type(eps), shift)
+        total += part
+        slope += part_slope
+    return total, slope
+
+
+@compile_rows()
+def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
+    """Leave the deformed exponentials, their sum almost 1, in ``work[0]``; return that sum."""
+    if eps <= FLAT:  # the result is exp(z) over its sum
+        deform(z, n, eps, 0.0, work, bits)
+        return sum_of(work, n)
+    tolerance = 3e-4 if z.itemsize == 4 else 1e-9  # of the last step: the error left behind is its square
+    if eps > 1.0:  # where y is small it is steep in t
+        tolerance = 1e-15
+    lower, upper = 0.0, (2.0 - 2.0 / math.sqrt(n) if eps == 0.5 else -math.expm1(-eps * math.log(n)) / eps)
+    t = 0.5 * upper
+    for i in range(PASSES):
+        total, slope = sums_at(z, n, eps, t, work, bits)
+        if total >= 1.0:
+            lower = t
+        else:
+            upper = t
+        if eps == 0.5:
+            ahead = t + 2.0 * (total - math.sqrt(total)) / slope
+        else:
+            ahead = t - total / slope * math.expm1(-eps * math.log(total)) / eps
+        if i > NEWTON_PASSES or not lower <= ahead <= upper:
+            ahead = 0.5 * (lower + upper)
+        step = abs(ahead - t)
+        t = ahead
+        if step <= tolerance or upper - lower <= 1e-15 * upper:
+            break
+    deform(z, n, eps, t, work, bits)
+    return sum_of(work, n)
+
+
+@compile_rows()
+def pad(z: Any, n: Any) -> Any:
+    """Fill up with -inf to whole SIMD blocks; return their total length."""
+    padded = (n + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK
+    for j in range(n, padded):
+        z[j] = -np.inf
+    return padded
+
+
+@compile_rows()
+def map_row(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, places: Any, work: Any, bits: Any, out: Any) -> None:
+    """Write the result of one ordinary row, computed in the type of z."""
+    limit = -np.inf if eps <= FLAT else -1.0 / eps
+    factor, bound = z.dtype.type(1.0 / gamma), z.dtype.type(limit)
+    n = 0
+    for i in range(x.shape[1]):
+        value = z.dtype.type(x[row, i] - top) * factor
+        z[n] = value
+        places[n] = i
+        n += value > bound
+    scale = z.dtype.type(1.0 / solve(z, pad(z, n), eps, work, bits))
+    for j in range(n):
+        out[row, places[j]] = work[0, j] * scale
+
+
+@compile_rows()
+def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
+    """Map rows ``start .. stop - 1``."""
+    d = x.shape[1] + SIMD_BLOCK
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
+    work, work_bits = workspace(x, d)
+    steep = np.empty(0)
+    steep_work, steep_bits = workspace(steep, 0)
+    for row in range(start, stop):
+        if not top_of(x, bits, row, out, cell, cell_bits):
+            continue
+        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
+        if not 0.0 <= eps < np.inf:
+            for i in range(x.shape[1]):
+                out[row, i] = np.nan
+        elif eps <= 1.0:
+            map_row(x, row, cell[0], eps, gamma, z, places, work, work_bits, out)
+        else:  # the derivative of y in its argument is unbounded: float32 would not give its own input's result
+            if len(steep) == 0:
+                steep = np.empty(d)
+                steep_work, steep_bits = workspace(steep, d)
+            map_row(x, row, cell[0], eps, gamma, steep, places, steep_work, steep_bits, out)
+
+
+def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], alphas: np.ndarray[Any, Any], gamma: float) -> None:
+    over_rows(map_block, x.shape, SECONDS, out, x, alphas, gamma)
+
+
+def _map_twin(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    """Bracket the threshold and bisect, in the scale on which the largest score is 1."""
+    eps = torch.as_tensor(alpha, dtype=x.dtype, device=x.device) - 1
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    odd = ~(top < torch.inf) | ~(eps >= 0)
+    z = torch.where(odd | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+    safe = eps.clamp_min(1e-6)
+    flat = eps < 1e-6
+
+    def deformed(t: Tensor) -> Tensor:
+        m = safe * (z - t)
+        power = torch.exp(torch.log1p(m.clamp_min(-1 + 1e-7 if x.dtype == torch.float32 else -1 + 1e-15)) / safe)
+        power = torch.where(m > -1, power, torch.zeros_like(power))
+        return torch.where(allowed, torch.where(flat, torch.exp(z - t), power), torch.zeros_like(z))
+
+    size = float(x.shape[-1])
+    lower = torch.zeros_like(top)
+    upper = torch.where(flat, math.log(size), -torch.expm1(-safe * math.log(size)) / safe) + 1e-3
+    upper = upper.expand_as(lower)
+    for _ in range(TWIN_PASSES):
+        middle = 0.5 * (lower + upper)
+        above = deformed(middle).sum(-1, keepdim=True) >= 1
+        lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
+    y = deformed(lower)
+    y = y / y.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    return torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
+
+
+map_entmax = RowKernel(
+    "map_entmax", "(Tensor x, Tensor alpha, float gamma) -> Tensor", _map_cpu, _map_twin, parameters=1
+)
+"""Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: alpha-entmax of ``x / gamma``.
+
+``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
+below 1, gives NaN at its allowed entries.
+"""
+
+
+@compile_rows(REDUCTION_FLAGS - {"nnan"})
+def weighted_sums(work: Any, v: Any, n: Any) -> Any:
+    """Return the sums of ``s`` and of ``s v``."""
+    mass, total = 0.0, 0.0
+    for j in range(n):
+        mass += work[0, j]
+        total += work[0, j] * v[j]
+    return mass, total
+
+
+@compile_rows()
+def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    d = y.shape[1]
+    places = np.empty(d, np.int64)
+    u = np.empty(d, y.dtype)
+    work, bits = workspace(y, d)
+    scale, zero = y.dtype.type(1.0 / gamma), y.dtype.type(0)
+    for row in range(start, stop):
+        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
+        n = 0
+        for i in range(d):
+            work[0, n] = y[row, i]
+            u[n] = v[row, i]
+            places[n] = i
+            n += y[row, i] != zero
+            out[row, i] = zero
+        if eps == 0.5:
+            for j in range(n):
+                work[0, j] = np.sqrt(work[0, j])
+        elif eps == 1.0:
+            for j in range(n):
+                work[0, j] = work[0, j] / work[0, j]
+        elif eps > FLAT:
+            power = y.dtype.type(1.0 - eps)
+            logarithms(work, bits, n)
+            for j in range(n):
+                work[0, j] = work[0, j] * power
+            exponentials(work, bits, n)
+        mass, total = weighted_sums(work, u, n)
+        mean = y.dtype.type(total / mass)
+        for j in range(n):
+            out[row, places[j]] = work[0, j] * (u[j] - mean) * scale
+
+
+def _product_cpu(out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], alphas: np.ndarray[Any, Any], gamma: float) -> None:
+    over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
+
+
+def _product_twin(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    support = y != 0
+    one = torch.ones_like(y)
+    power = 2 - torch.as_tensor(alpha, dtype=y.dtype, device=y.device)
+    s = torch.where(support, torch.where(support, y, one) ** power, torch.zeros_like(y))
+    v = torch.where(support, v, torch.zeros_like(v))
+    mean = (s * v).sum(-1, keepdim=True) / torch.where(support, s, torch.zeros_like(s)).sum(-1, keepdim=True)
+    return torch.where(support, s * (v - mean) / gamma, torch.zeros_like(v))
+
+
+entmax_product = RowKernel(
+    "entmax_product",
+    "(Tensor v, Tensor y, Tensor alpha, float gamma) -> Tensor",
+    _product_cpu,
+    _product_twin,
+    parameters=1,
+)
+"""Row kernel ``(v (..., d), y (..., d), alpha, gamma) -> (..., d)``: the Jacobian of alpha-entmax at its result y, times v."""

@@ -1,0 +1,240 @@
+"""alpha-entmax (Peters, Niculae & Martins 2019): from softmax (alpha = 1) over 1.5-entmax to sparsemax (alpha = 2) and beyond."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.entmax import entmax_product, map_entmax
+from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.rowwise import RowFunction, along_last, check_number, check_parameter, check_positive
+from lit_sparse.mappings.softmax import softmax
+from lit_sparse.mappings.sparsemax import project_rows
+
+__all__ = ["Entmax", "LearnableEntmax", "entmax"]
+
+LARGEST = 100.0  # beyond, the result is a coin toss of rounding: y = m^(1 / (alpha - 1)) is 1 wherever m > 0
+CLOSE = 1e-9  # below this alpha - 1, softmax to all digits
+
+
+class _Entmax(RowFunction):
+    """alpha-entmax of rows / gamma, differentiable in the scores and in alpha."""
+
+    kernel = map_entmax
+    piecewise_linear = False
+    sensitive = True
+
+    @staticmethod
+    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        alpha, gamma = args
+        support = y != 0
+        s = torch.where(support, torch.where(support, y, 1.0) ** (2 - alpha), 0.0)
+        v = torch.where(support, v, 0.0)  # what arrives at an entry outside is never looked at
+        mean = (s * v).sum(-1, keepdim=True) / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
+        return (s * (v - mean) / gamma).to(v.dtype)
+
+    @staticmethod
+    def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        return entmax_product(v, y, *args)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def sensitivity(y: Tensor, *args: Any) -> Tensor:
+        """Return dy / dalpha, whose terms in 1 / (alpha - 1) are cancelled by hand.
+
+        With L = log y, H = -sum y L and g(u) = (exp(-u) - 1 + u) / u^2, it is
+        y ((1 - eps L) G - (1 + eps H) L^2 g(eps L)) / Z, where G = sum y L^2 g(eps L) and Z = 1 + eps H + eps^2 G. It agrees
+        with Correia, Niculae & Martins (2019), proposition 1, and with its limit y (sum y L^2 - L^2) / 2 at alpha = 1.
+        """
+        eps = args[0] - 1
+        support = y != 0
+        log = torch.where(support, torch.where(support, y, 1.0).log(), 0.0)
+        square = log.square() * _second_remainder(eps * log)
+        entropy = -(y * log).sum(-1, keepdim=True)
+        total = (y * square).sum(-1, keepdim=True)
+        partition = 1 + eps * entropy + eps.square() * total
+        return torch.where(support, y * ((1 - eps * log) * total - (1 + eps * entropy) * square) / partition, 0.0)
+
+
+def _second_remainder(u: Tensor) -> Tensor:
+    """Return ``(exp(-u) - 1 + u) / u^2``, by its series where that cancels."""
+    small = u.abs() < 0.3
+    near, far = torch.where(small, u, 0.0), torch.where(small, 1.0, u)
+    series, term = torch.zeros_like(near), torch.full_like(near, 0.5)
+    for n in range(3, 16):
+        series = series + term
+        term = term * -near / n
+    return torch.where(small, series, (torch.expm1(-far) + far) / far.square())
+
+
+def entmax(
+    scores: Tensor, alpha: float | Tensor = 1.5, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None
+) -> Tensor:
+    """Return alpha-entmax of ``scores / gamma``: softmax at alpha = 1, sparsemax at alpha = 2, a curve between them.
+
+    ``y = argmax_{y in simplex} <y, x> - gamma * (sum_i y_i^alpha - 1) / (alpha (alpha - 1))``, that is
+    ``y = [(alpha - 1) x / gamma - tau]_+^(1 / (alpha - 1))``
+
+    Args:
+        scores: floating tensor; length d along ``dim``.
+        alpha: 1 <= alpha <= 100; a number, or a tensor that broadcasts to the scores with size 1 along ``dim`` (one alpha a
+            head, say) and gets a gradient. A row whose alpha is below 1 is NaN.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+    Returns:
+        Tensor of the scores' shape and dtype; exact zeros outside the support for alpha > 1.
+
+    Raises:
+        ConfigurationError: if ``alpha`` or ``gamma`` is out of its range, the scores are not floating, or the mask or alpha
+            does not fit.
+
+    Source: Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models, eq. (10); the derivative in alpha: Correia,
+    Niculae & Martins (2019), Adaptively Sparse Transformers, proposition 1.
+    """
+    gamma = check_positive("gamma", gamma)
+    alpha = check_parameter("alpha", alpha, 1.0, LARGEST)
+    if not isinstance(alpha, Tensor):
+        if alpha - 1 < CLOSE:
+            return softmax(scores, gamma=gamma, dim=dim, mask=mask)
+        if alpha == 2:
+            return along_last(scores, mask, dim, lambda x: project_rows(x, gamma))
+    if not torch.compiler.is_compiling():
+        return along_last(scores, mask, dim, lambda x, a: _Entmax.of(x, a, gamma), alpha)
+    return along_last(scores, mask, dim, lambda x, a: _Entmax.traced(x, a, 1.0, gamma=gamma), alpha)
+
+
+class Entmax(SparseMapping):
+    """alpha-entmax as a layer: the larger alpha, the sparser.
+
+    Args:
+        alpha: 1 <= alpha <= 100, or a tensor of such values that broadcasts to the scores with size 1 along ``dim``. A
+            ``nn.Parameter`` is learnt; see :class:`LearnableEntmax` for one that stays in a range.
+        gamma: strength of the regularizer ``(sum y^alpha - 1) / (alpha (alpha - 1))``, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if ``alpha`` or ``gamma`` is out of its range.
+
+    Source: Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models.
+
+    Example:
+        >>> import torch
+        >>> x = torch.tensor([1.0, 0.5, -2.0])
+        >>> [int((Entmax(alpha)(x) > 0).sum()) for alpha in (1.0, 1.5, 3.0)]
+        [3, 2, 2]
+    """
+
+    alpha: float | Tensor
+
+    def __init__(self, alpha: float | Tensor = 1.5, *, gamma: float = 1.0, dim: int = -1) -> None:
+        super().__init__(gamma=gamma, dim=dim)
+        _check_alpha(alpha)
+        if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
+            self.register_buffer("alpha", alpha, persistent=False)
+        else:
+            self.alpha = alpha if isinstance(alpha, Tensor) else float(alpha)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return instances between the special cases, at them, and one with an alpha to learn."""
+        return [cls(), cls(1.25, gamma=0.5), cls(1.0), cls(2.0), cls(1.0001), cls(nn.Parameter(torch.tensor([1.7])))]
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """See :func:`entmax`."""
+        return entmax(scores, self.alpha, gamma=self.gamma, dim=dim, mask=mask)
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        """Return the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))``."""
+        return _tsallis(y, self.alpha, dim)
+
+    def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
+        """See the base class; alpha is the parameter."""
+        alpha = self.alpha
+        return _tsallis(y, alpha, dim) - _tsallis(y, alpha.detach(), dim) if isinstance(alpha, Tensor) else None
+
+
+class LearnableEntmax(Entmax):
+    """alpha-entmax whose alpha is learnt, inside a range.
+
+    ``alpha = low + (high - low) * sigmoid(a)``, one ``a`` for each entry of ``shape``.
+
+    Args:
+        shape: shape of alpha; it broadcasts to the scores with size 1 along ``dim``. ``(heads, 1, 1)`` gives each head of an
+            attention layer its own.
+        start: where alpha starts; low < start < high.
+        low: bound from below, >= 1.
+        high: bound from above, <= 100.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if a number is out of its range.
+
+    Source: Correia, Niculae & Martins (2019), Adaptively Sparse Transformers, eq. (11).
+
+    Example:
+        >>> import torch
+        >>> mapping = LearnableEntmax(shape=(8, 1, 1))
+        >>> mapping(torch.randn(2, 8, 5, 5)).sum().backward()
+        >>> mapping.weight.grad.shape
+        torch.Size([8, 1, 1])
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...] = (),
+        start: float = 1.5,
+        low: float = 1.0,
+        high: float = 2.0,
+        *,
+        gamma: float = 1.0,
+        dim: int = -1,
+    ) -> None:
+        SparseMapping.__init__(self, gamma=gamma, dim=dim)
+        self.shape = tuple(shape)
+        self.high = check_number("high", high, 1.0, LARGEST, open_low=True)
+        self.low = check_number("low", low, 1.0, self.high, open_high=True)
+        self.start = check_number("start", start, self.low, self.high, open_low=True, open_high=True)
+        share = torch.full(self.shape, (self.start - self.low) / (self.high - self.low))
+        self.weight = nn.Parameter(torch.logit(share))
+
+    @property
+    def alpha(self) -> Tensor:  # type: ignore[override]
+        """The alpha of now, of the given shape."""
+        return self.low + (self.high - self.low) * torch.sigmoid(self.weight)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return one alpha for all, and one for each of the last rows."""
+        return [cls(), cls(start=2.5, low=1.5, high=4.0, gamma=0.5)]
+
+
+def _tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
+    """Return ``(sum y^alpha - 1) / (alpha (alpha - 1))`` as ``sum y expm1((alpha - 1) log y) / (alpha (alpha - 1))``."""
+    if not isinstance(alpha, Tensor):
+        if alpha - 1 < CLOSE:
+            entropy: Tensor = torch.special.entr(y).sum(dim)
+            return -entropy
+        alpha = torch.tensor(alpha, dtype=y.dtype, device=y.device)
+    eps = (alpha - 1).to(y.dtype)
+    support = y > 0
+    log = torch.where(support, torch.where(support, y, 1.0).log(), 0.0)
+    u = eps * log
+    # expm1(u) / eps = log (1 + u (1/2 - ...)): by its series, since alpha = 1 is allowed and has a derivative
+    terms = y * log * (1 + u * _second_remainder(-u)) / (1 + eps)
+    outside = torch.where((y < 0).any(dim), torch.inf, 0.0)
+    # (sum y^alpha - 1) rests on sum y = 1
+    return terms.sum(dim) + outside
+
+
+def _check_alpha(alpha: float | Tensor) -> None:
+    check_parameter("alpha", alpha, 1.0, LARGEST)
+    if isinstance(alpha, Tensor) and not alpha.is_meta:
+        values = alpha.detach()
+        if not bool(((values >= 1) & (values <= LARGEST)).all()):
+            raise ConfigurationError(f"Expected every `alpha` in 1 .. {LARGEST} but got {values.flatten()[:5].tolist()}.")

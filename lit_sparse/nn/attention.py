@@ -1,0 +1,328 @@
+"""Scaled dot-product attention whose normalizer is any mapping: softmax, sparsemax, one you wrote."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import Softmax, SparseMapping
+from lit_sparse.mappings.rowwise import check_count
+
+__all__ = ["MultiheadAttention", "attention"]
+
+
+def attention(
+    query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, mask: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Attend to values by the similarity of queries and keys: ``mapping(Q K^T / sqrt(E)) V``.
+
+    A query with nothing allowed gets a zero output and passes no gradient. What stands at a position that no query may
+    look at, NaN included, reaches neither outputs nor gradients.
+
+    Args:
+        query: (..., L, E).
+        key: (..., S, E).
+        value: (..., S, Ev).
+        mapping: turns scores into weights along S, whatever its own ``dim`` is.
+        mask: boolean, broadcastable to (..., L, S); True where a query may look.
+
+    Returns:
+        The output (..., L, Ev) and the weights (..., L, S).
+
+    Raises:
+        ConfigurationError: if the shapes do not fit, the mask is not boolean, or ``mapping`` is no SparseMapping.
+
+    Source: Vaswani et al. (2017), Attention Is All You Need, eq. (1).
+
+    Example:
+        >>> from lit_sparse.mappings import Sparsemax
+        >>> query, key, value = torch.randn(3, 5, 8), torch.randn(3, 7, 8), torch.randn(3, 7, 4)
+        >>> causal = torch.ones(5, 7, dtype=torch.bool).tril()
+        >>> output, weights = attention(query, key, value, Sparsemax(), causal)
+        >>> bool((weights[:, ~causal] == 0).all()), torch.equal(output, weights @ value)
+        (True, True)
+    """
+    _check_mapping(mapping)
+    shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+    if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        raise ConfigurationError(f"Expected query (..., L, E), key (..., S, E) and value (..., S, Ev) but got shapes {shapes}.")
+    if mask is not None:
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
+        mask = _fitted(mask, (*leading, query.shape[-2], key.shape[-2]))
+        query = torch.where(mask.any(-1, keepdim=True), query, 0.0)
+        seen = mask.any(-2).unsqueeze(-1)
+        key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)  # 0 * NaN in a product would be NaN
+    weights = mapping.map(_scores(query, key), mask, -1)
+    return weights @ value, weights
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """Drop-in ``torch.nn.MultiheadAttention`` whose weights come from any mapping.
+
+    Constructor, call, masks (True = *not* allowed, unlike everywhere else in this package), initial values and names in the
+    state dict are torch's, so its checkpoints load; with :class:`~lit_sparse.mappings.Softmax` so are all results. They
+    differ in three places. A query with nothing allowed gets ``out_proj`` of zeros, where torch gives NaN. NaN in padding
+    reaches neither the other positions nor any gradient. ``attn_mask`` is always applied, and the hint ``is_causal``
+    only needs it to be there.
+
+    The mapping sees scores (N, num_heads, L, S): a parameter of shape (num_heads, 1, 1) in it is one for each head.
+    It need not map onto the simplex.
+
+    To give a ``torch.nn.TransformerEncoderLayer`` sparse attention, replace its ``self_attn``. Torch's fused inference, which
+    would read the weights and take a softmax, stays off; ``torch.nn.TransformerEncoder`` warns of this when it is built
+    from such a layer, unless ``enable_nested_tensor=False``.
+
+    Args:
+        embed_dim: width E of queries and outputs.
+        num_heads: number of heads; divides ``embed_dim``.
+        dropout: probability with which a weight is dropped in training.
+        bias: whether the projections have a bias.
+        add_bias_kv: whether to append a learnt key and value to every sequence.
+        add_zero_attn: whether to append a zero key and value to every sequence.
+        kdim: width of the keys; None means ``embed_dim``.
+        vdim: width of the values; None means ``embed_dim``.
+        batch_first: whether batched tensors are (N, L, E) rather than (L, N, E).
+        device: where the parameters live.
+        dtype: the parameters' dtype.
+        mapping: turns scores into weights; None means ``Softmax()``.
+
+    Raises:
+        ConfigurationError: if a size is not a positive integer, ``num_heads`` does not divide ``embed_dim``, ``dropout`` is no
+            probability, or ``mapping`` is no SparseMapping.
+
+    Source: Vaswani et al. (2017), Attention Is All You Need, section 3.2.2.
+
+    Example:
+        >>> from lit_sparse.mappings import Sparsemax
+        >>> layer = MultiheadAttention(16, 4, batch_first=True, mapping=Sparsemax(gamma=0.1))
+        >>> x = torch.randn(2, 9, 16)
+        >>> output, weights = layer(x, x, x)
+        >>> bool((weights == 0).any()), torch.allclose(weights.sum(-1), torch.ones(2, 9))
+        (True, True)
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        mapping: SparseMapping | None = None,
+    ) -> None:
+        check_count("embed_dim", embed_dim)
+        check_count("num_heads", num_heads)
+        check_count("kdim", embed_dim if kdim is None else kdim)
+        check_count("vdim", embed_dim if vdim is None else vdim)
+        if embed_dim % num_heads:
+            divisors = [n for n in range(1, embed_dim + 1) if embed_dim % n == 0]
+            raise ConfigurationError(
+                f"Expected `num_heads` to divide `embed_dim`={embed_dim} but got {num_heads}. Allowed: {divisors}."
+            )
+        if not 0.0 <= dropout <= 1.0:
+            raise ConfigurationError(f"Expected argument `dropout` to be a probability in 0 .. 1 but got {dropout!r}.")
+        if mapping is not None:
+            _check_mapping(mapping)
+        super().__init__(
+            embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
+        )
+        self.mapping = Softmax() if mapping is None else mapping
+
+    def _reset_parameters(self) -> None:
+        # The base class tells by this flag which weights there are, once, here. Afterwards torch's encoder layers read it to
+        # decide whether they may hand those weights to a fused softmax attention, past our forward: never.
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        self._qkv_same_embed_dim = False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend, as ``torch.nn.MultiheadAttention`` does.
+
+        Args:
+            query: (N, L, E) if ``batch_first``, else (L, N, E); or unbatched (L, E). So are all other sequences.
+            key: (N, S, kdim).
+            value: (N, S, vdim).
+            key_padding_mask: (N, S), or (S,) for an unbatched query. Boolean, True for keys to ignore; or floating, added
+                to the scores, where -inf means ignore.
+            need_weights: whether to return the weights.
+            attn_mask: (L, S) or (N * num_heads, L, S), of either kind too.
+            average_attn_weights: whether to average the weights over heads.
+            is_causal: a hint that ``attn_mask`` is causal, which must be given along with it. It changes nothing.
+
+        Returns:
+            The output, of the query's shape, and the weights (N, L, S'), or (N, num_heads, L, S') when they are not averaged,
+            without N if unbatched, or None. S' counts the positions that ``add_bias_kv`` and ``add_zero_attn`` append.
+
+        Raises:
+            ConfigurationError: if the shapes do not fit, a mask is neither boolean nor floating, or ``is_causal`` stands alone.
+        """
+        if query.is_nested:
+            if not (key_padding_mask is None and attn_mask is None and self.batch_first):
+                raise ConfigurationError("Expected nested tensors to come without masks and with `batch_first=True`.")
+            return self._attend_nested(query, key, value, need_weights, average_attn_weights)
+        self._check_inputs(query, key, value, key_padding_mask, attn_mask, is_causal)
+        query_is_key, unbatched, batch_dim = query is key, query.dim() == 2, 0 if self.batch_first else 1
+        if unbatched:
+            query, key, value = query.unsqueeze(batch_dim), key.unsqueeze(batch_dim), value.unsqueeze(batch_dim)
+        mask, bias = self._merge(key_padding_mask, attn_mask)
+        extra = int(self.bias_k is not None) + int(self.add_zero_attn)  # positions that anybody may look at
+        if mask is not None:  # a weight of zero does not silence a NaN in a matrix product, nor in its gradient
+            seen = self._rows(mask.any(-2).any(1))
+            if query_is_key:  # what is padding as a key is a query too, whose NaN would meet zero gradients
+                query = torch.where(seen, query, query.nan_to_num(0.0, 0.0, 0.0))
+            key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
+            mask = F.pad(mask, (0, extra), value=True)
+            query = torch.where(self._rows(mask.any(-1).any(1)), query, 0.0)
+        if bias is not None:
+            bias = F.pad(bias, (0, extra))
+
+        q, k, v = (self._heads(x) for x in self._project(query, key, value))
+        if self.bias_k is not None and self.bias_v is not None:
+            k = torch.cat([k, self.bias_k.view(self.num_heads, 1, -1).expand(len(k), -1, -1, -1)], -2)
+            v = torch.cat([v, self.bias_v.view(self.num_heads, 1, -1).expand(len(v), -1, -1, -1)], -2)
+        if self.add_zero_attn:
+            k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
+        scores = _scores(q, k)
+        if bias is not None:
+            scores = scores + bias.to(scores.dtype)
+        weights = F.dropout(self.mapping.map(scores, mask, -1), self.dropout, self.training)
+        merged = (weights @ v).permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(-2)
+        output = self.out_proj(merged)
+        if unbatched:
+            output, weights = output.squeeze(batch_dim), weights.squeeze(0)
+        if not need_weights:
+            return output, None
+        return output, weights.mean(-3) if average_attn_weights else weights
+
+    def _project(self, *inputs: Tensor) -> list[Tensor]:
+        """Apply the input projections to query, key and value; each result has width ``embed_dim``."""
+        if self.kdim == self.vdim == self.embed_dim:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return [F.linear(x, weight, bias) for x, weight, bias in zip(inputs, weights, biases, strict=True)]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """Split a batched sequence into heads: (N, num_heads, S, head_dim)."""
+        x = x.reshape(*x.shape[:-1], self.num_heads, self.head_dim)
+        return x.permute((0, 2, 1, 3) if self.batch_first else (1, 2, 0, 3))
+
+    def _rows(self, chosen: Tensor) -> Tensor:
+        """Lay out (N or 1, S or 1) like a batched sequence of width 1."""
+        return (chosen if self.batch_first else chosen.T).unsqueeze(-1)
+
+    def _merge(self, key_padding_mask: Tensor | None, attn_mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+        """Turn torch's masks into what is allowed and what is added, both broadcastable to (N, num_heads, L, S)."""
+        mask: Tensor | None = None
+        bias: Tensor | None = None
+        if key_padding_mask is not None:
+            key_padding_mask = torch.atleast_2d(key_padding_mask)[:, None, None]  # type: ignore[no-untyped-call]
+        if attn_mask is not None and attn_mask.dim() == 3:
+            attn_mask = attn_mask.reshape(len(attn_mask) // self.num_heads, self.num_heads, *attn_mask.shape[1:])
+        for given in (key_padding_mask, attn_mask):
+            if given is not None and given.is_floating_point():
+                bias = given if bias is None else bias + given
+            if given is not None:
+                allowed = given != -torch.inf if given.is_floating_point() else ~given
+                mask = allowed if mask is None else mask & allowed
+        return None if mask is None else mask[(None,) * (4 - mask.dim())], bias
+
+    def _attend_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend over nested tensors, into which ``torch.nn.TransformerEncoder`` packs padded input in evaluation."""
+        lengths = [len(row) for row in key.unbind()]
+        padding = torch.arange(max(lengths)) >= torch.tensor(lengths).unsqueeze(-1)
+        q, k, v = (torch.nested.to_padded_tensor(x, 0.0) for x in (query, key, value))
+        output, weights = self.forward(q, k, v, padding.to(k.device), need_weights, None, average_attn_weights)
+        rows = [row[: len(asking)] for row, asking in zip(output.unbind(), query.unbind(), strict=True)]
+        return torch.nested.as_nested_tensor(rows), weights
+
+    def _check_inputs(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None,
+        attn_mask: Tensor | None,
+        is_causal: bool,
+    ) -> None:
+        dims = [x.dim() for x in (query, key, value)]
+        if dims not in ([2] * 3, [3] * 3):
+            raise ConfigurationError(
+                f"Expected query, key and value all with 3 dimensions or all with 2 (unbatched) but got {dims}."
+            )
+        if is_causal and attn_mask is None:
+            raise ConfigurationError(
+                "Expected `attn_mask` together with `is_causal=True`, which only tells that the mask is causal, but got None."
+                " Make one with `torch.nn.Transformer.generate_square_subsequent_mask(L)`."
+            )
+        batched = query.dim() == 3
+        along = 1 if batched and self.batch_first else 0
+        n, length, source = query.shape[1 - along] if batched else 1, query.shape[along], key.shape[along]
+
+        def sequence(length: int, width: int) -> tuple[int, ...]:
+            if not batched:
+                return (length, width)
+            return (n, length, width) if self.batch_first else (length, n, width)
+
+        expected: list[tuple[str, Tensor | None, list[tuple[int, ...]]]] = [
+            ("query", query, [sequence(length, self.embed_dim)]),
+            ("key", key, [sequence(source, self.kdim)]),
+            ("value", value, [sequence(source, self.vdim)]),
+            ("key_padding_mask", key_padding_mask, [(n, source) if batched else (source,)]),
+            ("attn_mask", attn_mask, [(length, source), (n * self.num_heads, length, source)]),
+        ]
+        for name, tensor, shapes in expected:
+            if tensor is not None and tuple(tensor.shape) not in shapes:
+                order = f" with batch_first={self.batch_first}" if batched else ""
+                allowed = " or ".join(map(str, shapes))
+                raise ConfigurationError(f"Expected `{name}` of shape {allowed}{order} but got {tuple(tensor.shape)}.")
+            if tensor is not None and "mask" in name and tensor.dtype != torch.bool and not tensor.is_floating_point():
+                raise ConfigurationError(
+                    f"Expected `{name}` to be boolean, True where to ignore, or floating, added to the scores, but got"
+                    f" {tensor.dtype}. Convert it with `.bool()`."
+                )
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    """Return (..., L, S), scaled so that their variance does not grow with the width."""
+    scale = 1.0 / math.sqrt(query.shape[-1])
+    return query * scale @ key.mT
+
+
+def _check_mapping(mapping: object) -> None:
+    if not isinstance(mapping, SparseMapping):
+        got = f"the class {mapping.__name__}" if isinstance(mapping, type) else f"{type(mapping).__name__}"
+        raise ConfigurationError(f"Expected `mapping` to be a SparseMapping, such as `Sparsemax()`, but got {got}.")
+
+
+def _fitted(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return a boolean mask with as many dimensions as ``shape``, to which it must be broadcastable."""
+    if mask.dtype != torch.bool:
+        raise ConfigurationError(f"Expected a boolean mask, True where a query may look, but got {mask.dtype}.")
+    if mask.dim() > len(shape) or any(m not in (1, s) for m, s in zip(mask.shape[::-1], shape[::-1], strict=False)):
+        raise ConfigurationError(f"Expected a mask that can be broadcast to {shape} but got shape {tuple(mask.shape)}.")
+    return mask[(None,) * (len(shape) - mask.dim())]

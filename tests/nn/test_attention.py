@@ -1,0 +1,627 @@
+"""Attention against torch's own, and what a mapping other than softmax changes."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax, TopKSparsemax
+from lit_sparse.nn import MultiheadAttention, attention
+
+N, L, S, E, H = 3, 4, 5, 8, 2
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no_bias": {"bias": False},
+    "bias_kv": {"add_bias_kv": True},
+    "zero_attn": {"add_zero_attn": True},
+    "widths": {"kdim": 6, "vdim": 10},
+    "everything": {"add_bias_kv": True, "add_zero_attn": True, "kdim": 6, "vdim": 8, "bias": False},
+}
+LAYOUTS = {"batch_first": {"batch_first": True}, "length_first": {}, "unbatched": {"batch_first": True}}
+MASKS = ["none", "padding", "pairs", "pairs_of_heads", "both", "float_padding", "float_pairs", "float_both"]
+
+
+class HeadTemperature(Sparsemax):
+    """Sparsemax of scores times one learnt strength for each head."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.strength = nn.Parameter(torch.linspace(0.5, 2.0, heads).view(heads, 1, 1))
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        return super().map(scores * self.strength, mask, dim)
+
+
+def inputs_of(layer: nn.MultiheadAttention, layout: str) -> list[Tensor]:
+    shapes = {"batch_first": ((N, L), (N, S)), "length_first": ((L, N), (S, N)), "unbatched": ((L,), (S,))}[layout]
+    widths = zip((shapes[0], shapes[1], shapes[1]), (layer.embed_dim, layer.kdim, layer.vdim), strict=True)
+    return [torch.randn(*shape, width, dtype=torch.float64, requires_grad=True) for shape, width in widths]
+
+
+def masks_of(kind: str, layout: str) -> dict[str, Tensor]:
+    """Draw masks by torch's convention that leave every query the first key."""
+    batch = 1 if layout == "unbatched" else N
+    padding = torch.rand(batch, S) < 0.4
+    pairs = torch.rand(*((batch * H, L, S) if kind == "pairs_of_heads" else (L, S))) < 0.4
+    padding[..., 0] = pairs[..., 0] = False
+    masks = {}
+    if "padding" in kind or "both" in kind:
+        masks["key_padding_mask"] = padding if layout != "unbatched" else padding[0]
+    if "pairs" in kind or "both" in kind:
+        masks["attn_mask"] = pairs
+    if "float" in kind:
+        masks = {name: torch.randn(m.shape, dtype=torch.float64).masked_fill(m, -torch.inf) for name, m in masks.items()}
+    return masks
+
+
+def pair(mapping: SparseMapping | None = None, **options: Any) -> tuple[MultiheadAttention, nn.MultiheadAttention]:
+    """Build our layer and torch's with the same parameters, none of them zero."""
+    ours = MultiheadAttention(E, H, dtype=torch.float64, mapping=mapping, **options)
+    theirs = nn.MultiheadAttention(E, H, dtype=torch.float64, **options)
+    for parameter in theirs.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    ours.load_state_dict(theirs.state_dict(), strict=mapping is None)
+    return ours, theirs
+
+
+def naive_attention(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, mask: Tensor) -> Tensor:
+    """One query at a time, over the keys that it may look at."""
+    output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype)
+    for index in itertools.product(*map(range, query.shape[:-1])):
+        lead, allowed = index[:-1], mask.expand(*query.shape[:-1], key.shape[-2])[index]
+        if allowed.any():
+            scores = (key[lead][allowed] * query[index]).sum(-1) / query.shape[-1] ** 0.5
+            output[index] = (mapping(scores).unsqueeze(-1) * value[lead][allowed]).sum(0)
+    return output
+
+
+# The function
+
+
+@pytest.mark.parametrize("mapping", [Softmax(gamma=0.7), Sparsemax(dim=0), TopKSparsemax(2)], ids=repr)
+@pytest.mark.parametrize("shape", [(S,), (L, S), (1, 1, S), (H, 1, S), (N, H, L, S), (1, 1, L, 1)])
+def test_the_function_is_the_sum_over_allowed_keys(mapping: SparseMapping, shape: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(N, H, n, w, dtype=torch.float64) for n, w in ((L, E), (S, E), (S, 3)))
+    mask = torch.rand(shape) < 0.6
+    output, weights = attention(query, key, value, mapping, mask)
+    assert output.shape == (N, H, L, 3) and weights.shape == (N, H, L, S)
+    assert bool((weights[~mask.expand_as(weights)] == 0).all())
+    flat = Sparsemax() if isinstance(mapping, Sparsemax) else mapping
+    torch.testing.assert_close(output, naive_attention(query, key, value, flat, mask))
+
+
+def test_the_function_is_torchs_with_softmax() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(N, n, w, dtype=torch.float64) for n, w in ((L, E), (S, E), (S, 3)))
+    torch.testing.assert_close(attention(query, key, value, Softmax())[0], F.scaled_dot_product_attention(query, key, value))
+    shared = attention(query, key[0], value[0], Softmax())[0]  # one memory for all queries
+    torch.testing.assert_close(shared[1], F.scaled_dot_product_attention(query[1], key[0], value[0]))
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()], ids=repr)
+@pytest.mark.parametrize("garbage", [torch.nan, torch.inf, -torch.inf])
+def test_what_nobody_may_see_is_not_seen(mapping: SparseMapping, garbage: float) -> None:
+    torch.manual_seed(0)
+    mask = torch.rand(N, L, S) < 0.7
+    mask[:, :, 3] = False  # a key without queries
+    mask[:, 2] = False  # a query without keys
+    results = []
+    for fill in (0.0, garbage):
+        torch.manual_seed(1)
+        query, key, value = torch.randn(N, L, E), torch.randn(N, S, E), torch.randn(N, S, 3)
+        query[:, 2], key[:, 3], value[:, 3] = fill, fill, fill
+        inputs = [x.requires_grad_() for x in (query, key, value)]
+        output, weights = attention(*inputs, mapping, mask)
+        assert bool((output[:, 2] == 0).all()) and bool((weights[:, 2] == 0).all())
+        grads = torch.autograd.grad(output.square().sum() + weights.square().sum(), inputs)
+        assert all(bool((x == 0).all()) for x in (grads[0][:, 2], grads[1][:, 3], grads[2][:, 3]))
+        results.append((output, weights, *grads))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+def test_derivatives_of_the_function() -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(2, n, w, dtype=torch.float64, requires_grad=True) for n, w in ((3, 4), (5, 4), (5, 2))]
+    mask = torch.tensor([[1, 1, 0, 1, 1], [0, 0, 0, 0, 0], [1, 1, 0, 0, 1]], dtype=torch.bool)
+    for mapping in (Softmax(), Sparsemax(gamma=0.5)):
+        function = lambda *x, mapping=mapping: attention(*x, mapping, mask)  # noqa: E731
+        assert torch.autograd.gradcheck(function, inputs, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("length, source", [(0, 3), (3, 0)])
+def test_empty_sequences(length: int, source: int) -> None:
+    for mask in (None, torch.ones(length, source, dtype=torch.bool)):
+        output, weights = attention(
+            torch.randn(2, length, E), torch.randn(2, source, E), torch.randn(2, source, 3), Sparsemax(), mask
+        )
+        assert output.shape == (2, length, 3) and weights.shape == (2, length, source)
+        assert bool((output == 0).all())
+    layer = MultiheadAttention(E, H, batch_first=True, add_zero_attn=True, mapping=Sparsemax())
+    memory, padding = torch.randn(2, source, E), torch.zeros(2, source, dtype=torch.bool)
+    assert layer(torch.randn(2, length, E), memory, memory, padding)[0].shape == (2, length, E)
+
+
+# The layer with softmax is torch's
+
+
+@pytest.mark.parametrize("masks", MASKS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("options", OPTIONS)
+def test_softmax_is_torchs_layer(options: str, layout: str, masks: str) -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(**OPTIONS[options], **LAYOUTS[layout])
+    inputs, given = inputs_of(theirs, layout), masks_of(masks, layout)
+    results = []
+    for layer in (ours, theirs):
+        output, weights = layer(*inputs, **given)
+        per_head = layer(*inputs, **given, average_attn_weights=False)[1]
+        alone, nothing = layer(*inputs, **given, need_weights=False)
+        assert nothing is None
+        loss = output.square().sum() + weights.square().sum() + per_head.exp().sum()
+        grads = torch.autograd.grad(loss, [*inputs, *layer.parameters()])
+        results.append((output, weights, per_head, alone, *grads))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-10, atol=1e-12)
+
+
+def test_softmax_is_torchs_layer_in_single_precision() -> None:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(64, 4, batch_first=True)
+    ours = MultiheadAttention(64, 4, batch_first=True)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(8, 20, 64)
+    torch.testing.assert_close(ours(x, x, x), theirs(x, x, x), rtol=0, atol=1e-6)
+    with torch.no_grad():
+        torch.testing.assert_close(ours.eval()(x, x, x), theirs.eval()(x, x, x), rtol=0, atol=1e-6)
+
+
+def test_queries_whom_only_the_appended_positions_answer() -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(add_bias_kv=True, add_zero_attn=True)
+    inputs = inputs_of(theirs, "length_first")
+    mask = torch.zeros(L, S, dtype=torch.bool)
+    mask[1] = True
+    torch.testing.assert_close(ours(*inputs, attn_mask=mask), theirs(*inputs, attn_mask=mask))
+    assert ours(*inputs, attn_mask=mask)[1][:, 1].unique().numel() > 2  # their weights do depend on the query
+
+
+def test_causal_hint() -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(batch_first=True)
+    x = torch.randn(N, L, E, dtype=torch.float64)
+    causal = nn.Transformer.generate_square_subsequent_mask(L, dtype=torch.float64)
+    for mask, need_weights in itertools.product((causal, causal != 0), (True, False)):
+        for layer in (ours, theirs):
+            layer.train()
+        expected = theirs(x, x, x, attn_mask=mask, is_causal=True, need_weights=need_weights)
+        torch.testing.assert_close(ours(x, x, x, attn_mask=mask, is_causal=True, need_weights=need_weights), expected)
+
+
+def test_a_boolean_mask_beside_a_floating_one() -> None:
+    torch.manual_seed(0)
+    ours, _ = pair(batch_first=True)
+    inputs = inputs_of(ours, "batch_first")
+    padding = masks_of("padding", "batch_first")["key_padding_mask"]
+    bias = torch.randn(L, S, dtype=torch.float64)
+    mixed = ours(*inputs, key_padding_mask=padding, attn_mask=bias)
+    floating = torch.zeros(N, S, dtype=torch.float64).masked_fill(padding, -torch.inf)
+    torch.testing.assert_close(mixed, ours(*inputs, key_padding_mask=floating, attn_mask=bias))
+    assert bool((mixed[1] == 0).any()) and not bool((mixed[1] == 0)[:, :, 0].any())
+
+
+def test_gradient_of_a_floating_mask_is_torchs() -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(batch_first=True)
+    inputs = inputs_of(ours, "batch_first")
+    mask = masks_of("float_pairs", "batch_first")["attn_mask"].requires_grad_()
+    grads = [torch.autograd.grad(layer(*inputs, attn_mask=mask)[0].square().sum(), mask)[0] for layer in (ours, theirs)]
+    torch.testing.assert_close(grads[0], grads[1])
+    assert bool((grads[0] != 0).any())
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+def test_dropout_draws_what_torch_draws(need_weights: bool) -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(dropout=0.4, batch_first=True)
+    inputs = inputs_of(ours, "batch_first")
+    results = []
+    for layer in (ours, theirs):
+        torch.manual_seed(7)
+        results.append(layer(*inputs, need_weights=need_weights))
+    torch.testing.assert_close(results[0], results[1])
+    dropped = ours(*inputs)[0]
+    assert not torch.equal(dropped, ours(*inputs)[0])
+    assert torch.equal(ours.eval()(*inputs)[0], ours(*inputs)[0])
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_parameters_have_torchs_names_and_first_values(options: str) -> None:
+    states = []
+    for cls in (MultiheadAttention, nn.MultiheadAttention):
+        torch.manual_seed(3)
+        layer = cls(E, H, **OPTIONS[options])
+        states.append(layer.state_dict())
+        torch.manual_seed(3)
+        layer._reset_parameters()
+        assert all(torch.equal(layer.state_dict()[name], value) for name, value in states[-1].items() if "out_proj" not in name)
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    nn.MultiheadAttention(E, H, **OPTIONS[options]).load_state_dict(states[0])
+
+
+# Masks
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()], ids=repr)
+@pytest.mark.parametrize("floating", [False, True])
+def test_a_query_with_nothing_allowed(mapping: SparseMapping, floating: bool) -> None:
+    torch.manual_seed(0)
+    layer, _ = pair(mapping, batch_first=True)
+    inputs = inputs_of(layer, "batch_first")
+    mask = torch.zeros(L, S, dtype=torch.bool)
+    mask[1] = True
+    if floating:
+        mask = torch.zeros(L, S, dtype=torch.float64).masked_fill(mask, -torch.inf)
+    with torch.no_grad():
+        inputs[0][:, 1] = torch.nan  # a query that asks nothing has no say
+    output, weights = layer(*inputs, attn_mask=mask)
+    torch.testing.assert_close(output[:, 1], layer.out_proj.bias.expand(N, E), rtol=0, atol=0)
+    assert bool((weights[:, 1] == 0).all())
+    grads = torch.autograd.grad(output.square().sum(), [*inputs, *layer.parameters()])
+    assert all(bool(grad.isfinite().all()) for grad in grads)
+    assert bool((grads[0][:, 1] == 0).all()) and bool((grads[0][:, 0] != 0).any())
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()], ids=repr)
+@pytest.mark.parametrize("layout", ["batch_first", "length_first"])
+@pytest.mark.parametrize("floating", [False, True])
+@pytest.mark.parametrize("self_attention", [False, True])
+def test_nan_in_padding_stays_there(mapping: SparseMapping, layout: str, floating: bool, self_attention: bool) -> None:
+    torch.manual_seed(0)
+    layer, _ = pair(mapping, batch_first=layout == "batch_first")
+    padding = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)
+    mask = torch.zeros(N, S, dtype=torch.float64).masked_fill(padding, -torch.inf) if floating else padding
+    x, other = torch.randn(N, S, E, dtype=torch.float64), torch.randn(N, S, E, dtype=torch.float64)
+    results = []
+    for fill in (0.0, torch.nan):
+        layer.zero_grad()
+        filled = x.masked_fill(padding.unsqueeze(-1), fill)
+        filled, query = (t if layer.batch_first else t.transpose(0, 1) for t in (filled, other))
+        filled = filled.clone().requires_grad_()
+        output, weights = layer(filled if self_attention else query, filled, filled, key_padding_mask=mask)
+        output = output if layer.batch_first else output.transpose(0, 1)
+        kept = ~padding if self_attention else torch.ones_like(padding)
+        (output[kept].square().sum() + weights[kept].square().sum()).backward()
+        results.append((output[kept], weights[kept], filled.grad, *(p.grad for p in layer.parameters())))
+    torch.testing.assert_close(results[1], results[0])
+
+
+def test_finite_padding_asks_as_in_torch() -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(batch_first=True)
+    x = torch.randn(N, S, E, dtype=torch.float64)
+    padding = torch.arange(S).expand(N, S) > 2
+    torch.testing.assert_close(ours(x, x, x, padding), theirs(x, x, x, padding))
+
+
+# Other mappings
+
+
+def test_sparsemax_gives_exact_zeros() -> None:
+    torch.manual_seed(0)
+    layer, _ = pair(Sparsemax(gamma=0.2), batch_first=True)
+    weights = layer(*inputs_of(layer, "batch_first"), average_attn_weights=False)[1]
+    assert 0.2 < float((weights == 0).double().mean()) < 0.9
+    torch.testing.assert_close(weights.sum(-1), torch.ones(N, H, L, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_parameter_for_each_head(layout: str) -> None:
+    torch.manual_seed(0)
+    mapping = HeadTemperature(H)
+    layer, _ = pair(mapping.double(), **LAYOUTS[layout])
+    assert "mapping.strength" in layer.state_dict()
+    inputs = inputs_of(layer, layout)
+    per_head = layer(*inputs, average_attn_weights=False)[1]
+    for h in range(H):  # a loss of one head's weights moves its own parameter
+        own = per_head.movedim(-3, 0)[h].square().sum()
+        (grad,) = torch.autograd.grad(own, mapping.strength, retain_graph=True)
+        assert grad[h] != 0 and int((grad != 0).sum()) == 1
+    fixed, _ = pair(Sparsemax(gamma=1 / mapping.strength[0].item()), **LAYOUTS[layout])
+    fixed.load_state_dict(layer.state_dict(), strict=False)
+    torch.testing.assert_close(per_head.movedim(-3, 0)[0], fixed(*inputs, average_attn_weights=False)[1].movedim(-3, 0)[0])
+    loss = layer(*inputs)[0].square().sum()
+    assert bool((torch.autograd.grad(loss, mapping.strength)[0] != 0).all())
+
+
+# Inside torch's own layers
+
+
+def encoder_layer(mapping: SparseMapping, **options: Any) -> nn.TransformerEncoderLayer:
+    layer = nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True, **options)
+    ours = MultiheadAttention(16, 4, batch_first=True, mapping=mapping)
+    ours.load_state_dict(layer.self_attn.state_dict())
+    layer.self_attn = ours
+    return layer
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_encoder_layer_keeps_the_mapping_in_evaluation(norm_first: bool, padded: bool) -> None:
+    torch.manual_seed(0)
+    layer = encoder_layer(Sparsemax(gamma=0.1), norm_first=norm_first)
+    x = torch.randn(N, L, 16)
+    padding = torch.arange(L).expand(N, L) > 2 if padded else None
+    trained = layer(x, src_key_padding_mask=padding)
+    softened = copy.deepcopy(layer)
+    softened.self_attn.mapping = Softmax()
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            torch.testing.assert_close(layer.eval()(x, src_key_padding_mask=padding), trained, rtol=0, atol=1e-6)
+            assert not torch.allclose(softened.eval()(x, src_key_padding_mask=padding), trained, atol=1e-2)
+
+
+def test_torchs_fused_inference_would_have_been_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check above has teeth: torch's own layer calls the fused operator here, and ours does not."""
+    calls = []
+    fused = torch._transformer_encoder_layer_fwd
+    monkeypatch.setattr(torch, "_transformer_encoder_layer_fwd", lambda *args: calls.append(1) or fused(*args))
+    x = torch.randn(N, L, 16)
+    with torch.no_grad():
+        nn.TransformerEncoderLayer(16, 4, 32, batch_first=True).eval()(x)
+        assert len(calls) == 1
+        encoder_layer(Sparsemax()).eval()(x)
+    assert len(calls) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_a_finished_encoder_takes_sparse_attention() -> None:
+    """In evaluation torch packs padded batches into nested tensors, whether or not the attention has been replaced."""
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True), 2)
+    for layer in encoder.layers:
+        ours = MultiheadAttention(16, 4, batch_first=True, mapping=Sparsemax(gamma=0.1))
+        ours.load_state_dict(layer.self_attn.state_dict())
+        layer.self_attn = ours
+    x, lengths = torch.randn(N, L, 16), torch.tensor([4, 1, 2])
+    padding = torch.arange(L) >= lengths.unsqueeze(-1)
+    trained = encoder(x, src_key_padding_mask=padding).masked_fill(padding.unsqueeze(-1), 0.0)
+    with torch.no_grad():
+        evaluated = encoder.eval()(x, src_key_padding_mask=padding)
+    torch.testing.assert_close(evaluated.masked_fill(padding.unsqueeze(-1), 0.0), trained, rtol=0, atol=1e-6)
+    attend = encoder.layers[0].self_attn
+    nested = torch.nested.as_nested_tensor([row[:n] for row, n in zip(x, lengths, strict=True)])
+    output, weights = attend(nested, nested, nested)
+    expected = attend(x, x, x, padding)
+    torch.testing.assert_close(output.to_padded_tensor(0.0), expected[0].masked_fill(padding.unsqueeze(-1), 0.0))
+    torch.testing.assert_close(weights[~padding], expected[1][~padding])
+    with pytest.raises(ConfigurationError, match="without masks"):
+        attend(nested, nested, nested, padding)
+
+
+def test_building_an_encoder_from_a_replaced_layer() -> None:
+    layer = encoder_layer(Sparsemax())
+    with pytest.warns(UserWarning, match="enable_nested_tensor"):
+        nn.TransformerEncoder(layer, 2)
+    assert not nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).use_nested_tensor
+
+
+def test_a_decoder_layer_takes_it_too() -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerDecoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    target, memory = torch.randn(N, L, 16), torch.randn(N, S, 16)
+    causal = nn.Transformer.generate_square_subsequent_mask(L)
+    expected = layer(target, memory, tgt_mask=causal, tgt_is_causal=True)
+    for name in ("self_attn", "multihead_attn"):
+        ours = MultiheadAttention(16, 4, batch_first=True)
+        ours.load_state_dict(getattr(layer, name).state_dict())
+        setattr(layer, name, ours)
+    torch.testing.assert_close(layer(target, memory, tgt_mask=causal, tgt_is_causal=True), expected)
+    with torch.no_grad():
+        torch.testing.assert_close(layer.eval()(target, memory, tgt_mask=causal, tgt_is_causal=True), expected)
+
+
+# Under torch's transformations
+
+TRACED = [Softmax(), Sparsemax(gamma=0.3)]
+
+
+@pytest.mark.parametrize("mapping", TRACED, ids=repr)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile(mapping: SparseMapping, dynamic: bool) -> None:
+    torch.manual_seed(0)
+    torch.compiler.reset()
+    layer, _ = pair(mapping, batch_first=True, add_bias_kv=True, add_zero_attn=True)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    inputs, masks = inputs_of(layer, "batch_first"), masks_of("both", "batch_first")
+    results = []
+    for function in (layer, compiled):
+        output, weights = function(*inputs, **masks)
+        grads = torch.autograd.grad(output.square().sum() + weights.square().sum(), [*inputs, *layer.parameters()])
+        results.append((output, weights, *grads))
+    torch.testing.assert_close(results[1], results[0])
+
+
+@pytest.mark.parametrize("mapping", TRACED, ids=repr)
+def test_export(mapping: SparseMapping) -> None:
+    torch.manual_seed(0)
+    layer, _ = pair(mapping)
+    layer.eval()
+    inputs = [x.detach() for x in inputs_of(layer, "length_first")]
+    padding = masks_of("padding", "length_first")["key_padding_mask"]
+    exported = torch.export.export(layer, (*inputs, padding)).module()
+    padding = padding.flip(0)
+    inputs = [x.flip(0) for x in inputs]
+    torch.testing.assert_close(exported(*inputs, padding), layer(*inputs, padding))
+
+
+@pytest.mark.parametrize("mapping", TRACED, ids=repr)
+@pytest.mark.parametrize("masks", ["none", "both", "float_both"])
+def test_vmap(mapping: SparseMapping, masks: str) -> None:
+    torch.manual_seed(0)
+    layer, _ = pair(mapping, batch_first=True)
+    many = [[x.detach() for x in inputs_of(layer, "batch_first")] for _ in range(4)]
+    stacked = [torch.stack(group) for group in zip(*many, strict=True)]
+    given = masks_of(masks, "batch_first")
+    at_once = torch.func.vmap(lambda *x: layer(*x, **given))(*stacked)
+    one_by_one = [torch.stack(group) for group in zip(*(layer(*x, **given) for x in many), strict=True)]
+    torch.testing.assert_close(list(at_once), one_by_one)
+    some = torch.rand(4, L, S) < 0.6
+    function = lambda q, k, v, m: attention(q, k, v, mapping, m)  # noqa: E731
+    at_once = torch.func.vmap(function)(*stacked, some)
+    one_by_one = [torch.stack(g) for g in zip(*(function(*x, m) for x, m in zip(many, some, strict=True)), strict=True)]
+    torch.testing.assert_close(list(at_once), one_by_one)
+
+
+@pytest.mark.parametrize("mapping", TRACED, ids=repr)
+def test_autocast(mapping: SparseMapping) -> None:
+    torch.manual_seed(0)
+    layer = MultiheadAttention(E, H, add_bias_kv=True, mapping=mapping)
+    inputs = [x.detach().float() for x in inputs_of(layer, "length_first")]
+    bias = torch.randn(L, S)
+    exact = layer(*inputs, attn_mask=bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, weights = layer(*inputs, attn_mask=bias)
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close((output.float(), weights.float()), exact, rtol=0, atol=0.05)
+    output.float().square().sum().backward()
+    assert all(bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_dtypes(dtype: torch.dtype) -> None:
+    layer = MultiheadAttention(E, H, dtype=dtype, batch_first=True, mapping=Sparsemax())
+    x = torch.randn(N, L, E, dtype=dtype)
+    padding = torch.arange(L).expand(N, L) > 2
+    assert [out.dtype for out in layer(x, x, x, padding)] == [dtype, dtype]
+
+
+def test_copies() -> None:
+    torch.manual_seed(0)
+    layer, _ = pair(HeadTemperature(H).double())
+    inputs = inputs_of(layer, "length_first")
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        torch.testing.assert_close(other(*inputs), layer(*inputs), rtol=0, atol=0)
+        assert not other._qkv_same_embed_dim
+    with torch.device("meta"):
+        assert MultiheadAttention(E, H).in_proj_weight.is_meta
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"num_heads": 3}, r"`num_heads` to divide `embed_dim`=8 but got 3.*\[1, 2, 4, 8\]"),
+        ({"num_heads": 0}, "`num_heads`.*got 0"),
+        ({"embed_dim": -8}, "`embed_dim`.*got -8"),
+        ({"kdim": 0}, "`kdim`.*got 0"),
+        ({"dropout": 1.5}, "`dropout`.*got 1.5"),
+        ({"mapping": "Sparsemax"}, "SparseMapping.*got str"),
+        ({"mapping": Sparsemax}, "SparseMapping.*got the class Sparsemax"),
+        ({"mapping": nn.Softmax(-1)}, "SparseMapping.*got Softmax"),
+    ],
+)
+def test_refused_constructions(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        MultiheadAttention(**{"embed_dim": E, "num_heads": H, **arguments})
+    with pytest.raises(TypeError):
+        MultiheadAttention(E, H, 0.0, True, False, False, None, None, False, None, None, Sparsemax())  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"query": torch.zeros(N, L, E + 1)}, r"`query` of shape \(3, 4, 8\) with batch_first=True but got \(3, 4, 9\)"),
+        ({"query": torch.zeros(L, E)}, r"all with 2 \(unbatched\) but got \[2, 3, 3\]"),
+        ({"key": torch.zeros(S, N, E)}, r"`key` of shape \(3, 3, 8\)"),
+        ({"value": torch.zeros(N, L, E)}, r"`value` of shape \(3, 5, 8\).*got \(3, 4, 8\)"),
+        ({"key_padding_mask": torch.zeros(N, L, dtype=torch.bool)}, r"`key_padding_mask` of shape \(3, 5\).*got \(3, 4\)"),
+        ({"key_padding_mask": torch.zeros(N, S, dtype=torch.int64)}, r"`key_padding_mask`.*int64.*\.bool\(\)"),
+        ({"attn_mask": torch.zeros(L, S, dtype=torch.uint8)}, r"`attn_mask`.*uint8.*\.bool\(\)"),
+        ({"attn_mask": torch.zeros(N, L, S)}, r"`attn_mask` of shape \(4, 5\) or \(6, 4, 5\).*got \(3, 4, 5\)"),
+        ({"is_causal": True}, "`attn_mask`.*generate_square_subsequent_mask"),
+    ],
+)
+def test_refused_calls(changes: dict[str, Any], message: str) -> None:
+    layer = MultiheadAttention(E, H, batch_first=True)
+    given = {"query": torch.zeros(N, L, E), "key": torch.zeros(N, S, E), "value": torch.zeros(N, S, E), **changes}
+    with pytest.raises(ConfigurationError, match=message):
+        layer(**given)
+
+
+def test_refused_calls_of_the_function() -> None:
+    query, key, value = torch.zeros(N, L, E), torch.zeros(N, S, E), torch.zeros(N, S, 2)
+    with pytest.raises(ConfigurationError, match="SparseMapping"):
+        attention(query, key, value, torch.softmax)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match=r"value \(\.\.\., S, Ev\) but got.*\(3, 4, 8\), \(3, 5, 8\) and \(3, 4, 8\)"):
+        attention(query, key, query, Softmax())
+    with pytest.raises(ConfigurationError, match=r"boolean mask.*got torch\.float32"):
+        attention(query, key, value, Softmax(), torch.zeros(L, S))
+    for shape in ((L,), (1, N, L, S), (2, L, S)):
+        with pytest.raises(ConfigurationError, match=r"broadcast to \(3, 4, 5\)"):
+            attention(query, key, value, Softmax(), torch.ones(shape, dtype=torch.bool))
+
+
+# A small training
+
+TOKENS, LENGTH, WIDTH = 16, 8, 32
+
+
+class Copier(nn.Module):
+    """A Transformer of two layers that writes the tokens before a separator into the blanks after it."""
+
+    def __init__(self, mapping: SparseMapping) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(TOKENS + 2, WIDTH)
+        self.positions = nn.Parameter(torch.randn(2 * LENGTH + 1, WIDTH))
+        layer = nn.TransformerEncoderLayer(WIDTH, 4, 64, dropout=0.0, batch_first=True)
+        layer.self_attn = MultiheadAttention(WIDTH, 4, batch_first=True, mapping=mapping)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.readout = nn.Linear(WIDTH, TOKENS)
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        hidden = self.encoder(self.tokens(tokens) + self.positions, mask)
+        return self.readout(hidden[:, -LENGTH:])
+
+
+def sequences(size: int) -> tuple[Tensor, Tensor]:
+    tokens = torch.randint(TOKENS, (size, LENGTH))
+    blanks = torch.full((size, LENGTH + 1), TOKENS + 1)
+    blanks[:, 0] = TOKENS
+    return torch.cat([tokens, blanks], 1), tokens
+
+
+def test_a_transformer_with_sparsemax_learns_to_copy() -> None:
+    torch.manual_seed(0)
+    model = Copier(Sparsemax())
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(400):
+        tokens, target = sequences(64)
+        loss = F.cross_entropy(model(tokens).flatten(0, 1), target.flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    model.eval()
+    with torch.no_grad():
+        tokens, target = sequences(500)
+        assert float((model(tokens).argmax(-1) == target).double().mean()) >= 0.99
+        alone = ~torch.eye(2 * LENGTH + 1, dtype=torch.bool)  # each position sees itself: copying is guessing
+        assert float((model(tokens, alone).argmax(-1) == target).double().mean()) < 0.2
+        hidden = model.tokens(tokens) + model.positions
+        for layer in model.encoder.layers:
+            weights = layer.self_attn(hidden, hidden, hidden, average_attn_weights=False)[1]
+            assert float((weights == 0).double().mean()) > 0.3
+            torch.testing.assert_close(weights.sum(-1), torch.ones(500, 4, 2 * LENGTH + 1))
+            hidden = layer(hidden)
