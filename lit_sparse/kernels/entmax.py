@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.elementary import exponentials, logarithms, logarithms_of_one_plus, workspace
-from lit_sparse.kernels.rows import top_of
+from lit_sparse.kernels.rows import SIMD_BLOCK, pad, top_of
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["entmax_product", "map_entmax"]
@@ -26,7 +26,7 @@ SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
 FLAT = 1e-9  # below this eps, softmax: the two differ by eps / 2 times the square of a score
 NEWTON_PASSES, PASSES = 30, 120
 TWIN_PASSES = 60
-CHUNK, SIMD_BLOCK = 1024, 32
+CHUNK = 1024
 
 
 @compile_rows(frozenset({"contract"}))
@@ -140,15 +140,6 @@ def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
             break
     deform(z, n, eps, t, work, bits)
     return sum_of(work, n)
-
-
-@compile_rows()
-def pad(z: Any, n: Any) -> Any:
-    """Fill up with -inf to whole SIMD blocks; return their total length."""
-    padded = (n + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK
-    for j in range(n, padded):
-        z[j] = -np.inf
-    return padded
 
 
 @compile_rows()

@@ -8,7 +8,9 @@ import numpy as np
 
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, compile_rows, layout_of
 
-__all__ = ["count_from", "gather_above", "key_range", "top_of", "write_odd", "write_zeros"]
+__all__ = ["SIMD_BLOCK", "count_from", "gather_above", "key_range", "pad", "top_of", "write_odd", "write_zeros"]
+SIMD_BLOCK = 32
+
 
 @compile_rows(REDUCTION_FLAGS)
 def key_range(bits: Any, row: Any, low: Any, shift: Any) -> Any:
@@ -87,3 +89,12 @@ def gather_above(x: Any, row: Any, top: Any, scale: Any, limit: Any, values: Any
         places[n] = i
         n += value > bound
     return n
+
+
+@compile_rows()
+def pad(z: Any, n: Any) -> Any:
+    """Fill up with -inf to whole SIMD blocks; return their total length."""
+    padded = (n + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK
+    for j in range(n, padded):
+        z[j] = -np.inf
+    return padded

@@ -134,9 +134,10 @@ class _Problem:
         r = (y - landing).norm(dim=-1)
         for it in range(self.max_iter):
             self.iterations = max(self.iterations, it + 1)
+            goal = torch.maximum(z.new_tensor(self.tol / max(1.0, self.gamma)), 32 * eps * (1 + torch.where(y > 0, (g+z).abs() + z.abs(), 0.0).amax(-1)))
             # FISTA
             fw, gw, sw = self.evaluate(w, z, parameters)
-            slack = 16 * eps * (1 + sw)
+            slack = 64 * eps * (1 + sw)
             L = 0.5 * L
             for _ in range(BACKTRACKS):
                 step = project_simplex(w - gw / L, 1.0, 0)
@@ -150,10 +151,10 @@ class _Problem:
                 L = torch.where(ok.unsqueeze(-1), L, torch.maximum(2 * L, need.unsqueeze(-1)))
             candidates = [y, step]
             if it > 0:
-                support = (y > 0) | (landing > 0)
+                support = (y > FLOOR) | (landing > 0) | (g < (y * g).sum(-1, keepdim=True))
                 floor = y.clamp_min(FLOOR)
                 move = self.newton(-g, y, support, parameters)
-                candidates.append(project_simplex(y + move, 1.0, 0))
+                candidates.append(project_simplex(torch.where(support, y + move, 0.0), 1.0, 0))
                 grown = torch.where(support, floor * (move / floor).clamp(-40, 40).exp(), 0.0)
                 candidates.append(grown / grown.sum(-1, keepdim=True))
             k = len(candidates)
@@ -164,7 +165,7 @@ class _Problem:
             fc = torch.where(fc.isnan(), torch.inf, fc).reshape(k, -1)
             best, which = fc.min(0)
             sc = sc.reshape(k, -1).gather(0, which[None])[0]
-            near = fc <= best + 16 * eps * (1 + sc)
+            near = (fc <= best + 64 * eps * (1 + sc)) | (r <= goal)
             rc = torch.where(near & ~rc.isnan(), rc, torch.inf)
             r_new, which = rc.min(0)
             pick = which.view(1, -1, 1).expand(1, -1, d)

@@ -1,0 +1,414 @@
+"""Projection of rows onto a target of l1 and l2 norm (Hoyer 2004), in linear time, and its Jacobian; hard thresholding.
+
+With z = x - max x, the projection is ``y = l2 (z - tau)_+ / ||(z - tau)_+||_2``, tau the root of the decreasing
+``Psi = ||(z - tau)_+||_1 / ||(z - tau)_+||_2 - l1 / l2`` (Thom & Palm 2013; Thom, Rapp & Palm 2015). A set of entries that
+holds the support gives, in closed form, a threshold to the left of the root; from the right, Newton's method leads back.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
+from lit_sparse.kernels.dispatch import RowKernel
+from lit_sparse.kernels.rows import count_from, top_of
+from lit_sparse.kernels.threads import over_rows
+
+__all__ = ["hoyer_product", "project_hoyer", "threshold_hard"]
+
+SECONDS, PRODUCT_SECONDS, THRESHOLD_SECONDS = 2e-9, 0.6e-9, 4e-9  # for one element, on one thread
+PASSES = 200
+SLACK = 1e-9  # on the square of l1 / l2, against the number of equal largest entries
+
+
+@compile_rows(REDUCTION_FLAGS)
+def moments_above(z: Any, n: Any, tau: Any) -> Any:
+    """Return number, sum and sum of squares of what exceeds tau."""
+    threshold, zero = z.dtype.type(tau), z.dtype.type(0)
+    count, total, square = 0, 0.0, 0.0
+    for j in range(n):
+        excess = z[j] - threshold
+        if excess > zero:
+            count += 1
+        excess = excess if excess > zero else zero
+        total += excess
+        square += excess * excess
+    return count, total, square
+
+
+@compile_rows(REDUCTION_FLAGS)
+def spread_above(z: Any, n: Any, tau: Any, mean: Any) -> Any:
+    """Return the sum of squared distances from the mean, over the entries above tau."""
+    threshold, center, zero = z.dtype.type(tau), z.dtype.type(mean), z.dtype.type(0)
+    square = 0.0
+    for j in range(n):
+        distance = z[j] - center
+        square += distance * distance if z[j] > threshold else zero
+    return square
+
+
+@compile_rows(REDUCTION_FLAGS)
+def mean_of(z: Any, n: Any) -> Any:
+    """Return the mean."""
+    total = 0.0
+    for j in range(n):
+        total += z[j]
+    return total / n
+
+
+@compile_rows(REDUCTION_FLAGS)
+def count_zeros(z: Any, n: Any) -> Any:
+    """Return how many entries are zero."""
+    count = 0
+    for j in range(n):
+        count += z[j] == 0
+    return count
+
+
+@compile_rows()
+def threshold_of(total: Any, square: Any, count: Any, tau: Any, ratio: Any) -> Any:
+    """Return the threshold that has these entries as its support; sums are those of their excess over tau."""
+    spread = max(square - total * total / count, 0.0)
+    return tau + (total - ratio * math.sqrt(count * spread / (count - ratio * ratio))) / count
+
+
+@compile_rows()
+def solve(z: Any, n: Any, ratio: Any) -> Any:
+    """Return the threshold in z, for fewer than ratio^2 entries at the maximum 0, and ratio^2 < n."""
+    tau = mean_of(z, n)
+    lower = tau - ratio * math.sqrt(spread_above(z, n, -np.inf, tau) / (n * (n - ratio * ratio)))
+    upper, size = 0.0, 0  # size: of the set that tau was computed from in closed form, else 0
+    for i in range(PASSES):
+        count, total, square = moments_above(z, n, tau)
+        if count == size:
+            break
+        if count > ratio * ratio and total >= ratio * math.sqrt(square):
+            lower = max(lower, tau)
+            tau = max(threshold_of(total, square, count, tau, ratio), tau)
+            size = count
+            continue
+        upper, size = min(upper, tau), 0
+        slope = (total * total / square - count) / math.sqrt(square) if square > 0.0 else 0.0
+        ahead = tau - (total / math.sqrt(square) - ratio) / slope if slope < 0.0 else -np.inf
+        if not lower < ahead < upper:
+            ahead = lower if i < PASSES // 4 else 0.5 * (lower + upper)
+        if ahead == tau:
+            break
+        tau = ahead
+    return tau
+
+
+@compile_rows()
+def write_equal(n: Any, ties: Any, first: Any, second: Any, z: Any, signs: Any, places: Any, row: Any, out: Any) -> None:
+    """Write ``first`` to the first of the largest entries and ``second`` to the next ties - 1 of them."""
+    left = ties
+    for j in range(n):
+        if z[j] == 0 and left > 0:
+            value = first if left == ties else second
+            out[row, places[j]] = value if signs[j] >= 0 else -value
+            left -= 1
+
+
+@compile_rows()
+def project_row(z: Any, n: Any, sparseness: Any, norm: Any, signs: Any, places: Any, row: Any, out: Any) -> None:
+    """Write the projection of one row; z is its values, or their magnitudes, less the largest."""
+    root = math.sqrt(n)
+    ratio = min(max(root - sparseness * (root - 1.0), 1.0), root)
+    total = norm * ratio  # the l1 norm
+    ties = count_zeros(z, n)
+    if ties >= ratio * ratio - SLACK * n:  # every feasible point on the largest entries is nearest: take the first few
+        size = min(max(int(math.ceil(ratio * ratio - SLACK * n)), 1), ties)
+        rest = math.sqrt(max(norm * norm - total * total / size, 0.0))
+        first = total / size + rest * math.sqrt((size - 1.0) / size)
+        second = total / size - rest / math.sqrt(size * (size - 1.0)) if size > 1 else 0.0
+        write_equal(n, size, first, second, z, signs, places, row, out)
+        return
+    if n - ratio * ratio <= SLACK * n:
+        for j in range(n):
+            out[row, places[j]] = total / n if signs[j] >= 0 else -total / n
+        return
+    tau = solve(z, n, ratio)
+    count, excess, square = moments_above(z, n, tau)
+    mean = tau + excess / count
+    spread = spread_above(z, n, tau, mean)
+    threshold, center, zero = z.dtype.type(tau), z.dtype.type(mean), z.dtype.type(0)
+    kappa = z.dtype.type(math.sqrt(max(norm * norm - total * total / count, 0.0) / spread))
+    base = z.dtype.type(total / count)
+    for j in range(n):
+        value = base + kappa * (z[j] - center)
+        value = value if value > zero and z[j] > threshold else zero
+        out[row, places[j]] = value if signs[j] >= zero else -value
+
+
+@compile_rows()
+def project_block(
+    start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, norms: Any, nonneg: Any
+) -> None:
+    """Project rows ``start .. stop - 1``."""
+    d = x.shape[1]
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    z, signs, places = np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, np.int32)
+    for row in range(start, stop):
+        if not top_of(x, bits, row, out, cell, cell_bits):
+            continue
+        n, top = gather_magnitudes(x, row, nonneg, z, signs, places)
+        for j in range(n):
+            z[j] = z[j] - top
+        s = sparsenesses[row if len(sparsenesses) > 1 else 0]
+        project_row(z, n, s, norms[row if len(norms) > 1 else 0], signs, places, row, out)
+
+
+@compile_rows()
+def gather_magnitudes(x: Any, row: Any, nonneg: Any, z: Any, signs: Any, places: Any) -> Any:
+    """Collect the allowed values, or their magnitudes, with signs and places; return their number and the largest."""
+    n = 0
+    for i in range(x.shape[1]):
+        value = x[row, i]
+        z[n] = value if nonneg else abs(value)
+        signs[n] = x.dtype.type(1) if nonneg else value
+        places[n] = i
+        n += value != -np.inf
+    return n, largest(z, n)
+
+
+@compile_rows(REDUCTION_FLAGS)
+def largest(z: Any, n: Any) -> Any:
+    """Return the largest entry."""
+    top = z[0]
+    for j in range(n):
+        top = max(top, z[j])
+    return top
+
+
+def _project_cpu(
+    out: np.ndarray[Any, Any],
+    x: np.ndarray[Any, Any],
+    sparsenesses: np.ndarray[Any, Any],
+    norms: np.ndarray[Any, Any],
+    nonneg: bool,
+) -> None:
+    over_rows(project_block, x.shape, SECONDS, out, x, sparsenesses, norms, nonneg)
+
+
+def _project_twin(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Tensor:
+    """Project by sorting: the support is the first d entries that keep the next one out."""
+    allowed = x != -torch.inf
+    n = allowed.sum(-1, keepdim=True)
+    odd = ~(x.amax(-1, keepdim=True) < torch.inf)
+    a = x if nonneg else x.abs()
+    top = torch.where(allowed, a, -torch.inf).amax(-1, keepdim=True)
+    z = torch.where(odd | (n == 0) | ~allowed, torch.full_like(x, -torch.inf), a - top)
+    z = torch.where(odd & allowed, 0.0, z)
+    root = n.clamp_min(1).to(x.dtype).sqrt()
+    ratio = torch.minimum((root - sparseness * (root - 1)).clamp_min(1), root)
+    total = norm * ratio
+    order = z.argsort(dim=-1, descending=True, stable=True)
+    ranked = z.gather(-1, order)
+    value = torch.where(ranked == -torch.inf, 0.0, ranked)
+    count = torch.arange(1, x.shape[-1] + 1, device=x.device, dtype=x.dtype)
+    sums, squares = value.cumsum(-1), value.square().cumsum(-1)
+    below = torch.cat([value[..., 1:], value[..., -1:]], -1)
+    excess, energy = sums - count * below, squares - 2 * below * sums + count * below.square()
+    ties = (ranked == 0).sum(-1, keepdim=True)
+    fits = (excess.square() >= ratio.square() * energy) & (count > ratio.square()) & (count > ties)
+    size = torch.where(fits & (count < n), count, torch.inf).amin(-1, keepdim=True)
+    size = torch.minimum(size, n.to(x.dtype))
+    tied = ties >= ratio.square() - SLACK * n
+    size = torch.where(tied, torch.minimum((ratio.square() - SLACK * n).ceil().clamp_min(1), ties.to(x.dtype)), size).clamp_min(1)
+    inside = (count <= size) & (ranked > -torch.inf)
+    mean = torch.where(inside, value, 0.0).sum(-1, keepdim=True) / size
+    centered = torch.where(inside, value - mean, 0.0)
+    # On tied entries any direction is as good: that of the first.
+    unit = torch.where(count == 1, 1.0, 0.0) - 1 / size
+    centered = torch.where(tied, torch.where(inside, unit, 0.0), centered)
+    spread = centered.square().sum(-1, keepdim=True)
+    rest = (norm * norm - total.square() / size).clamp_min(0)
+    kappa = torch.where(spread > 0, (rest / torch.where(spread > 0, spread, 1.0)).sqrt(), 0.0)
+    p = torch.where(inside, total / size + kappa * centered, 0.0).clamp_min(0)
+    y = torch.zeros_like(x).scatter(-1, order, p)
+    y = y if nonneg else torch.where(x < 0, -y, y)
+    y = torch.where(odd, torch.full_like(y, torch.nan), y)
+    return torch.where(allowed & (n > 0), y, torch.zeros_like(y))
+
+
+project_hoyer = RowKernel(
+    "project_hoyer",
+    "(Tensor x, Tensor sparseness, Tensor norm, bool nonneg) -> Tensor",
+    _project_cpu,
+    _project_twin,
+    parameters=2,
+)
+"""Row kernel ``(x (..., d), sparseness, norm, nonneg) -> y (..., d)``: nearest point of that Hoyer sparseness and l2 norm.
+
+``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf gives NaN at its
+allowed entries.
+"""
+
+
+@compile_rows(REDUCTION_FLAGS - {"nnan"})
+def support_sums(v: Any, y: Any, x: Any, row: Any, nonneg: Any) -> Any:
+    """Return, over the support: number, sums of x, y^2, |y|, and of v, with the sign of y for a signed projection."""
+    zero = y.dtype.type(0)
+    count = 0
+    scores, mass, total, energy = 0.0, 0.0, 0.0, 0.0
+    for i in range(y.shape[1]):
+        inside = y[row, i] != zero
+        flip = y[row, i] < zero
+        count += inside
+        scores += (-x[row, i] if flip else x[row, i]) if inside else zero
+        total += (-v[row, i] if flip else v[row, i]) if inside else zero
+        mass += -y[row, i] if flip else y[row, i]
+        energy += y[row, i] * y[row, i]
+    return count, scores, mass, total, energy
+
+
+@compile_rows(REDUCTION_FLAGS - {"nnan"})
+def support_products(v: Any, y: Any, x: Any, row: Any, center: Any) -> Any:
+    """Return the sums of squared distances of x from its center, and of those distances times v, over the support."""
+    zero = y.dtype.type(0)
+    spread, product = 0.0, 0.0
+    for i in range(y.shape[1]):
+        flip = y[row, i] < zero
+        distance = (-x[row, i] if flip else x[row, i]) - center
+        distance = distance if y[row, i] != zero else zero
+        spread += distance * distance
+        product += distance * (-v[row, i] if flip else v[row, i]) if y[row, i] != zero else zero
+    return spread, product
+
+
+@compile_rows()
+def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonneg: Any) -> None:
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    zero = y.dtype.type(0)
+    for row in range(start, stop):
+        count, scores, mass, total, energy = support_sums(v, y, x, row, nonneg)
+        n = max(count, 1)
+        center = y.dtype.type(scores / n)
+        spread, product = support_products(v, y, x, row, center)
+        kappa, slope = 0.0, 0.0
+        if spread != 0.0:
+            kappa = math.sqrt(max(energy - mass * mass / n, 0.0) / spread) if mass == mass else np.nan
+            slope = product / spread
+        mean, factor, rate = y.dtype.type(total / n), y.dtype.type(kappa), y.dtype.type(slope)
+        for i in range(y.shape[1]):
+            flip = y[row, i] < zero
+            w = (-v[row, i] if flip else v[row, i]) - mean
+            distance = (-x[row, i] if flip else x[row, i]) - center
+            value = factor * (w - rate * distance)
+            out[row, i] = (-value if flip else value) if y[row, i] != zero else zero
+
+
+def _product_cpu(
+    out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], x: np.ndarray[Any, Any], nonneg: bool
+) -> None:
+    over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, x, nonneg)
+
+
+def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
+    """Return the Jacobian of the projection of x at its result y, times v, in differentiable operations."""
+    support = y != 0
+    sign = torch.where(y < 0, -1.0, 1.0).to(y.dtype)
+    n = support.sum(-1, keepdim=True).clamp_min(1)
+    a = torch.where(support, sign * x, 0.0)
+    distance = torch.where(support, a - a.sum(-1, keepdim=True) / n, 0.0)
+    spread = distance.square().sum(-1, keepdim=True)
+    flat = spread == 0
+    spread = torch.where(flat, 1.0, spread)
+    size = y.detach().abs()
+    rest = (size.square().sum(-1, keepdim=True) - size.sum(-1, keepdim=True).square() / n).clamp_min(0)
+    kappa = torch.where(flat, 0.0, rest.sqrt() / spread.sqrt())
+    w = torch.where(support, sign * v, 0.0)
+    w = w - w.sum(-1, keepdim=True) / n - distance * ((distance * w).sum(-1, keepdim=True) / spread)
+    return torch.where(support, sign * kappa * w, 0.0)
+
+
+hoyer_product = RowKernel(
+    "hoyer_product", "(Tensor v, Tensor y, Tensor x, bool nonneg) -> Tensor", _product_cpu, hoyer_jacobian
+)
+"""Row kernel ``(v, y, x (..., d), nonneg) -> (..., d)``: the Jacobian of the Hoyer projection of x at its result y, times v.
+
+Zero where the projection chose among equal entries: it is not differentiable there.
+"""
+
+
+@compile_rows()
+def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any, nonneg: Any) -> None:
+    """Keep the k largest magnitudes, or the k largest positive entries, of rows ``start .. stop - 1``."""
+    d = x.shape[1]
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    size = np.empty((1, d), x.dtype)
+    size_bits, places = bits_of(size), np.empty(d, np.int32)
+    low, shift, lowest, highest = layout_of(x)
+    for row in range(start, stop):
+        for i in range(d):
+            chosen[row, i] = x[row, i] != -np.inf
+        if not top_of(x, bits, row, out, cell, cell_bits):
+            continue
+        n = 0
+        for i in range(d):
+            value = x[row, i]
+            size[0, n] = value if nonneg else abs(value)
+            places[n] = i
+            chosen[row, i] = 0
+            n += value > 0 if nonneg else value != -np.inf
+        key = size_bits.dtype.type(-1)
+        if n > k:  # the largest key that k entries reach: the bits of magnitudes order as they do
+            for j in range(n, d):
+                size[0, j] = 0
+            below = highest
+            key = size_bits.dtype.type(0)
+            while key + 1 < below:
+                middle = (key & below) + ((key ^ below) >> size_bits.dtype.type(1))
+                if count_from(size_bits, 0, low, shift, middle) >= k:
+                    key = middle
+                else:
+                    below = middle
+        left = k
+        for j in range(n):
+            left -= size_bits[0, j] > key
+        for j in range(n):
+            keep = size_bits[0, j] > key
+            if size_bits[0, j] == key and left > 0:
+                keep = True
+                left -= 1
+            if keep:
+                out[row, places[j]] = x[row, places[j]]
+                chosen[row, places[j]] = 1
+
+
+def _threshold_cpu(
+    out: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], x: np.ndarray[Any, Any], k: int, nonneg: bool
+) -> None:
+    over_rows(threshold_block, x.shape, THRESHOLD_SECONDS, out, chosen, x, k, nonneg)
+
+
+def _threshold_twin(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
+    allowed = x != -torch.inf
+    odd = ~(x.amax(-1, keepdim=True) < torch.inf) & allowed
+    size = torch.where(allowed & ((x > 0) | torch.tensor(not nonneg)), x.abs(), -1.0)
+    order = size.argsort(dim=-1, descending=True, stable=True)
+    first = torch.zeros_like(x).scatter(-1, order[..., :k], 1.0)
+    chosen = ((first > 0) & (size >= 0)) | odd
+    return torch.where(odd, torch.nan, torch.where(chosen, x, 0.0)), chosen.to(torch.uint8)
+
+
+threshold_hard = RowKernel(
+    "threshold_hard",
+    "(Tensor x, int k, bool nonneg) -> (Tensor, Tensor)",
+    _threshold_cpu,
+    _threshold_twin,
+    kept=(torch.uint8,),
+)
+"""Row kernel ``(x (..., d), k, nonneg) -> (y, chosen)``: the k largest magnitudes (or positive entries) of a row, others zero.
+
+``chosen`` is 1 where an entry was kept. Ties go to the lowest index; odd rows as for the projection.
+"""
