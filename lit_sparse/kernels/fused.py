@@ -1,0 +1,292 @@
+"""Fusedmax of rows: the total-variation proximal operator, then the simplex.
+
+The proximal operator is solved exactly by dynamic programming over the derivative of the cost of a prefix as a function of its
+last value (Johnson 2013): an increasing, piecewise linear function, cut off at -lam and lam, whose knots are added and
+removed at its two ends. Linear in the worst case, and every index is in bounds whatever rounding does.
+
+Not all of a row takes part. With z = (x - max x) / gamma no value of the operator is further than 2 lam from z, so the
+threshold of the projection is at least -1 - 2 lam, and an entry below -1 - 4 lam can neither enter the support nor be fused with
+one that does: it is a wall, lower than its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.compilation import bits_of, compile_rows
+from lit_sparse.kernels.dispatch import RowKernel
+from lit_sparse.kernels.groups import label_of
+from lit_sparse.kernels.rows import top_of
+from lit_sparse.kernels.simplex import project_simplex
+from lit_sparse.kernels.threads import over_rows
+
+__all__ = ["map_fused", "total_variation_prox"]
+
+SECONDS = 6e-9  # for one element, on one thread
+LOWER, UPPER, KNOTS, SLOPES, INTERCEPTS, VALUES = 0, 1, 2, 3, 4, 5  # rows of the workspace
+WORK_ROWS = 6
+MARGIN = 1e-6  # of the scale of the row: rounding must not make a wall of an entry that counts
+
+
+@compile_rows()
+def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, gamma: Any, lam: Any, walls: Any, work: Any) -> Any:
+    """Fill in between which two numbers each entry lies, given the next; return the value of the last one.
+
+    Args:
+        x: (rows, d).
+        row: which row.
+        first: first entry of the segment, all of whose entries take part.
+        last: its last entry.
+        top: maximum of the row.
+        gamma: what differences from the maximum are divided by.
+        lam: strength of the penalty, > 0.
+        walls: 1 if the entry before the segment is a wall, plus 2 if the one after it is.
+        work: (6, 2d) workspace; rows LOWER and UPPER receive the results, at the entries' places.
+    """
+    size = last - first + 1
+    left, right = size, size - 1  # knots in use: left .. right
+    z = (np.float64(x[row, first]) - top) / gamma - (lam if walls & 1 else 0.0)
+    left_slope, left_intercept, right_slope, right_intercept = 1.0, -z, 1.0, -z
+    for i in range(first, last):
+        slope, intercept, low = left_slope, left_intercept, left
+        while low <= right and slope * work[KNOTS, low] + intercept <= -lam:
+            slope += work[SLOPES, low]
+            intercept += work[INTERCEPTS, low]
+            low += 1
+        lower = (-lam - intercept) / slope
+        lower_slope, lower_intercept = slope, intercept
+        slope, intercept, high = right_slope, right_intercept, right
+        while high >= low and slope * work[KNOTS, high] + intercept >= lam:
+            slope -= work[SLOPES, high]
+            intercept -= work[INTERCEPTS, high]
+            high -= 1
+        upper = (lam - intercept) / slope
+        left, right = low - 1, high + 1
+        work[KNOTS, left], work[SLOPES, left], work[INTERCEPTS, left] = lower, lower_slope, lower_intercept + lam
+        work[KNOTS, right], work[SLOPES, right], work[INTERCEPTS, right] = upper, -slope, lam - intercept
+        work[LOWER, i], work[UPPER, i] = lower, upper
+        z = (np.float64(x[row, i + 1]) - top) / gamma
+        if i + 1 == last and walls & 2:
+            z -= lam
+        left_slope, left_intercept, right_slope, right_intercept = 1.0, -lam - z, 1.0, lam - z
+    slope, intercept, low = left_slope, left_intercept, left
+    while low <= right and slope * work[KNOTS, low] + intercept <= 0.0:
+        slope += work[SLOPES, low]
+        intercept += work[INTERCEPTS, low]
+        low += 1
+    return -intercept / slope
+
+
+@compile_rows()
+def write_runs(
+    x: Any, row: Any, first: Any, last: Any, top: Any, gamma: Any, lam: Any, walls: Any, value: Any, runs: Any, labels: Any, work: Any
+) -> Any:
+    """Walk back through a segment: write values and labels run by run; return how many runs there are so far.
+
+    A run with n entries has the value mean(z) + lam (s_left - s_right) / n, s the signs of the steps into and out of it; the
+    code of its label is s_left - s_right. Signs come from which end of its interval an entry lies at, never from comparing
+    values that rounding has touched.
+    """
+    end, after = last, 1 if walls & 2 else 0
+    total = 0.0
+    for i in range(last, first - 1, -1):
+        total += (np.float64(x[row, i]) - top) / gamma
+        before = -1 if walls & 1 else 0  # sign of the value before, less this one
+        closed = i == first
+        if i > first:
+            if lam == 0.0:
+                step = np.float64(x[row, i - 1]) - np.float64(x[row, i])
+                before = 1 if step > 0 else (-1 if step < 0 else 0)
+                closed = True
+            elif value < work[LOWER, i - 1]:
+                value, before, closed = work[LOWER, i - 1], 1, True
+            elif value > work[UPPER, i - 1]:
+                value, before, closed = work[UPPER, i - 1], -1, True
+        if closed:
+            code = before - after
+            size = end - i + 1
+            mean = total / size + lam * code / size
+            label = label_of(runs, code)
+            for j in range(i, end + 1):
+                work[VALUES, j] = mean
+                labels[row, j] = label
+            runs += 1
+            end, after, total = i - 1, before, 0.0
+    return runs
+
+
+@compile_rows()
+def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: Any, places: Any, work: Any) -> None:
+    """Write result and labels of an ordinary row.
+
+    Args:
+        x: (rows, d) scores.
+        row: which row.
+        top: its maximum.
+        gamma: strength of the regularizer.
+        lam: strength of the fusion penalty, >= 0.
+        out: (rows, d) receives the result.
+        labels: (rows, d) int32 receives the labels; -1 outside the support.
+        places: (d,) int32 workspace.
+        work: (6, 2d) float64 workspace.
+    """
+    d = x.shape[1]
+    wall = -(1.0 + 4.0 * lam) * (1.0 + MARGIN)
+    n, runs, first = 0, 0, 0
+    while first < d:
+        out[row, first] = 0
+        labels[row, first] = -1
+        if (np.float64(x[row, first]) - top) / gamma < wall:
+            first += 1
+            continue
+        last = first
+        while last + 1 < d and (np.float64(x[row, last + 1]) - top) / gamma >= wall:
+            last += 1
+            out[row, last] = 0
+        walls = 0
+        if first > 0 and x[row, first - 1] != -np.inf:
+            walls += 1
+        if last + 1 < d and x[row, last + 1] != -np.inf:
+            walls += 2
+        value = 0.0
+        if lam > 0.0 and last > first:
+            value = forward_clips(x, row, first, last, top, gamma, lam, walls, work)
+        runs = write_runs(x, row, first, last, top, gamma, lam, walls, value, runs, labels, work)
+        for i in range(first, last + 1):
+            places[n] = i
+            n += 1
+        first = last + 1
+    best = work[VALUES, places[0]]
+    for j in range(n):
+        best = max(best, work[VALUES, places[j]])
+    tau, count = best - 1.0, 0
+    for _ in range(n + 1):  # each pass but the last drops an entry
+        total, above = 0.0, 0
+        for j in range(n):
+            value = work[VALUES, places[j]] - best
+            if value > tau - best:
+                total += value
+                above += 1
+        if above == count:
+            break
+        count = above
+        tau = best + (total - 1.0) / above
+    for j in range(n):
+        i = places[j]
+        value = (work[VALUES, i] - best) - (tau - best)
+        if value > 0.0:
+            out[row, i] = value
+        else:
+            labels[row, i] = -1
+
+
+@compile_rows()
+def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any) -> None:
+    """Map rows ``start .. stop - 1``."""
+    d = x.shape[1]
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    places, work = np.empty(d, np.int32), np.empty((WORK_ROWS, 2 * d))
+    for row in range(start, stop):
+        lam = lams[row if len(lams) > 1 else 0]
+        ordinary = top_of(x, bits, row, out, cell, cell_bits)
+        if ordinary and lam >= 0.0 and lam < np.inf:
+            fuse_row(x, row, np.float64(cell[0]), gamma, lam, out, labels, places, work)
+            continue
+        for i in range(d):
+            labels[row, i] = -1
+            if ordinary:
+                out[row, i] = np.nan
+
+
+def _map_cpu(
+    out: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], x: np.ndarray[Any, Any], lams: np.ndarray[Any, Any], gamma: float
+) -> None:
+    over_rows(map_block, x.shape, SECONDS, out, labels, x, lams, gamma)
+
+
+def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``argmin_w 1/2 ||w - z||^2 + lam sum |w_(i+1) - w_i|`` over maximal runs of allowed entries, and the labels.
+
+    As lam grows from zero, runs of equal values only ever merge: this follows their values from merger to merger, one of each
+    row at a time, in d steps.
+
+    Args:
+        z: (..., d), finite.
+        lam: (..., 1), >= 0.
+        allowed: (..., d); a run ends where an entry is not allowed.
+    """
+    d = z.shape[-1]
+    lam = lam.to(z.dtype).expand(*z.shape[:-1], 1)
+    joined = torch.zeros_like(allowed[..., 1:])  # whether entry i + 1 belongs to the run of entry i
+    neighbours = allowed[..., 1:] & allowed[..., :-1]
+    reached = torch.zeros_like(lam)
+    edge = torch.zeros_like(z[..., :1])
+
+    def runs(joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        starts = torch.cat([torch.ones_like(joined[..., :1]), ~joined], -1) if d > 1 else torch.ones_like(allowed)
+        ids = starts.long().cumsum(-1) - 1
+        size = torch.zeros_like(z).scatter_add(-1, ids, torch.ones_like(z)).gather(-1, ids)
+        mean = torch.zeros_like(z).scatter_add(-1, ids, z).gather(-1, ids) / size
+        return ids, size, mean
+
+    def steps(w: Tensor, joined: Tensor) -> Tensor:
+        step = torch.where(neighbours & ~joined, torch.sign(w[..., :-1] - w[..., 1:]), 0.0)
+        return step
+
+    def codes(step: Tensor, ids: Tensor) -> Tensor:
+        left, right = torch.cat([edge, step], -1), torch.cat([step, edge], -1)
+        return torch.zeros_like(z).scatter_add(-1, ids, left - right).gather(-1, ids)
+
+    w, step = z, steps(z, joined)
+    ids, size, mean = runs(joined)
+    for _ in range(d - 1):
+        code = codes(step, ids)
+        w = mean + reached * code / size
+        rate = code / size
+        gap, closing = (w[..., :-1] - w[..., 1:]) * step, (rate[..., 1:] - rate[..., :-1]) * step
+        open_ = neighbours & ~joined
+        wait = torch.where(open_ & (closing > 0), gap.clamp_min(0) / torch.where(closing > 0, closing, 1.0), torch.inf)
+        wait = torch.where(open_ & (step == 0) & (lam > 0), 0.0, wait)  # equal neighbours are one run
+        soonest, which = wait.min(-1, keepdim=True)
+        merges = reached + soonest <= lam
+        chosen = torch.zeros_like(wait).scatter(-1, which, 1.0) > 0
+        joined = joined | (chosen & merges)
+        reached = torch.where(merges, reached + soonest, lam)
+        ids, size, mean = runs(joined)
+        step = torch.where(joined, 0.0, step)
+    code = codes(step, ids)
+    return mean + lam * code / size, ((ids << 3) | (code.long() + 2)).to(torch.int32)
+
+
+def _map_twin(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    odd = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
+    plain = ~odd & allowed.any(-1, keepdim=True)
+    z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
+    w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
+    y = project_simplex.twin(torch.where(plain & allowed, w, -torch.inf), 1.0, 0)
+    y = torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
+    return y, torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
+
+
+map_fused = RowKernel(
+    "map_fused",
+    "(Tensor x, Tensor lam, float gamma) -> (Tensor, Tensor)",
+    _map_cpu,
+    _map_twin,
+    parameters=1,
+    kept=(torch.int32,),
+)
+"""Row kernel ``(x (..., d), lam (..., 1) or a number, gamma) -> (y, labels)``: fusedmax of ``x / gamma``, and its runs.
+
+``-inf`` marks an entry that is not allowed, over which nothing fuses; a row without allowed entries gives zeros, a row with
+NaN or +inf, or a lam below zero, gives NaN at its allowed entries.
+"""

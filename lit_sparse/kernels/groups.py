@@ -1,0 +1,122 @@
+"""The Jacobian of mappings that tie entries together: averages over groups, around the mean of the support.
+
+A label holds the number of a group in its higher bits and a code in its three lowest, as :func:`label_of` packs them.
+``-1`` marks an entry without a group, on which the result does not depend.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.compilation import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.dispatch import RowKernel
+from lit_sparse.kernels.threads import over_rows
+
+__all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of"]
+
+PRODUCT_SECONDS = 1.5e-9  # for one element, on one thread
+
+
+@compile_rows()
+def label_of(group: Any, code: Any) -> Any:
+    """Pack the number of a group and a code in -2 .. 2."""
+    return (group << 3) | (code + 2)
+
+
+def code_of(labels: Tensor) -> Tensor:
+    """Return the codes in -2 .. 2."""
+    return (labels & 7) - 2
+
+
+def sign_of(labels: Tensor, signed: bool, like: Tensor) -> Tensor:
+    """Return 0 for entries without a group, and 1 for the others; -1 where ``signed`` and the code is below zero."""
+    member = (labels >= 0).to(like.dtype)
+    return member * torch.where(code_of(labels) < 0, -1.0, 1.0).to(like.dtype) if signed else member
+
+
+def average_groups(v: Tensor, labels: Tensor, signed: bool) -> Tensor:
+    """Return the average over each group of ``sign v``, times the sign, in differentiable operations.
+
+    Args:
+        v: (..., d).
+        labels: (..., d) int32.
+        signed: whether codes below zero are negative signs.
+    """
+    sign = sign_of(labels, signed, v)
+    ids = (labels >> 3).clamp_min(0).long()
+    zeros = torch.zeros_like(v)
+    count = zeros.scatter_add(-1, ids, sign.abs()).clamp_min(1)
+    mean = zeros.scatter_add(-1, ids, torch.where(sign != 0, sign * v, 0.0)) / count
+    return torch.where(sign != 0, sign * mean.gather(-1, ids), 0.0)
+
+
+@compile_rows(REDUCTION_FLAGS - {"nnan"})
+def support_mean(v: Any, y: Any, row: Any) -> Any:
+    """Return the mean of v over the support of y, NaN for a broken row."""
+    zero = y.dtype.type(0)
+    total, count, mass = 0.0, 0, zero
+    for i in range(y.shape[1]):
+        total += v[row, i] if y[row, i] != zero else zero
+        count += y[row, i] != zero
+        mass += y[row, i]
+    return total / count if mass == mass and count > 0 else np.nan
+
+
+@compile_rows()
+def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any, signed: Any) -> None:
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian at ``y``."""
+    d = y.shape[1]
+    sums, counts = np.zeros(d), np.zeros(d, np.int64)
+    members, groups = np.empty(d, np.int32), np.empty(d, np.int32)
+    zero = y.dtype.type(0)
+    for row in range(start, stop):
+        mean = support_mean(v, y, row)
+        n = 0
+        for i in range(d):  # without a branch
+            out[row, i] = zero
+            members[n] = i
+            n += labels[row, i] >= 0
+        for j in range(n):
+            i = members[j]
+            group = labels[row, i] >> 3
+            sign = -1.0 if signed and (labels[row, i] & 7) < 2 else 1.0
+            groups[j] = group
+            counts[group] += 1
+            if y[row, i] != zero:
+                sums[group] += sign * (v[row, i] - mean)
+        for j in range(n):
+            i, group = members[j], groups[j]
+            sign = -1.0 if signed and (labels[row, i] & 7) < 2 else 1.0
+            out[row, i] = sign * sums[group] / (counts[group] * gamma)
+        for j in range(n):
+            sums[groups[j]] = 0.0
+            counts[groups[j]] = 0
+
+
+def _product_cpu(
+    out: np.ndarray[Any, Any],
+    v: np.ndarray[Any, Any],
+    y: np.ndarray[Any, Any],
+    labels: np.ndarray[Any, Any],
+    gamma: float,
+    signed: bool,
+) -> None:
+    over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, labels, gamma, signed)
+
+
+def _product_twin(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signed: bool) -> Tensor:
+    support = y != 0
+    count = support.sum(-1, keepdim=True).clamp_min(1)
+    mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count
+    broken = torch.where(y.isnan().any(-1, keepdim=True), torch.nan, 1.0)
+    return average_groups(torch.where(support, (v - mean) * broken / gamma, 0.0), labels, signed)
+
+
+group_product = RowKernel(
+    "group_product", "(Tensor v, Tensor y, Tensor labels, float gamma, bool signed) -> Tensor", _product_cpu, _product_twin
+)
+"""Row kernel ``(v, y, labels (..., d), gamma, signed) -> (..., d)``: v, centered on the support of y and averaged over groups."""
