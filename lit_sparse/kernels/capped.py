@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.elementary import exponentials, workspace
-from lit_sparse.kernels.rows import gather_above, top_of
+from lit_sparse.kernels.rows import gather_above, top_of, write_odd
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["capped_product", "map_capped"]
@@ -117,8 +117,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
             continue
         rho = rhos[row if len(rhos) > 1 else 0]
         if not 0.0 < rho < 1.0:
-            for i in range(d):
-                out[row, i] = np.nan
+            write_odd(x, row, out)
             continue
         n = gather_above(x, row, cell[0], 1.0, -np.inf, z, places)
         factor = x.dtype.type(1.0 / gamma)

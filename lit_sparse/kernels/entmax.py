@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.elementary import exponentials, logarithms, logarithms_of_one_plus, workspace
-from lit_sparse.kernels.rows import SIMD_BLOCK, pad, top_of
+from lit_sparse.kernels.rows import SIMD_BLOCK, pad, top_of, write_odd
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["entmax_product", "map_entmax"]
@@ -174,8 +174,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
             continue
         eps = alphas[row if len(alphas) > 1 else 0] - 1.0
         if not 0.0 <= eps < np.inf:
-            for i in range(x.shape[1]):
-                out[row, i] = np.nan
+            write_odd(x, row, out)
         elif eps <= 1.0:
             map_row(x, row, cell[0], eps, gamma, z, places, work, work_bits, out)
         else:  # the derivative of y in its argument is unbounded: float32 would not give its own input's result
@@ -218,9 +217,7 @@ def _map_twin(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     return torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
 
 
-map_entmax = RowKernel(
-    "map_entmax", "(Tensor x, Tensor alpha, float gamma) -> Tensor", _map_cpu, _map_twin, parameters=1
-)
+map_entmax = RowKernel("map_entmax", "(Tensor x, Tensor alpha, float gamma) -> Tensor", _map_cpu, _map_twin, parameters=1)
 """Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: alpha-entmax of ``x / gamma``.
 
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
@@ -273,7 +270,9 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, 
             out[row, places[j]] = work[0, j] * (u[j] - mean) * scale
 
 
-def _product_cpu(out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], alphas: np.ndarray[Any, Any], gamma: float) -> None:
+def _product_cpu(
+    out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], alphas: np.ndarray[Any, Any], gamma: float
+) -> None:
     over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
 
 

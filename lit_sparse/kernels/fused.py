@@ -20,7 +20,7 @@ from torch import Tensor
 from lit_sparse.kernels.compilation import bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.groups import label_of
-from lit_sparse.kernels.rows import top_of
+from lit_sparse.kernels.rows import top_of, write_odd
 from lit_sparse.kernels.simplex import project_simplex
 from lit_sparse.kernels.threads import over_rows
 
@@ -83,7 +83,18 @@ def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, gamma: Any,
 
 @compile_rows()
 def write_runs(
-    x: Any, row: Any, first: Any, last: Any, top: Any, gamma: Any, lam: Any, walls: Any, value: Any, runs: Any, labels: Any, work: Any
+    x: Any,
+    row: Any,
+    first: Any,
+    last: Any,
+    top: Any,
+    gamma: Any,
+    lam: Any,
+    walls: Any,
+    value: Any,
+    runs: Any,
+    labels: Any,
+    work: Any,
 ) -> Any:
     """Walk back through a segment: write values and labels run by run; return how many runs there are so far.
 
@@ -175,9 +186,17 @@ def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels:
             break
         count = above
         tau = best + (total - 1.0) / above
+    tau -= best
+    total, above = 0.0, 0
+    for j in range(n):
+        value = (work[VALUES, places[j]] - best) - tau
+        if value > 0.0:
+            total += value
+            above += 1
+    rest = (total - 1.0) / above  # what rounding tau left over, shared out among small numbers, where it is exact
     for j in range(n):
         i = places[j]
-        value = (work[VALUES, i] - best) - (tau - best)
+        value = (work[VALUES, i] - best) - tau - rest
         if value > 0.0:
             out[row, i] = value
         else:
@@ -198,10 +217,10 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
         if ordinary and lam >= 0.0 and lam < np.inf:
             fuse_row(x, row, np.float64(cell[0]), gamma, lam, out, labels, places, work)
             continue
+        if ordinary:
+            write_odd(x, row, out)
         for i in range(d):
-            labels[row, i] = -1
-            if ordinary:
-                out[row, i] = np.nan
+            labels[row, i] = label_of(0, 0) if out[row, i] != 0 else -1  # one group that is NaN, with a NaN derivative
 
 
 def _map_cpu(
@@ -274,7 +293,8 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Ten
     w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
     y = project_simplex.twin(torch.where(plain & allowed, w, -torch.inf), 1.0, 0)
     y = torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
-    return y, torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
+    labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
+    return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)
 
 
 map_fused = RowKernel(

@@ -146,9 +146,7 @@ def project_row(z: Any, n: Any, sparseness: Any, norm: Any, signs: Any, places: 
 
 
 @compile_rows()
-def project_block(
-    start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, norms: Any, nonneg: Any
-) -> None:
+def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, norms: Any, nonneg: Any) -> None:
     """Project rows ``start .. stop - 1``."""
     d = x.shape[1]
     bits = bits_of(x)
@@ -221,7 +219,9 @@ def _project_twin(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, n
     size = torch.where(fits & (count < n), count, torch.inf).amin(-1, keepdim=True)
     size = torch.minimum(size, n.to(x.dtype))
     tied = ties >= ratio.square() - SLACK * n
-    size = torch.where(tied, torch.minimum((ratio.square() - SLACK * n).ceil().clamp_min(1), ties.to(x.dtype)), size).clamp_min(1)
+    size = torch.where(tied, torch.minimum((ratio.square() - SLACK * n).ceil().clamp_min(1), ties.to(x.dtype)), size).clamp_min(
+        1
+    )
     inside = (count <= size) & (ranked > -torch.inf)
     mean = torch.where(inside, value, 0.0).sum(-1, keepdim=True) / size
     centered = torch.where(inside, value - mean, 0.0)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.elementary import exponentials, logarithms, logarithms_of_one_plus, workspace
-from lit_sparse.kernels.rows import SIMD_BLOCK, gather_above, pad, top_of
+from lit_sparse.kernels.rows import SIMD_BLOCK, gather_above, pad, top_of, write_odd
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["map_pnorm", "pnorm_product"]
@@ -104,8 +104,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> N
             continue
         p = ps[row if len(ps) > 1 else 0]
         if not 1.0 < p <= 2.0:
-            for i in range(x.shape[1]):
-                out[row, i] = np.nan
+            write_odd(x, row, out)
             continue
         n = gather_above(x, row, cell[0], 1.0 / gamma, -1.0, z, places)
         scale = x.dtype.type(1.0 / solve(z, pad(z, n), n, p, work, work_bits))

@@ -13,10 +13,32 @@ Example:
 """
 
 from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.capped_softmax import CappedSoftmax
 from lit_sparse.mappings.entmax import Entmax, LearnableEntmax
+from lit_sparse.mappings.fusedmax import Fusedmax
+from lit_sparse.mappings.hard_threshold import HardThreshold
+from lit_sparse.mappings.hoyer_projection import HoyerProjection
 from lit_sparse.mappings.losses import FenchelYoungLoss
+from lit_sparse.mappings.oscarmax import Oscarmax
+from lit_sparse.mappings.regularized_argmax import RegularizedArgmax
 from lit_sparse.mappings.softmax import Softmax
 from lit_sparse.mappings.sparsemax import Sparsemax
+from lit_sparse.mappings.sq_pnorm_max import SqPNormMax
 from lit_sparse.mappings.topk_sparsemax import TopKSparsemax
 
-__all__ = ["Entmax", "FenchelYoungLoss", "LearnableEntmax", "Softmax", "SparseMapping", "Sparsemax", "TopKSparsemax"]
+__all__ = [
+    "CappedSoftmax",
+    "Entmax",
+    "FenchelYoungLoss",
+    "Fusedmax",
+    "HardThreshold",
+    "HoyerProjection",
+    "LearnableEntmax",
+    "Oscarmax",
+    "RegularizedArgmax",
+    "Softmax",
+    "SparseMapping",
+    "Sparsemax",
+    "SqPNormMax",
+    "TopKSparsemax",
+]

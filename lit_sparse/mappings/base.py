@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.dispatch import HALVES, batch_first
 from lit_sparse.mappings.rowwise import allowed_scores, check_positive
 
@@ -33,7 +34,11 @@ class SparseMapping(nn.Module, ABC):
     #: Results are probabilities: not negative, summing to one.
     on_simplex: ClassVar[bool] = True
     #: Adding a constant to all scores of a row changes nothing.
-    shift_invariant: ClassVar[bool] = True
+    shift_invariant: bool = True
+    #: The order of the entries matters: dropping some makes neighbours of others.
+    ordered: bool = False
+    #: It maximizes something, so that there is a value and a Fenchel-Young loss.
+    has_value: bool = True
     #: Solved to a tolerance by iteration over batches rather than exactly by a row kernel.
     iterative: ClassVar[bool] = False
 
@@ -111,6 +116,8 @@ class SparseMapping(nn.Module, ABC):
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """Return :meth:`value` along ``dim``, whatever ``self.dim`` is."""
+        if not self.has_value:
+            raise ConfigurationError(f"Expected a mapping that maximizes something, but {self!r} does not: it has no value.")
         x = allowed_scores(scores, mask)
         dtype = x.dtype
         if dtype in HALVES:

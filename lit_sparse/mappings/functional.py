@@ -1,8 +1,27 @@
 """Every mapping as a function of scores: ``from lit_sparse.mappings import functional as F``."""
 
+from lit_sparse.mappings.capped_softmax import capped_softmax
 from lit_sparse.mappings.entmax import entmax
+from lit_sparse.mappings.fusedmax import fusedmax
+from lit_sparse.mappings.hard_threshold import hard_threshold
+from lit_sparse.mappings.hoyer_projection import hoyer_projection
+from lit_sparse.mappings.oscarmax import oscarmax
+from lit_sparse.mappings.regularized_argmax import regularized_argmax
 from lit_sparse.mappings.softmax import softmax
 from lit_sparse.mappings.sparsemax import sparsemax
+from lit_sparse.mappings.sq_pnorm_max import sq_pnorm_max
 from lit_sparse.mappings.topk_sparsemax import topk_sparsemax
 
-__all__ = ["entmax", "softmax", "sparsemax", "topk_sparsemax"]
+__all__ = [
+    "capped_softmax",
+    "entmax",
+    "fusedmax",
+    "hard_threshold",
+    "hoyer_projection",
+    "oscarmax",
+    "regularized_argmax",
+    "softmax",
+    "sparsemax",
+    "sq_pnorm_max",
+    "topk_sparsemax",
+]

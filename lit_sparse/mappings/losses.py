@@ -58,6 +58,8 @@ class FenchelYoungLoss(nn.Module):
             raise ConfigurationError(
                 f"Expected a mapping onto the simplex, such as Sparsemax, but {type(mapping).__name__} has no probabilities."
             )
+        if not mapping.has_value:
+            raise ConfigurationError(f"Expected a mapping that maximizes something, but {mapping!r} does not: it has no loss.")
         if reduction not in ("mean", "sum", "none"):
             raise ConfigurationError(f"Expected `reduction` to be 'mean', 'sum' or 'none' but got {reduction!r}.")
         if not 0 <= label_smoothing <= 1:

@@ -17,7 +17,8 @@ from torch.autograd import forward_ad
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.dispatch import HALVES, batch_first
 
-__all__ = ["RowFunction",
+__all__ = [
+    "RowFunction",
     "allowed_scores",
     "along_last",
     "check_count",
@@ -87,7 +88,7 @@ class RowFunction:
         return result if isinstance(result, Tensor) else result[0]
 
     @classmethod
-    def traced(cls, x: Tensor, *args: Any, gamma: float | None = None) -> Tensor:
+    def traced(cls, x: Tensor, *args: Any, gamma: float | None = None, shift: bool = True) -> Tensor:
         """Return the same for ``torch.compile`` and ``torch.export``: one opaque operator, and plain operations around it.
 
         The operator sees detached tensors. The derivative is that of a Taylor polynomial around them, right to second
@@ -96,8 +97,9 @@ class RowFunction:
         Args:
             x: (..., d) scores.
             args: the function's other arguments.
-            gamma: strength to divide the scores by, for a function that shifts do not change, called with strength 1: a
-                number that a graph computes would be frozen in the operator.
+            gamma: strength to divide the scores by, the function being called with strength 1: a number that a graph computes
+                would be frozen in the operator.
+            shift: whether the largest score may be taken off first, for a function that shifts do not change.
         """
         if x.shape[-1] == 0:
             return x
@@ -106,19 +108,19 @@ class RowFunction:
             x = x.float()
         if gamma is not None:
             top = x.detach().amax(-1, keepdim=True)
-            x = (x - torch.where(top.isfinite(), top, 0.0)) / gamma
+            x = (x - torch.where(top.isfinite(), top, 0.0) if shift else x) / gamma
         parameters = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
         result = cls.kernel.traced(x.detach(), *parameters)  # type: ignore[attr-defined]
         y, kept = (result, ()) if isinstance(result, Tensor) else (result[0], result[1:])
         rest = (x.detach(), *kept, *parameters) if cls.keeps_scores else (*kept, *parameters)
         step = torch.where(x == -torch.inf, 0.0, x - x.detach())
-        shift = None
+        move = None
         if cls.sensitive and isinstance(args[0], Tensor):
-            shift = args[0] - args[0].detach()
+            move = args[0] - args[0].detach()
 
         def moved(point: Tensor) -> Tensor:
             change = cls.jacobian(step, point, *rest)
-            return change if shift is None else change + shift * cls.sensitivity(point, *rest)
+            return change if move is None else change + move * cls.sensitivity(point, *rest)
 
         answer = y + moved(y)
         if not cls.piecewise_linear:
@@ -162,11 +164,11 @@ class _Derivative(torch.autograd.Function):
     rule: ClassVar[type[RowFunction]]
 
     @classmethod
-    def forward(cls, *args: Any) -> Any:  # type: ignore[override]  # noqa: D102
+    def forward(cls, *args: Any) -> Any:  # type: ignore[override]
         return cls.rule.kernel(*args)
 
     @classmethod
-    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: D102
+    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         if isinstance(output, Tensor):
             saved, ctx.kept = [output], 0
         else:
@@ -185,7 +187,7 @@ class _Derivative(torch.autograd.Function):
         ctx.save_for_forward(*saved)
 
     @classmethod
-    def backward(cls, ctx: Any, *grads: Any) -> Any:  # noqa: D102
+    def backward(cls, ctx: Any, *grads: Any) -> Any:
         saved, rest = _restored(ctx)
         grad = cls.rule.times_transposed(grads[0], *saved, *rest) if ctx.needs_input_grad[0] else None
         if not cls.rule.sensitive or not ctx.needs_input_grad[1]:
@@ -196,7 +198,7 @@ class _Derivative(torch.autograd.Function):
         return (grad, pull.sum_to_size(rest[0].shape).to(rest[0].dtype), *NO_GRADIENTS[: len(rest) - 1])
 
     @classmethod
-    def jvp(cls, ctx: Any, *tangents: Any) -> Any:  # noqa: D102
+    def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         saved, rest = _restored(ctx)
         tangent = None if tangents[0] is None else cls.rule.times(tangents[0], *saved, *rest)
         if cls.rule.sensitive and tangents[1] is not None:
@@ -205,7 +207,7 @@ class _Derivative(torch.autograd.Function):
         return (tangent, *NO_GRADIENTS[: ctx.kept]) if ctx.kept else tangent
 
     @classmethod
-    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:  # noqa: D102
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         result = cls.rule._all(*batch_first(info.batch_size, in_dims, args))
         return result, (0 if isinstance(result, Tensor) else (0,) * len(result))
 

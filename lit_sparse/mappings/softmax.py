@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive, is_eager, is_plain
+from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive, is_eager
 
 __all__ = ["Softmax", "softmax"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ FUNCTIONS = {
     "sparsemax": F.sparsemax,
     "topk_sparsemax": F.topk_sparsemax,
     "entmax": F.entmax,
+    "sq_pnorm_max": F.sq_pnorm_max,
+    "fusedmax": F.fusedmax,
+    "oscarmax": F.oscarmax,
+    "oscarmax_approx": partial(F.oscarmax, exact=False),
+    "hoyer": F.hoyer_projection,
+    "hoyer_nonneg": partial(F.hoyer_projection, nonneg=True),
 }
 
 
