@@ -17,13 +17,14 @@ from torch import Tensor
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.elementary import exponentials, workspace
-from lit_sparse.kernels.rows import gather_above, top_of, write_odd
+from lit_sparse.kernels.rows import top_of, write_odd
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["capped_product", "map_capped"]
 
 SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, TWIN_PASSES = 30, 200, 100
+DEEPEST = -1e30
 NEAR, FAR = 20.0, 60.0  # how far tau may go from the reference, and where exponents are cut off
 
 
@@ -74,6 +75,7 @@ def solve(z: Any, n: Any, rho: Any, work: Any, bits: Any) -> Any:
     for i in range(PASSES):
         if abs(tau - reference) > NEAR:
             reference = float(z.dtype.type(tau))
+            tau = reference  # a large tau may have been rounded by more than can be exponentiated
             exponentials_around(z, n, reference, work, bits)
         total, slope = logistic_sums(work, n, math.exp(tau - reference))
         if total >= target:
@@ -89,6 +91,7 @@ def solve(z: Any, n: Any, rho: Any, work: Any, bits: Any) -> Any:
             break
     if abs(tau - reference) > NEAR:
         reference = float(z.dtype.type(tau))
+        tau = reference
         exponentials_around(z, n, reference, work, bits)
     return math.exp(tau - reference)
 
@@ -119,10 +122,11 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
         if not 0.0 < rho < 1.0:
             write_odd(x, row, out)
             continue
-        n = gather_above(x, row, cell[0], 1.0, -np.inf, z, places)
-        factor = x.dtype.type(1.0 / gamma)
-        for j in range(n):
-            z[j] = z[j] * factor
+        factor, n = x.dtype.type(1.0 / gamma), 0
+        for i in range(d):
+            z[n] = max((x[row, i] - cell[0]) * factor, x.dtype.type(DEEPEST))  # finite, so that a bracket has a middle
+            places[n] = i
+            n += x[row, i] != -np.inf
         q = solve(z, n, rho, work, work_bits)
         total, slope = logistic_sums(work, n, q)
         write_logistic(work, n, q, 1.0 / total, places, row, out)

@@ -23,6 +23,7 @@ __all__ = ["hoyer_product", "project_hoyer", "threshold_hard"]
 
 SECONDS, PRODUCT_SECONDS, THRESHOLD_SECONDS = 2e-9, 0.6e-9, 4e-9  # for one element, on one thread
 PASSES = 200
+NARROW, SHRINK, FLOOR = 1e-3, 1e-9, -1e4
 SLACK = 1e-9  # on the square of l1 / l2, against the number of equal largest entries
 
 
@@ -62,11 +63,11 @@ def mean_of(z: Any, n: Any) -> Any:
 
 
 @compile_rows(REDUCTION_FLAGS)
-def count_zeros(z: Any, n: Any) -> Any:
-    """Return how many entries are zero."""
+def count_equal(a: Any, n: Any, value: Any) -> Any:
+    """Return how many entries have this value."""
     count = 0
     for j in range(n):
-        count += z[j] == 0
+        count += a[j] == value
     return count
 
 
@@ -82,11 +83,17 @@ def solve(z: Any, n: Any, ratio: Any) -> Any:
     """Return the threshold in z, for fewer than ratio^2 entries at the maximum 0, and ratio^2 < n."""
     tau = mean_of(z, n)
     lower = tau - ratio * math.sqrt(spread_above(z, n, -np.inf, tau) / (n * (n - ratio * ratio)))
-    upper, size = 0.0, 0  # size: of the set that tau was computed from in closed form, else 0
+    upper, size, refined = 0.0, 0, 0  # size: of the set that tau was computed from in closed form, else 0
     for i in range(PASSES):
         count, total, square = moments_above(z, n, tau)
-        if count == size:
-            break
+        if count == size:  # found; but sums around a distant threshold may have misplaced it
+            mean = tau + total / count
+            spread = spread_above(z, n, tau, mean)
+            exact = mean - ratio * math.sqrt(spread / (count * (count - ratio * ratio)))
+            if exact <= tau or refined == count:
+                break
+            tau, refined = exact, count
+            continue
         if count > ratio * ratio and total >= ratio * math.sqrt(square):
             lower = max(lower, tau)
             tau = max(threshold_of(total, square, count, tau, ratio), tau)
@@ -104,36 +111,54 @@ def solve(z: Any, n: Any, ratio: Any) -> Any:
 
 
 @compile_rows()
-def write_equal(n: Any, ties: Any, first: Any, second: Any, z: Any, signs: Any, places: Any, row: Any, out: Any) -> None:
+def write_equal(
+    a: Any, n: Any, top: Any, ties: Any, first: Any, second: Any, signs: Any, places: Any, row: Any, out: Any
+) -> None:
     """Write ``first`` to the first of the largest entries and ``second`` to the next ties - 1 of them."""
     left = ties
     for j in range(n):
-        if z[j] == 0 and left > 0:
+        if a[j] == top and left > 0:
             value = first if left == ties else second
             out[row, places[j]] = value if signs[j] >= 0 else -value
             left -= 1
 
 
 @compile_rows()
-def project_row(z: Any, n: Any, sparseness: Any, norm: Any, signs: Any, places: Any, row: Any, out: Any) -> None:
-    """Write the projection of one row; z is its values, or their magnitudes, less the largest."""
+def rescale(a: Any, n: Any, top: Any, depth: Any, z: Any) -> None:
+    """Write ``(a - top) / depth``, which keeps squares from overflowing; what is far below the support is cut off."""
+    scale, floor = 1.0 / depth, z.dtype.type(FLOOR)
+    for j in range(n):
+        z[j] = max((np.float64(a[j]) - top) * scale, floor)
+
+
+@compile_rows()
+def project_row(a: Any, n: Any, sparseness: Any, norm: Any, z: Any, signs: Any, places: Any, row: Any, out: Any) -> None:
+    """Write the projection of one row, given its values or their magnitudes, their signs and places; z is workspace."""
     root = math.sqrt(n)
     ratio = min(max(root - sparseness * (root - 1.0), 1.0), root)
     total = norm * ratio  # the l1 norm
-    ties = count_zeros(z, n)
+    least, most = range_of(a, n)
+    ties = count_equal(a, n, most)
     if ties >= ratio * ratio - SLACK * n:  # every feasible point on the largest entries is nearest: take the first few
-        size = min(max(int(math.ceil(ratio * ratio - SLACK * n)), 1), ties)
+        size = min(max(math.ceil(ratio * ratio - SLACK * n), 1), ties)
         rest = math.sqrt(max(norm * norm - total * total / size, 0.0))
         first = total / size + rest * math.sqrt((size - 1.0) / size)
         second = total / size - rest / math.sqrt(size * (size - 1.0)) if size > 1 else 0.0
-        write_equal(n, size, first, second, z, signs, places, row, out)
+        write_equal(a, n, most, size, first, second, signs, places, row, out)
         return
     if n - ratio * ratio <= SLACK * n:
         for j in range(n):
             out[row, places[j]] = total / n if signs[j] >= 0 else -total / n
         return
-    tau = solve(z, n, ratio)
-    count, excess, square = moments_above(z, n, tau)
+    top, tau = np.float64(most), 0.0
+    depth = top - np.float64(least)
+    for _ in range(PASSES):  # beside an entry far below, all others look alike: look again, at their scale
+        rescale(a, n, top, depth, z)
+        tau = solve(z, n, ratio)
+        if tau <= -NARROW:
+            break
+        depth *= -tau if tau < -SHRINK else SHRINK
+    count, excess, _square = moments_above(z, n, tau)
     mean = tau + excess / count
     spread = spread_above(z, n, tau, mean)
     threshold, center, zero = z.dtype.type(tau), z.dtype.type(mean), z.dtype.type(0)
@@ -152,37 +177,35 @@ def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, no
     bits = bits_of(x)
     cell = np.empty(1, x.dtype)
     cell_bits = bits_of(cell)
-    z, signs, places = np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, np.int32)
+    a, z, signs, places = np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, np.int32)
     for row in range(start, stop):
         if not top_of(x, bits, row, out, cell, cell_bits):
             continue
-        n, top = gather_magnitudes(x, row, nonneg, z, signs, places)
-        for j in range(n):
-            z[j] = z[j] - top
+        n = gather_magnitudes(x, row, nonneg, a, signs, places)
         s = sparsenesses[row if len(sparsenesses) > 1 else 0]
-        project_row(z, n, s, norms[row if len(norms) > 1 else 0], signs, places, row, out)
+        project_row(a, n, s, norms[row if len(norms) > 1 else 0], z, signs, places, row, out)
 
 
 @compile_rows()
-def gather_magnitudes(x: Any, row: Any, nonneg: Any, z: Any, signs: Any, places: Any) -> Any:
-    """Collect the allowed values, or their magnitudes, with signs and places; return their number and the largest."""
+def gather_magnitudes(x: Any, row: Any, nonneg: Any, a: Any, signs: Any, places: Any) -> Any:
+    """Collect the allowed values, or their magnitudes, with signs and places; return their number."""
     n = 0
     for i in range(x.shape[1]):
         value = x[row, i]
-        z[n] = value if nonneg else abs(value)
+        a[n] = value if nonneg else abs(value)
         signs[n] = x.dtype.type(1) if nonneg else value
         places[n] = i
         n += value != -np.inf
-    return n, largest(z, n)
+    return n
 
 
 @compile_rows(REDUCTION_FLAGS)
-def largest(z: Any, n: Any) -> Any:
-    """Return the largest entry."""
-    top = z[0]
+def range_of(z: Any, n: Any) -> Any:
+    """Return the smallest and the largest entry."""
+    least, most = z[0], z[0]
     for j in range(n):
-        top = max(top, z[j])
-    return top
+        least, most = min(least, z[j]), max(most, z[j])
+    return least, most
 
 
 def _project_cpu(
@@ -277,9 +300,9 @@ def support_products(v: Any, y: Any, x: Any, row: Any, center: Any) -> Any:
     for i in range(y.shape[1]):
         flip = y[row, i] < zero
         distance = (-x[row, i] if flip else x[row, i]) - center
-        distance = distance if y[row, i] != zero else zero
-        spread += distance * distance
-        product += distance * (-v[row, i] if flip else v[row, i]) if y[row, i] != zero else zero
+        wide = np.float64(distance if y[row, i] != zero else zero)
+        spread += wide * wide
+        product += wide * (-v[row, i] if flip else v[row, i]) if y[row, i] != zero else zero
     return spread, product
 
 

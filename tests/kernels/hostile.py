@@ -1,0 +1,164 @@
+"""Hostile rows through every compiled kernel; run as a script, with bounds checks and an empty cache.
+
+Prints how many rows each kernel has seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from lit_sparse.kernels.capped import capped_product, map_capped
+from lit_sparse.kernels.entmax import entmax_product, map_entmax
+from lit_sparse.kernels.fused import map_fused
+from lit_sparse.kernels.groups import group_product
+from lit_sparse.kernels.hoyer import hoyer_product, project_hoyer, threshold_hard
+from lit_sparse.kernels.oscar import map_oscar
+from lit_sparse.kernels.pnorm import map_pnorm, pnorm_product
+from lit_sparse.kernels.simplex import center_on_support, project_simplex
+
+ROWS, EXAMPLES = 64, 330
+HOSTILE = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, -3e38, 1.0, 1.0, 1e4, 1e-6]
+LENGTHS = [1, 2, 3, 7, 16, 31, 33, 64, 65, 130, 300]
+seen: Counter[str] = Counter()
+
+
+@st.composite
+def scores(draw: st.DrawFn) -> Tensor:
+    """Draw (ROWS, d) scores of any scale, with ties, forbidden entries, NaN, infinities and tiny numbers."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    d = draw(st.sampled_from(LENGTHS))
+    x = rng.standard_normal((ROWS, d)) * 10.0 ** draw(st.integers(-6, 7))
+    kind = draw(st.sampled_from(["plain", "plain", "rounded", "shifted", "walk", "steps"]))
+    if kind == "rounded":
+        x = x.round()
+    elif kind == "shifted":
+        x = x + 1e6
+    elif kind == "walk":
+        x = x.cumsum(-1)
+    elif kind == "steps":
+        x = np.repeat(x, 5, -1)[:, :d]
+    odd = rng.random((ROWS, d)) < draw(st.sampled_from([0.0, 0.02, 0.5]))
+    x = np.where(odd, rng.choice(HOSTILE, (ROWS, d)), x)
+    return torch.from_numpy(x)
+
+
+def numbers(*values: float) -> st.SearchStrategy[float]:
+    """Draw one of some numbers."""
+    return st.sampled_from(values)
+
+
+GAMMAS = numbers(1e-6, 0.1, 1.0, 1e6)
+
+
+def check_point(x: Tensor, y: Tensor, on_simplex: bool, what: tuple[Any, ...]) -> None:
+    """Check what every result must be: on the simplex, NaN in its own row, zero where nothing is allowed."""
+    bad = (x.isnan() | (x == torch.inf)).any(-1)
+    some = (x > -torch.inf).any(-1) & ~bad
+    assert y.shape == x.shape
+    assert bool(y[bad].isnan().any(-1).all()), what
+    assert bool((y[~bad & ~some] == 0).all()), what
+    assert bool((y[x == -torch.inf] == 0).all()), what
+    assert bool(y[~bad].isfinite().all()), (what, x[~y.isfinite().all(-1) & ~bad][:1].tolist())
+    if on_simplex:
+        assert bool((y[~bad] >= 0).all()), what
+        assert bool(((y[some].double().sum(-1) - 1).abs() <= 1e-5).all()), (what, (y[some].double().sum(-1) - 1).abs().max())
+
+
+def fuzz(name: str, body: Callable[..., None], **strategies: st.SearchStrategy[Any]) -> None:
+    """Run a body on drawn arguments, in both float types."""
+
+    @seed(0)
+    @settings(
+        max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+    )
+    @given(x=scores(), **strategies)
+    def run(x: Tensor, **arguments: Any) -> None:
+        seen[name] += len(x)
+        for dtype in (torch.float32, torch.float64):
+            body(x.to(dtype), **arguments)
+
+    run()
+
+
+def simplex(x: Tensor, gamma: float, k: int) -> None:
+    y = project_simplex(x, gamma, k)
+    check_point(x, y, True, ("simplex", gamma, k))
+    assert center_on_support(x, y, gamma).shape == y.shape
+
+
+def entmax(x: Tensor, gamma: float, alpha: float) -> None:
+    y = map_entmax(x, alpha, gamma)
+    check_point(x, y, True, ("entmax", gamma, alpha))
+    assert entmax_product(x, y, alpha, gamma).shape == y.shape
+    column = torch.linspace(0.9, 3.0, len(x), dtype=torch.float64).unsqueeze(-1)
+    assert map_entmax(x, column, gamma).shape == y.shape
+
+
+def pnorm(x: Tensor, gamma: float, p: float) -> None:
+    y = map_pnorm(x, p, gamma)
+    check_point(x, y, True, ("pnorm", gamma, p))
+    assert pnorm_product(x, y, p, gamma).shape == y.shape
+
+
+def capped(x: Tensor, gamma: float, rho: float) -> None:
+    y = map_capped(x, rho, gamma)
+    check_point(x, y, True, ("capped", gamma, rho))
+    assert capped_product(x, y, x, rho, gamma).shape == y.shape
+
+
+def fused(x: Tensor, gamma: float, lam: float) -> None:
+    y, labels = map_fused(x, lam, gamma)
+    check_point(x, y, True, ("fused", gamma, lam))
+    assert bool((labels < 8 * x.shape[-1]).all())
+    assert group_product(x, y, labels, gamma, False).shape == y.shape
+
+
+def oscar(x: Tensor, gamma: float, lam: float, exact: bool) -> None:
+    y, labels = map_oscar(x, lam, gamma, exact)
+    check_point(x, y, True, ("oscar", gamma, lam, exact))
+    assert bool((labels < 8 * x.shape[-1]).all())
+    assert group_product(x, y, labels, gamma, not exact).shape == y.shape
+
+
+def hoyer(x: Tensor, sparseness: float, nonneg: bool) -> None:
+    y = project_hoyer(x, sparseness, 1.0, nonneg)
+    check_point(x, y, False, ("hoyer", sparseness, nonneg))
+    ordinary = (x > -torch.inf).any(-1) & ~(x.isnan() | (x == torch.inf)).any(-1)
+    norms = y[ordinary].double().norm(dim=-1)
+    wrong = (norms - 1).abs() > 1e-3  # 1e4 beside -3e38 leaves float32 few digits
+    assert not bool(wrong.any()), ("hoyer", sparseness, nonneg, norms[wrong][0], x[ordinary][wrong][0].tolist())
+    assert hoyer_product(x, y, x, nonneg).shape == y.shape
+
+
+def hard(x: Tensor, k: int, nonneg: bool) -> None:
+    y, chosen = threshold_hard(x, k, nonneg)
+    check_point(x, y, False, ("hard", k, nonneg))
+    assert bool(((y != 0) <= (chosen != 0)).all())
+    assert bool(((chosen != 0).sum(-1)[~y.isnan().any(-1) & ~x.isnan().any(-1) & (x < torch.inf).all(-1)] <= k).all())
+
+
+def main() -> None:
+    """Fuzz all kernels."""
+    fuzz("simplex", simplex, gamma=GAMMAS, k=st.sampled_from([0, 1, 3, 70]))
+    fuzz("entmax", entmax, gamma=GAMMAS, alpha=numbers(1.0, 1.0000001, 1.25, 1.5, 2.0, 3.0, 50.0))
+    fuzz("pnorm", pnorm, gamma=GAMMAS, p=numbers(1.001, 1.2, 1.5, 1.9, 2.0))
+    fuzz("capped", capped, gamma=GAMMAS, rho=numbers(1e-6, 0.1, 0.5, 0.999))
+    fuzz("fused", fused, gamma=GAMMAS, lam=numbers(0.0, 1e-9, 0.1, 2.0, 1e6))
+    fuzz("oscar", oscar, gamma=GAMMAS, lam=numbers(0.0, 1e-9, 0.01, 2.0, 1e6), exact=st.booleans())
+    fuzz("hoyer", hoyer, sparseness=numbers(0.0, 1e-6, 0.3, 0.75, 0.99, 1.0), nonneg=st.booleans())
+    fuzz("hard", hard, k=st.sampled_from([1, 2, 30, 1000]), nonneg=st.booleans())
+    for name, rows in seen.items():
+        assert rows >= 20_000, (name, rows)
+        print(name, rows)
+
+
+if __name__ == "__main__":
+    main()
