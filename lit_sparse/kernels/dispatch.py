@@ -34,7 +34,8 @@ class RowKernel:
         cpu: ``cpu(*outs, *arrays, *numbers)`` writes the results. The arrays are contiguous float32 or float64 (rows, d),
             or of their own type if it is an integer; row parameters are float64, one for all rows or one for each.
         twin: the same in plain torch operations on tensors, for every other device; returns what the kernel returns.
-        cuda: the same as ``twin`` for CUDA tensors, where there is something faster; ``twin`` serves when it is None.
+        cuda: the same for CUDA tensors, half types as they come, where there is something faster. Returns what the kernel
+            returns, contiguous, or NotImplemented; ``twin`` serves then, and when it is None.
         parameters: how many of the tensors in the schema are row parameters.
         kept: dtypes of the results after the first; they have its shape.
     """
@@ -85,8 +86,10 @@ class RowKernel:
             return self._on_cpu(args)
         if first.is_meta:
             return self._like(first)
-        if first.is_cuda and self.cuda is not None:
-            return self._on_tensors(self.cuda, args)
+        if first.is_cuda and self.cuda is not None and first.numel():
+            result = self.cuda(*args)
+            if result is not NotImplemented:
+                return result
         return self._on_tensors(self.twin, args)
 
     def traced(self, *args: Any) -> Any:

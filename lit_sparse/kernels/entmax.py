@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.kernels import triton_rows
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.elementary import exponentials, logarithms, logarithms_of_one_plus, workspace
@@ -217,7 +218,9 @@ def _map_twin(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     return torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
 
 
-map_entmax = RowKernel("map_entmax", "(Tensor x, Tensor alpha, float gamma) -> Tensor", _map_cpu, _map_twin, parameters=1)
+map_entmax = RowKernel(
+    "map_entmax", "(Tensor x, Tensor alpha, float gamma) -> Tensor", _map_cpu, _map_twin, triton_rows.map_entmax, parameters=1
+)
 """Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: alpha-entmax of ``x / gamma``.
 
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
@@ -291,6 +294,7 @@ entmax_product = RowKernel(
     "(Tensor v, Tensor y, Tensor alpha, float gamma) -> Tensor",
     _product_cpu,
     _product_twin,
+    triton_rows.entmax_product,
     parameters=1,
 )
 """Row kernel ``(v (..., d), y (..., d), alpha, gamma) -> (..., d)``: the Jacobian of alpha-entmax at its result y, times v."""

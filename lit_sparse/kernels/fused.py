@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lit_sparse.kernels.compilation import bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
-from lit_sparse.kernels.groups import label_of
-from lit_sparse.kernels.rows import top_of, write_odd
+from lit_sparse.kernels.groups import label_of, write_odd_labels
+from lit_sparse.kernels.rows import is_broken, top_of
 from lit_sparse.kernels.simplex import project_simplex
 from lit_sparse.kernels.threads import over_rows
 
@@ -217,10 +217,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
         if ordinary and lam >= 0.0 and lam < np.inf:
             fuse_row(x, row, np.float64(cell[0]), gamma, lam, out, labels, places, work)
             continue
-        if ordinary:
-            write_odd(x, row, out)
-        for i in range(d):
-            labels[row, i] = label_of(0, 0) if out[row, i] != 0 else -1  # one group that is NaN, with a NaN derivative
+        write_odd_labels(x, row, ordinary or is_broken(out, row), out, labels)
 
 
 def _map_cpu(
@@ -297,11 +294,18 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Ten
     return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)
 
 
+def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
+    from lit_sparse.kernels import cuda_rows  # translates the functions of this file
+
+    return cuda_rows.map_fused(x, lam, gamma)
+
+
 map_fused = RowKernel(
     "map_fused",
     "(Tensor x, Tensor lam, float gamma) -> (Tensor, Tensor)",
     _map_cpu,
     _map_twin,
+    _map_cuda,
     parameters=1,
     kept=(torch.int32,),
 )

@@ -14,9 +14,10 @@ from torch import Tensor
 
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
+from lit_sparse.kernels.rows import write_odd, write_zeros
 from lit_sparse.kernels.threads import over_rows
 
-__all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of"]
+__all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", "write_odd_labels"]
 
 PRODUCT_SECONDS = 1.5e-9  # for one element, on one thread
 
@@ -25,6 +26,17 @@ PRODUCT_SECONDS = 1.5e-9  # for one element, on one thread
 def label_of(group: Any, code: Any) -> Any:
     """Pack the number of a group and a code in -2 .. 2."""
     return (group << 3) | (code + 2)
+
+
+@compile_rows()
+def write_odd_labels(x: Any, row: Any, broken: Any, out: Any, labels: Any) -> None:
+    """Write zeros for a row where nothing is allowed; for a broken one NaN, in one group, whose derivative is NaN then."""
+    if broken:
+        write_odd(x, row, out)
+    else:
+        write_zeros(row, out)
+    for i in range(x.shape[1]):
+        labels[row, i] = label_of(0, 0) if out[row, i] != 0 else -1
 
 
 def code_of(labels: Tensor) -> Tensor:

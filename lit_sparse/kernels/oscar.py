@@ -20,8 +20,8 @@ from torch import Tensor
 
 from lit_sparse.kernels.compilation import bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
-from lit_sparse.kernels.groups import label_of
-from lit_sparse.kernels.rows import top_of, write_odd
+from lit_sparse.kernels.groups import label_of, write_odd_labels
+from lit_sparse.kernels.rows import is_broken, top_of
 from lit_sparse.kernels.simplex import project_simplex
 from lit_sparse.kernels.threads import over_rows
 
@@ -243,10 +243,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
             else:
                 compose_row(x, row, gamma, lam, out, labels, floats, ints)
             continue
-        if ordinary:
-            write_odd(x, row, out)
-        for i in range(d):
-            labels[row, i] = label_of(0, 0) if out[row, i] != 0 else -1  # one group that is NaN, with a NaN derivative
+        write_odd_labels(x, row, ordinary or is_broken(out, row), out, labels)
 
 
 def _map_cpu(
@@ -316,11 +313,18 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tupl
     return torch.where(allowed & odd, torch.nan, y).to(x.dtype), torch.where(allowed & odd, 2, labels).to(torch.int32)
 
 
+def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
+    from lit_sparse.kernels import cuda_rows  # translates the functions of this file
+
+    return cuda_rows.map_oscar(x, lam, gamma, exact)
+
+
 map_oscar = RowKernel(
     "map_oscar",
     "(Tensor x, Tensor lam, float gamma, bool exact) -> (Tensor, Tensor)",
     _map_cpu,
     _map_twin,
+    _map_cuda,
     parameters=1,
     kept=(torch.int32,),
 )

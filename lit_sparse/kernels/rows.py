@@ -8,7 +8,18 @@ import numpy as np
 
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, compile_rows, layout_of
 
-__all__ = ["SIMD_BLOCK", "count_from", "gather_above", "key_range", "pad", "top_of", "write_odd", "write_zeros"]
+__all__ = [
+    "SIMD_BLOCK",
+    "count_from",
+    "gather_above",
+    "is_broken",
+    "key_range",
+    "pad",
+    "plain_top",
+    "top_of",
+    "write_odd",
+    "write_zeros",
+]
 SIMD_BLOCK = 32
 
 
@@ -98,3 +109,26 @@ def pad(z: Any, n: Any) -> Any:
     for j in range(n, padded):
         z[j] = -np.inf
     return padded
+
+
+@compile_rows()
+def plain_top(x: Any, row: Any) -> Any:
+    """Return the state of a row, without a look at bits, and its largest entry in float64.
+
+    The state is 0 for an ordinary row, 1 for one where nothing is allowed, 2 for one with NaN or +inf.
+    """
+    top, odd = -np.inf, False
+    for i in range(x.shape[1]):
+        value = np.float64(x[row, i])
+        odd = odd or value != value or value == np.inf
+        top = max(top, value)
+    return (2 if odd else (1 if top == -np.inf else 0)), top
+
+
+@compile_rows()
+def is_broken(y: Any, row: Any) -> Any:
+    """Tell whether a result holds NaN."""
+    broken = False
+    for i in range(y.shape[1]):
+        broken = broken or y[row, i] != y[row, i]
+    return broken

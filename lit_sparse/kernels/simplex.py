@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.kernels import triton_rows
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows, floats_of, layout_of
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.rows import count_from, key_range, write_odd
@@ -229,7 +230,13 @@ def _project_twin(x: Tensor, gamma: float, k: int) -> Tensor:
     return torch.where(allowed & ~empty, y, torch.zeros_like(y))
 
 
-project_simplex = RowKernel("project_simplex", "(Tensor x, float gamma, int k) -> Tensor", _project_cpu, _project_twin)
+project_simplex = RowKernel(
+    "project_simplex",
+    "(Tensor x, float gamma, int k) -> Tensor",
+    _project_cpu,
+    _project_twin,
+    triton_rows.project_simplex,
+)
 """Row kernel ``(x (..., d), gamma, k) -> y (..., d)``: projection of ``x / gamma`` onto the simplex.
 
 Only the ``k`` largest entries take part when ``k > 0``, ties going to the lowest index. ``-inf`` marks an entry that is
@@ -274,7 +281,13 @@ def _center_twin(v: Tensor, y: Tensor, gamma: float) -> Tensor:
     return torch.where(y.isnan().any(-1, keepdim=True) & support, torch.full_like(v, torch.nan), centered)
 
 
-center_on_support = RowKernel("center_on_support", "(Tensor v, Tensor y, float gamma) -> Tensor", _center_cpu, _center_twin)
+center_on_support = RowKernel(
+    "center_on_support",
+    "(Tensor v, Tensor y, float gamma) -> Tensor",
+    _center_cpu,
+    _center_twin,
+    triton_rows.center_on_support,
+)
 """Row kernel ``(v (..., d), y (..., d), gamma) -> (..., d)``: ``(v - mean of v over the support of y) / gamma`` there, else 0.
 
 This is the Jacobian of the simplex projection at ``y``, times ``v``. It is symmetric and constant on each support.

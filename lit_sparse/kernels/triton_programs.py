@@ -2,15 +2,21 @@
 
 Only :mod:`lit_sparse.kernels.triton_rows` imports this, and only where Triton is installed.
 
-A program takes ``rows`` rows at a time, padded with -inf to ``block`` columns, and keeps them in registers: one read and one
-write, however often Newton's method looks at them. A row that is too long for that (``long``) is read anew, a block at a time,
-for each look. Either way the first looks go to the maxima of groups of entries: few, and they hold nearly all of the support.
-Because a subset has less mass, its threshold bounds that of the row from the same side as Newton's method.
+A program takes ``rows`` rows at a time and keeps them in registers: one read and one write, however often Newton's method looks
+at them. A row that is too long for that (``long``) is read anew, a tile at a time, for each look. Either way the first looks
+are at the maxima of groups of entries, which are few and hold nearly all of the support: a subset has less mass than the row,
+so its threshold bounds that of the row from the same side as Newton's method.
 
-Names that the programs share: ``x``, ``y``, ``v`` are pointers, those of a program's own rows once :func:`rows_of` has moved
-them; ``n`` is the number of rows, ``d = units * unit`` their length, written so that the compiler sees what divides it and
-loads as many entries at once; ``inside`` (rows,) tells which rows exist; ``width`` is the type that is computed in. A number
-that Python has in double precision comes as two floats, ``high`` and ``low``.
+Names that the programs share:
+
+- ``x``, ``y``, ``v`` point to tensors (n, d); in functions that a program calls, to the first column of its rows, (rows, 1, 1).
+- ``n`` is the number of rows; ``d = units * unit`` their length, written so that the compiler sees what divides it and loads
+  as many entries at once.
+- A tile (rows, depth, groups) holds consecutive columns, and what stands for nothing after the last. A group is what has the
+  same last index; it is in one thread, if ``groups`` entries are what a warp loads at once. ``z`` is a tile: the whole row, or
+  the first of a long one.
+- ``inside`` (rows,) tells which rows exist, ``live`` (rows,) which are still at work, ``width`` is the type to compute in.
+- A number that Python has in double precision comes as two floats, ``high`` and ``low``.
 """
 
 from __future__ import annotations
@@ -24,12 +30,11 @@ import triton.language as tl
 __all__ = ["apply_jacobian", "map_entmax", "project_simplex"]
 
 compiled: Callable[[Callable[..., Any]], Any] = triton.jit
-unspecialized: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["n", "k"])
+program: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["n", "k"])
 
-GROUPS = tl.constexpr(128)  # as many entries as the threads of a warp load at once, so that a group lies in one thread
 COARSE_PASSES = tl.constexpr(16)
-# Of Newton's method alone. Then every other pass bisects: there are rows, made rather than met, on which Newton's method
-# gives up one entry a pass.
+# Of Newton's method alone. Then bisection helps: there are rows, made rather than met, on which Newton's method gives up one
+# entry a pass.
 NEWTON_PASSES = tl.constexpr(24)
 PASSES = tl.constexpr(152)
 FLAT = tl.constexpr(1e-12)  # alpha - 1 from below: here entmax is softmax to all digits
@@ -44,94 +49,148 @@ def rows_of(n: tl.tensor, rows: tl.constexpr) -> tl.tensor:
 
 
 @compiled
-def number(high: tl.tensor, low: tl.tensor, rows: tl.constexpr, width: tl.constexpr) -> tl.tensor:
-    """Return ``high + low`` (rows,)."""
-    return tl.zeros([rows], width) + high + low
+def over(value: tl.tensor) -> tl.tensor:
+    """Return a value for each row (rows,) as (rows, 1, 1)."""
+    return value[:, None, None]
 
 
 @compiled
-def load(x: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor, block: tl.constexpr, width: tl.constexpr, other: tl.constexpr) -> tl.tensor:
-    """Load (rows, block) entries from column ``start`` on; ``other`` stands where there is none."""
-    column = start + tl.arange(0, block)[None, :]
-    return tl.load(x + column, mask=inside[:, None] & (column < d), other=other).to(width)
+def total(tile: tl.tensor) -> tl.tensor:
+    """Return the sums (rows,) of a tile; first over depth, which is within threads."""
+    return tl.sum(tl.sum(tile, 1), 1)
 
 
 @compiled
-def store(y: tl.tensor, value: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor, block: tl.constexpr) -> None:
-    """Store (rows, block) entries from column ``start`` on."""
-    column = start + tl.arange(0, block)[None, :]
-    tl.store(y + column, value.to(y.dtype.element_ty), mask=inside[:, None] & (column < d))
+def any_of(flag: tl.tensor) -> tl.tensor:
+    """Tell whether one of (rows,) is set."""
+    return tl.max(flag.to(tl.int32), 0) > 0
 
 
 @compiled
-def peaks_of(x: tl.tensor, d: tl.tensor, inside: tl.tensor, rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr, long: tl.constexpr) -> tl.tensor:
-    """Return the row if it fits, and maxima (rows, ...) of groups of its entries, a NaN counting as +inf."""
-    value = load(x, 0, d, inside, block, width, -HUGE)
-    peaks = tl.where(value == value, value, HUGE)
-    if long:
-        for start in range(block, d, block):
-            ahead = load(x, start, d, inside, block, width, -HUGE)
-            peaks = tl.maximum(peaks, tl.where(ahead == ahead, ahead, HUGE))
-    elif block > 2 * GROUPS:
-        peaks = tl.max(tl.reshape(peaks, (rows, block // GROUPS, GROUPS)), 1)
-    return value, peaks
+def columns(start: tl.tensor, depth: tl.constexpr, groups: tl.constexpr) -> tl.tensor:
+    """Return the numbers (1, depth, groups) of the columns from ``start`` on."""
+    return start + (tl.arange(0, depth) * groups)[None, :, None] + tl.arange(0, groups)[None, None, :]
 
 
 @compiled
-def excess_over(z: tl.tensor, point: tl.tensor) -> tl.tensor:
-    """Return ``sum (z - point)_+`` and the number of its positive terms, each (rows,)."""
-    excess = z - point[:, None]
-    return tl.sum(tl.maximum(excess, 0.0), 1), tl.sum((excess > 0).to(tl.int32), 1)
-
-
-@compiled
-def excess_of_row(
-    z: tl.tensor, x: tl.tensor, top: tl.tensor, point: tl.tensor, d: tl.tensor, inside: tl.tensor,
-    rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr, long: tl.constexpr,
+def load(
+    x: tl.tensor,
+    start: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    nothing: tl.constexpr,
+    depth: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
 ) -> tl.tensor:
-    """Return the same for a whole row, be it in registers (``z``) or in memory (``x - top``)."""
+    """Load a tile from column ``start`` on, ``nothing`` standing where there is none."""
+    column = columns(start, depth, groups)
+    return tl.load(x + column, mask=over(inside) & (column < d), other=nothing).to(width)
+
+
+@compiled
+def load_scores(x: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """Load scores as a tile of the shape and type of another."""
+    return load(x, start, d, inside, -HUGE, like.shape[1], like.shape[2], like.dtype)
+
+
+@compiled
+def store(y: tl.tensor, tile: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor) -> None:
+    """Store a tile from column ``start`` on."""
+    column = columns(start, tile.shape[1], tile.shape[2])
+    tl.store(y + column, tile.to(y.dtype.element_ty), mask=over(inside) & (column < d))
+
+
+@compiled
+def nan_to_inf(tile: tl.tensor) -> tl.tensor:
+    """Make one odd case of two."""
+    return tl.where(tile == tile, tile, HUGE)
+
+
+@compiled
+def peaks_of(z: tl.tensor, x: tl.tensor, d: tl.tensor, inside: tl.tensor, long: tl.constexpr) -> tl.tensor:
+    """Return the maxima of groups of a row's entries as a tile, a NaN counting as +inf."""
+    peaks = nan_to_inf(z)
     if long:
-        total = tl.zeros([rows], tl.float64)
-        count = tl.zeros([rows], tl.int32)
-        for start in range(0, d, block):
-            part, above = excess_over(load(x, start, d, inside, block, width, -HUGE) - top[:, None], point)
-            total += part.to(tl.float64)
-            count += above
+        size: tl.constexpr = z.shape[1] * z.shape[2]
+        for start in range(size, d, size):
+            peaks = tl.maximum(peaks, nan_to_inf(load_scores(x, start, d, inside, z)))
     else:
-        total, count = excess_over(z, point)
-    return total, count
+        peaks = tl.max(peaks, 1)[:, None, :]
+    return peaks
+
+
+@compiled
+def marked(z: tl.tensor, y: tl.tensor, odd: tl.tensor) -> tl.tensor:
+    """Return the result ``y`` for scores ``z``; where ``odd`` (rows,), NaN at their allowed entries."""
+    return tl.where(over(odd), tl.where(z == -HUGE, 0.0, float("nan")), y)
+
+
+# Projection onto the simplex
+
+
+@compiled
+def excess_over(
+    z: tl.tensor,
+    x: tl.tensor,
+    top: tl.tensor,
+    point: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    long: tl.constexpr,
+) -> tl.tensor:
+    """Return ``sum (z - point)_+`` and the number of its positive terms, each (rows,); a long row is ``x - top``."""
+    if long:
+        mass = tl.zeros_like(point).to(tl.float64)
+        count = tl.zeros_like(point).to(tl.int32)
+        for start in range(0, d, z.shape[1] * z.shape[2]):
+            excess = load_scores(x, start, d, inside, z) - over(top) - over(point)
+            mass += total(tl.maximum(excess, 0.0)).to(tl.float64)
+            count += total((excess > 0).to(tl.int32))
+    else:
+        excess = z - over(point)
+        mass = total(tl.maximum(excess, 0.0))
+        count = total((excess > 0).to(tl.int32))
+    return mass, count
 
 
 @compiled
 def solve_projection(
-    z: tl.tensor, x: tl.tensor, top: tl.tensor, tau: tl.tensor, count: tl.tensor, live: tl.tensor, gamma: tl.tensor, d: tl.tensor, inside: tl.tensor, halve: tl.constexpr,
-    passes: tl.constexpr, rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr, long: tl.constexpr,
+    z: tl.tensor,
+    x: tl.tensor,
+    top: tl.tensor,
+    tau: tl.tensor,
+    count: tl.tensor,
+    live: tl.tensor,
+    gamma: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    halve: tl.constexpr,
+    passes: tl.constexpr,
+    long: tl.constexpr,
 ) -> tl.tensor:
-    """Find the root of ``sum (z - tau)_+ = gamma`` where ``live``.
+    """Find the root tau of ``sum (z - tau)_+ = gamma``, where ``live``; a long row is ``x - top``.
 
-    Args:
-        tau: (rows,) not above the root.
-        count: (rows,) of how many entries tau is the threshold; found again above tau, they are the support.
-        halve: look at half of tau first, which for most rows is nearer to the root, and never much worse.
+    ``tau`` is not above the root, and the threshold of ``count`` entries: where as many are above it, they are the support.
+    ``halve`` says to look at half of tau first, which for most rows is nearer to the root, and never much worse.
 
     Returns:
-        tau, its count, and what rounding left between tau and the root, so that a long float32 row still sums to one.
+        tau; its count; and what rounding left between tau and the root, so that a long float32 row still sums to one.
     """
-    upper = tl.zeros([rows], width)
-    rest = tl.zeros([rows], width)
+    upper = tl.zeros_like(tau)
+    rest = tl.zeros_like(tau)
     i = 0
-    while (tl.max(live.to(tl.int32), 0) > 0) & (i < passes):
+    while any_of(live) & (i < passes):
         between = (i % 2 == 0) & (i >= NEWTON_PASSES)
         if halve:
             between = between | (i == 0)
         point = tl.where(between, 0.5 * (tau + upper), tau)
-        total, above = excess_of_row(z, x, top, point, d, inside, rows, block, width, long)
-        step = ((total - gamma) / tl.maximum(above, 1)).to(width)
+        mass, above = excess_over(z, x, top, point, d, inside, long)
+        step = ((mass - gamma) / tl.maximum(above, 1)).to(tau.dtype)
         ahead = point + step  # never beyond the root, from either side: the sum is convex in tau
         upper = tl.where(step < 0, tl.minimum(upper, point), upper)
         better = ahead > tau
-        settled = (above == count) | ~better
-        settled = settled & ~between
+        settled = ((above == count) | ~better) & ~between
         rest = tl.where(live & settled, step, rest)
         moves = live & better & ~settled
         tau = tl.where(moves, ahead, tau)
@@ -142,85 +201,116 @@ def solve_projection(
 
 
 @compiled
-def largest(x: tl.tensor, z: tl.tensor, k: tl.tensor, d: tl.tensor, inside: tl.tensor, block: tl.constexpr, width: tl.constexpr) -> tl.tensor:
+def largest(x: tl.tensor, z: tl.tensor, k: tl.tensor, d: tl.tensor, inside: tl.tensor) -> tl.tensor:
     """Return ``z`` with -inf outside the k largest entries of each row, ties going to the lowest index.
 
     The k-th largest is found bit by bit on integers that order as the floats do.
     """
-    value = load(x, 0, d, inside, block, width, -HUGE)  # not z, in which subtraction may have made ties
-    if width == tl.float64:
+    value = load_scores(x, 0, d, inside, z)  # not z, in which subtraction may have made ties
+    if value.dtype == tl.float64:
         bits = value.to(tl.int64, bitcast=True)
-        sign: tl.constexpr = 63
-        one = tl.full([1], 1, tl.int64)
+        sign = 63
     else:
         bits = value.to(tl.int32, bitcast=True)
-        sign: tl.constexpr = 31
-        one = tl.full([1], 1, tl.int32)
-    lowest = one << sign
-    key = bits ^ ((bits >> sign) & ~lowest)
-    least = tl.max(key, 1) * 0 + lowest
-    for i in range(sign + 1):
-        ahead = least ^ (one << (sign - i))
-        least = tl.where(tl.sum((key >= ahead[:, None]).to(tl.int32), 1) >= k, ahead, least)
-    greater = key > least[:, None]
-    tied = key == least[:, None]
-    place = tl.cumsum(tied.to(tl.int32), 1)
-    left = k - tl.sum(greater.to(tl.int32), 1)
-    return tl.where(greater | (tied & (place <= left[:, None])), z, -HUGE)
+        sign = 31
+    one = tl.zeros_like(bits) + 1
+    key = bits ^ ((bits >> sign) & ~(one << sign))
+    bit = tl.max(tl.max(one, 1), 1)
+    least = bit << sign
+    i = 0
+    while i <= sign:
+        ahead = least ^ (bit << (sign - i))
+        least = tl.where(total((key >= over(ahead)).to(tl.int32)) >= k, ahead, least)
+        i += 1
+    greater = key > over(least)
+    tied = (key == over(least)).to(tl.int32)
+    before = tl.sum(tied, 2)
+    before = tl.cumsum(before, 1) - before
+    place = tl.cumsum(tied, 2) + before[:, :, None]
+    left = k - total(greater.to(tl.int32))
+    return tl.where(greater | ((tied > 0) & (place <= over(left))), z, -HUGE)
 
 
 @compiled
-def projection(z: tl.tensor, tau: tl.tensor, rest: tl.tensor, scale: tl.tensor, odd: tl.tensor) -> tl.tensor:
-    """Return ``scale * (z - tau - rest)_+``, tau and rest not added first; NaN at the allowed entries where ``odd``."""
-    excess = z - tau[:, None]
-    y = tl.where(excess > 0, tl.maximum(excess - rest[:, None], 0.0) * scale[:, None], 0.0)
-    return tl.where(odd[:, None], tl.where(z == -HUGE, 0.0, float("nan")), y)
+def projection(z: tl.tensor, tau: tl.tensor, rest: tl.tensor, gamma: tl.tensor, odd: tl.tensor) -> tl.tensor:
+    """Return ``(z - tau - rest)_+ / gamma``; tau and rest are not added first, for rounding would take rest."""
+    excess = z - over(tau)
+    y = tl.where(excess > 0, tl.maximum(excess - over(rest), 0.0) * over(1.0 / gamma), 0.0)
+    return marked(z, y, odd)
 
 
-@unspecialized
+@program
 def project_simplex(
-    y: tl.tensor, x: tl.tensor, n: tl.tensor, units: tl.tensor, gamma_high: tl.tensor, gamma_low: tl.tensor, k: tl.tensor, some: tl.constexpr,
-    unit: tl.constexpr, rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr, long: tl.constexpr,
+    y: tl.tensor,
+    x: tl.tensor,
+    n: tl.tensor,
+    units: tl.tensor,
+    high: tl.tensor,
+    low: tl.tensor,
+    k: tl.tensor,
+    some: tl.constexpr,
+    unit: tl.constexpr,
+    rows: tl.constexpr,
+    depth: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
+    long: tl.constexpr,
 ) -> None:
-    """Project rows of ``x / gamma`` onto the simplex; only their k largest entries if ``some``, never of long rows."""
+    """Project rows of ``x / gamma`` onto the simplex, ``gamma = high + low``.
+
+    If ``some``, only their k largest entries take part, and no row may be long.
+    """
     d = units * unit
     row, inside = rows_of(n, rows)
-    x += row[:, None] * d
-    y += row[:, None] * d
-    gamma = number(gamma_high, gamma_low, rows, width)
-    value, peaks = peaks_of(x, d, inside, rows, block, width, long)
-    top = tl.max(peaks, 1)
+    x += over(row) * d
+    y += over(row) * d
+    gamma = tl.zeros([rows], width) + high + low
+    z = load(x, 0, d, inside, -HUGE, depth, groups, width)
+    peaks = peaks_of(z, x, d, inside, long)
+    top = tl.max(tl.max(peaks, 1), 1)
     odd = top == HUGE
     live = (top > -HUGE) & ~odd
     top = tl.where(live, top, 0.0)
-    z = value - top[:, None]
+    z = z - over(top)
     tau = -gamma
     count = tl.full([rows], 1, tl.int32)
-    grouped: tl.constexpr = long or block > 2 * GROUPS
-    if grouped:
-        tau, count, _ = solve_projection(
-            peaks - top[:, None], x, top, tau, count, live, gamma, d, inside, True, COARSE_PASSES, rows, block, width, False
-        )
-    tau, count, rest = solve_projection(
-        z, x, top, tau, count, live, gamma, d, inside, not grouped, PASSES, rows, block, width, long
-    )
+    if long or depth > 1:
+        peaks = peaks - over(top)
+        tau, count, rest = solve_projection(peaks, x, top, tau, count, live, gamma, d, inside, True, COARSE_PASSES, False)
+        tau, count, rest = solve_projection(z, x, top, tau, count, live, gamma, d, inside, False, PASSES, long)
+    else:
+        tau, count, rest = solve_projection(z, x, top, tau, count, live, gamma, d, inside, True, PASSES, long)
     if some:
-        crowded = live & (tl.sum((z > tau[:, None]).to(tl.int32), 1) > k)
-        if tl.max(crowded.to(tl.int32), 0) > 0:
-            chosen = largest(x, z, k, d, inside, block, width)
-            z = tl.where(crowded[:, None], chosen, z)
+        crowded = live & (total((z > over(tau)).to(tl.int32)) > k)
+        if any_of(crowded):
+            z = tl.where(over(crowded), largest(x, z, k, d, inside), z)
             tau = tl.where(crowded, -gamma, tau)
             count = tl.where(crowded, 1, count)
-            tau, count, left = solve_projection(
-                z, x, top, tau, count, crowded, gamma, d, inside, True, PASSES, rows, block, width, False
-            )
+            tau, count, left = solve_projection(z, x, top, tau, count, crowded, gamma, d, inside, True, PASSES, False)
             rest = tl.where(crowded, left, rest)
     if long:
-        for start in range(0, d, block):
-            z = load(x, start, d, inside, block, width, -HUGE) - top[:, None]
-            store(y, projection(z, tau, rest, 1.0 / gamma, odd), start, d, inside, block)
+        for start in range(0, d, depth * groups):
+            tile = load_scores(x, start, d, inside, z) - over(top)
+            store(y, projection(tile, tau, rest, gamma, odd), start, d, inside)
     else:
-        store(y, projection(z, tau, rest, 1.0 / gamma, odd), 0, d, inside, block)
+        store(y, projection(z, tau, rest, gamma, odd), 0, d, inside)
+
+
+# alpha-entmax
+
+
+@compiled
+def eps_of(
+    alpha: tl.tensor, row: tl.tensor, inside: tl.tensor, single: tl.constexpr, known: tl.constexpr, width: tl.constexpr
+) -> tl.tensor:
+    """Return alpha - 1 (rows,): of each row, or the ``single`` one; 1/2, without a look, if it is ``known``."""
+    if known:
+        eps = (row * 0).to(width) + 0.5
+    else:
+        if single:
+            row = row * 0
+        eps = (tl.load(alpha + row, mask=inside, other=1.5).to(tl.float64) - 1.0).to(width)
+    return eps
 
 
 @compiled
@@ -234,80 +324,97 @@ def exp_minus_one(u: tl.tensor) -> tl.tensor:
 
 @compiled
 def deformed(z: tl.tensor, t: tl.tensor, eps: tl.tensor, halves: tl.tensor, squares: tl.constexpr) -> tl.tensor:
-    """Return ``y = [1 + eps (z - t)]_+^(1 / eps)``, and ``y^(1 - eps)``, which is minus its derivative in t.
+    """Return the tiles ``y = [1 + eps (z - t)]_+^(1 / eps)`` and ``y^(1 - eps)``, which is minus its derivative in t.
 
     Args:
-        z: (rows, ...) scores, none above 0.
+        z: tile of scores, none above 0.
         t: (rows,), not below 0.
         eps: (rows,) alpha - 1, > 0.
         halves: whether all eps are 1/2.
-        squares: whether that is known beforehand.
+        squares: whether that is known when this is compiled.
     """
-    m = eps[:, None] * (z - t[:, None])
-    if squares:
+    m = over(eps) * (z - over(t))
+    if squares:  # noqa: SIM114 - the compiler decides this, the program the next
         slope = tl.maximum(1.0 + m, 0.0)
         y = slope * slope
     elif halves:
         slope = tl.maximum(1.0 + m, 0.0)
         y = slope * slope
     else:
-        inside = m > -1.0
-        m = tl.where(inside, m, 0.0)
+        positive = m > -1.0
+        m = tl.where(positive, m, 0.0)
         base = 1.0 + m
         inverse = 1.0 / base
         logarithm = tl.log(base) + (m - (base - 1.0)) * inverse  # with what rounding took from 1 + m
-        y = tl.where(inside, tl.exp(logarithm * (1.0 / eps)[:, None]), 0.0)
+        y = tl.where(positive, tl.exp(logarithm * over(1.0 / eps)), 0.0)
         slope = y * inverse
     return y, slope
 
 
 @compiled
-def sums_of_row(
-    z: tl.tensor, x: tl.tensor, top: tl.tensor, factor: tl.tensor, t: tl.tensor, eps: tl.tensor, halves: tl.tensor, d: tl.tensor, inside: tl.tensor, squares: tl.constexpr,
-    rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr, long: tl.constexpr,
+def deformed_sums(
+    z: tl.tensor,
+    x: tl.tensor,
+    top: tl.tensor,
+    factor: tl.tensor,
+    t: tl.tensor,
+    eps: tl.tensor,
+    halves: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    squares: tl.constexpr,
+    long: tl.constexpr,
 ) -> tl.tensor:
-    """Return the sums (rows,) of both over a row, be it in registers (``z``) or in memory (``(x - top) * factor``)."""
+    """Return the sums (rows,) of both over a row; a long one is ``(x - top) * factor``."""
     if long:
-        total = tl.zeros([rows], tl.float64)
-        decline = tl.zeros([rows], tl.float64)
-        for start in range(0, d, block):
-            z = (load(x, start, d, inside, block, width, -HUGE) - top[:, None]) * factor[:, None]
-            y, slope = deformed(z, t, eps, halves, squares)
-            total += tl.sum(y, 1).to(tl.float64)
-            decline += tl.sum(slope, 1).to(tl.float64)
+        mass = tl.zeros_like(t).to(tl.float64)
+        decline = tl.zeros_like(t).to(tl.float64)
+        for start in range(0, d, z.shape[1] * z.shape[2]):
+            tile = (load_scores(x, start, d, inside, z) - over(top)) * over(factor)
+            y, slope = deformed(tile, t, eps, halves, squares)
+            mass += total(y).to(tl.float64)
+            decline += total(slope).to(tl.float64)
     else:
         y, slope = deformed(z, t, eps, halves, squares)
-        total = tl.sum(y, 1)
-        decline = tl.sum(slope, 1)
-    return total.to(width), decline.to(width)
+        mass = total(y)
+        decline = total(slope)
+    return mass.to(t.dtype), decline.to(t.dtype)
 
 
 @compiled
 def solve_entmax(
-    z: tl.tensor, x: tl.tensor, top: tl.tensor, factor: tl.tensor, t: tl.tensor, eps: tl.tensor, halves: tl.tensor, live: tl.tensor, d: tl.tensor, inside: tl.tensor, highest: tl.tensor,
-    tolerance: tl.tensor, passes: tl.constexpr, squares: tl.constexpr,
-    rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr, long: tl.constexpr,
+    z: tl.tensor,
+    x: tl.tensor,
+    top: tl.tensor,
+    factor: tl.tensor,
+    t: tl.tensor,
+    eps: tl.tensor,
+    halves: tl.tensor,
+    live: tl.tensor,
+    highest: tl.tensor,
+    tolerance: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    squares: tl.constexpr,
+    passes: tl.constexpr,
+    long: tl.constexpr,
 ) -> tl.tensor:
-    """Return the root t (rows,) of ``sum y = 1`` where ``live``, by Newton's method on ``(sum y)^eps``, in a bracket.
+    """Return the root t (rows,) of ``sum y = 1``, where ``live``; a long row is ``(x - top) * factor``.
 
-    For eps <= 1 that is a norm, convex in t and nearly linear.
-
-    Args:
-        t: (rows,) where to start.
-        highest: (rows,) not below the root; 0 is not above it.
-        tolerance: (rows,) of the last step; the error left behind is its square.
+    Newton's method runs on ``(sum y)^eps``, for eps <= 1 a norm, convex in t and nearly linear; it starts from ``t`` and keeps
+    between 0 and ``highest``. It ends with a step of at most ``tolerance``, and leaves the square of that.
     """
-    lower = tl.zeros([rows], width)
+    lower = tl.zeros_like(t)
     upper = highest
     i = 0
-    while (tl.max(live.to(tl.int32), 0) > 0) & (i < passes):
-        total, slope = sums_of_row(z, x, top, factor, t, eps, halves, d, inside, squares, rows, block, width, long)
-        lower = tl.where(total >= 1.0, t, lower)
-        upper = tl.where(total >= 1.0, upper, t)
+    while any_of(live) & (i < passes):
+        mass, decline = deformed_sums(z, x, top, factor, t, eps, halves, d, inside, squares, long)
+        lower = tl.where(mass >= 1.0, t, lower)
+        upper = tl.where(mass >= 1.0, upper, t)
         if squares:
-            ahead = t + 2.0 * (total - tl.sqrt(total)) / slope
+            ahead = t + 2.0 * (mass - tl.sqrt(mass)) / decline
         else:
-            ahead = t - total / slope * exp_minus_one(-eps * tl.log(total)) / eps
+            ahead = t - mass / decline * exp_minus_one(-eps * tl.log(mass)) / eps
         good = (ahead >= lower) & (ahead <= upper) & (i <= NEWTON_PASSES)
         ahead = tl.where(good, ahead, 0.5 * (lower + upper))
         step = tl.abs(ahead - t)
@@ -317,87 +424,77 @@ def solve_entmax(
     return t
 
 
-@unspecialized
+@program
 def map_entmax(
-    y: tl.tensor, x: tl.tensor, alpha: tl.tensor, n: tl.tensor, units: tl.tensor, high: tl.tensor, low: tl.tensor, part: tl.constexpr, single: tl.constexpr,
-    squares: tl.constexpr, unit: tl.constexpr, rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr,
+    y: tl.tensor,
+    x: tl.tensor,
+    alpha: tl.tensor,
+    n: tl.tensor,
+    units: tl.tensor,
+    high: tl.tensor,
+    low: tl.tensor,
+    part: tl.constexpr,
+    single: tl.constexpr,
+    squares: tl.constexpr,
+    unit: tl.constexpr,
+    rows: tl.constexpr,
+    depth: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
     long: tl.constexpr,
 ) -> None:
     """Map rows of ``x * scale`` by alpha-entmax, ``scale = high + low``.
 
-    Args:
-        alpha: one of each row, or a ``single`` one; not read if ``squares``, which says that alpha is 1.5.
-        part: which rows to map: 0 all, 1 those with alpha <= 2 or invalid, 2 those with alpha > 2.
+    ``alpha`` is one of each row, or a ``single`` one; if ``squares``, it is 1.5 and not read. ``part`` tells which rows to map:
+    0 all, 1 those with alpha <= 2 or an invalid one, 2 those with alpha > 2.
     """
     d = units * unit
     row, inside = rows_of(n, rows)
-    eps = eps_of(alpha, row, inside, single, squares, rows, width)
+    eps = eps_of(alpha, row, inside, single, squares, width)
     if part == 1:
         inside = inside & ~(eps > 1)
     if part == 2:
         inside = inside & (eps > 1)
-    if part != 0:
-        if tl.max(inside.to(tl.int32), 0) == 0:
+    if part != 0:  # noqa: SIM102 - the compiler decides this, the program the next
+        if ~any_of(inside):
             return
-    x += row[:, None] * d
-    y += row[:, None] * d
+    x += over(row) * d
+    y += over(row) * d
     odd = ~((eps >= 0) & (eps < HUGE))
     eps = tl.maximum(tl.where(odd, 0.5, eps), FLAT)
-    halves = tl.sum((eps != 0.5).to(tl.int32), 0) == 0
-    value, peaks = peaks_of(x, d, inside, rows, block, width, long)
-    top = tl.max(peaks, 1)
+    halves = ~any_of(eps != 0.5)
+    z = load(x, 0, d, inside, -HUGE, depth, groups, width)
+    peaks = peaks_of(z, x, d, inside, long)
+    top = tl.max(tl.max(peaks, 1), 1)
     odd = odd | (top == HUGE)
     live = (top > -HUGE) & ~odd
     top = tl.where(live, top, 0.0)
-    factor = tl.where(live, number(high, low, rows, width), 1.0)
-    z = (value - top[:, None]) * factor[:, None]
-    size = tl.zeros([rows], width) + d
-    highest = -exp_minus_one(-eps * tl.log(size)) / eps
+    factor = tl.where(live, tl.zeros([rows], width) + high + low, 1.0)
+    z = (z - over(top)) * over(factor)
+    highest = -exp_minus_one(-eps * tl.log(tl.zeros([rows], width) + d)) / eps
     t = 0.5 * highest
-    if width == tl.float32:
-        tolerance = tl.full([rows], 3e-4, width)
-    else:  # where alpha > 2, y is steep in t at its zeros
-        tolerance = tl.where(eps > 1, 1e-15, 1e-9)
-    if long or block > 2 * GROUPS:
-        peaks = (peaks - top[:, None]) * factor[:, None]
-        coarse = tl.full([rows], 1e-2, width)
-        t = solve_entmax(
-            peaks, x, top, factor, t, eps, halves, live, d, inside, highest, coarse, COARSE_PASSES, squares,
-            rows, block, width, False,
-        )
-    t = solve_entmax(
-        z, x, top, factor, t, eps, halves, live, d, inside, highest, tolerance, PASSES, squares, rows, block, width, long
-    )
+    # Of float32 only rows with alpha <= 2 are computed in float32. Beyond, y is steep in t at its zeros.
+    tolerance = tl.where(eps > 1, 1e-15, 1e-9 if width == tl.float64 else 3e-4)
+    if long or depth > 1:
+        peaks = (peaks - over(top)) * over(factor)
+        coarse = tl.zeros_like(t) + 1e-2
+        t = solve_entmax(peaks, x, top, factor, t, eps, halves, live, highest, coarse, d, inside, squares, COARSE_PASSES, False)
+    t = solve_entmax(z, x, top, factor, t, eps, halves, live, highest, tolerance, d, inside, squares, PASSES, long)
     if long:
-        total, _ = sums_of_row(z, x, top, factor, t, eps, halves, d, inside, squares, rows, block, width, long)
-        for start in range(0, d, block):
-            z = (load(x, start, d, inside, block, width, -HUGE) - top[:, None]) * factor[:, None]
-            result, _ = deformed(z, t, eps, halves, squares)
-            store(y, normalized(z, result, total, odd), start, d, inside, block)
+        mass, _decline = deformed_sums(z, x, top, factor, t, eps, halves, d, inside, squares, long)
+        inverse = 1.0 / tl.where(mass > 0, mass, 1.0)
+        for start in range(0, d, depth * groups):
+            tile = (load_scores(x, start, d, inside, z) - over(top)) * over(factor)
+            result, _slope = deformed(tile, t, eps, halves, squares)
+            store(y, marked(tile, result * over(inverse), odd), start, d, inside)
     else:
-        result, _ = deformed(z, t, eps, halves, squares)
-        store(y, normalized(z, result, tl.sum(result, 1), odd), 0, d, inside, block)
+        result, _slope = deformed(z, t, eps, halves, squares)
+        mass = total(result)
+        inverse = 1.0 / tl.where(mass > 0, mass, 1.0)
+        store(y, marked(z, result * over(inverse), odd), 0, d, inside)
 
 
-@compiled
-def eps_of(
-    alpha: tl.tensor, row: tl.tensor, inside: tl.tensor, single: tl.constexpr, squares: tl.constexpr, rows: tl.constexpr, width: tl.constexpr
-) -> tl.tensor:
-    """Return alpha - 1 (rows,)."""
-    if squares:
-        eps = tl.full([rows], 0.5, width)
-    else:
-        if single:
-            row = row * 0
-        eps = (tl.load(alpha + row, mask=inside, other=1.5).to(tl.float64) - 1.0).to(width)
-    return eps
-
-
-@compiled
-def normalized(z: tl.tensor, y: tl.tensor, total: tl.tensor, odd: tl.tensor) -> tl.tensor:
-    """Return ``y / total``; NaN at the allowed entries where ``odd``."""
-    y = y * (1.0 / tl.where(total > 0, total, 1.0))[:, None]
-    return tl.where(odd[:, None], tl.where(z == -HUGE, 0.0, float("nan")), y)
+# The Jacobians of both
 
 
 @compiled
@@ -406,49 +503,74 @@ def weights_of(y: tl.tensor, eps: tl.tensor, halves: tl.tensor, power: tl.conste
     support = y != 0
     if power == "zero":
         weight = tl.where(support, 1.0 + (y - y), 0.0)
-    elif power == "half":
+    elif power == "half":  # noqa: SIM114 - the compiler decides this, the program the next
         weight = tl.sqrt(y)
     elif halves:
         weight = tl.sqrt(y)
     else:
-        weight = tl.where(support, tl.exp((1.0 - eps)[:, None] * tl.log(tl.where(support, y, 1.0))), 0.0)
+        weight = tl.where(support, tl.exp(over(1.0 - eps) * tl.log(tl.where(support, y, 1.0))), 0.0)
     return weight
 
 
-@unspecialized
-def apply_jacobian(
-    out: tl.tensor, v: tl.tensor, y: tl.tensor, alpha: tl.tensor, n: tl.tensor, units: tl.tensor, high: tl.tensor, low: tl.tensor, single: tl.constexpr, power: tl.constexpr,
-    unit: tl.constexpr, rows: tl.constexpr, block: tl.constexpr, width: tl.constexpr, long: tl.constexpr,
-) -> None:
-    """Multiply rows of ``v`` by ``scale`` times the Jacobian of alpha-entmax at ``y``: ``s (v - sum s v / sum s)``.
+@compiled
+def moments(weight: tl.tensor, v: tl.tensor) -> tl.tensor:
+    """Return the sums (rows,) of the weights and of the weighted v, which is not looked at elsewhere."""
+    return total(weight), total(tl.where(weight != 0, v * weight, 0.0))
 
-    Args:
-        alpha: one of each row, or a ``single`` one; only read if ``power`` is "any".
-        power: what ``s = y^(2 - alpha)`` is: y to the power of "zero" (projection onto the simplex), "half", or "any".
+
+@compiled
+def centered(weight: tl.tensor, v: tl.tensor, mean: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """Return ``weight * (v - mean) * scale``, 0 without weight."""
+    return tl.where(weight != 0, weight * (v - over(mean)) * over(scale), 0.0)
+
+
+@program
+def apply_jacobian(
+    out: tl.tensor,
+    v: tl.tensor,
+    y: tl.tensor,
+    alpha: tl.tensor,
+    n: tl.tensor,
+    units: tl.tensor,
+    high: tl.tensor,
+    low: tl.tensor,
+    power: tl.constexpr,
+    single: tl.constexpr,
+    unit: tl.constexpr,
+    rows: tl.constexpr,
+    depth: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
+    long: tl.constexpr,
+) -> None:
+    """Multiply rows of ``v`` by the Jacobian of alpha-entmax at ``y`` times ``scale``: ``s (v - sum s v / sum s)``.
+
+    ``s = y^(2 - alpha)`` is y to the ``power`` "zero" (projection onto the simplex), "half", or "any": of ``alpha``, which is
+    one of each row, or a ``single`` one. ``scale = high + low``.
     """
     d = units * unit
     row, inside = rows_of(n, rows)
-    eps = eps_of(alpha, row, inside, single, power != "any", rows, width)
-    halves = tl.sum((eps != 0.5).to(tl.int32), 0) == 0
-    scale = number(high, low, rows, width)
-    v += row[:, None] * d
-    y += row[:, None] * d
-    out += row[:, None] * d
+    eps = eps_of(alpha, row, inside, single, power != "any", width)
+    halves = ~any_of(eps != 0.5)
+    scale = tl.zeros([rows], width) + high + low
+    v += over(row) * d
+    y += over(row) * d
+    out += over(row) * d
     if long:
         mass = tl.zeros([rows], tl.float64)
-        total = tl.zeros([rows], tl.float64)
-        for start in range(0, d, block):
-            weight = weights_of(load(y, start, d, inside, block, width, 0.0), eps, halves, power)
-            product = tl.where(weight != 0, load(v, start, d, inside, block, width, 0.0) * weight, 0.0)
-            mass += tl.sum(weight, 1).to(tl.float64)
-            total += tl.sum(product, 1).to(tl.float64)
-        mean = (total / mass).to(width)
-        for start in range(0, d, block):
-            weight = weights_of(load(y, start, d, inside, block, width, 0.0), eps, halves, power)
-            value = load(v, start, d, inside, block, width, 0.0)
-            store(out, tl.where(weight != 0, weight * (value - mean[:, None]) * scale[:, None], 0.0), start, d, inside, block)
+        moment = tl.zeros([rows], tl.float64)
+        for start in range(0, d, depth * groups):
+            weight = weights_of(load(y, start, d, inside, 0.0, depth, groups, width), eps, halves, power)
+            part, part_moment = moments(weight, load(v, start, d, inside, 0.0, depth, groups, width))
+            mass += part.to(tl.float64)
+            moment += part_moment.to(tl.float64)
+        mean = (moment / mass).to(width)
+        for start in range(0, d, depth * groups):
+            weight = weights_of(load(y, start, d, inside, 0.0, depth, groups, width), eps, halves, power)
+            value = load(v, start, d, inside, 0.0, depth, groups, width)
+            store(out, centered(weight, value, mean, scale), start, d, inside)
     else:
-        weight = weights_of(load(y, 0, d, inside, block, width, 0.0), eps, halves, power)
-        value = load(v, 0, d, inside, block, width, 0.0)
-        mean = tl.sum(tl.where(weight != 0, value * weight, 0.0), 1) / tl.sum(weight, 1)
-        store(out, tl.where(weight != 0, weight * (value - mean[:, None]) * scale[:, None], 0.0), 0, d, inside, block)
+        weight = weights_of(load(y, 0, d, inside, 0.0, depth, groups, width), eps, halves, power)
+        value = load(v, 0, d, inside, 0.0, depth, groups, width)
+        mass, moment = moments(weight, value)
+        store(out, centered(weight, value, moment / mass, scale), 0, d, inside)

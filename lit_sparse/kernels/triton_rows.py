@@ -22,9 +22,12 @@ __all__ = ["center_on_support", "entmax_product", "map_entmax", "project_simplex
 # What a warp keeps of a row in its registers: 32 float32 a thread. A row of 1024 is then one warp's alone, whose threads
 # need not wait for others, and enough warps are resident to hide the memory behind them.
 WARP_BYTES = 4096
+LOAD_BYTES = 512  # what a warp loads at once
 MOST_WARPS = 16
 LONG_WARPS = 8  # for rows that are longer still, read in blocks
+LEAST_VERSION = 3  # of Triton: older compilers cannot reduce tensors of three dimensions
 LEAST_CAPABILITY = (8, 0)  # Triton's own bound, and the first with bfloat16
+LONGEST = 1 << 30  # offsets within a row are 32-bit integers
 ALL_ROWS, FLAT_ROWS, STEEP_ROWS = 0, 1, 2
 
 
@@ -32,16 +35,16 @@ def project_simplex(x: Tensor, gamma: float, k: int) -> Any:
     """See :data:`lit_sparse.kernels.simplex.project_simplex`."""
     d = x.shape[-1]
     some = 0 < k < d
-    if some and _is_long(d, x.dtype):
+    if not _serves(x) or (some and _is_long(d, x.dtype)):
         return NotImplemented
     return _launch("project_simplex", _like(x), (x,), (), (*_parts(gamma), k), x.dtype, some=some)
 
 
 def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.kernels.simplex.center_on_support`."""
-    return _launch(
-        "apply_jacobian", _like(v), (v, y), (y,), _parts(1.0 / gamma), v.dtype, single=True, power="zero"
-    )
+    if not _serves(v):
+        return NotImplemented
+    return _launch("apply_jacobian", _like(v), (v, y), (y,), _parts(1.0 / gamma), v.dtype, single=True, power="zero")
 
 
 def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
@@ -50,6 +53,8 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
     Beyond alpha = 2 the result's derivative is unbounded at its zeros: only float64 gives a float32 input its own result.
     Which rows need it is not known here if alpha is on the GPU, so there is a launch for each kind, which skips the other.
     """
+    if not _serves(x):
+        return NotImplemented
     out, dtype = _like(x), x.dtype
     squares = not isinstance(alpha, Tensor) and alpha == 1.5
     alphas, single = (x, True) if squares else _alphas(alpha, x)
@@ -59,25 +64,28 @@ def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
     elif not isinstance(alpha, Tensor) and alpha > 2:
         parts = [(ALL_ROWS, torch.float64)]
     for part, width in parts:
-        out = _launch(
-            "map_entmax", out, (x,), (alphas,), _parts(1.0 / gamma), width, part=part, single=single, squares=squares
-        )
+        _launch("map_entmax", out, (x,), (alphas,), _parts(1.0 / gamma), width, part=part, single=single, squares=squares)
     return out
 
 
 def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.kernels.entmax.entmax_product`."""
+    if not _serves(v):
+        return NotImplemented
     known = {1.5: "half", 2.0: "zero"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
     alphas, single = _alphas(alpha, v) if known == "any" else (v, True)
-    return _launch(
-        "apply_jacobian", _like(v), (v, y), (alphas,), _parts(1.0 / gamma), v.dtype, single=single, power=known
-    )
+    return _launch("apply_jacobian", _like(v), (v, y), (alphas,), _parts(1.0 / gamma), v.dtype, single=single, power=known)
 
 
 def _launch(
-    name: str, out: Any, rows: tuple[Tensor, ...], others: tuple[Tensor, ...], numbers: tuple[float, ...], dtype: torch.dtype,
+    name: str,
+    out: Tensor,
+    rows: tuple[Tensor, ...],
+    others: tuple[Tensor, ...],
+    numbers: tuple[float, ...],
+    dtype: torch.dtype,
     **constants: Any,
-) -> Any:
+) -> Tensor:
     """Run a program on the current stream of the tensors' device.
 
     Args:
@@ -90,18 +98,17 @@ def _launch(
         constants: compiled into the program, beside its shape.
 
     Returns:
-        ``out``, or NotImplemented.
+        ``out``.
     """
     device = out.device
-    programs = _programs(device)
-    if programs is None:
-        return NotImplemented
+    programs: Any = _programs(device)
     d = out.shape[-1]
     n = out.numel() // d
     per_warp = _per_warp(dtype)
     long = _is_long(d, dtype)
     block = LONG_WARPS * per_warp if long else 1 << (d - 1).bit_length()
-    together = max(1, per_warp // block)
+    together = max(1, per_warp // 4 // block)  # a quarter: what is known of each row takes registers too
+    groups = min(block, LOAD_BYTES // out.element_size())
     unit = math.gcd(d, 16)
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         getattr(programs, name)[(-(-n // together),)](
@@ -113,7 +120,8 @@ def _launch(
             *numbers,
             unit=unit,
             rows=together,
-            block=block,
+            depth=block // groups,
+            groups=groups,
             width=programs.tl.float64 if dtype == torch.float64 else programs.tl.float32,
             long=long,
             num_warps=max(1, block // per_warp),
@@ -122,12 +130,21 @@ def _launch(
     return out
 
 
+def _serves(x: Tensor) -> bool:
+    """Tell whether there are programs for the rows of a tensor."""
+    return x.shape[-1] <= LONGEST and _programs(x.device) is not None
+
+
 @cache
 def _programs(device: torch.device) -> ModuleType | None:
     """Return the programs if they can run on a device; the CPU is one where Triton's interpreter stands in for a GPU."""
     try:
+        import triton
+
         from lit_sparse.kernels import triton_programs
     except ImportError:
+        return None
+    if int(triton.__version__.split(".")[0]) < LEAST_VERSION:
         return None
     if device.type != "cuda":
         return triton_programs
@@ -135,7 +152,7 @@ def _programs(device: torch.device) -> ModuleType | None:
         return None
     try:
         with torch.cuda.device(device):
-            triton_programs.triton.runtime.driver.active.get_current_target()
+            triton.runtime.driver.active.get_current_target()
     except RuntimeError as error:  # without a C compiler, say
         warnings.warn(f"Triton does not start, so slower operations stand in for its kernels: {error}", stacklevel=2)
         return None
@@ -166,6 +183,7 @@ def _alphas(alpha: float | Tensor, x: Tensor) -> tuple[Tensor, bool]:
     """Return a row parameter as a contiguous tensor on the device of x, and whether it is one number for all rows."""
     if not isinstance(alpha, Tensor):
         return torch.full((1,), alpha, dtype=torch.float64, device=x.device), True
+    alpha = alpha.detach().to(x.device)
     if alpha.numel() == 1:
         return alpha.reshape(1), True
     return alpha.expand(*x.shape[:-1], 1).reshape(-1).contiguous(), False

@@ -1,0 +1,147 @@
+"""Row functions on NVIDIA GPUs, one thread a row, from the source that also serves the CPU.
+
+A function that :func:`~lit_sparse.kernels.compilation.compile_rows` compiled is translated by numba-cuda together with the
+functions it calls. Such a function works on scalars and on arrays that it is given, and neither allocates nor looks at bits.
+numba-cuda is imported by the first call; without it the torch twins serve.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.fused import WORK_ROWS, fuse_row
+from lit_sparse.kernels.oscar import BUCKETS, compose_row, map_row
+from lit_sparse.kernels.groups import write_odd_labels
+from lit_sparse.kernels.rows import plain_top
+
+__all__ = ["map_fused", "map_oscar", "translate"]
+
+THREADS = 64  # of a block; few, for each needs a workspace of its own
+WORK_BYTES = 1 << 29  # workspace of one launch; longer batches take several
+FLOAT_ROWS, INT_ROWS = 4, 4  # of the workspace of oscarmax
+
+
+@cache
+def numba_cuda() -> Any:
+    """Return the module ``numba.cuda``, or None where numba-cuda is not installed or finds no GPU."""
+    try:
+        from numba import cuda
+    except ImportError:
+        return None
+    return cuda if cuda.is_available() else None
+
+
+@cache
+def translate(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a row function that was compiled for the CPU for a GPU."""
+    return _compile(compiled.py_func, device=True)  # type: ignore[attr-defined]
+
+
+@cache
+def program_of(function: types.FunctionType) -> Any:
+    """Return a plain function of this file as a program that can be launched."""
+    return _compile(function, device=False)
+
+
+def _compile(function: types.FunctionType, device: bool) -> Any:
+    names = {**function.__globals__, "cuda": numba_cuda()}
+    for name in function.__code__.co_names:
+        if hasattr(names.get(name), "py_func"):
+            names[name] = translate(names[name])
+    copy = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    return numba_cuda().jit(device=device)(copy)
+
+
+cuda: Any = None  # in the functions below it is numba.cuda, once they are compiled
+
+
+def fused_rows(out: Any, labels: Any, x: Any, lams: Any, gamma: Any, places: Any, work: Any) -> None:
+    """Map one row a thread by fusedmax."""
+    row = cuda.grid(1)
+    if row < x.shape[0]:
+        lam = lams[row if lams.shape[0] > 1 else 0]
+        state, top = plain_top(x, row)
+        if state == 0 and lam >= 0.0 and lam < np.inf:
+            fuse_row(x, row, top, gamma, lam, out, labels, places[row], work[row])
+        else:
+            write_odd_labels(x, row, state != 1, out, labels)
+
+
+def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, gamma: Any, exact: Any, floats: Any, ints: Any) -> None:
+    """Map one row a thread by oscarmax."""
+    row = cuda.grid(1)
+    if row < x.shape[0]:
+        lam = lams[row if lams.shape[0] > 1 else 0]
+        state, top = plain_top(x, row)
+        if state == 0 and lam >= 0.0 and lam < np.inf:
+            for i in range(x.shape[1]):
+                out[row, i] = 0
+            if exact:
+                map_row(x, row, top, gamma, lam, out, labels, floats[row], ints[row])
+            else:
+                compose_row(x, row, gamma, lam, out, labels, floats[row], ints[row])
+        else:
+            write_odd_labels(x, row, state != 1, out, labels)
+
+
+def map_fused(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
+    """See :data:`lit_sparse.kernels.fused.map_fused`."""
+    if numba_cuda() is None:
+        return NotImplemented
+    d = x.shape[-1]
+    shapes = [((d,), torch.int32), ((WORK_ROWS, 2 * d), torch.float64)]
+    return _launch(program_of(fused_rows), x, lam, (float(gamma),), shapes)
+
+
+def map_oscar(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
+    """See :data:`lit_sparse.kernels.oscar.map_oscar`."""
+    if numba_cuda() is None:
+        return NotImplemented
+    d = x.shape[-1]
+    shapes = [((FLOAT_ROWS, d + 1), torch.float64), ((INT_ROWS, max(d + 1, BUCKETS)), torch.int32)]
+    return _launch(program_of(oscar_rows), x, lam, (float(gamma), bool(exact)), shapes)
+
+
+def _launch(
+    program: Any,
+    x: Tensor,
+    parameter: float | Tensor,
+    numbers: tuple[Any, ...],
+    workspaces: list[tuple[tuple[int, ...], torch.dtype]],
+) -> tuple[Tensor, Tensor]:
+    """Run a program on as many rows at a time as the workspace has room for, on the current stream.
+
+    Half types are computed in float32; columns are laid out together, so that neighbouring threads read neighbouring numbers.
+    """
+    wide = x.detach().reshape(-1, x.shape[-1]).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    wide = wide.t().contiguous().t()
+    rows, d = wide.shape
+    out, labels = torch.empty_like(wide), torch.empty_like(wide, dtype=torch.int32)
+    column = torch.as_tensor(parameter, dtype=torch.float64, device=x.device).detach()
+    column = column.reshape(1) if column.numel() == 1 else column.expand(*x.shape[:-1], 1).reshape(-1).contiguous()
+    size = sum(int(np.prod(shape)) * (8 if dtype == torch.float64 else 4) for shape, dtype in workspaces)
+    step = min(rows, max(THREADS, WORK_BYTES // size // THREADS * THREADS))
+    work = [torch.empty((step, *shape), dtype=dtype, device=x.device) for shape, dtype in workspaces]
+    with torch.cuda.device_of(wide):
+        for first in range(0, rows, step):
+            part = slice(first, min(first + step, rows))
+            tensors = (out[part], labels[part], wide[part], column[part] if len(column) > 1 else column)
+            arguments = (*[_view(t) for t in tensors], *numbers, *[_view(t) for t in work])
+            blocks = (part.stop - part.start + THREADS - 1) // THREADS
+            if wide.is_cuda:
+                stream = numba_cuda().external_stream(torch.cuda.current_stream().cuda_stream)
+                program[blocks, THREADS, stream](*arguments)
+            else:  # numba's simulator
+                program[blocks, THREADS](*arguments)
+    return out.contiguous().reshape(x.shape).to(x.dtype), labels.contiguous().reshape(x.shape)
+
+
+def _view(tensor: Tensor) -> Any:
+    return numba_cuda().as_cuda_array(tensor, sync=False) if tensor.is_cuda else tensor.numpy()

@@ -1,0 +1,62 @@
+"""The row functions translated for GPUs: in numba-cuda's simulator, and on a GPU where there is one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+SIMULATED = """
+import torch
+from lit_sparse.kernels import cuda_rows
+from lit_sparse.kernels.fused import map_fused
+from lit_sparse.kernels.oscar import map_oscar
+
+cuda_rows.WORK_BYTES = 1 << 16  # several launches
+cuda_rows.THREADS = 4
+generator = torch.Generator().manual_seed(0)
+rows = 0
+for dtype in (torch.float64, torch.float32):
+    for d in (1, 2, 9, 33):
+        x = (2 * torch.randn(14, d, generator=generator)).to(dtype)
+        x[1], x[2, -1], x[3, 0], x[4], x[5, : d // 2] = -torch.inf, torch.nan, torch.inf, x[4].round(), -torch.inf
+        column = torch.rand(14, 1, generator=generator, dtype=torch.float64)
+        column[6] = -1
+        for lam, gamma in ((0.1, 1.0), (0.0, 1.0), (2.0, 3.0), (column, 0.5)):
+            calls = [(cuda_rows.map_fused, map_fused, ())] + [(cuda_rows.map_oscar, map_oscar, (exact,)) for exact in (True, False)]
+            for ours, theirs, more in calls:
+                got, expected = ours(x, lam, gamma, *more), theirs(x, lam, gamma, *more)
+                torch.testing.assert_close(got[0], expected[0], equal_nan=True, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-12)
+                assert torch.equal(got[1], expected[1]), (lam, gamma, more)
+                rows += len(x)
+print("rows", rows)
+"""
+
+
+def test_translated_functions_in_the_simulator() -> None:
+    pytest.importorskip("numba.cuda", reason="needs numba-cuda: pip install 'lit-sparse[gpu]'")
+    done = subprocess.run(
+        [sys.executable, "-c", SIMULATED],
+        env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rows 1344" in done.stdout
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_translated_functions_on_a_gpu() -> None:
+    from lit_sparse.kernels.fused import map_fused
+    from lit_sparse.kernels.oscar import map_oscar
+
+    x = torch.randn(3000, 70, generator=torch.Generator().manual_seed(0))
+    for kernel, more in ((map_fused, ()), (map_oscar, (True,)), (map_oscar, (False,))):
+        for index in range(torch.cuda.device_count()):
+            got, expected = kernel(x.to(f"cuda:{index}"), 0.1, 1.0, *more), kernel(x, 0.1, 1.0, *more)
+            torch.testing.assert_close(got[0].cpu(), expected[0], rtol=0, atol=1e-6)
+            assert torch.equal(got[1].cpu(), expected[1])
