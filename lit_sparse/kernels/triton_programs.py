@@ -98,6 +98,8 @@ def load_scores(x: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor,
 def store(y: tl.tensor, tile: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor) -> None:
     """Store a tile from column ``start`` on."""
     column = columns(start, tile.shape[1], tile.shape[2])
+    if y.dtype.element_ty == tl.bfloat16:  # there is no other way to it from float64 in the interpreter
+        tile = tile.to(tl.float32)
     tl.store(y + column, tile.to(y.dtype.element_ty), mask=over(inside) & (column < d))
 
 

@@ -14,7 +14,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.dispatch import HALVES, batch_first
 from lit_sparse.mappings.rowwise import allowed_scores, check_positive
 
-__all__ = ["SparseMapping"]
+__all__ = ["SparseMapping", "with_slope"]
 
 
 class SparseMapping(nn.Module, ABC):
@@ -78,9 +78,9 @@ class SparseMapping(nn.Module, ABC):
         return self.regularizer(q, dim, allowed)
 
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
-        """Return Omega(y) less the same with the parameters of Omega held constant: zero, but with their derivatives.
+        """Return zeros of Omega(y)'s shape that carry the derivative of Omega, at this y, in parameters of its own.
 
-        None for an Omega without differentiable parameters.
+        None for an Omega without differentiable parameters. :func:`with_slope` makes such zeros.
         """
         return None
 
@@ -156,6 +156,43 @@ def _envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
     return maximum + (0.5 * (y + y.detach()) * step).sum(dim)
 
 
+def with_slope(parameter: Tensor, slope: Tensor) -> Tensor:
+    """Return zeros whose derivative in ``parameter`` is ``slope``, both of one shape.
+
+    The slope may depend on anything, the parameter included: its own derivatives count when the derivative is differentiated
+    again, and only then. A product would count them twice.
+    """
+    if not torch.compiler.is_compiling():
+        return _Slope.apply(parameter, slope)  # type: ignore[no-any-return, no-untyped-call]
+    return (parameter - parameter.detach()) * slope.detach()
+
+
+class _Slope(torch.autograd.Function):
+    """Zeros with a given derivative."""
+
+    @staticmethod
+    def forward(parameter: Tensor, slope: Tensor) -> Tensor:
+        return torch.zeros_like(slope)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0] * ctx.saved_tensors[0], None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        (slope,) = ctx.saved_tensors
+        return torch.zeros_like(slope) if tangents[0] is None else slope * tangents[0]
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
+        return _Slope.apply(*batch_first(info.batch_size, in_dims, args)), 0  # type: ignore[no-untyped-call]
+
+
 class _Envelope(torch.autograd.Function):
     """The value of a maximum whose gradient is the maximizer (the envelope theorem), to any order.
 
@@ -181,6 +218,8 @@ class _Envelope(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         (y,) = ctx.saved_tensors
+        if tangents[0] is None:
+            return torch.zeros_like(y).sum(ctx.dim)
         return torch.where(y != 0, y * tangents[0], 0.0).sum(ctx.dim)
 
     @staticmethod

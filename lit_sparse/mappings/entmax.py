@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
-from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.rowwise import RowFunction, along_last, check_number, check_parameter, check_positive
 from lit_sparse.mappings.softmax import softmax
 from lit_sparse.mappings.sparsemax import project_rows
@@ -154,8 +154,10 @@ class Entmax(SparseMapping):
 
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
         """See the base class; alpha is the parameter."""
-        alpha = self.alpha
-        return _tsallis(y, alpha, dim) - _tsallis(y, alpha.detach(), dim) if isinstance(alpha, Tensor) else None
+        if not isinstance(self.alpha, Tensor):
+            return None
+        slope = _tsallis_slope(y, self.alpha.to(y.dtype), dim)
+        return with_slope((self.alpha + torch.zeros_like(slope)).squeeze(dim), slope.squeeze(dim))
 
 
 class LearnableEntmax(Entmax):
@@ -230,6 +232,20 @@ def _tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
     outside = torch.where((y < 0).any(dim), torch.inf, 0.0)
     # (sum y^alpha - 1) rests on sum y = 1
     return terms.sum(dim) + outside
+
+
+def _tsallis_slope(y: Tensor, alpha: Tensor, dim: int) -> Tensor:
+    """Return the derivative of the negative Tsallis entropy in alpha, ``dim`` kept.
+
+    With u = (alpha - 1) log y, f = (exp(u) - 1) / u and r = (f - 1) / u, whose derivative f' is f - r, the entropy is
+    sum y log y f / alpha.
+    """
+    support = y > 0
+    log = torch.where(support, torch.where(support, y, 1.0).log(), 0.0)
+    u = (alpha - 1) * log
+    r = _second_remainder(-u)
+    f = 1 + u * r
+    return (y * log * (log * (f - r) - f / alpha) / alpha).sum(dim, keepdim=True)
 
 
 def _check_alpha(alpha: float | Tensor) -> None:

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.fused import map_fused
 from lit_sparse.kernels.groups import average_groups, code_of, group_product
-from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.rowwise import RowFunction, along_last, check_parameter, check_positive
 from lit_sparse.mappings.sparsemax import centered
 
@@ -132,7 +132,8 @@ class Fusedmax(SparseMapping):
         lam = self.lam
         if not isinstance(lam, Tensor):
             return None
-        return ((lam - lam.detach()) * _variation(y, dim, allowed).unsqueeze(dim)).squeeze(dim)
+        slope = _variation(y, dim, allowed)
+        return with_slope((lam + torch.zeros_like(slope).unsqueeze(dim)).squeeze(dim), slope)
 
 
 def _variation(y: Tensor, dim: int, allowed: Tensor | None) -> Tensor:

@@ -449,9 +449,10 @@ class RegularizedArgmax(SparseMapping):
         return value
 
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
-        """Return Omega(y) less Omega(y) with its parameters held constant; None for an Omega that is no module."""
+        """See the base class; for an Omega that is a module. Right to first order in its parameters."""
         if not isinstance(self.omega, nn.Module):
             return None
+        y = y.detach()
         module, constant = self.omega, {name: value.detach() for name, value in self.omega.named_parameters()}
         frozen: Tensor = _of_allowed(lambda rows: functional_call(module, constant, (rows,)), y, dim, allowed)
         return self.regularizer(y, dim, allowed) - frozen
