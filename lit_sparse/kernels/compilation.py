@@ -24,7 +24,7 @@ def compile_rows(flags: frozenset[str] = frozenset()) -> Callable[[Callable[...,
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags) or False}
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags) or False, "forceinline": True}
         try:
             compiled = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # neither the package folder nor a user folder is writable: compile in each process

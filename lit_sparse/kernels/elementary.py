@@ -112,14 +112,14 @@ def _logarithms_of_one_plus_double(work: Any, bits: Any, n: Any) -> None:
         work[0, i] = math.log1p(work[0, i])
 
 
-@overload(exponentials, strict=False)
+@overload(exponentials, strict=False, jit_options={"forceinline": True})
 def _compile_exponentials(work: Any, bits: Any, n: Any) -> Callable[..., None]:
     if work.dtype.bitwidth == 64:
         return lambda work, bits, n: _exponentials_double(work, bits, n)  # type: ignore[no-any-return]
     return lambda work, bits, n: _exponentials(work, bits, n)  # type: ignore[no-any-return]
 
 
-@overload(logarithms, strict=False)
+@overload(logarithms, strict=False, jit_options={"forceinline": True})
 def _compile_logarithms(work: Any, bits: Any, n: Any) -> Callable[..., None]:
     def single(work: Any, bits: Any, n: Any) -> None:
         _copy(work, n)
@@ -130,7 +130,7 @@ def _compile_logarithms(work: Any, bits: Any, n: Any) -> Callable[..., None]:
     return single
 
 
-@overload(logarithms_of_one_plus, strict=False)
+@overload(logarithms_of_one_plus, strict=False, jit_options={"forceinline": True})
 def _compile_logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> Callable[..., None]:
     def single(work: Any, bits: Any, n: Any) -> None:
         _split_one_plus(work, n)

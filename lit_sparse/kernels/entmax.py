@@ -34,11 +34,7 @@ CHUNK = 1024
 def deform(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> None:
     """Write the deformed exponentials of ``z[:n] - t`` to ``work[0]``."""
     e, shift, one, zero = z.dtype.type(eps), z.dtype.type(t), z.dtype.type(1), z.dtype.type(0)
-    if eps == 0.5:
-        for j in range(n):
-            m = one + e * (z[j] - shift)
-            work[0, j] = m * m if m > zero else zero
-    elif eps == 1.0:
+    if eps == 1.0:
         for j in range(n):
             m = one + (z[j] - shift)
             work[0, j] = m if m > zero else zero
@@ -95,21 +91,44 @@ def sum_of(work: Any, n: Any) -> Any:
 
 
 @compile_rows()
-def sums_at(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> Any:
-    """Return the sum of the deformed exponentials of ``z - t``, and minus its derivative in t."""
-    shift = z.dtype.type(t)
+def long_sums(z: Any, work: Any, n: Any, eps: Any, shift: Any) -> Any:
+    """Return the sums over any number of entries, added up in float64 from chunk to chunk."""
     total, slope = 0.0, 0.0
-    if eps != 0.5:
-        deform(z, n, eps, t, work, bits)
     for first in range(0, n, CHUNK):
-        last = min(first + CHUNK, n)
-        if eps == 0.5:
-            part, part_slope = chunk_squares(z, first, last, shift)
-        else:
-            part, part_slope = chunk_sums(z, work, first, last, z.dtype.type(eps), shift)
+        part, part_slope = chunk_sums(z, work, first, min(first + CHUNK, n), z.dtype.type(eps), shift)
         total += part
         slope += part_slope
     return total, slope
+
+
+@compile_rows()
+def long_squares(z: Any, n: Any, shift: Any) -> Any:
+    """Return the same for eps = 1/2."""
+    total, slope = 0.0, 0.0
+    for first in range(0, n, CHUNK):
+        part, part_slope = chunk_squares(z, first, min(first + CHUNK, n), shift)
+        total += part
+        slope += part_slope
+    return total, slope
+
+
+@compile_rows()
+def solve_squares(z: Any, n: Any) -> Any:
+    """Return the t at which the squares sum to almost 1, for eps = 1/2, and their sum."""
+    tolerance = 3e-4 if z.itemsize == 4 else 1e-9  # of the last step: the error left behind is its square
+    lower, upper = 0.0, 2.0 - 2.0 / math.sqrt(n)
+    t = 0.5 * upper
+    for _ in range(NEWTON_PASSES):
+        if n <= CHUNK:
+            part, part_slope = chunk_squares(z, 0, n, z.dtype.type(t))
+            total, slope = float(part), float(part_slope)
+        else:
+            total, slope = long_squares(z, n, z.dtype.type(t))
+        step = 2.0 * (total - math.sqrt(total)) / slope
+        t = min(max(t + step, lower), upper)
+        if abs(step) <= tolerance:
+            break
+    return t
 
 
 @compile_rows()
@@ -118,21 +137,23 @@ def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
     if eps <= FLAT:  # the result is exp(z) over its sum
         deform(z, n, eps, 0.0, work, bits)
         return sum_of(work, n)
-    tolerance = 3e-4 if z.itemsize == 4 else 1e-9  # of the last step: the error left behind is its square
+    tolerance = 3e-4 if z.itemsize == 4 else 1e-9
     if eps > 1.0:  # where y is small it is steep in t
         tolerance = 1e-15
-    lower, upper = 0.0, (2.0 - 2.0 / math.sqrt(n) if eps == 0.5 else -math.expm1(-eps * math.log(n)) / eps)
+    lower, upper = 0.0, -math.expm1(-eps * math.log(n)) / eps
     t = 0.5 * upper
     for i in range(PASSES):
-        total, slope = sums_at(z, n, eps, t, work, bits)
+        deform(z, n, eps, t, work, bits)
+        if n <= CHUNK:
+            part, part_slope = chunk_sums(z, work, 0, n, z.dtype.type(eps), z.dtype.type(t))
+            total, slope = float(part), float(part_slope)
+        else:
+            total, slope = long_sums(z, work, n, eps, z.dtype.type(t))
         if total >= 1.0:
             lower = t
         else:
             upper = t
-        if eps == 0.5:
-            ahead = t + 2.0 * (total - math.sqrt(total)) / slope
-        else:
-            ahead = t - total / slope * math.expm1(-eps * math.log(total)) / eps
+        ahead = t - total / slope * math.expm1(-eps * math.log(total)) / eps
         if i > NEWTON_PASSES or not lower <= ahead <= upper:
             ahead = 0.5 * (lower + upper)
         step = abs(ahead - t)
@@ -159,6 +180,35 @@ def map_row(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, places: An
         out[row, places[j]] = work[0, j] * scale
 
 
+@compile_rows(frozenset({"contract"}))
+def shifted(x: Any, row: Any, top: Any, gamma: Any, z: Any) -> None:
+    """Write ``(x - top) / gamma`` of a whole row."""
+    factor = x.dtype.type(1.0 / gamma)
+    for i in range(x.shape[1]):
+        z[i] = (x[row, i] - top) * factor
+
+
+@compile_rows(frozenset({"contract"}))
+def write_squares(z: Any, row: Any, t: Any, total: Any, out: Any) -> None:
+    """Write the normalized squares."""
+    shift, scale = z.dtype.type(t), z.dtype.type(1.0 / total)
+    one, half, zero = z.dtype.type(1), z.dtype.type(0.5), z.dtype.type(0)
+    for i in range(out.shape[1]):
+        m = one + half * (z[i] - shift)
+        m = m if m > zero else zero
+        out[row, i] = m * m * scale
+
+
+@compile_rows()
+def map_squares(x: Any, row: Any, top: Any, gamma: Any, z: Any, out: Any) -> None:
+    """Write the result of one ordinary row for eps = 1/2, where a look at every entry costs less than choosing some."""
+    shifted(x, row, top, gamma, z)
+    n = pad(z, x.shape[1])
+    t = solve_squares(z, n)
+    total, _ = long_squares(z, n, z.dtype.type(t))
+    write_squares(z, row, t, total, out)
+
+
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
     """Map rows ``start .. stop - 1``."""
@@ -176,6 +226,8 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
         eps = alphas[row if len(alphas) > 1 else 0] - 1.0
         if not 0.0 <= eps < np.inf:
             write_odd(x, row, out)
+        elif eps == 0.5:
+            map_squares(x, row, cell[0], gamma, z, out)
         elif eps <= 1.0:
             map_row(x, row, cell[0], eps, gamma, z, places, work, work_bits, out)
         else:  # the derivative of y in its argument is unbounded: float32 would not give its own input's result

@@ -33,7 +33,7 @@ MARGIN = 1e-6  # of the scale of the row: rounding must not make a wall of an en
 
 
 @compile_rows()
-def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, gamma: Any, lam: Any, walls: Any, work: Any) -> Any:
+def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any, lam: Any, walls: Any, work: Any) -> Any:
     """Fill in between which two numbers each entry lies, given the next; return the value of the last one.
 
     Args:
@@ -42,14 +42,14 @@ def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, gamma: Any,
         first: first entry of the segment, all of whose entries take part.
         last: its last entry.
         top: maximum of the row.
-        gamma: what differences from the maximum are divided by.
+        scale: what differences from the maximum are multiplied by.
         lam: strength of the penalty, > 0.
         walls: 1 if the entry before the segment is a wall, plus 2 if the one after it is.
         work: (6, 2d) workspace; rows LOWER and UPPER receive the results, at the entries' places.
     """
     size = last - first + 1
     left, right = size, size - 1  # knots in use: left .. right
-    z = (np.float64(x[row, first]) - top) / gamma - (lam if walls & 1 else 0.0)
+    z = (np.float64(x[row, first]) - top) * scale - (lam if walls & 1 else 0.0)
     left_slope, left_intercept, right_slope, right_intercept = 1.0, -z, 1.0, -z
     for i in range(first, last):
         slope, intercept, low = left_slope, left_intercept, left
@@ -69,7 +69,7 @@ def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, gamma: Any,
         work[KNOTS, left], work[SLOPES, left], work[INTERCEPTS, left] = lower, lower_slope, lower_intercept + lam
         work[KNOTS, right], work[SLOPES, right], work[INTERCEPTS, right] = upper, -slope, lam - intercept
         work[LOWER, i], work[UPPER, i] = lower, upper
-        z = (np.float64(x[row, i + 1]) - top) / gamma
+        z = (np.float64(x[row, i + 1]) - top) * scale
         if i + 1 == last and walls & 2:
             z -= lam
         left_slope, left_intercept, right_slope, right_intercept = 1.0, -lam - z, 1.0, lam - z
@@ -88,7 +88,7 @@ def write_runs(
     first: Any,
     last: Any,
     top: Any,
-    gamma: Any,
+    scale: Any,
     lam: Any,
     walls: Any,
     value: Any,
@@ -105,7 +105,7 @@ def write_runs(
     end, after = last, 1 if walls & 2 else 0
     total = 0.0
     for i in range(last, first - 1, -1):
-        total += (np.float64(x[row, i]) - top) / gamma
+        total += (np.float64(x[row, i]) - top) * scale
         before = -1 if walls & 1 else 0  # sign of the value before, less this one
         closed = i == first
         if i > first:
@@ -146,16 +146,17 @@ def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels:
         work: (6, 2d) float64 workspace.
     """
     d = x.shape[1]
-    wall = -(1.0 + 4.0 * lam) * (1.0 + MARGIN)
+    scale = 1.0 / gamma
+    wall = top - gamma * (1.0 + 4.0 * lam) * (1.0 + MARGIN)
     n, runs, first = 0, 0, 0
     while first < d:
         out[row, first] = 0
         labels[row, first] = -1
-        if (np.float64(x[row, first]) - top) / gamma < wall:
+        if np.float64(x[row, first]) < wall or x[row, first] == -np.inf:
             first += 1
             continue
         last = first
-        while last + 1 < d and (np.float64(x[row, last + 1]) - top) / gamma >= wall:
+        while last + 1 < d and np.float64(x[row, last + 1]) >= wall and x[row, last + 1] != -np.inf:
             last += 1
             out[row, last] = 0
         walls = 0
@@ -165,8 +166,8 @@ def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels:
             walls += 2
         value = 0.0
         if lam > 0.0 and last > first:
-            value = forward_clips(x, row, first, last, top, gamma, lam, walls, work)
-        runs = write_runs(x, row, first, last, top, gamma, lam, walls, value, runs, labels, work)
+            value = forward_clips(x, row, first, last, top, scale, lam, walls, work)
+        runs = write_runs(x, row, first, last, top, scale, lam, walls, value, runs, labels, work)
         for i in range(first, last + 1):
             places[n] = i
             n += 1

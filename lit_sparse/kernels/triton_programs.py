@@ -404,7 +404,8 @@ def solve_entmax(
     """Return the root t (rows,) of ``sum y = 1``, where ``live``; a long row is ``(x - top) * factor``.
 
     Newton's method runs on ``(sum y)^eps``, for eps <= 1 a norm, convex in t and nearly linear; it starts from ``t`` and keeps
-    between 0 and ``highest``. It ends with a step of at most ``tolerance``, and leaves the square of that.
+    between 0 and ``highest``. It ends with a step of at most ``tolerance``, and leaves that to the power of ``1 / eps``, or its
+    square.
     """
     lower = tl.zeros_like(t)
     upper = highest
@@ -475,8 +476,8 @@ def map_entmax(
     z = (z - over(top)) * over(factor)
     highest = -exp_minus_one(-eps * tl.log(tl.zeros([rows], width) + d)) / eps
     t = 0.5 * highest
-    # Of float32 only rows with alpha <= 2 are computed in float32. Beyond, y is steep in t at its zeros.
-    tolerance = tl.where(eps > 1, 1e-15, 1e-9 if width == tl.float64 else 3e-4)
+    # Of float32 only rows with alpha <= 2 are computed in float32. Towards 2 the sum gets kinks in t, beyond it is steep.
+    tolerance = tl.where(eps > 1, 1e-15, 1e-9 if width == tl.float64 else 1e-6 + tl.exp(-16.0 * tl.maximum(eps, 0.5)))
     if long or depth > 1:
         peaks = (peaks - over(top)) * over(factor)
         coarse = tl.zeros_like(t) + 1e-2

@@ -14,38 +14,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.mappings import functional as F
 
-FUZZ = """
-import os
-import numpy as np
-import torch
-from lit_sparse.kernels import center_on_support, project_simplex
-rng = np.random.default_rng(0)
-rows = 0
-hostile = np.array([0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, -3e38, 1.0, 1.0, 1e4, 1e-6])
-while rows < 20000:
-    n, d = int(rng.integers(1, 60)), int(rng.choice([1, 2, 3, 7, 16, 63, 64, 65, 130, 600]))
-    x = rng.standard_normal((n, d)) * 10.0 ** rng.integers(-6, 7)
-    odd = rng.random((n, d)) < rng.choice([0.0, 0.02, 0.5])
-    x = np.where(odd, rng.choice(hostile, (n, d)), x)
-    if rng.random() < 0.3:
-        x = x.round()
-    gamma = float(rng.choice([1e-6, 0.1, 1.0, 1e6]))
-    for dtype in (torch.float32, torch.float64):
-        scores = torch.from_numpy(x).to(dtype)
-        for k in (0, 1, int(rng.integers(1, d + 3))):
-            y = project_simplex(scores, gamma, k)
-            bad = (scores.isnan() | (scores == torch.inf)).any(-1)
-            some = (scores > -torch.inf).any(-1) & ~bad
-            assert y[bad].isnan().any(-1).all()
-            assert (y[~bad] >= 0).all()
-            assert ((y[some].double().sum(-1) - 1).abs() <= 1e-5).all(), (gamma, k, d, dtype)
-            assert (y[~bad & ~some] == 0).all()
-            assert k == 0 or ((y[~bad] > 0).sum(-1) <= k).all()
-            assert center_on_support(scores, y, gamma).shape == y.shape
-    rows += n
-print("rows", rows)
-"""
-
 FIRST_CALL = """
 import time
 import torch
@@ -70,8 +38,20 @@ def run(code: str, **environment: str) -> str:
 
 @pytest.mark.fuzz
 @pytest.mark.process
+@pytest.mark.timeout(900)
 def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
-    assert "rows 20" in run(FUZZ, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
+    """20,000 rows through each kernel, in an empty cache: one compiled without bounds checks would be used again."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(Path(__file__).with_name("hostile.py"))],
+        env={**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=880,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    seen = dict(line.split() for line in done.stdout.splitlines())
+    assert set(seen) == {"simplex", "entmax", "pnorm", "capped", "fused", "oscar", "hoyer", "hard"}
+    assert all(int(rows) >= 20_000 for rows in seen.values())
 
 
 REFUSE_TO_CACHE = """
@@ -95,7 +75,7 @@ def test_second_process_starts_from_the_cache(tmp_path: Path) -> None:
     first = float(run(FIRST_CALL, NUMBA_CACHE_DIR=str(tmp_path)))
     second = float(run(FIRST_CALL, NUMBA_CACHE_DIR=str(tmp_path)))
     assert list(tmp_path.rglob("*.nbi"))
-    assert second < first
+    assert second < min(first, 1.5)
 
 
 class _Mapped(Dataset):

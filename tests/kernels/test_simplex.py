@@ -48,7 +48,9 @@ def test_kernels_equal_their_twins(d: int, seed: int, gamma: float, k: int, dtyp
     x[4, : d // 2] = -torch.inf
     y = project_simplex(x, gamma, k)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-6
-    torch.testing.assert_close(y, project_simplex._on_tensors(project_simplex.twin, (x, gamma, k)), atol=tolerance, rtol=0, equal_nan=True)
+    torch.testing.assert_close(
+        y, project_simplex._on_tensors(project_simplex.twin, (x, gamma, k)), atol=tolerance, rtol=0, equal_nan=True
+    )
     v = torch.randn(12, d, generator=generator).to(dtype)
     expected = center_on_support._on_tensors(center_on_support.twin, (v, y, gamma))
     torch.testing.assert_close(center_on_support(v, y, gamma), expected, atol=tolerance / gamma, rtol=0, equal_nan=True)
