@@ -177,12 +177,8 @@ def main() -> None:
         scale(options)
         return
     print(f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.dtype}")
-    print(
-        "Medians. `ms` and `x softmax`: forward + backward, and its ratio to torch.softmax; `forward x`: the ratio of the forward"
-    )
-    print(
-        "pass alone; `entmax x`: how much faster than the entmax package; `saved`: bytes kept for the backward pass, an entry.\n"
-    )
+    print("Medians. `ms` and `x softmax`: forward + backward, and its ratio to torch.softmax; `forward x`: the ratio of the")
+    print("forward pass alone; `entmax x`: how much faster than entmax; `saved`: bytes an entry keeps for backward.\n")
     print("| shape | mapping | ms | x softmax | forward x | entmax x | saved |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     shapes = [tuple(map(int, text.split("x"))) for text in options.shapes] or SHAPES

@@ -128,7 +128,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
             places[n] = i
             n += x[row, i] != -np.inf
         q = solve(z, n, rho, work, work_bits)
-        total, slope = logistic_sums(work, n, q)
+        total, _ = logistic_sums(work, n, q)
         write_logistic(work, n, q, 1.0 / total, places, row, out)
 
 

@@ -7,8 +7,9 @@ numba-cuda is imported by the first call; without it the torch twins serve.
 
 from __future__ import annotations
 
+import importlib
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.fused import WORK_ROWS, fuse_row
-from lit_sparse.kernels.oscar import BUCKETS, compose_row, map_row
 from lit_sparse.kernels.groups import write_odd_labels
+from lit_sparse.kernels.oscar import BUCKETS, compose_row, map_row
 from lit_sparse.kernels.rows import plain_top
 
 __all__ = ["map_fused", "map_oscar", "translate"]
@@ -32,16 +33,18 @@ FLOAT_ROWS, INT_ROWS = 4, 4  # of the workspace of oscarmax
 def numba_cuda() -> Any:
     """Return the module ``numba.cuda``, or None where numba-cuda is not installed or finds no GPU."""
     try:
-        from numba import cuda
+        module = importlib.import_module("numba.cuda")
     except ImportError:
         return None
-    return cuda if cuda.is_available() else None
+    return module if module.is_available() else None
 
 
 @cache
 def translate(compiled: Callable[..., Any]) -> Callable[..., Any]:
     """Return a row function that was compiled for the CPU for a GPU."""
-    return _compile(compiled.py_func, device=True)  # type: ignore[attr-defined]
+    source: Any = compiled
+    translated: Callable[..., Any] = _compile(source.py_func, device=True)
+    return translated
 
 
 @cache
@@ -114,7 +117,7 @@ def _launch(
     x: Tensor,
     parameter: float | Tensor,
     numbers: tuple[Any, ...],
-    workspaces: list[tuple[tuple[int, ...], torch.dtype]],
+    workspaces: Sequence[tuple[tuple[int, ...], torch.dtype]],
 ) -> tuple[Tensor, Tensor]:
     """Run a program on as many rows at a time as the workspace has room for, on the current stream.
 
@@ -122,14 +125,14 @@ def _launch(
     """
     wide = x.detach().reshape(-1, x.shape[-1]).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     wide = wide.t().contiguous().t()
-    rows, d = wide.shape
+    rows = len(wide)
     out, labels = torch.empty_like(wide), torch.empty_like(wide, dtype=torch.int32)
     column = torch.as_tensor(parameter, dtype=torch.float64, device=x.device).detach()
     column = column.reshape(1) if column.numel() == 1 else column.expand(*x.shape[:-1], 1).reshape(-1).contiguous()
     size = sum(int(np.prod(shape)) * (8 if dtype == torch.float64 else 4) for shape, dtype in workspaces)
     step = min(rows, max(THREADS, WORK_BYTES // size // THREADS * THREADS))
     work = [torch.empty((step, *shape), dtype=dtype, device=x.device) for shape, dtype in workspaces]
-    with torch.cuda.device_of(wide):
+    with torch.cuda.device_of(wide):  # type: ignore[no-untyped-call]
         for first in range(0, rows, step):
             part = slice(first, min(first + step, rows))
             tensors = (out[part], labels[part], wide[part], column[part] if len(column) > 1 else column)

@@ -3,7 +3,7 @@
 Numba calls the C library once an entry, which no compiler vectorizes. In float32 a polynomial between powers of two is as
 good, for eight or sixteen entries at a time; float64 keeps the C library and all its digits.
 
-All of them work in place on ``work[0, :n]``, called x below; ``work`` and ``bits`` are what :func:`workspace` returns. A pair of
+All of them work in place on ``work[0, :n]``, called x below; ``work`` and ``bits`` are what :func:`workspace` returns. They are
 two-dimensional arrays, because each array in a tuple would cost a call its reference counts.
 """
 
@@ -115,8 +115,8 @@ def _logarithms_of_one_plus_double(work: Any, bits: Any, n: Any) -> None:
 @overload(exponentials, strict=False, jit_options={"forceinline": True})
 def _compile_exponentials(work: Any, bits: Any, n: Any) -> Callable[..., None]:
     if work.dtype.bitwidth == 64:
-        return lambda work, bits, n: _exponentials_double(work, bits, n)  # type: ignore[no-any-return]
-    return lambda work, bits, n: _exponentials(work, bits, n)  # type: ignore[no-any-return]
+        return lambda work, bits, n: _exponentials_double(work, bits, n)
+    return lambda work, bits, n: _exponentials(work, bits, n)
 
 
 @overload(logarithms, strict=False, jit_options={"forceinline": True})
@@ -126,7 +126,7 @@ def _compile_logarithms(work: Any, bits: Any, n: Any) -> Callable[..., None]:
         _add_logarithms(work, bits, n)
 
     if work.dtype.bitwidth == 64:
-        return lambda work, bits, n: _logarithms_double(work, bits, n)  # type: ignore[no-any-return]
+        return lambda work, bits, n: _logarithms_double(work, bits, n)
     return single
 
 
@@ -137,5 +137,5 @@ def _compile_logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> Callable[..
         _add_logarithms(work, bits, n)
 
     if work.dtype.bitwidth == 64:
-        return lambda work, bits, n: _logarithms_of_one_plus_double(work, bits, n)  # type: ignore[no-any-return]
+        return lambda work, bits, n: _logarithms_of_one_plus_double(work, bits, n)
     return single

@@ -5,8 +5,8 @@ last value (Johnson 2013): an increasing, piecewise linear function, cut off at 
 removed at its two ends. Linear in the worst case, and every index is in bounds whatever rounding does.
 
 Not all of a row takes part. With z = (x - max x) / gamma no value of the operator is further than 2 lam from z, so the
-threshold of the projection is at least -1 - 2 lam, and an entry below -1 - 4 lam can neither enter the support nor be fused with
-one that does: it is a wall, lower than its neighbours.
+threshold of the projection is at least -1 - 2 lam, and an entry below -1 - 4 lam can neither enter the support nor be fused
+with one that does: it is a wall, lower than its neighbours.
 """
 
 from __future__ import annotations
@@ -253,8 +253,7 @@ def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tenso
         return ids, size, mean
 
     def steps(w: Tensor, joined: Tensor) -> Tensor:
-        step = torch.where(neighbours & ~joined, torch.sign(w[..., :-1] - w[..., 1:]), 0.0)
-        return step
+        return torch.where(neighbours & ~joined, torch.sign(w[..., :-1] - w[..., 1:]), 0.0)
 
     def codes(step: Tensor, ids: Tensor) -> Tensor:
         left, right = torch.cat([edge, step], -1), torch.cat([step, edge], -1)

@@ -131,4 +131,4 @@ def _product_twin(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signed: bo
 group_product = RowKernel(
     "group_product", "(Tensor v, Tensor y, Tensor labels, float gamma, bool signed) -> Tensor", _product_cpu, _product_twin
 )
-"""Row kernel ``(v, y, labels (..., d), gamma, signed) -> (..., d)``: v, centered on the support of y and averaged over groups."""
+"""Row kernel ``(v, y, labels (..., d), gamma, signed) -> (..., d)``: v, centered on the support of y, averaged over groups."""

@@ -370,7 +370,7 @@ def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any
     cell_bits = bits_of(cell)
     size = np.empty((1, d), x.dtype)
     size_bits, places = bits_of(size), np.empty(d, np.int32)
-    low, shift, lowest, highest = layout_of(x)
+    low, shift, _, highest = layout_of(x)
     for row in range(start, stop):
         for i in range(d):
             chosen[row, i] = x[row, i] != -np.inf

@@ -328,9 +328,9 @@ map_oscar = RowKernel(
     parameters=1,
     kept=(torch.int32,),
 )
-"""Row kernel ``(x (..., d), lam (..., 1) or a number, gamma, exact) -> (y, labels)``: oscarmax of ``x / gamma``, and its groups.
+"""Row kernel ``(x (..., d), lam (..., 1) or a number, gamma, exact) -> (y, labels)``: oscarmax of ``x / gamma``, and groups.
 
-With ``exact=False`` it is the published composition, and the labels are those of its first step. ``-inf`` marks an entry that is
-not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a lam below zero, gives NaN at its allowed
+With ``exact=False`` it is the published composition, and the labels are those of its first step. ``-inf`` marks an entry that
+is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a lam below zero, gives NaN at its allowed
 entries.
 """

@@ -20,8 +20,8 @@ __all__ = ["SparseMapping", "with_slope"]
 class SparseMapping(nn.Module, ABC):
     """A layer ``y = argmax_{y in C} <y, x> - gamma * Omega(y)`` along one dimension of the scores x.
 
-    A subclass implements :meth:`map` and :meth:`regularizer` (Omega), keeps each constructor argument as an attribute of the same name,
-    and gets the value, the Fenchel-Young loss, the representation and the shared tests from here.
+    A subclass implements :meth:`map` and :meth:`regularizer` (Omega), keeps each constructor argument as an attribute of its
+    name, and gets the value, the Fenchel-Young loss, the representation and the shared tests from here.
 
     Args:
         gamma: strength of the regularizer, > 0. The smaller, the closer to the plain argmax.

@@ -53,8 +53,8 @@ def capped_softmax(scores: Tensor, rho: float, *, gamma: float = 1.0, dim: int =
 class CappedSoftmax(SparseMapping):
     """Capped softmax as a layer: dense, with no probability above ``1 / (rho d)``.
 
-    Its Fenchel-Young loss is bounded below only for targets that keep to the bound, ``max q <= 1 / (rho d)``; for others, one-hot
-    ones with rho d > 1 among them, Omega(q) is infinite and left out, and the loss has no minimum. Smooth such labels.
+    Its Fenchel-Young loss is bounded below only for targets that keep to the bound, ``max q <= 1 / (rho d)``; for others,
+    one-hot ones with rho d > 1 among them, Omega(q) is infinite and left out, and the loss has no minimum. Smooth such labels.
 
     Args:
         rho: 0 < rho < 1.
@@ -94,7 +94,7 @@ class CappedSoftmax(SparseMapping):
         size = allowed.sum(dim, keepdim=True).clamp_min(1).to(y.dtype)
         room = 1 - self.rho * size * y
         eps = torch.finfo(y.dtype).eps
-        room = torch.where((room < 0) & (room > -min(max(8 * eps, 1e-6), eps**0.5)), 0.0, room)  # at the bound, but for rounding
+        room = torch.where((room < 0) & (room > -min(max(8 * eps, 1e-6), eps**0.5)), 0.0, room)  # only rounding
         entropy = torch.special.entr(y) + torch.special.entr(room) / (self.rho * size)
         terms = y * size.log() - entropy
         return torch.where(allowed, terms, 0.0).sum(dim) + 1

@@ -1,4 +1,4 @@
-"""alpha-entmax (Peters, Niculae & Martins 2019): from softmax (alpha = 1) over 1.5-entmax to sparsemax (alpha = 2) and beyond."""
+"""alpha-entmax (Peters, Niculae & Martins 2019): softmax at alpha = 1, sparsemax at alpha = 2, and what lies between."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class _Entmax(RowFunction):
         s = torch.where(support, torch.where(support, y, 1.0) ** (2 - alpha), 0.0)
         v = torch.where(support, v, 0.0)  # what arrives at an entry outside is never looked at
         mean = (s * v).sum(-1, keepdim=True) / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
-        return (s * (v - mean) / gamma).to(v.dtype)
+        product: Tensor = s * (v - mean) / gamma
+        return product.to(v.dtype)
 
     @staticmethod
     def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:

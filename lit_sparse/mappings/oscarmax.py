@@ -23,8 +23,8 @@ LARGEST = 1e12
 class _Oscarmax(RowFunction):
     """Oscarmax of rows / gamma; the groups are kept from the forward pass.
 
-    The Jacobian of the published composition, J_projection J_prox / gamma, is not symmetric: its groups may hold entries outside
-    the support, and entries of either sign.
+    The Jacobian of the published composition, J_projection J_prox / gamma, is not symmetric: its groups may hold entries
+    outside the support, and entries of either sign.
     """
 
     kernel = map_oscar
@@ -72,8 +72,8 @@ def oscarmax(
     Raises:
         ConfigurationError: if ``lam`` or ``gamma`` is out of its range, the scores are not floating, or the mask does not fit.
 
-    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3.3; exactly by
-    isotonic regression, since the penalty is linear on sorted points of the simplex.
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3.3; exactly
+    by isotonic regression, since the penalty is linear on sorted points of the simplex.
     """
     gamma, lam = check_positive("gamma", gamma), check_number("lam", lam, 0.0, LARGEST)
     if not torch.compiler.is_compiling():

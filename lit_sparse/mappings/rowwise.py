@@ -46,7 +46,7 @@ class RowFunction:
     """
 
     #: What computes the result from (x, *args): a RowKernel, or a static method.
-    kernel: ClassVar[Callable[..., Any]]
+    kernel: ClassVar[Any]
     #: The derivative needs ``x`` itself: it follows ``y`` among the arguments of :meth:`jacobian`.
     keeps_scores: ClassVar[bool] = False
     #: The function is affine wherever it is differentiable.
@@ -110,7 +110,7 @@ class RowFunction:
             top = x.detach().amax(-1, keepdim=True)
             x = (x - torch.where(top.isfinite(), top, 0.0) if shift else x) / gamma
         parameters = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
-        result = cls.kernel.traced(x.detach(), *parameters)  # type: ignore[attr-defined]
+        result = cls.kernel.traced(x.detach(), *parameters)
         y, kept = (result, ()) if isinstance(result, Tensor) else (result[0], result[1:])
         rest = (x.detach(), *kept, *parameters) if cls.keeps_scores else (*kept, *parameters)
         step = torch.where(x == -torch.inf, 0.0, x - x.detach())
@@ -164,7 +164,7 @@ class _Derivative(torch.autograd.Function):
     rule: ClassVar[type[RowFunction]]
 
     @classmethod
-    def forward(cls, *args: Any) -> Any:  # type: ignore[override]
+    def forward(cls, *args: Any) -> Any:
         return cls.rule.kernel(*args)
 
     @classmethod

@@ -27,7 +27,8 @@ class _Softmax(RowFunction):
     @staticmethod
     def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         v = torch.where(y != 0, v, 0.0)  # what arrives at a forbidden entry is never looked at
-        return y * (v - (y * v).sum(-1, keepdim=True)) / args[0]
+        product: Tensor = y * (v - (y * v).sum(-1, keepdim=True)) / args[0]
+        return product
 
     @staticmethod
     def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:

@@ -335,7 +335,9 @@ def _extremes(mapping: SparseMapping) -> None:
             y = mapping(case)
             _same(y, mapping(case.double()).to(dtype), mapping, f"{name} in {dtype} agrees with float64 on the same input")
             if mapping.on_simplex:
-                assert float((y.detach().double().sum(-1) - 1).abs().max()) <= 8 * torch.finfo(dtype).eps, f"{name}: sum in {dtype}"
+                assert float((y.detach().double().sum(-1) - 1).abs().max()) <= 8 * torch.finfo(dtype).eps, (
+                    f"{name}: sum in {dtype}"
+                )
                 if mapping.has_value:
                     _same(mapping.value(case), mapping.value(case.double()).to(dtype), mapping, f"value at {name}")
         huge = torch.tensor([[3e38, -3e38, 0.0], [3e38, 3e38, 1e-45]]).to(dtype)

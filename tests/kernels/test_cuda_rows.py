@@ -26,10 +26,12 @@ for dtype in (torch.float64, torch.float32):
         column = torch.rand(14, 1, generator=generator, dtype=torch.float64)
         column[6] = -1
         for lam, gamma in ((0.1, 1.0), (0.0, 1.0), (2.0, 3.0), (column, 0.5)):
-            calls = [(cuda_rows.map_fused, map_fused, ())] + [(cuda_rows.map_oscar, map_oscar, (exact,)) for exact in (True, False)]
+            calls = [(cuda_rows.map_fused, map_fused, ())]
+            calls += [(cuda_rows.map_oscar, map_oscar, (exact,)) for exact in (True, False)]
             for ours, theirs, more in calls:
                 got, expected = ours(x, lam, gamma, *more), theirs(x, lam, gamma, *more)
-                torch.testing.assert_close(got[0], expected[0], equal_nan=True, rtol=0, atol=1e-6 if dtype == torch.float32 else 1e-12)
+                atol = 1e-6 if dtype == torch.float32 else 1e-12
+                torch.testing.assert_close(got[0], expected[0], equal_nan=True, rtol=0, atol=atol)
                 assert torch.equal(got[1], expected[1]), (lam, gamma, more)
                 rows += len(x)
 print("rows", rows)
