@@ -1,0 +1,139 @@
+"""The scripts run, and the projections that benchmark_hoyer times compute the same as the package."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lit_sparse.mappings import functional as F
+
+SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
+ALGORITHMS = ("linear time", "alternating", "Hoyer 2004")
+
+
+def load(name: str) -> ModuleType:
+    """Import a script from its file."""
+    spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def hoyer() -> Any:
+    return load("benchmark_hoyer")
+
+
+def assert_picture(path: Path) -> None:
+    start = path.read_bytes()[:100]
+    assert start.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in start
+
+
+@pytest.mark.parametrize("file_format", ["png", "svg"])
+def test_plot_mappings_draws_both_pictures(file_format: str, tmp_path: Path) -> None:
+    load("plot_mappings").main(["--folder", str(tmp_path / "new"), "--format", file_format, "--resolution", "7"])
+    for name in ("mappings_2d", "mappings_3d"):
+        assert_picture(tmp_path / "new" / f"{name}.{file_format}")
+
+
+def test_plot_mappings_shows_every_mapping() -> None:
+    """A mapping that joins the package must join the pictures."""
+    from lit_sparse import mappings
+
+    script = load("plot_mappings")
+    drawn = {type(mapping) for mapping in [*script.simplex_mappings().values(), *script.other_mappings().values()]}
+    layers = {getattr(mappings, name) for name in mappings.__all__} - {mappings.SparseMapping, mappings.LearnableEntmax}
+    assert {layer for layer in layers if issubclass(layer, mappings.SparseMapping)} == drawn
+    assert all(mapping.on_simplex for mapping in script.simplex_mappings().values())
+
+
+def test_values_in_two_dimensions_touch_the_hinge() -> None:
+    """The constants added to max_Omega([t, 0]) make it max(t, 0) far away, whatever Omega is; the capped one is bent less."""
+    script = load("plot_mappings")
+    x = torch.tensor([[-60.0, 0.0], [60.0, 0.0]], dtype=torch.float64)
+    for name, mapping in script.simplex_mappings().items():
+        value = mapping.value(x) + script.to_touch(mapping)
+        cap = 1 / (2 * script.RHO) if name.startswith("capped") else 1.0
+        torch.testing.assert_close(value, torch.tensor([-60 * (1 - cap), 60 * cap], dtype=torch.float64))
+
+
+def test_benchmark_hoyer_prints_tables_and_draws(hoyer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    hoyer.main(["--quick", "--rounds", "1", "--vectors", "2", "--folder", str(tmp_path)])
+    assert_picture(tmp_path / "hoyer.png")
+    printed = capsys.readouterr().out
+    assert printed.count("\n| ---:") == 5
+    assert "F.hoyer_projection is at least" in printed
+    assert torch.get_num_threads() == threads
+
+
+def test_benchmark_mappings_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    script = load("benchmark_mappings")
+    monkeypatch.setattr(script, "SHAPES", [(2, 5)])
+    monkeypatch.setattr(script, "keep_memory", lambda: None)  # it lasts as long as the process
+    monkeypatch.setattr(sys, "argv", ["benchmark_mappings", "--rounds", "1", "--only", "sparsemax"])
+    script.main()
+    assert "| (2, 5) | sparsemax |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("sparseness", [0.05, 0.3, 0.6, 0.9, 0.97])
+@pytest.mark.parametrize("n", [2, 3, 10, 77, 1500])
+def test_algorithms_agree_with_the_package(hoyer: Any, n: int, sparseness: float) -> None:
+    generator = np.random.default_rng(n)
+    for scale, norm in ((1.0, 1.0), (30.0, 2.5), (0.01, 0.1)):
+        x = scale * generator.standard_normal(n)
+        rows = torch.from_numpy(x)
+        with_signs = F.hoyer_projection(rows, sparseness, norm=norm).numpy()
+        nonneg = F.hoyer_projection(rows, sparseness, nonneg=True, norm=norm).numpy()
+        for name in ALGORITHMS:
+            project = hoyer.ALGORITHMS[name]
+            np.testing.assert_allclose(project(x, sparseness, norm).y, nonneg, rtol=0, atol=1e-6)
+            np.testing.assert_allclose(np.copysign(project(abs(x), sparseness, norm).y, x), with_signs, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("sparseness", [0.05, 0.3, 0.6, 0.9, 0.97])
+@pytest.mark.parametrize("n", [2, 3, 10, 77, 1500])
+def test_sorted_form_agrees_with_the_package(hoyer: Any, n: int, sparseness: float) -> None:
+    x = torch.randn(n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    expected = F.hoyer_projection(x, sparseness)
+    for sort in (hoyer.torch_sort, hoyer.numpy_sort):
+        torch.testing.assert_close(hoyer.sorted_form(x, sparseness, sort), expected, rtol=0, atol=1e-6)
+
+
+def test_traces_end_at_the_support_and_alternating_is_never_longer_than_hoyer(hoyer: Any) -> None:
+    """Thom & Palm (2013): the step to the simplex drops at least what the step to the positive entries does."""
+    for seed in range(50):
+        x = hoyer.vector(500, None, np.random.default_rng(seed))
+        found = {name: hoyer.ALGORITHMS[name](x, 0.8) for name in ALGORITHMS}
+        for trace in found.values():
+            assert trace.sizes[-1] == np.count_nonzero(trace.y)
+        for name in ("alternating", "Hoyer 2004"):
+            assert found[name].sizes[0] == 500
+            assert (np.diff(found[name].sizes) < 0).all()
+        shorter, longer = found["alternating"].sizes, found["Hoyer 2004"].sizes
+        assert len(shorter) <= len(longer)
+        assert all(a <= b for a, b in zip(shorter, longer, strict=False))
+
+
+@pytest.mark.parametrize("sparseness", [0.1, 0.5, 0.85])
+def test_vectors_have_the_sparseness_asked_for(hoyer: Any, sparseness: float) -> None:
+    x = hoyer.vector(256, sparseness, np.random.default_rng(0))
+    assert abs((16 - x.sum() / np.linalg.norm(x)) / 15 - sparseness) < 0.01
+    assert (x > 0).all()
+
+
+def test_a_wrong_result_stops_the_benchmark(hoyer: Any) -> None:
+    x = hoyer.vector(20, None, np.random.default_rng(0))
+    y = hoyer.alternating(x, 0.5).y
+    hoyer.check(x, 0.5, y)
+    for wrong in (y + 1e-6, y * np.nan):
+        with pytest.raises(RuntimeError, match="off"):
+            hoyer.check(x, 0.5, wrong)
