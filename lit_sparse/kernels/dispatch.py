@@ -7,6 +7,7 @@ of derivatives; :mod:`lit_sparse.mappings.rowwise` builds them around it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -122,18 +123,27 @@ class RowKernel:
     def _on_cpu(self, args: tuple[Any, ...]) -> Any:
         first = args[0]
         dtype = first.dtype
+        if not self.kept and first.dim() == 2 and (dtype is torch.float32 or dtype is torch.float64) and first.is_contiguous():
+            out = torch.empty_like(first)
+            if first.numel():
+                self.cpu(out.numpy(), *self._arrays(args, dtype))
+            return out
         width = dtype if dtype is torch.float32 or dtype is torch.float64 else torch.float32
         out = torch.empty_like(first) if width is dtype and first.is_contiguous() else torch.empty(first.shape, dtype=width)
         kept = [torch.empty(first.shape, dtype=kind) for kind in self.kept]
         if first.numel():
-            self.cpu(
-                *[_as_rows(tensor, tensor.dtype) for tensor in (out, *kept)],
-                *[_as_rows(tensor, width) for tensor in args[: self.tensors]],
-                *[_as_column(value, first.shape) for value in args[self.tensors : self.inputs]],
-                *args[self.inputs :],
-            )
+            self.cpu(*[_as_rows(tensor, tensor.dtype) for tensor in (out, *kept)], *self._arrays(args, width))
         result = out if width is dtype else out.to(dtype)
         return (result, *kept) if kept else result
+
+    def _arrays(self, args: tuple[Any, ...], width: torch.dtype) -> list[Any]:
+        """Return the arguments as the compiled kernel takes them."""
+        arrays = list(args)
+        for i in range(self.tensors):
+            arrays[i] = _as_rows(args[i], width)
+        for i in range(self.tensors, self.inputs):
+            arrays[i] = _as_column(args[i], args[0].shape)
+        return arrays
 
     def _on_tensors(self, implementation: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         first = args[0]
@@ -202,10 +212,15 @@ def _as_rows(x: Tensor, dtype: torch.dtype) -> np.ndarray[Any, Any]:
     return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
 
 
+@lru_cache(maxsize=256)
+def _column_of(value: float) -> np.ndarray[Any, Any]:
+    return np.full(1, value, np.float64)
+
+
 def _as_column(value: float | Tensor, shape: torch.Size) -> np.ndarray[Any, Any]:
     """Return a row parameter as float64 (1,), or (rows,) if it is not one number for all."""
     if not isinstance(value, Tensor):
-        return np.full(1, value, np.float64)
+        return _column_of(value)
     value = value.detach().to(torch.float64)
     if value.numel() != 1:
         value = value.expand(*shape[:-1], 1)

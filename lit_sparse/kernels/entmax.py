@@ -69,16 +69,17 @@ def chunk_sums(z: Any, work: Any, first: Any, last: Any, e: Any, shift: Any) -> 
 
 @compile_rows(REDUCTION_FLAGS)
 def chunk_squares(z: Any, first: Any, last: Any, shift: Any) -> Any:
-    """Return the same for eps = 1/2, without a look at y."""
+    """Return the same for eps = 1/2, without a look at y, and the size of the support."""
     zero = z.dtype.type(0)
-    total, slope = zero, zero
+    total, slope, count = zero, zero, 0
     one, half = z.dtype.type(1), z.dtype.type(0.5)
     for j in range(first, last):
         m = one + half * (z[j] - shift)
+        count += m > zero
         m = m if m > zero else zero
         total += m * m
         slope += m
-    return total, slope
+    return total, slope, count
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -104,31 +105,44 @@ def long_sums(z: Any, work: Any, n: Any, eps: Any, shift: Any) -> Any:
 @compile_rows()
 def long_squares(z: Any, n: Any, shift: Any) -> Any:
     """Return the same for eps = 1/2."""
-    total, slope = 0.0, 0.0
+    total, slope, count = 0.0, 0.0, 0
     for first in range(0, n, CHUNK):
-        part, part_slope = chunk_squares(z, first, min(first + CHUNK, n), shift)
+        part, part_slope, part_count = chunk_squares(z, first, min(first + CHUNK, n), shift)
         total += part
         slope += part_slope
-    return total, slope
+        count += part_count
+    return total, slope, count
 
 
 @compile_rows()
 def solve_squares(z: Any, n: Any) -> Any:
-    """Return the t at which the squares sum to almost 1, for eps = 1/2, and their sum."""
-    tolerance = 3e-4 if z.itemsize == 4 else 1e-9  # of the last step: the error left behind is its square
+    """Return the t at which the squares sum to 1, for eps = 1/2, and that sum.
+
+    On a given support the sum is a quadratic in t. Its root is on the other side of the solution than the t that gave the
+    support, so that roots close in from both sides; they meet where the support stays the same.
+    """
     lower, upper = 0.0, 2.0 - 2.0 / math.sqrt(n)
-    t = 0.5 * upper
-    for _ in range(NEWTON_PASSES):
+    t, size = 0.5 * upper, 0
+    for i in range(PASSES):
         if n <= CHUNK:
-            part, part_slope = chunk_squares(z, 0, n, z.dtype.type(t))
+            part, part_slope, count = chunk_squares(z, 0, n, z.dtype.type(t))
             total, slope = float(part), float(part_slope)
         else:
-            total, slope = long_squares(z, n, z.dtype.type(t))
-        step = 2.0 * (total - math.sqrt(total)) / slope
-        t = min(max(t + step, lower), upper)
-        if abs(step) <= tolerance:
+            total, slope, count = long_squares(z, n, z.dtype.type(t))
+        if count == size:
             break
-    return t
+        size = count
+        rest = slope * slope - count * (total - 1.0)
+        step = (slope - math.sqrt(rest)) / count if rest > 0.0 and i < NEWTON_PASSES else (total - math.sqrt(total)) / slope
+        if total >= 1.0:
+            lower = t
+        else:
+            upper = t
+        t = t + 2.0 * step
+        if not lower <= t <= upper:
+            t = 0.5 * (lower + upper)
+            size = 0
+    return t, total
 
 
 @compile_rows()
@@ -204,8 +218,7 @@ def map_squares(x: Any, row: Any, top: Any, gamma: Any, z: Any, out: Any) -> Non
     """Write the result of one ordinary row for eps = 1/2, where a look at every entry costs less than choosing some."""
     shifted(x, row, top, gamma, z)
     n = pad(z, x.shape[1])
-    t = solve_squares(z, n)
-    total, _ = long_squares(z, n, z.dtype.type(t))
+    t, total = solve_squares(z, n)
     write_squares(z, row, t, total, out)
 
 
@@ -290,6 +303,25 @@ def weighted_sums(work: Any, v: Any, n: Any) -> Any:
     return mass, total
 
 
+@compile_rows(REDUCTION_FLAGS - {"nnan"})
+def root_sums(y: Any, v: Any, row: Any) -> Any:
+    """Return the sums of ``s = sqrt(y)`` and of ``s v`` over the support of a row."""
+    mass, total, zero = 0.0, 0.0, y.dtype.type(0)
+    for i in range(y.shape[1]):
+        s = np.sqrt(y[row, i])
+        mass += s
+        total += s * v[row, i] if y[row, i] != zero else zero
+    return mass, total
+
+
+@compile_rows()
+def write_root_product(y: Any, v: Any, row: Any, mean: Any, scale: Any, out: Any) -> None:
+    """Write ``sqrt(y) (v - mean) scale`` on the support."""
+    zero, center, factor = y.dtype.type(0), y.dtype.type(mean), y.dtype.type(scale)
+    for i in range(y.shape[1]):
+        out[row, i] = np.sqrt(y[row, i]) * (v[row, i] - center) * factor if y[row, i] != zero else zero
+
+
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
     """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
@@ -300,6 +332,10 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, 
     scale, zero = y.dtype.type(1.0 / gamma), y.dtype.type(0)
     for row in range(start, stop):
         eps = alphas[row if len(alphas) > 1 else 0] - 1.0
+        if eps == 0.5:
+            mass, total = root_sums(y, v, row)
+            write_root_product(y, v, row, total / mass, 1.0 / gamma, out)
+            continue
         n = 0
         for i in range(d):
             work[0, n] = y[row, i]
@@ -307,10 +343,7 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, 
             places[n] = i
             n += y[row, i] != zero
             out[row, i] = zero
-        if eps == 0.5:
-            for j in range(n):
-                work[0, j] = np.sqrt(work[0, j])
-        elif eps == 1.0:
+        if eps == 1.0:
             for j in range(n):
                 work[0, j] = work[0, j] / work[0, j]
         elif eps > FLAT:

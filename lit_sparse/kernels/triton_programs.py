@@ -404,8 +404,8 @@ def solve_entmax(
     """Return the root t (rows,) of ``sum y = 1``, where ``live``; a long row is ``(x - top) * factor``.
 
     Newton's method runs on ``(sum y)^eps``, for eps <= 1 a norm, convex in t and nearly linear; it starts from ``t`` and keeps
-    between 0 and ``highest``. It ends with a step of at most ``tolerance``, and leaves that to the power of ``1 / eps``, or its
-    square.
+    between 0 and ``highest``. It ends with a step of at most ``tolerance``, and leaves the square of that, or, for eps > 1/2,
+    its power of ``1 / eps``.
     """
     lower = tl.zeros_like(t)
     upper = highest

@@ -104,30 +104,42 @@ def _launch(
     programs: Any = _programs(device)
     d = out.shape[-1]
     n = out.numel() // d
-    per_warp = _per_warp(dtype)
-    long = _is_long(d, dtype)
-    block = LONG_WARPS * per_warp if long else 1 << (d - 1).bit_length()
-    together = max(1, per_warp // 4 // block)  # a quarter: what is known of each row takes registers too
-    groups = min(block, LOAD_BYTES // out.element_size())
-    unit = math.gcd(d, 16)
+    shape = _shape(d, dtype, out.element_size())
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
-        getattr(programs, name)[(-(-n // together),)](
+        getattr(programs, name)[(-(-n // shape["rows"]),)](
             out,
             *[tensor.contiguous() for tensor in rows],
             *others,
             n,
-            d // unit,
+            d // shape["unit"],
             *numbers,
-            unit=unit,
-            rows=together,
-            depth=block // groups,
-            groups=groups,
             width=programs.tl.float64 if dtype == torch.float64 else programs.tl.float32,
-            long=long,
-            num_warps=max(1, block // per_warp),
+            **shape,
             **constants,
         )
     return out
+
+
+def _shape(d: int, dtype: torch.dtype, size: int) -> dict[str, int]:
+    """Choose the tile of a program and its warps.
+
+    Args:
+        d: length of the rows.
+        dtype: type to compute in.
+        size: bytes of an entry in memory.
+    """
+    per_warp = _per_warp(dtype)
+    long = _is_long(d, dtype)
+    block = LONG_WARPS * per_warp if long else 1 << (d - 1).bit_length()
+    groups = min(block, LOAD_BYTES // size)
+    return {
+        "unit": math.gcd(d, 16),
+        "rows": max(1, per_warp // 4 // block),  # a quarter: what is known of each row takes registers too
+        "depth": block // groups,
+        "groups": groups,
+        "long": long,
+        "num_warps": max(1, block // per_warp),
+    }
 
 
 def _serves(x: Tensor) -> bool:

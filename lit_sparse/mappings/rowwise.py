@@ -41,8 +41,8 @@ class RowFunction:
     A subclass gives ``kernel``, which computes ``y``, or ``(y, *kept)`` with facts about ``y`` (its runs, say) that its
     derivative needs, from ``(x, *args)``; and ``jacobian``. Call it by :meth:`of`.
 
-    The derivative is taken in ``x``, and in ``args[0]`` where the subclass gives :meth:`sensitivity`. Other tensors among
-    the arguments are constants.
+    The derivative is taken in ``x``, and in ``args[0]``, if it is a tensor, where the subclass gives :meth:`sensitivity`. All
+    other arguments are numbers.
     """
 
     #: What computes the result from (x, *args): a RowKernel, or a static method.
@@ -169,22 +169,20 @@ class _Derivative(torch.autograd.Function):
 
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        rest, ctx.parameter = inputs[1:], False
         if isinstance(output, Tensor):
-            saved, ctx.kept = [output], 0
+            saved, ctx.kept = (output,), 0
         else:
-            saved, ctx.kept = list(output), len(output) - 1
+            saved, ctx.kept = output, len(output) - 1
             ctx.mark_non_differentiable(*output[1:])
         if cls.rule.keeps_scores:
-            saved.insert(1, inputs[0])
-        ctx.rest = list(inputs[1:])
-        ctx.holes = []
-        for i, value in enumerate(ctx.rest):
-            if isinstance(value, Tensor):
-                saved.append(value)
-                ctx.rest[i] = None
-                ctx.holes.append(i)
+            saved = (output, inputs[0], *saved[1:])
+        if cls.rule.sensitive and isinstance(rest[0], Tensor):
+            saved, rest, ctx.parameter = (*saved, rest[0]), rest[1:], True
+        ctx.rest = rest
         ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        if forward_ad._current_level >= 0:
+            ctx.save_for_forward(*saved)
 
     @classmethod
     def backward(cls, ctx: Any, *grads: Any) -> Any:
@@ -212,15 +210,12 @@ class _Derivative(torch.autograd.Function):
         return result, (0 if isinstance(result, Tensor) else (0,) * len(result))
 
 
-def _restored(ctx: Any) -> tuple[tuple[Tensor, ...], list[Any]]:
+def _restored(ctx: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
     """Return what was saved beside the arguments after the first, and those arguments."""
     saved = ctx.saved_tensors
-    if not ctx.holes:
-        return saved, ctx.rest
-    rest, count = list(ctx.rest), len(saved) - len(ctx.holes)
-    for i, value in zip(ctx.holes, saved[count:], strict=True):
-        rest[i] = value
-    return saved[:count], rest
+    if ctx.parameter:
+        return saved[:-1], (saved[-1], *ctx.rest)
+    return saved, ctx.rest
 
 
 def _wide_call(function: Callable[..., Tensor], v: Tensor, *args: Any) -> Tensor:
