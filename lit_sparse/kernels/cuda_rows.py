@@ -108,7 +108,7 @@ def map_oscar(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
     if numba_cuda() is None:
         return NotImplemented
     d = x.shape[-1]
-    shapes = [((FLOAT_ROWS, d + 1), torch.float64), ((INT_ROWS, max(d + 1, BUCKETS)), torch.int32)]
+    shapes = [((FLOAT_ROWS, max(d + 1, BUCKETS)), torch.float64), ((INT_ROWS, max(d + 1, BUCKETS)), torch.int32)]
     return _launch(program_of(oscar_rows), x, lam, (float(gamma), bool(exact)), shapes)
 
 

@@ -155,6 +155,47 @@ def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, 
 
 
 @compile_rows()
+def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats: Any, ints: Any) -> Any:
+    """Tell, without sorting, whether all of a row is certainly one block: no prefix has a mean above that of the row.
+
+    Inside a bucket the sums over a prefix are bounded from its start, as if all its entries stood at its upper edge, or from
+    its end, as if they stood at its lower one; either bound is extreme at the two ends of the bucket.
+    """
+    if lam == 0.0:
+        return False
+    least, total = 0.0, 0.0
+    for i in range(x.shape[1]):
+        if x[row, i] != -np.inf:
+            key = (np.float64(x[row, i]) - top) / gamma
+            total += key
+            least = min(least, key)
+    mean, width = total / d - 0.5 * lam * (d - 1), -least / BUCKETS
+    if not (mean > -np.inf and width > 0.0):
+        return False
+    for b in range(BUCKETS):
+        ints[COUNTS, b] = 0
+        floats[SUMS, b] = 0.0
+    for i in range(x.shape[1]):
+        if x[row, i] != -np.inf:
+            key = (np.float64(x[row, i]) - top) / gamma
+            b = min(int(-key / width), BUCKETS - 1)
+            ints[COUNTS, b] += 1
+            floats[SUMS, b] += key
+    before, taken = 0.0, 0
+    for b in range(BUCKETS):
+        count = ints[COUNTS, b]
+        level = count * (mean + lam * (d - taken - 0.5 * (count + 1)))
+        after = before + floats[SUMS, b] - level
+        from_start = before - count * b * width - level
+        from_end = after + count * (b + 1) * width + level
+        if from_start > 0.0 and from_end > 0.0:
+            return False
+        before = after
+        taken += count
+    return True
+
+
+@compile_rows()
 def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: Any, floats: Any, ints: Any) -> None:
     """Write result and labels of an ordinary row, exactly."""
     d = 0
@@ -170,6 +211,12 @@ def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: 
         height = tau + floats[MEANS, 0]
         if n == d or attempt == 2 or is_enough(x, row, top, gamma, lam, n, d, limit, height, ints):
             break
+        if attempt == 0 and is_uniform(x, row, top, gamma, lam, d, floats, ints):
+            for i in range(x.shape[1]):
+                if x[row, i] != -np.inf:
+                    out[row, i] = 1.0 / d
+                    labels[row, i] = label_of(0, 0)
+            return
         limit = -1.0 - 0.5 * lam * (d - 1)
         if attempt == 1:
             limit = height - 1e-9 * (1.0 + abs(height))  # what is not above it changes nothing
@@ -233,7 +280,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
     bits = bits_of(x)
     cell = np.empty(1, x.dtype)
     cell_bits = bits_of(cell)
-    floats, ints = np.empty((4, d + 1)), np.empty((4, max(d + 1, BUCKETS)), np.int32)
+    floats, ints = np.empty((4, max(d + 1, BUCKETS))), np.empty((4, max(d + 1, BUCKETS)), np.int32)
     for row in range(start, stop):
         lam = lams[row if len(lams) > 1 else 0]
         ordinary = top_of(x, bits, row, out, cell, cell_bits)
