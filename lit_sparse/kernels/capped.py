@@ -23,8 +23,8 @@ from lit_sparse.kernels.threads import over_rows
 __all__ = ["capped_product", "map_capped"]
 
 SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
-NEWTON_PASSES, PASSES, TWIN_PASSES = 30, 200, 100
-DEEPEST = -1e30
+NEWTON_PASSES, PASSES, TWIN_PASSES = 30, 200, 64
+DEEP = -1e6  # scores below it relative to the largest have lost the digits of tau
 NEAR, FAR = 20.0, 60.0  # how far tau may go from the reference, and where exponents are cut off
 
 
@@ -62,7 +62,11 @@ def sum_and_least(z: Any, n: Any, work: Any) -> Any:
 
 @compile_rows()
 def solve(z: Any, n: Any, rho: Any, work: Any, bits: Any) -> Any:
-    """Leave exponentials around a reference in ``work[0]``; return the q for which ``e / (q + e)`` sums to rho n."""
+    """Leave exponentials around a reference in ``work[0]``; return the q for which ``e / (q + e)`` sums to rho n.
+
+    The unknown is ``log q``, tau less the reference, and the reference where hard caps would end if scores are so large that
+    ones are lost in them: tau is known as well as their differences are.
+    """
     target = rho * n
     tolerance = 1e-5 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
     reference = 0.0
@@ -71,29 +75,33 @@ def solve(z: Any, n: Any, rho: Any, work: Any, bits: Any) -> Any:
     logit = math.log(rho) - math.log1p(-rho)
     lower, upper = least - logit, min(math.log(total / target), -logit)  # sigma is less than the exponential
     lower = min(lower, upper)
-    tau = upper
+    offset = upper
+    if least < DEEP:
+        rank = n - 1 - min(int(target), n - 1)
+        reference = np.float64(np.partition(z[:n], rank)[rank])
+        exponentials_around(z, n, reference, work, bits)
+        upper, offset = FAR + math.log(n), 0.0  # farther away the sum is right but for rounding
+        lower = -upper
     for i in range(PASSES):
-        if abs(tau - reference) > NEAR:
-            reference = float(z.dtype.type(tau))
-            tau = reference  # a large tau may have been rounded by more than can be exponentiated
+        if abs(offset) > NEAR:
+            moved = np.float64(z.dtype.type(reference + offset))
+            slack = 1e-15 * (abs(reference) + abs(moved))  # what rounding takes must not exclude the solution
+            lower, upper = lower + (reference - moved) - slack, upper + (reference - moved) + slack
+            reference, offset = moved, 0.0
             exponentials_around(z, n, reference, work, bits)
-        total, slope = logistic_sums(work, n, math.exp(tau - reference))
+        total, slope = logistic_sums(work, n, math.exp(offset))
         if total >= target:
-            lower = tau
+            lower = offset
         else:
-            upper = tau
-        ahead = tau + math.log(total / target) * total / slope if total > 0.0 and slope > 0.0 else upper + 1.0
+            upper = offset
+        ahead = offset + math.log(total / target) * total / slope if total > 0.0 and slope > 0.0 else upper + 1.0
         if i > NEWTON_PASSES or not lower <= ahead <= upper:
             ahead = 0.5 * (lower + upper)
-        step = abs(ahead - tau)
-        tau = ahead
-        if step <= tolerance or upper - lower <= 1e-15 * abs(upper):
+        step = abs(ahead - offset)
+        offset = ahead
+        if step <= tolerance or upper - lower <= tolerance:
             break
-    if abs(tau - reference) > NEAR:
-        reference = float(z.dtype.type(tau))
-        tau = reference
-        exponentials_around(z, n, reference, work, bits)
-    return math.exp(tau - reference)
+    return math.exp(offset)
 
 
 @compile_rows()
@@ -123,8 +131,9 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
             write_odd(x, row, out)
             continue
         factor, n = x.dtype.type(1.0 / gamma), 0
+        deepest = x.dtype.type(-1e37 if x.itemsize == 4 else -1e300)  # finite, so that a bracket has a middle
         for i in range(d):
-            z[n] = max((x[row, i] - cell[0]) * factor, x.dtype.type(DEEPEST))  # finite, so that a bracket has a middle
+            z[n] = max((x[row, i] - cell[0]) * factor, deepest)
             places[n] = i
             n += x[row, i] != -np.inf
         q = solve(z, n, rho, work, work_bits)
@@ -137,16 +146,21 @@ def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rhos: np.ndarra
 
 
 def _map_twin(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
-    """Bisect for the threshold."""
+    """Bisect for the threshold, relative to the score at which hard caps would end."""
     rho = torch.as_tensor(rho, dtype=x.dtype, device=x.device)
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
     odd = ~(top < torch.inf) | ~((rho > 0) & (rho < 1))
     z = torch.where(odd | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
     z = z.clamp_min(torch.finfo(x.dtype).min)
-    target = rho * allowed.sum(-1, keepdim=True).clamp_min(1)
-    upper = -torch.logit(rho) + torch.zeros_like(top)
-    lower = upper + torch.where(allowed, z, 0.0).amin(-1, keepdim=True)
+    n = allowed.sum(-1, keepdim=True).clamp_min(1)
+    target = rho * n
+    ranked = torch.where(allowed, z, -torch.inf).sort(dim=-1, descending=True).values
+    rank = torch.where(odd, 0.0, target).long().clamp_max(n - 1)
+    z = z - ranked.gather(-1, rank).clamp_min(torch.finfo(x.dtype).min)
+    # Farther than this the sum is right but for rounding: below, all but the rank's caps are reached.
+    upper = torch.full_like(top, FAR) + math.log(x.shape[-1])
+    lower = -upper
     for _ in range(TWIN_PASSES):
         middle = lower + 0.5 * (upper - lower)
         above = torch.where(allowed, torch.sigmoid(z - middle), 0.0).sum(-1, keepdim=True) >= target

@@ -28,6 +28,7 @@ FLAT = 1e-9  # below this eps, softmax: the two differ by eps / 2 times the squa
 NEWTON_PASSES, PASSES = 30, 120
 TWIN_PASSES = 60
 CHUNK = 1024
+UNSURE, STEEP = 1e-10, 1e-4  # m = 1 + eps (z - t) is known but for rounding: is it above 0, and its root accurate?
 
 
 @compile_rows(frozenset({"contract"}))
@@ -176,7 +177,79 @@ def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
         if step <= tolerance or upper - lower <= 1e-15 * upper:
             break
     deform(z, n, eps, t, work, bits)
+    if eps > 1.0:
+        settle(z, n, eps, t, work)
     return sum_of(work, n)
+
+
+@compile_rows()
+def sum_from(z: Any, n: Any, eps: Any, last: Any, least: Any) -> Any:
+    """Return the sum and the slope in ``least`` of the y whose smallest, that of the score ``last``, is ``least``."""
+    total, slope, power = 0.0, 0.0, least**eps
+    for j in range(n):
+        if z[j] == last:
+            total += least
+            slope += 1.0
+        elif z[j] > last:
+            y = (power + eps * (z[j] - last)) ** (1.0 / eps)
+            total += y
+            slope += (least / y) ** (eps - 1.0)
+    return total, slope
+
+
+@compile_rows()
+def settle(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
+    """Write y anew, for eps > 1, if some of it is close to 0, where it is steep in t.
+
+    Relative to the smallest score of the support, rather than to the largest score, y is known to all digits. A score is in
+    the support if y relative to it would leave something for itself.
+    """
+    unsure, steep, last = 0, False, np.inf
+    for j in range(n):
+        m = 1.0 + eps * (z[j] - t)
+        steep |= abs(m) < STEEP
+        if m > UNSURE:
+            last = min(last, z[j])
+        elif m > -UNSURE:
+            work[1, unsure] = z[j]
+            unsure += 1
+    if not steep:
+        return
+    ranked = np.sort(work[1, :unsure])
+    first, end = 0, unsure  # those from ``end`` are in the support, those before ``first`` are not
+    while first < end:
+        middle = (first + end) // 2
+        if sum_from(z, n, eps, ranked[middle], 0.0)[0] < 1.0:
+            end = middle
+        else:
+            first = middle + 1
+    if end < unsure:
+        last = ranked[end]
+    size = 0
+    for j in range(n):
+        size += z[j] >= last
+    low, high = 0.0, 1.0 / size
+    least = high
+    for _ in range(PASSES):  # Newton's method on a convex sum, from above
+        total, slope = sum_from(z, n, eps, last, least)
+        if total >= 1.0:
+            high = least
+        else:
+            low = least
+        ahead = least - (total - 1.0) / slope
+        if not low < ahead < high:
+            ahead = 0.5 * (low + high)
+        done = abs(ahead - least) <= 1e-15 * high
+        least = ahead
+        if done:
+            break
+    power = least**eps
+    for j in range(n):
+        work[0, j] = 0.0
+        if z[j] == last:
+            work[0, j] = least
+        elif z[j] > last:
+            work[0, j] = (power + eps * (z[j] - last)) ** (1.0 / eps)
 
 
 @compile_rows()
@@ -355,6 +428,8 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, 
             exponentials(work, bits, n)
         mass, total = weighted_sums(work, u, n)
         mean = y.dtype.type(total / mass)
+        if n > 0 and y[row, places[0]] != y[row, places[0]]:  # no bit trick of a logarithm lets NaN through
+            mean = y.dtype.type(np.nan)
         for j in range(n):
             out[row, places[j]] = work[0, j] * (u[j] - mean) * scale
 
@@ -370,6 +445,7 @@ def _product_twin(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> 
     one = torch.ones_like(y)
     power = 2 - torch.as_tensor(alpha, dtype=y.dtype, device=y.device)
     s = torch.where(support, torch.where(support, y, one) ** power, torch.zeros_like(y))
+    s = torch.where(y.isnan(), y, s)  # NaN to the power of 0 is 1
     v = torch.where(support, v, torch.zeros_like(v))
     mean = (s * v).sum(-1, keepdim=True) / torch.where(support, s, torch.zeros_like(s)).sum(-1, keepdim=True)
     return torch.where(support, s * (v - mean) / gamma, torch.zeros_like(v))

@@ -24,6 +24,7 @@ __all__ = ["hoyer_product", "project_hoyer", "threshold_hard"]
 SECONDS, PRODUCT_SECONDS, THRESHOLD_SECONDS = 2e-9, 0.6e-9, 4e-9  # for one element, on one thread
 PASSES = 200
 NARROW, SHRINK, FLOOR = 1e-3, 1e-9, -1e4
+CANCELLED = 1e-4  # of a sum of squares: what is left when less of it remains has lost half of float32's digits
 SLACK = 1e-9  # on the square of l1 / l2, against the number of equal largest entries
 
 
@@ -72,10 +73,13 @@ def count_equal(a: Any, n: Any, value: Any) -> Any:
 
 
 @compile_rows()
-def threshold_of(total: Any, square: Any, count: Any, tau: Any, ratio: Any) -> Any:
-    """Return the threshold that has these entries as its support; sums are those of their excess over tau."""
-    spread = max(square - total * total / count, 0.0)
-    return tau + (total - ratio * math.sqrt(count * spread / (count - ratio * ratio))) / count
+def threshold_of(z: Any, n: Any, tau: Any, ratio: Any, count: Any, total: Any, square: Any) -> Any:
+    """Return the threshold that has the entries above tau as its support, given the sums of their excess over tau."""
+    mean = tau + total / count
+    spread = square - total * total / count
+    if spread <= CANCELLED * square:
+        spread = spread_above(z, n, tau, mean)
+    return mean - ratio * math.sqrt(spread / (count * (count - ratio * ratio)))
 
 
 @compile_rows()
@@ -83,20 +87,20 @@ def solve(z: Any, n: Any, ratio: Any) -> Any:
     """Return the threshold in z, for fewer than ratio^2 entries at the maximum 0, and ratio^2 < n."""
     tau = mean_of(z, n)
     lower = tau - ratio * math.sqrt(spread_above(z, n, -np.inf, tau) / (n * (n - ratio * ratio)))
+    lower = np.float64(z.dtype.type(lower))
     upper, size, refined = 0.0, 0, 0  # size: of the set that tau was computed from in closed form, else 0
     for i in range(PASSES):
+        tau = np.float64(z.dtype.type(tau))  # what entries are compared with
         count, total, square = moments_above(z, n, tau)
         if count == size:  # found; but sums around a distant threshold may have misplaced it
-            mean = tau + total / count
-            spread = spread_above(z, n, tau, mean)
-            exact = mean - ratio * math.sqrt(spread / (count * (count - ratio * ratio)))
+            exact = threshold_of(z, n, tau, ratio, count, total, 0.0)
             if exact <= tau or refined == count:
                 break
             tau, refined = exact, count
             continue
         if count > ratio * ratio and total >= ratio * math.sqrt(square):
             lower = max(lower, tau)
-            tau = max(threshold_of(total, square, count, tau, ratio), tau)
+            tau = max(threshold_of(z, n, tau, ratio, count, total, square), tau)
             size = count
             continue
         upper, size = min(upper, tau), 0
@@ -159,7 +163,7 @@ def project_row(a: Any, n: Any, sparseness: Any, norm: Any, z: Any, signs: Any, 
             break
         depth *= -tau if tau < -SHRINK else SHRINK
     count, excess, _square = moments_above(z, n, tau)
-    mean = tau + excess / count
+    mean = np.float64(z.dtype.type(tau)) + excess / count
     spread = spread_above(z, n, tau, mean)
     threshold, center, zero = z.dtype.type(tau), z.dtype.type(mean), z.dtype.type(0)
     kappa = z.dtype.type(math.sqrt(max(norm * norm - total * total / count, 0.0) / spread))
@@ -276,8 +280,8 @@ allowed entries.
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
-def support_sums(v: Any, y: Any, x: Any, row: Any, nonneg: Any) -> Any:
-    """Return, over the support: number, sums of x, y^2, |y|, and of v, with the sign of y for a signed projection."""
+def support_sums(v: Any, y: Any, x: Any, row: Any, origin: Any) -> Any:
+    """Return, over the support: number, sums of x less the origin, |y|, v and y^2; x and v with the sign of y."""
     zero = y.dtype.type(0)
     count = 0
     scores, mass, total, energy = 0.0, 0.0, 0.0, 0.0
@@ -285,7 +289,7 @@ def support_sums(v: Any, y: Any, x: Any, row: Any, nonneg: Any) -> Any:
         inside = y[row, i] != zero
         flip = y[row, i] < zero
         count += inside
-        scores += (-x[row, i] if flip else x[row, i]) if inside else zero
+        scores += (-x[row, i] if flip else x[row, i]) - origin if inside else zero
         total += (-v[row, i] if flip else v[row, i]) if inside else zero
         mass += -y[row, i] if flip else y[row, i]
         energy += y[row, i] * y[row, i]
@@ -293,13 +297,13 @@ def support_sums(v: Any, y: Any, x: Any, row: Any, nonneg: Any) -> Any:
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
-def support_products(v: Any, y: Any, x: Any, row: Any, center: Any) -> Any:
-    """Return the sums of squared distances of x from its center, and of those distances times v, over the support."""
+def support_products(v: Any, y: Any, x: Any, row: Any, origin: Any, center: Any) -> Any:
+    """Return the sums of squared distances of x from origin + center, and of those times v, over the support."""
     zero = y.dtype.type(0)
     spread, product = 0.0, 0.0
     for i in range(y.shape[1]):
         flip = y[row, i] < zero
-        distance = (-x[row, i] if flip else x[row, i]) - center
+        distance = ((-x[row, i] if flip else x[row, i]) - origin) - center
         wide = np.float64(distance if y[row, i] != zero else zero)
         spread += wide * wide
         product += wide * (-v[row, i] if flip else v[row, i]) if y[row, i] != zero else zero
@@ -311,10 +315,15 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonne
     """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
     zero = y.dtype.type(0)
     for row in range(start, stop):
-        count, scores, mass, total, energy = support_sums(v, y, x, row, nonneg)
+        origin = zero  # one of the entries: distances of equal ones from it are exact zeros
+        for i in range(y.shape[1]):
+            if y[row, i] != zero:
+                origin = -x[row, i] if y[row, i] < zero else x[row, i]
+                break
+        count, scores, mass, total, energy = support_sums(v, y, x, row, origin)
         n = max(count, 1)
         center = y.dtype.type(scores / n)
-        spread, product = support_products(v, y, x, row, center)
+        spread, product = support_products(v, y, x, row, origin, center)
         kappa, slope = 0.0, 0.0
         if spread != 0.0:
             kappa = math.sqrt(max(energy - mass * mass / n, 0.0) / spread) if mass == mass else np.nan
@@ -323,7 +332,7 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonne
         for i in range(y.shape[1]):
             flip = y[row, i] < zero
             w = (-v[row, i] if flip else v[row, i]) - mean
-            distance = (-x[row, i] if flip else x[row, i]) - center
+            distance = ((-x[row, i] if flip else x[row, i]) - origin) - center
             value = factor * (w - rate * distance)
             out[row, i] = (-value if flip else value) if y[row, i] != zero else zero
 
@@ -339,7 +348,8 @@ def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
     support = y != 0
     sign = torch.where(y < 0, -1.0, 1.0).to(y.dtype)
     n = support.sum(-1, keepdim=True).clamp_min(1)
-    a = torch.where(support, sign * x, 0.0)
+    largest = torch.where(support, sign * x, -torch.inf).detach().amax(-1, keepdim=True)
+    a = torch.where(support, sign * x - largest, 0.0)  # exact zeros for equal entries
     distance = torch.where(support, a - a.sum(-1, keepdim=True) / n, 0.0)
     spread = distance.square().sum(-1, keepdim=True)
     flat = spread == 0

@@ -164,7 +164,7 @@ def with_slope(parameter: Tensor, slope: Tensor) -> Tensor:
     """
     if not torch.compiler.is_compiling():
         return _Slope.apply(parameter, slope)  # type: ignore[no-any-return, no-untyped-call]
-    return (parameter - parameter.detach()) * slope.detach()
+    return (parameter - parameter.detach()) * 0.5 * (slope + slope.detach())  # half of its derivative counts on either way
 
 
 class _Slope(torch.autograd.Function):

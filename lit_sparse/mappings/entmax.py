@@ -33,6 +33,7 @@ class _Entmax(RowFunction):
         alpha, gamma = args
         support = y != 0
         s = torch.where(support, torch.where(support, y, 1.0) ** (2 - alpha), 0.0)
+        s = torch.where(y.isnan(), y, s)  # NaN to the power of 0 is 1
         v = torch.where(support, v, 0.0)  # what arrives at an entry outside is never looked at
         mean = (s * v).sum(-1, keepdim=True) / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
         product: Tensor = s * (v - mean) / gamma

@@ -112,19 +112,22 @@ class RowFunction:
         parameters = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
         result = cls.kernel.traced(x.detach(), *parameters)
         y, kept = (result, ()) if isinstance(result, Tensor) else (result[0], result[1:])
-        rest = (x.detach(), *kept, *parameters) if cls.keeps_scores else (*kept, *parameters)
         step = torch.where(x == -torch.inf, 0.0, x - x.detach())
-        move = None
-        if cls.sensitive and isinstance(args[0], Tensor):
-            move = args[0] - args[0].detach()
+        move = args[0] - args[0].detach() if cls.sensitive and isinstance(args[0], Tensor) else None
 
-        def moved(point: Tensor) -> Tensor:
+        def moved(point: Tensor, share: float) -> Tensor:
+            """Return what the whole step changes at the derivative after a share of it, where the result is ``point``."""
+            rest = (*kept, *parameters)
+            if move is not None:
+                rest = (*kept, parameters[0] + share * move, *parameters[1:])
+            if cls.keeps_scores:
+                rest = (x.detach() + share * step, *rest)
             change = cls.jacobian(step, point, *rest)
             return change if move is None else change + move * cls.sensitivity(point, *rest)
 
-        answer = y + moved(y)
+        answer = y + moved(y, 0.0)
         if not cls.piecewise_linear:
-            answer = y + moved(0.5 * (y + answer))
+            answer = y + moved(0.5 * (y + answer), 0.5)
         return answer.to(dtype)
 
     @classmethod
@@ -170,6 +173,7 @@ class _Derivative(torch.autograd.Function):
     @classmethod
     def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         rest, ctx.parameter = inputs[1:], False
+        saved: tuple[Tensor, ...]
         if isinstance(output, Tensor):
             saved, ctx.kept = (output,), 0
         else:

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings import FenchelYoungLoss, Softmax, Sparsemax, TopKSparsemax
+from lit_sparse.mappings import FenchelYoungLoss, Fusedmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
+from lit_sparse.testing import concrete_subclasses
+from tests.mappings.second_opinions import central_difference, random_rows
+
+MAPPINGS = [
+    example
+    for cls in concrete_subclasses(SparseMapping)
+    for example in cls.examples()
+    if example.on_simplex and example.has_value
+]
+every_mapping = pytest.mark.parametrize("mapping", MAPPINGS, ids=repr)
 
 
 @pytest.mark.parametrize("shape", [(7, 5), (3, 5, 4), (2, 5, 3, 2)])
@@ -114,3 +130,154 @@ def test_losses_compile_and_map() -> None:
     torch.testing.assert_close(each, Sparsemax()(scores) - nn.functional.one_hot(labels, 3))
     torch.testing.assert_close(torch.compile(loss, fullgraph=True, backend="aot_eager")(scores, labels), loss(scores, labels))
     torch.testing.assert_close(loss(scores, labels.to(torch.uint8)), loss(scores, labels))
+
+
+def number(value: float | Tensor) -> float:
+    return float(torch.as_tensor(value).detach())
+
+
+def log_of(y: np.ndarray) -> np.ndarray:
+    return np.log(np.where(y > 0, y, 1.0))
+
+
+def safe_divergence(y: np.ndarray, rho: float) -> float:
+    """From the uniform distribution; left out, as the loss does, where y exceeds the cap."""
+    room = 1 - rho * len(y) * y
+    if (room < -1e-9).any():
+        return 0.0
+    return float((y * log_of(len(y) * y)).sum() + (room * log_of(room)).sum() / (rho * len(y)) + 1)
+
+
+def tsallis(y: np.ndarray, alpha: float | Tensor) -> float:
+    alpha = number(alpha)
+    return float((y * log_of(y)).sum()) if alpha == 1 else float(((y**alpha).sum() - 1) / (alpha * (alpha - 1)))
+
+
+#: Omega of each mapping written out, for one row in numpy.
+OMEGAS: dict[str, Callable[..., float]] = {
+    "Softmax": lambda m, y: float((y * log_of(y)).sum()),
+    "Sparsemax": lambda m, y: 0.5 * (y**2).sum(),
+    "TopKSparsemax": lambda m, y: math.inf if (y > 0).sum() > m.k else 0.5 * (y**2).sum(),
+    "Entmax": lambda m, y: tsallis(y, m.alpha),
+    "LearnableEntmax": lambda m, y: tsallis(y, m.alpha),
+    "SqPNormMax": lambda m, y: 0.5 * (y**m.p).sum() ** (2 / m.p),
+    "Fusedmax": lambda m, y: 0.5 * (y**2).sum() + number(m.lam) * np.abs(np.diff(y)).sum(),
+    "Oscarmax": lambda m, y: 0.5 * (y**2).sum() + m.lam * sum(max(a, b) for a, b in itertools.combinations(y, 2)),
+    "CappedSoftmax": lambda m, y: safe_divergence(y, m.rho),
+    "RegularizedArgmax": lambda m, y: float(m.omega(torch.from_numpy(y).clamp_min(1e-12))),
+}
+
+
+def by_definition(mapping: SparseMapping, x: Tensor, q: Tensor) -> float:
+    """``<y, x> - gamma Omega(y) + gamma Omega(q) - <q, x>`` for one row, y the mapping of x."""
+    omega = OMEGAS[type(mapping).__name__]
+    y = mapping.map(x, None, -1).detach()
+    return float((y - q) @ x) + mapping.gamma * (omega(mapping, q.numpy()) - omega(mapping, y.numpy()))
+
+
+def tolerances(mapping: SparseMapping) -> dict[str, float]:
+    return {"atol": 1e-5, "rtol": 1e-5} if mapping.iterative else {"atol": 1e-7, "rtol": 1e-7}
+
+
+@every_mapping
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 4, 2), (2, 4, 2, 3)])
+@pytest.mark.parametrize("kind", ["labels", "soft", "smoothed", "weighted"])
+def test_every_loss_is_its_definition_along_dimension_one(mapping: SparseMapping, shape: tuple[int, ...], kind: str) -> None:
+    """Whatever ``dim`` the mapping has of its own; with its gradient, mass times (mapping(x) - q)."""
+    dim = min(1, len(shape) - 1)
+    places = math.prod(shape) // 4
+    rows = random_rows(places, 4, seed=places)
+    labels = torch.arange(places) * 7 % 4
+    targets = (
+        torch.softmax(random_rows(places, 4, seed=99), -1) if kind == "soft" else torch.eye(4, dtype=torch.float64)[labels]
+    )
+    weight = (
+        torch.tensor([0.5, 2.0, 1.0, 3.0], dtype=torch.float64) if kind == "weighted" else torch.ones(4, dtype=torch.float64)
+    )
+    q = (0.7 * targets + 0.3 / 4 if kind == "smoothed" else targets) * weight
+    mass = q.sum(-1)
+    q = q / mass.unsqueeze(-1)
+    expected = torch.tensor([by_definition(mapping, x, p) for x, p in zip(rows, q, strict=True)]).double() * mass
+
+    outer = tuple(s for i, s in enumerate(shape) if i != dim)
+    scores = rows.view(*outer, 4).movedim(-1, dim).contiguous().requires_grad_()
+    target = targets.view(*outer, 4).movedim(-1, dim) if kind == "soft" else labels.view(outer)
+    options = {"weight": weight if kind == "weighted" else None, "label_smoothing": 0.3 if kind == "smoothed" else 0.0}
+    for own_dim in {0, -1, len(shape) - 1}:
+        other = copy.deepcopy(mapping)
+        other.dim = own_dim
+        got = FenchelYoungLoss(other, reduction="none", **options)(scores, target)  # type: ignore[arg-type]
+        assert got.shape == outer
+        torch.testing.assert_close(got.detach().flatten(), expected, **tolerances(mapping))
+    (gradient,) = torch.autograd.grad(got.sum(), scores)
+    pulled = mass.unsqueeze(-1) * (mapping.map(rows, None, -1).detach() - q)
+    torch.testing.assert_close(gradient.movedim(dim, -1).reshape(-1, 4), pulled, **tolerances(mapping))
+
+    total, mean = (FenchelYoungLoss(mapping, reduction=r, **options)(scores, target) for r in ("sum", "mean"))  # type: ignore[arg-type]
+    size = weight[labels].sum() if kind == "weighted" else places
+    torch.testing.assert_close(total.detach(), expected.sum(), **tolerances(mapping))
+    torch.testing.assert_close(mean.detach(), expected.sum() / size, **tolerances(mapping))
+
+
+@every_mapping
+def test_every_loss_ignores_what_it_is_told_to(mapping: SparseMapping) -> None:
+    scores = random_rows(12, 4, seed=1).view(3, 2, 2, 4).movedim(-1, 1)
+    labels = torch.arange(12).view(3, 2, 2) % 4
+    ignored = labels == 2
+    scores = scores.masked_fill(ignored.unsqueeze(1), torch.nan).requires_grad_()
+    weight = torch.tensor([0.5, 2.0, 1.0, 3.0], dtype=torch.float64)
+    for index, options in ((2, {}), (2, {"weight": weight, "label_smoothing": 0.1})):
+        each = FenchelYoungLoss(mapping, ignore_index=index, reduction="none", **options)(scores, labels)  # type: ignore[arg-type]
+        assert bool((each[ignored] == 0).all())
+        finite = bool(each.isfinite().all())
+        mean = FenchelYoungLoss(mapping, ignore_index=index, **options)(scores, labels)  # type: ignore[arg-type]
+        (gradient,) = torch.autograd.grad(mean, scores)
+        assert bool((gradient.movedim(1, -1)[ignored] == 0).all())
+        assert bool(gradient.isfinite().all())
+        kept = scores.detach().movedim(1, -1)[~ignored].requires_grad_()
+        alone = FenchelYoungLoss(mapping, **options)(kept, labels[~ignored])  # type: ignore[arg-type]
+        torch.testing.assert_close(mean.detach(), alone.detach(), **tolerances(mapping))
+        (expected,) = torch.autograd.grad(alone, kept)
+        torch.testing.assert_close(gradient.movedim(1, -1)[~ignored], expected, **tolerances(mapping))
+        assert finite or isinstance(mapping, TopKSparsemax)
+
+
+@every_mapping
+def test_every_gradient_equals_differences(mapping: SparseMapping) -> None:
+    x, direction = random_rows(8, 5, seed=2), random_rows(8, 5, seed=3)
+    target = torch.arange(8) % 5
+    loss = FenchelYoungLoss(mapping, reduction="none", weight=torch.arange(1, 6).double())
+    leaf = x.clone().requires_grad_()
+    (got,) = torch.autograd.grad(loss(leaf, target).sum(), leaf)
+    change = central_difference(lambda x: loss(x, target), x, direction, 1e-5)
+    torch.testing.assert_close((got * direction).sum(-1), change, atol=1e-4 if mapping.iterative else 1e-6, rtol=1e-6)
+
+
+@every_mapping
+def test_a_forbidden_class_is_a_class_less(mapping: SparseMapping) -> None:
+    x = random_rows(6, 5, seed=4)
+    x[:, 4] = -torch.inf
+    target = torch.arange(6) % 4
+    results = []
+    for scores in (x, x[:, :4].clone()):
+        leaf = scores.requires_grad_()
+        loss = FenchelYoungLoss(mapping, reduction="none")(leaf, target)
+        (gradient,) = torch.autograd.grad(loss.sum(), leaf)
+        results.append((loss.detach(), gradient[:, :4], gradient[:, 4:]))
+    torch.testing.assert_close(results[0][0], results[1][0], **tolerances(mapping))
+    torch.testing.assert_close(results[0][1], results[1][1], **tolerances(mapping))
+    assert bool((results[0][2] == 0).all())
+
+
+def test_the_omegas_here_are_of_all_mappings() -> None:
+    assert {type(mapping).__name__ for mapping in MAPPINGS} == set(OMEGAS)
+
+
+def test_parameters_of_a_mapping_lie_as_the_scores_do() -> None:
+    """One lam for each place of (N, C, L), size 1 along the classes."""
+    x, target = random_rows(6, 4, seed=5).view(2, 3, 4).movedim(-1, 1), torch.tensor([[0, 1, 2], [3, 0, 1]])
+    lam = torch.tensor([0.0, 0.1, 0.5], dtype=torch.float64)
+    got = FenchelYoungLoss(Fusedmax(lam.view(1, 1, 3)), reduction="none")(x, target)
+    for i in range(3):
+        expected = FenchelYoungLoss(Fusedmax(float(lam[i])), reduction="none")(x[:, :, i], target[:, i])
+        torch.testing.assert_close(got[:, i], expected)
