@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.mappings import functional as F
@@ -78,22 +80,51 @@ def test_second_process_starts_from_the_cache(tmp_path: Path) -> None:
     assert second < min(first, 1.5)
 
 
+#: One function of each kernel.
+FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "sparsemax": F.sparsemax,
+    "topk": lambda x: F.topk_sparsemax(x, 8),
+    "entmax15": F.entmax,
+    "entmax": lambda x: F.entmax(x, 1.25),
+    "pnorm": F.sq_pnorm_max,
+    "fused": F.fusedmax,
+    "oscar": F.oscarmax,
+    "capped": lambda x: F.capped_softmax(x, 0.05),
+    "hoyer": lambda x: F.hoyer_projection(x, 0.75),
+    "hard": lambda x: F.hard_threshold(x, 8),
+}
+
+
+def scores(seed: int) -> Tensor:
+    """Enough rows for the pool of threads to be used."""
+    return torch.randn(4096, 256, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Set torch's number of threads, and put it back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
 class _Mapped(Dataset):
-    """A data set whose items are made by a kernel, in a worker."""
+    """A data set whose items are made by all kernels, in a worker."""
 
     def __len__(self) -> int:
-        return 8
+        return 4
 
-    def __getitem__(self, index: int) -> torch.Tensor:
-        x = torch.randn(4096, 256, generator=torch.Generator().manual_seed(index))
-        return F.sparsemax(x).sum(-1)
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.stack([function(scores(index)).double().sum(0) for function in FUNCTIONS.values()])
 
 
-def test_forked_data_loader_workers() -> None:
-    torch.set_num_threads(max(2, torch.get_num_threads()))
-    F.sparsemax(torch.randn(4096, 256))  # the pool of this process exists before the fork
-    for batch in DataLoader(_Mapped(), batch_size=4, num_workers=2, multiprocessing_context="fork"):
-        torch.testing.assert_close(batch, torch.ones_like(batch))
+@pytest.mark.parametrize("threads", [2], indirect=True)
+def test_forked_data_loader_workers(threads: int) -> None:
+    data = _Mapped()
+    expected = torch.stack([data[i] for i in range(len(data))])  # the pool of this process exists before the fork
+    loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context="fork")
+    torch.testing.assert_close(torch.cat(list(loader)), expected, rtol=0, atol=0)
 
 
 @pytest.mark.process
@@ -114,25 +145,43 @@ def test_a_fork_may_use_many_threads() -> None:
     run(code)
 
 
-def test_two_threads_at_once() -> None:
-    x = torch.randn(4096, 256, generator=torch.Generator().manual_seed(0))
-    expected = F.sparsemax(x)
-    wrong: list[str] = []
+def results(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = x.clone().requires_grad_()
+    y = function(leaf)
+    return y.detach(), torch.autograd.grad(y, leaf, x)[0]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_two_threads_at_once(name: str, threads: int) -> None:
+    function, x = FUNCTIONS[name], scores(0)
+    expected = results(function, x)
+    wrong: list[object] = []
 
     def work() -> None:
-        for _ in range(20):
-            leaf = x.clone().requires_grad_()
-            y = F.sparsemax(leaf)
-            y.square().sum().backward()
-            if not torch.equal(y, expected):
-                wrong.append("different")
+        try:
+            for _ in range(3):
+                wrong.extend("different" for a, b in zip(results(function, x), expected, strict=True) if not torch.equal(a, b))
+        except Exception as error:
+            wrong.append(error)
 
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    workers = [threading.Thread(target=work) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_number_of_threads_changes_nothing(name: str) -> None:
+    before, found = torch.get_num_threads(), []
+    try:
+        for count in (1, 2, 3):
+            torch.set_num_threads(count)
+            found.append(results(FUNCTIONS[name], scores(1)))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
 
 
 def test_an_error_in_a_block_reaches_the_caller() -> None:
