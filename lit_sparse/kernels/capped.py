@@ -25,12 +25,13 @@ __all__ = ["capped_product", "map_capped"]
 SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, TWIN_PASSES = 30, 200, 64
 DEEP = -1e6  # scores below it relative to the largest have lost the digits of tau
-NEAR, FAR = 20.0, 60.0  # how far tau may go from the reference, and where exponents are cut off
+NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
+ENOUGH = 40.0  # beyond, what is left of a sigma is less than rounding
 
 
 @compile_rows()
 def exponentials_around(z: Any, n: Any, reference: Any, work: Any, bits: Any) -> None:
-    """Write ``exp(z - reference)``, exponents cut off at 60, to ``work[0]``."""
+    """Write ``exp(z - reference)``, exponents cut off at 85, to ``work[0]``."""
     center, most = z.dtype.type(reference), z.dtype.type(FAR)
     for j in range(n):
         work[0, j] = min(z[j] - center, most)
@@ -75,15 +76,15 @@ def solve(z: Any, n: Any, rho: Any, work: Any, bits: Any) -> Any:
     logit = math.log(rho) - math.log1p(-rho)
     lower, upper = least - logit, min(math.log(total / target), -logit)  # sigma is less than the exponential
     lower = min(lower, upper)
-    offset = upper
+    offset, near = upper, NEAR
     if least < DEEP:
         rank = n - 1 - min(int(target), n - 1)
         reference = np.float64(np.partition(z[:n], rank)[rank])
         exponentials_around(z, n, reference, work, bits)
-        upper, offset = FAR + math.log(n), 0.0  # farther away the sum is right but for rounding
-        lower = -upper
+        upper = ENOUGH + math.log(n)  # farther away the sum is right but for rounding
+        lower, offset, near = -upper, 0.0, upper
     for i in range(PASSES):
-        if abs(offset) > NEAR:
+        if abs(offset) > near:
             moved = np.float64(z.dtype.type(reference + offset))
             slack = 1e-15 * (abs(reference) + abs(moved))  # what rounding takes must not exclude the solution
             lower, upper = lower + (reference - moved) - slack, upper + (reference - moved) + slack
@@ -158,8 +159,7 @@ def _map_twin(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     ranked = torch.where(allowed, z, -torch.inf).sort(dim=-1, descending=True).values
     rank = torch.where(odd, 0.0, target).long().clamp_max(n - 1)
     z = z - ranked.gather(-1, rank).clamp_min(torch.finfo(x.dtype).min)
-    # Farther than this the sum is right but for rounding: below, all but the rank's caps are reached.
-    upper = torch.full_like(top, FAR) + math.log(x.shape[-1])
+    upper = torch.full_like(top, ENOUGH + math.log(x.shape[-1]))  # farther away the sum is right but for rounding
     lower = -upper
     for _ in range(TWIN_PASSES):
         middle = lower + 0.5 * (upper - lower)

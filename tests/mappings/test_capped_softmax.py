@@ -79,6 +79,18 @@ def test_huge_scores_fill_the_largest_up_to_the_cap() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 1e7, 1e30])
+def test_a_whole_number_of_capped_entries(scale: float, dtype: torch.dtype) -> None:
+    """Nothing is left for the others, and tau lies anywhere in the gap above them."""
+    x = torch.full((30,), -scale, dtype=dtype)
+    x[[4, 7, 20]] = 100 * scale
+    y = F.capped_softmax(x, 0.1)
+    expected = torch.zeros(30, dtype=dtype)
+    expected[[4, 7, 20]] = 1 / 3
+    torch.testing.assert_close(y, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e9, 1e17, 1e30])
 def test_the_cap_is_kept_even_where_scores_swallow_ones(scale: float, dtype: torch.dtype) -> None:
     x = scale * torch.arange(10, dtype=dtype)
