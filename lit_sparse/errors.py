@@ -12,6 +12,7 @@ __all__ = [
     "LitSparseError",
     "MissingExtraError",
     "did_you_mean",
+    "full_name",
 ]
 
 
@@ -41,6 +42,20 @@ class MissingExtraError(LitSparseError, ImportError):
 
     def __init__(self, what: str, extra: str) -> None:
         super().__init__(f"{what} need the extra '{extra}'. Install it with: pip install 'lit-sparse[{extra}]'")
+
+
+def full_name(thing: object) -> str:
+    """Return the name of a thing's class with its module, so that two classes of one name are told apart.
+
+    Example:
+        >>> full_name([])
+        'list'
+        >>> from decimal import Decimal
+        >>> full_name(Decimal(1))
+        'decimal.Decimal'
+    """
+    kind = type(thing)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

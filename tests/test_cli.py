@@ -179,6 +179,19 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
             "`gamma` to be a positive, finite number but got -1",
         ),
         (["fit", *DIGITS, "--model.init_args.mapping.init_args.gamma=abc"], "`gamma` to be a float but got 'abc'"),
+        (
+            ["fit", *DIGITS, "--model.init_args.mapping=Entmax", "--model.init_args.mapping.init_args.alpha=big"],
+            "`alpha` to be a number, or a class or function by its full path, but got 'big'",
+        ),
+        (
+            [
+                "fit",
+                *DIGITS,
+                "--model.init_args.mapping=RegularizedArgmax",
+                "--model.init_args.mapping.init_args.omega=no.where",
+            ],
+            "`omega` to be a number, or a class or function by its full path, but got 'no.where'",
+        ),
         (["fit", *DIGITS, "--model.init_args.mapping", "TopKSparsemax"], "Missing: k"),
         (["fit", *DIGITS, "--data", "MNISTDataModule"], "--data.init_args.folder=PATH"),
         (

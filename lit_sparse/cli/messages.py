@@ -45,6 +45,8 @@ def plain_message(message: str, error: BaseException | None = None) -> str:
 
 def _unknown_class(key: str, name: str) -> str:
     base = BASES.get(key)
+    if key and base is None:
+        return f"Expected `{key}` to be a number, or a class or function by its full path, but got {name.strip()!r}."
     classes = sorted(set(_class_names(base)) if base else {n for b in BASES.values() for n in _class_names(b)})
     short = name.strip().rsplit(".", 1)[-1]
     shown = [n for n in classes if base and n in _class_names(base, "lit_sparse")] or classes[:12]

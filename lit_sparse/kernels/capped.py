@@ -24,7 +24,7 @@ __all__ = ["capped_product", "map_capped"]
 
 SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, TWIN_PASSES = 30, 200, 64
-DEEP = -1e6  # scores below it relative to the largest have lost the digits of tau
+DEEP = 64.0  # a range of scores over which float32 loses digits of the small ones beside the largest
 NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
 ENOUGH = 40.0  # beyond, what is left of a sigma is less than rounding
 
@@ -62,29 +62,27 @@ def sum_and_least(z: Any, n: Any, work: Any) -> Any:
 
 
 @compile_rows()
-def solve(z: Any, n: Any, rho: Any, work: Any, bits: Any) -> Any:
+def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
     """Leave exponentials around a reference in ``work[0]``; return the q for which ``e / (q + e)`` sums to rho n.
 
-    The unknown is ``log q``, tau less the reference, and the reference where hard caps would end if scores are so large that
-    ones are lost in them: tau is known as well as their differences are.
+    The unknown is ``log q``, tau less the reference. If ``near``, it is known to be no farther from 0 than
+    ENOUGH + log (n / rho); else all of z is below 0.
     """
     target = rho * n
     tolerance = 1e-5 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
     reference = 0.0
     exponentials_around(z, n, reference, work, bits)
-    total, least = sum_and_least(z, n, work)
-    logit = math.log(rho) - math.log1p(-rho)
-    lower, upper = least - logit, min(math.log(total / target), -logit)  # sigma is less than the exponential
-    lower = min(lower, upper)
-    offset, near = upper, NEAR
-    if least < DEEP:
-        rank = n - 1 - min(int(target), n - 1)
-        reference = np.float64(np.partition(z[:n], rank)[rank])
-        exponentials_around(z, n, reference, work, bits)
-        upper = ENOUGH + math.log(n)  # farther away the sum is right but for rounding
-        lower, offset, near = -upper, 0.0, upper
+    far = ENOUGH + math.log(n) - math.log(rho)
+    lower, upper, offset = -far, far, 0.0
+    if not near:
+        far = NEAR
+        total, least = sum_and_least(z, n, work)
+        logit = math.log(rho) - math.log1p(-rho)
+        lower, upper = least - logit, min(math.log(total / target), -logit)  # sigma is less than the exponential
+        lower = min(lower, upper)
+        offset = upper
     for i in range(PASSES):
-        if abs(offset) > near:
+        if abs(offset) > far:
             moved = np.float64(z.dtype.type(reference + offset))
             slack = 1e-15 * (abs(reference) + abs(moved))  # what rounding takes must not exclude the solution
             lower, upper = lower + (reference - moved) - slack, upper + (reference - moved) + slack
@@ -131,13 +129,21 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
         if not 0.0 < rho < 1.0:
             write_odd(x, row, out)
             continue
-        factor, n = x.dtype.type(1.0 / gamma), 0
-        deepest = x.dtype.type(-1e37 if x.itemsize == 4 else -1e300)  # finite, so that a bracket has a middle
+        factor, n, least = x.dtype.type(1.0 / gamma), 0, cell[0]
         for i in range(d):
-            z[n] = max((x[row, i] - cell[0]) * factor, deepest)
+            z[n] = x[row, i]
             places[n] = i
             n += x[row, i] != -np.inf
-        q = solve(z, n, rho, work, work_bits)
+            least = min(least, x[row, i]) if x[row, i] != -np.inf else least
+        origin, near = cell[0], False
+        if (np.float64(cell[0]) - least) / gamma > DEEP:
+            # How far the largest is above its cap does not matter. What does are differences around the score at which hard
+            # caps would end; farther from it than ENOUGH, the sum is right but for rounding.
+            rank = n - 1 - min(int(rho * n), n - 1)
+            origin, near = np.partition(z[:n], rank)[rank], True
+        for j in range(n):
+            z[j] = (z[j] - origin) * factor
+        q = solve(z, n, rho, near, work, work_bits)
         total, _ = logistic_sums(work, n, q)
         write_logistic(work, n, q, 1.0 / total, places, row, out)
 
@@ -152,14 +158,14 @@ def _map_twin(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
     odd = ~(top < torch.inf) | ~((rho > 0) & (rho < 1))
-    z = torch.where(odd | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
-    z = z.clamp_min(torch.finfo(x.dtype).min)
     n = allowed.sum(-1, keepdim=True).clamp_min(1)
     target = rho * n
-    ranked = torch.where(allowed, z, -torch.inf).sort(dim=-1, descending=True).values
+    scores = torch.where(allowed, torch.where(odd, 0.0, x), -torch.inf)
+    ranked = scores.sort(dim=-1, descending=True).values
     rank = torch.where(odd, 0.0, target).long().clamp_max(n - 1)
-    z = z - ranked.gather(-1, rank).clamp_min(torch.finfo(x.dtype).min)
-    upper = torch.full_like(top, ENOUGH + math.log(x.shape[-1]))  # farther away the sum is right but for rounding
+    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)
+    # Farther away the sum is right but for rounding.
+    upper = ENOUGH + math.log(x.shape[-1]) - torch.where(odd, 1.0, rho).log()
     lower = -upper
     for _ in range(TWIN_PASSES):
         middle = lower + 0.5 * (upper - lower)

@@ -15,12 +15,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from lit_sparse.errors import ConfigurationError
+
 __all__ = ["HALVES", "RowKernel", "batch_first"]
 
 HALVES = (torch.float16, torch.bfloat16)
 
 # torch.library.custom_op came with torch 2.4; before it, traced calls break the graph and run eagerly.
 HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
+
+
+_OWNERS: dict[str, str] = {}  # name of an operator -> module that made it; a module may be loaded again
 
 
 class RowKernel:
@@ -39,6 +44,9 @@ class RowKernel:
             returns, contiguous, or NotImplemented; ``twin`` serves then, and when it is None.
         parameters: how many of the tensors in the schema are row parameters.
         kept: dtypes of the results after the first; they have its shape.
+
+    Raises:
+        ConfigurationError: if another module has a kernel of that name.
     """
 
     def __init__(
@@ -57,6 +65,10 @@ class RowKernel:
         self.twin = twin
         self.cuda = cuda
         self.kept = kept
+        if _OWNERS.setdefault(name, cpu.__module__) != cpu.__module__:
+            raise ConfigurationError(
+                f"Expected a new name for a row kernel but {_OWNERS[name]} has a `{name}`. Choose another."
+            )
         self.inputs = schema.split("->")[0].count("Tensor")
         self.tensors = self.inputs - parameters
         self._operator = self._register(schema) if HAS_CUSTOM_OPS else None

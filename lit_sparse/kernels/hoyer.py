@@ -279,34 +279,50 @@ allowed entries.
 """
 
 
+@compile_rows()
+def signed(v: Any, y: Any, x: Any, row: Any, origin: Any, side: Any, push: Any) -> None:
+    """Write x less the origin, and v, with the sign of y, where y is not zero, else 0.
+
+    In a function of its own: where sums may be reassociated, so may a second difference, and the digits are lost.
+    """
+    zero = y.dtype.type(0)
+    for i in range(y.shape[1]):
+        flip = y[row, i] < zero
+        side[i] = (-x[row, i] if flip else x[row, i]) - origin if y[row, i] != zero else zero
+        push[i] = (-v[row, i] if flip else v[row, i]) if y[row, i] != zero else zero
+
+
+@compile_rows()
+def centered(y: Any, row: Any, center: Any, side: Any) -> None:
+    """Take the center off, where y is not zero."""
+    zero = y.dtype.type(0)
+    for i in range(y.shape[1]):
+        side[i] = side[i] - center if y[row, i] != zero else zero
+
+
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
-def support_sums(v: Any, y: Any, x: Any, row: Any, origin: Any) -> Any:
-    """Return, over the support: number, sums of x less the origin, |y|, v and y^2; x and v with the sign of y."""
+def support_sums(y: Any, row: Any, side: Any, push: Any) -> Any:
+    """Return the size of the support, and the sums of what :func:`signed` wrote, |y| and y^2."""
     zero = y.dtype.type(0)
     count = 0
     scores, mass, total, energy = 0.0, 0.0, 0.0, 0.0
     for i in range(y.shape[1]):
-        inside = y[row, i] != zero
-        flip = y[row, i] < zero
-        count += inside
-        scores += (-x[row, i] if flip else x[row, i]) - origin if inside else zero
-        total += (-v[row, i] if flip else v[row, i]) if inside else zero
-        mass += -y[row, i] if flip else y[row, i]
+        count += y[row, i] != zero
+        scores += side[i]
+        total += push[i]
+        mass += abs(y[row, i])
         energy += y[row, i] * y[row, i]
     return count, scores, mass, total, energy
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
-def support_products(v: Any, y: Any, x: Any, row: Any, origin: Any, center: Any) -> Any:
-    """Return the sums of squared distances of x from origin + center, and of those times v, over the support."""
-    zero = y.dtype.type(0)
+def support_products(side: Any, push: Any) -> Any:
+    """Return the sums of squared distances, and of distances times v."""
     spread, product = 0.0, 0.0
-    for i in range(y.shape[1]):
-        flip = y[row, i] < zero
-        distance = ((-x[row, i] if flip else x[row, i]) - origin) - center
-        wide = np.float64(distance if y[row, i] != zero else zero)
+    for i in range(len(side)):
+        wide = np.float64(side[i])
         spread += wide * wide
-        product += wide * (-v[row, i] if flip else v[row, i]) if y[row, i] != zero else zero
+        product += wide * push[i]
     return spread, product
 
 
@@ -314,27 +330,27 @@ def support_products(v: Any, y: Any, x: Any, row: Any, origin: Any, center: Any)
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonneg: Any) -> None:
     """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
     zero = y.dtype.type(0)
+    side, push = np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype)
     for row in range(start, stop):
         origin = zero  # one of the entries: distances of equal ones from it are exact zeros
         for i in range(y.shape[1]):
             if y[row, i] != zero:
                 origin = -x[row, i] if y[row, i] < zero else x[row, i]
                 break
-        count, scores, mass, total, energy = support_sums(v, y, x, row, origin)
+        signed(v, y, x, row, origin, side, push)
+        count, scores, mass, total, energy = support_sums(y, row, side, push)
         n = max(count, 1)
         center = y.dtype.type(scores / n)
-        spread, product = support_products(v, y, x, row, origin, center)
+        centered(y, row, center, side)
+        spread, product = support_products(side, push)
         kappa, slope = 0.0, 0.0
         if spread != 0.0:
             kappa = math.sqrt(max(energy - mass * mass / n, 0.0) / spread) if mass == mass else np.nan
             slope = product / spread
         mean, factor, rate = y.dtype.type(total / n), y.dtype.type(kappa), y.dtype.type(slope)
         for i in range(y.shape[1]):
-            flip = y[row, i] < zero
-            w = (-v[row, i] if flip else v[row, i]) - mean
-            distance = ((-x[row, i] if flip else x[row, i]) - origin) - center
-            value = factor * (w - rate * distance)
-            out[row, i] = (-value if flip else value) if y[row, i] != zero else zero
+            value = factor * ((push[i] - mean) - rate * side[i])
+            out[row, i] = (-value if y[row, i] < zero else value) if y[row, i] != zero else zero
 
 
 def _product_cpu(

@@ -100,21 +100,24 @@ def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k
             top_key = middle
         else:
             below = middle
+    first, last = top_key, top_key  # the keys of entries as large as the k-th
+    if -1 <= top_key <= 0:  # of 0.0 and -0.0, which are equal
+        first, last = bits.dtype.type(-1), bits.dtype.type(0)
     total, ties = 0.0, k
     for i in range(x.shape[1]):
-        if bits[row, i] ^ ((bits[row, i] >> shift) & low) > top_key:
+        if bits[row, i] ^ ((bits[row, i] >> shift) & low) > last:
             total += x[row, i] - top
             ties -= 1
     left = ties
     for i in range(x.shape[1]):
-        if left > 0 and bits[row, i] ^ ((bits[row, i] >> shift) & low) == top_key:
+        if left > 0 and first <= bits[row, i] ^ ((bits[row, i] >> shift) & low) <= last:
             total += x[row, i] - top
             left -= 1
     tau = (total - gamma) / k
     for i in range(x.shape[1]):
         key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
-        chosen = key > top_key
-        if key == top_key and ties > 0:
+        chosen = key > last
+        if first <= key <= last and ties > 0:
             chosen = True
             ties -= 1
         y[row, i] = x.dtype.type(((x[row, i] - top) - tau) / gamma) if chosen else x.dtype.type(0)

@@ -15,7 +15,7 @@ Example:
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.capped_softmax import CappedSoftmax
 from lit_sparse.mappings.entmax import Entmax, LearnableEntmax
-from lit_sparse.mappings.fusedmax import Fusedmax
+from lit_sparse.mappings.fusedmax import Fusedmax, LearnableFusedmax
 from lit_sparse.mappings.hard_threshold import HardThreshold
 from lit_sparse.mappings.hoyer_projection import HoyerProjection
 from lit_sparse.mappings.losses import FenchelYoungLoss
@@ -34,6 +34,7 @@ __all__ = [
     "HardThreshold",
     "HoyerProjection",
     "LearnableEntmax",
+    "LearnableFusedmax",
     "Oscarmax",
     "RegularizedArgmax",
     "Softmax",

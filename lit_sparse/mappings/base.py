@@ -12,7 +12,7 @@ from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.dispatch import HALVES, batch_first
-from lit_sparse.mappings.rowwise import allowed_scores, check_positive
+from lit_sparse.mappings.rowwise import allowed_scores, check_integer, check_positive, needs_operations
 
 __all__ = ["SparseMapping", "with_slope"]
 
@@ -45,7 +45,7 @@ class SparseMapping(nn.Module, ABC):
     def __init__(self, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__()
         self.gamma = check_positive("gamma", gamma)
-        self.dim = dim
+        self.dim = check_integer("dim", dim)
 
     @abstractmethod
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
@@ -60,7 +60,6 @@ class SparseMapping(nn.Module, ABC):
             Tensor of the scores' shape and dtype; zero where the mask is False.
         """
 
-    @abstractmethod
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return Omega(y) without its strength gamma; inf where y lies outside the domain.
 
@@ -72,10 +71,20 @@ class SparseMapping(nn.Module, ABC):
         Returns:
             Tensor of y's shape without ``dim``.
         """
+        raise ConfigurationError(
+            f"Expected {type(self).__name__} to have a `regularizer`, the Omega of what it maximizes. Write it, or say"
+            " `has_value = False`."
+        )
 
-    def regularizer_of_target(self, q: Tensor, dim: int, allowed: Tensor | None = None) -> Tensor:
-        """Return what stands for Omega(q) in the Fenchel-Young loss of a target q; Omega(q) itself but for good reason."""
-        return self.regularizer(q, dim, allowed)
+    def admissible(self, q: Tensor, dim: int, allowed: Tensor) -> Tensor:
+        """Return the target that the Fenchel-Young loss takes for q: q itself, where Omega is finite at every distribution.
+
+        Args:
+            q: (..., d, ...) probabilities.
+            dim: dimension of length d.
+            allowed: boolean of q's shape.
+        """
+        return q
 
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
         """Return zeros of Omega(y)'s shape that carry the derivative of Omega, at this y, in parameters of its own.
@@ -149,9 +158,8 @@ class SparseMapping(nn.Module, ABC):
 
 def _envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
     """Attach to a maximum over scores x, attained at y along ``dim``, the gradient y."""
-    if not torch.compiler.is_compiling():
+    if not needs_operations():
         return _Envelope.apply(x, y, maximum, dim)  # type: ignore[no-any-return, no-untyped-call]
-    # Traced graphs hold no autograd function with a jvp: a Taylor polynomial around x, right to second order.
     step = torch.where(y != 0, x - x.detach(), 0.0)
     return maximum + (0.5 * (y + y.detach()) * step).sum(dim)
 
@@ -162,7 +170,7 @@ def with_slope(parameter: Tensor, slope: Tensor) -> Tensor:
     The slope may depend on anything, the parameter included: its own derivatives count when the derivative is differentiated
     again, and only then. A product would count them twice.
     """
-    if not torch.compiler.is_compiling():
+    if not needs_operations():
         return _Slope.apply(parameter, slope)  # type: ignore[no-any-return, no-untyped-call]
     return (parameter - parameter.detach()) * 0.5 * (slope + slope.detach())  # half of its derivative counts on either way
 

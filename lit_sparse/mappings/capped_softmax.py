@@ -8,7 +8,7 @@ from typing_extensions import Self
 
 from lit_sparse.kernels.capped import capped_product, map_capped
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_number, check_positive
+from lit_sparse.mappings.rowwise import RowFunction, check_number, check_positive
 
 __all__ = ["CappedSoftmax", "capped_softmax"]
 
@@ -45,16 +45,14 @@ def capped_softmax(scores: Tensor, rho: float, *, gamma: float = 1.0, dim: int =
     Source: the maximizer in the safe Kullback-Leibler LogSumExp over a uniform measure: its conjugate is a softplus.
     """
     gamma, rho = check_positive("gamma", gamma), _check_rho(rho)
-    if not torch.compiler.is_compiling():
-        return along_last(scores, mask, dim, lambda x: _CappedSoftmax.of(x, rho, gamma))
-    return along_last(scores, mask, dim, lambda x: _CappedSoftmax.traced(x, rho, 1.0, gamma=gamma))
+    return _CappedSoftmax.along(scores, mask, dim, rho, gamma=gamma)
 
 
 class CappedSoftmax(SparseMapping):
     """Capped softmax as a layer: dense, with no probability above ``1 / (rho d)``.
 
-    Its Fenchel-Young loss is bounded below only for targets that keep to the bound, ``max q <= 1 / (rho d)``; for others,
-    one-hot ones with rho d > 1 among them, Omega(q) is infinite and left out, and the loss has no minimum. Smooth such labels.
+    Its Fenchel-Young loss smooths a target above the bound, such as a class label with rho d > 1, just so much that it keeps
+    to it: by a mixture with the uniform distribution. No result could be nearer to it, and the loss would be infinite.
 
     Args:
         rho: 0 < rho < 1.
@@ -99,10 +97,14 @@ class CappedSoftmax(SparseMapping):
         terms = y * size.log() - entropy
         return torch.where(allowed, terms, 0.0).sum(dim) + 1
 
-    def regularizer_of_target(self, q: Tensor, dim: int, allowed: Tensor | None = None) -> Tensor:
-        """Return Omega(q), and 0 where it is infinite: see the class."""
-        omega = self.regularizer(q, dim, allowed)
-        return torch.where(omega.isinf(), 0.0, omega)
+    def admissible(self, q: Tensor, dim: int, allowed: Tensor) -> Tensor:
+        """Return q, mixed with the uniform distribution as far as the bound asks for."""
+        if q.shape[dim] == 0:
+            return q
+        size = allowed.sum(dim, keepdim=True).clamp_min(1).to(q.dtype)
+        top, bound = q.amax(dim, keepdim=True), 1 / (self.rho * size)
+        share = ((top - bound) / torch.where(top > bound, top - 1 / size, 1.0)).clamp(0, 1)
+        return torch.where(top > bound, (1 - share) * q + share * torch.where(allowed, 1 / size, 0.0), q)
 
 
 def _check_rho(rho: float) -> float:

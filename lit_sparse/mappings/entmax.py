@@ -11,9 +11,9 @@ from typing_extensions import Self
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
 from lit_sparse.mappings.base import SparseMapping, with_slope
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_number, check_parameter, check_positive
+from lit_sparse.mappings.rowwise import RowFunction, check_number, check_parameter, check_positive, check_shape
 from lit_sparse.mappings.softmax import softmax
-from lit_sparse.mappings.sparsemax import project_rows
+from lit_sparse.mappings.sparsemax import ALL, Project
 
 __all__ = ["Entmax", "LearnableEntmax", "entmax"]
 
@@ -36,8 +36,7 @@ class _Entmax(RowFunction):
         s = torch.where(y.isnan(), y, s)  # NaN to the power of 0 is 1
         v = torch.where(support, v, 0.0)  # what arrives at an entry outside is never looked at
         mean = (s * v).sum(-1, keepdim=True) / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
-        product: Tensor = s * (v - mean) / gamma
-        return product.to(v.dtype)
+        return torch.where(support, s * (v - mean) / gamma, 0.0).to(v.dtype)
 
     @staticmethod
     def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
@@ -104,10 +103,8 @@ def entmax(
         if alpha - 1 < CLOSE:
             return softmax(scores, gamma=gamma, dim=dim, mask=mask)
         if alpha == 2:
-            return along_last(scores, mask, dim, lambda x: project_rows(x, gamma))
-    if not torch.compiler.is_compiling():
-        return along_last(scores, mask, dim, lambda x, a: _Entmax.of(x, a, gamma), alpha)
-    return along_last(scores, mask, dim, lambda x, a: _Entmax.traced(x, a, 1.0, gamma=gamma), alpha)
+            return Project.along(scores, mask, dim, gamma=gamma, options=ALL)
+    return _Entmax.along(scores, mask, dim, alpha, gamma=gamma)
 
 
 class Entmax(SparseMapping):
@@ -200,7 +197,7 @@ class LearnableEntmax(Entmax):
         dim: int = -1,
     ) -> None:
         SparseMapping.__init__(self, gamma=gamma, dim=dim)
-        self.shape = tuple(shape)
+        self.shape = check_shape("shape", shape)
         self.high = check_number("high", high, 1.0, LARGEST, open_low=True)
         self.low = check_number("low", low, 1.0, self.high, open_high=True)
         self.start = check_number("start", start, self.low, self.high, open_low=True, open_high=True)
@@ -231,6 +228,7 @@ def _tsallis(y: Tensor, alpha: float | Tensor, dim: int) -> Tensor:
     u = eps * log
     # expm1(u) / eps = log (1 + u (1/2 - ...)): by its series, since alpha = 1 is allowed and has a derivative
     terms = y * log * (1 + u * _second_remainder(-u)) / (1 + eps)
+    terms = torch.where(support | (eps <= 0), terms, -y / (alpha * torch.where(eps > 0, eps, 1.0)))  # 0, with its slope
     outside = torch.where((y < 0).any(dim), torch.inf, 0.0)
     # (sum y^alpha - 1) rests on sum y = 1
     return terms.sum(dim) + outside

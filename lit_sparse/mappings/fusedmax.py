@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -12,12 +13,13 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.fused import map_fused
 from lit_sparse.kernels.groups import average_groups, code_of, group_product
 from lit_sparse.mappings.base import SparseMapping, with_slope
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_parameter, check_positive
+from lit_sparse.mappings.rowwise import RowFunction, check_number, check_parameter, check_positive, check_shape
 from lit_sparse.mappings.sparsemax import centered
 
-__all__ = ["Fusedmax", "fusedmax"]
+__all__ = ["Fusedmax", "LearnableFusedmax", "fusedmax"]
 
 LARGEST = 1e12
+SOFT = 20.0  # beyond, log(1 + exp(a)) is a
 
 
 class _Fusedmax(RowFunction):
@@ -73,9 +75,7 @@ def fusedmax(
     signs of the derivative in lam are opposite to those in its proof of Lemma 1.
     """
     gamma, lam = check_positive("gamma", gamma), check_parameter("lam", lam, 0.0, LARGEST)
-    if not torch.compiler.is_compiling():
-        return along_last(scores, mask, dim, lambda x, strength: _Fusedmax.of(x, strength, gamma), lam)
-    return along_last(scores, mask, dim, lambda x, strength: _Fusedmax.traced(x, strength, 1.0, gamma=gamma), lam)
+    return _Fusedmax.along(scores, mask, dim, lam, gamma=gamma)
 
 
 class Fusedmax(SparseMapping):
@@ -83,7 +83,7 @@ class Fusedmax(SparseMapping):
 
     Args:
         lam: strength of the fusion penalty, >= 0, or a tensor of such values that broadcasts to the scores with size 1 along
-            ``dim``. A ``nn.Parameter`` is learnt.
+            ``dim``. A ``nn.Parameter`` is learnt; see :class:`LearnableFusedmax` for one that stays positive.
         gamma: strength of the regularizer ``1/2 ||y||^2 + lam sum |y_(i+1) - y_i|``, > 0.
         dim: dimension along which to map.
 
@@ -134,6 +134,49 @@ class Fusedmax(SparseMapping):
             return None
         slope = _variation(y, dim, allowed)
         return with_slope((lam + torch.zeros_like(slope).unsqueeze(dim)).squeeze(dim), slope)
+
+
+class LearnableFusedmax(Fusedmax):
+    """Fusedmax whose lam is learnt and stays above zero.
+
+    ``lam = log(1 + exp(a))``, one ``a`` for each entry of ``shape``.
+
+    Args:
+        shape: shape of lam; it broadcasts to the scores with size 1 along ``dim``. ``(heads, 1, 1)`` gives each head of an
+            attention layer its own.
+        start: where lam starts, > 0.
+        gamma: strength of the whole regularizer, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if an argument is out of its range.
+
+    Source: the derivative in lam: Niculae & Blondel (2017), section 3.2, with the signs of :func:`fusedmax`.
+
+    Example:
+        >>> import torch
+        >>> mapping = LearnableFusedmax(start=0.2)
+        >>> mapping(torch.randn(3, 9)).square().sum().backward()
+        >>> mapping.weight.grad.shape
+        torch.Size([])
+    """
+
+    def __init__(self, shape: tuple[int, ...] = (), start: float = 0.1, *, gamma: float = 1.0, dim: int = -1) -> None:
+        SparseMapping.__init__(self, gamma=gamma, dim=dim)
+        self.shape = check_shape("shape", shape)
+        self.start = check_number("start", start, 0.0, LARGEST, open_low=True)
+        raw = self.start if self.start > SOFT else math.log(math.expm1(self.start))
+        self.weight = nn.Parameter(torch.full(self.shape, raw))
+
+    @property
+    def lam(self) -> Tensor:  # type: ignore[override]
+        """The lam of now, of the given shape."""
+        return nn.functional.softplus(self.weight)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return a weak start and a strong one."""
+        return [cls(), cls(start=0.8, gamma=0.5)]
 
 
 def _variation(y: Tensor, dim: int, allowed: Tensor | None) -> Tensor:

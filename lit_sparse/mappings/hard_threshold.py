@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from lit_sparse.kernels.hoyer import threshold_hard
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_count
+from lit_sparse.mappings.rowwise import RowFunction, check_count
 
 __all__ = ["HardThreshold", "hard_threshold"]
 
@@ -44,8 +44,7 @@ def hard_threshold(x: Tensor, k: int, *, nonneg: bool = False, dim: int = -1, ma
     Source: the nearest point with k entries; the transfer function of SOAE-L0 in Thom & Palm (2013).
     """
     k = check_count("k", k)
-    rule = _HardThreshold.traced if torch.compiler.is_compiling() else _HardThreshold.of
-    return along_last(x, mask, dim, lambda rows: rule(rows, k, nonneg))
+    return _HardThreshold.along(x, mask, dim, options=(k, nonneg))
 
 
 class HardThreshold(SparseMapping):

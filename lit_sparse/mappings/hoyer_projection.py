@@ -8,7 +8,7 @@ from typing_extensions import Self
 
 from lit_sparse.kernels.hoyer import hoyer_jacobian, hoyer_product, project_hoyer
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_number, check_positive
+from lit_sparse.mappings.rowwise import RowFunction, check_number, check_positive
 
 __all__ = ["HoyerProjection", "hoyer_projection"]
 
@@ -57,8 +57,7 @@ def hoyer_projection(
     Sparse Connectivity in Supervised Learning; Thom, Rapp & Palm (2015) for linear time.
     """
     sparseness, norm = check_number("sparseness", sparseness, 0.0, 1.0), check_positive("norm", norm)
-    rule = _HoyerProjection.traced if torch.compiler.is_compiling() else _HoyerProjection.of
-    return along_last(x, mask, dim, lambda rows: rule(rows, sparseness, norm, nonneg))
+    return _HoyerProjection.along(x, mask, dim, sparseness, norm, options=(nonneg,))
 
 
 class HoyerProjection(SparseMapping):

@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.kernels.dispatch import HALVES
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import is_eager
+from lit_sparse.mappings.rowwise import check_number, is_eager
 
 __all__ = ["FenchelYoungLoss"]
 
@@ -19,10 +20,11 @@ class FenchelYoungLoss(nn.Module):
 
     Its gradient is ``mapping(x) - q``. For softmax it is ``gamma * CE(x / gamma, q)`` less gamma times the entropy of q,
     so cross-entropy for class labels at gamma = 1; for sparsemax it is the sparsemax loss. A soft target outside the
-    domain of Omega (more than k entries for top-k sparsemax) has infinite loss.
+    domain of Omega (more than k entries for top-k sparsemax, and so any smoothed label) has infinite loss; one above the
+    bound of :class:`CappedSoftmax` is smoothed until it keeps to it. Under autocast it is computed in float32.
 
     Args:
-        mapping: a mapping onto the simplex.
+        mapping: a mapping onto the simplex; classes are dimension 1, whatever its ``dim``.
         ignore_index: class label whose examples count for nothing; only for targets of class labels.
         weight: (C,) weight of each class.
         reduction: ``"mean"`` (over the weights of the targets that count), ``"sum"`` or ``"none"``.
@@ -53,7 +55,9 @@ class FenchelYoungLoss(nn.Module):
     ) -> None:
         super().__init__()
         if not isinstance(mapping, SparseMapping):
-            raise ConfigurationError(f"Expected a mapping, such as Sparsemax(), but got {mapping!r}.")
+            raise ConfigurationError(
+                f"Expected a mapping of lit_sparse, such as lit_sparse.mappings.Sparsemax(), but got {full_name(mapping)}."
+            )
         if not mapping.on_simplex:
             raise ConfigurationError(
                 f"Expected a mapping onto the simplex, such as Sparsemax, but {type(mapping).__name__} has no probabilities."
@@ -62,13 +66,13 @@ class FenchelYoungLoss(nn.Module):
             raise ConfigurationError(f"Expected a mapping that maximizes something, but {mapping!r} does not: it has no loss.")
         if reduction not in ("mean", "sum", "none"):
             raise ConfigurationError(f"Expected `reduction` to be 'mean', 'sum' or 'none' but got {reduction!r}.")
-        if not 0 <= label_smoothing <= 1:
-            raise ConfigurationError(f"Expected `label_smoothing` in [0, 1] but got {label_smoothing!r}.")
+        if weight is not None and not (isinstance(weight, Tensor) and weight.dim() == 1 and weight.is_floating_point()):
+            raise ConfigurationError(f"Expected `weight` to be a floating tensor, one number a class, but got {weight!r}.")
         self.mapping = mapping
         self.ignore_index = ignore_index
         self.register_buffer("weight", weight)
         self.reduction = reduction
-        self.label_smoothing = label_smoothing
+        self.label_smoothing = check_number("label_smoothing", label_smoothing, 0.0, 1.0)
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         """Return the loss of scores against class labels or probabilities.
@@ -76,16 +80,26 @@ class FenchelYoungLoss(nn.Module):
         Args:
             scores: (C,), (N, C) or (N, C, ...); the class dimension is 1 (0 for a single example), whatever ``dim`` the
                 mapping has. -inf forbids a class.
-            target: class labels (N, ...), int64, or probabilities of the scores' shape.
+            target: class labels (N, ...) of an integer type, or probabilities of the scores' shape. One that does not sum to
+                one is taken as a probability times that sum, as cross-entropy does.
 
         Returns:
             A scalar, or (N, ...) for ``reduction="none"``.
 
         Raises:
-            ConfigurationError: if the shapes do not fit or a label is not a class.
+            ConfigurationError: if the shapes do not fit or a label is not a class. Where labels cannot be looked at (on a GPU,
+                in a graph, under a transform) the loss of such a label is NaN.
         """
+        if scores.dtype in HALVES and torch.is_autocast_enabled(scores.device.type):
+            scores = scores.float()
         rows = scores if scores.dim() == 1 else scores.movedim(1, -1)
         classes = rows.shape[-1]
+        if self.weight is not None and len(self.weight) != classes:
+            raise ConfigurationError(
+                f"Expected scores with {len(self.weight)} classes, as `weight` has, along dimension {min(1, scores.dim() - 1)}"
+                f" but got shape {tuple(scores.shape)}."
+            )
+        known = None  # whether a label is a class, where nobody could be told before
         if target.is_floating_point():
             if target.shape != scores.shape:
                 raise ConfigurationError(
@@ -95,46 +109,57 @@ class FenchelYoungLoss(nn.Module):
             ignored = torch.zeros(rows.shape[:-1], dtype=torch.bool, device=rows.device)
             size = rows.new_ones(rows.shape[:-1])
         else:
-            labels = self._labels(target, rows)
-            ignored = target == self.ignore_index
+            labels, ignored = self._labels(target, rows)
+            known = (labels >= 0) & (labels < classes)
+            labels = torch.where(known, labels, 0)
             q = (labels.unsqueeze(-1) == torch.arange(classes, device=rows.device)).to(rows.dtype)
             size = rows.new_ones(labels.shape) if self.weight is None else self.weight.to(rows.dtype)[labels]
-        losses = self._losses(rows.masked_fill(ignored.unsqueeze(-1), 0.0), q).masked_fill(ignored, 0.0)
+        losses = self._losses(rows.masked_fill(ignored.unsqueeze(-1), 0.0), q, target.is_floating_point())
+        if known is not None:
+            losses = torch.where(known, losses, torch.nan)
+        losses = losses.masked_fill(ignored, 0.0)
         if self.reduction == "none":
             return losses
         if self.reduction == "sum":
             return losses.sum()
         return losses.sum() / size.masked_fill(ignored, 0.0).sum()
 
-    def _losses(self, rows: Tensor, q: Tensor) -> Tensor:
+    def _losses(self, rows: Tensor, q: Tensor, soft: bool) -> Tensor:
         """Return one loss a row, for scores and targets (..., C)."""
         if self.label_smoothing > 0:
             q = (1 - self.label_smoothing) * q + self.label_smoothing / rows.shape[-1]
-        mass: Tensor | None = None
-        if self.weight is not None:  # a weighted target is a probability again, times its mass
+        if self.weight is not None:
             q = q * self.weight.to(q.dtype)
+        mass: Tensor | None = None
+        if soft or self.weight is not None:  # a target that does not sum to one is a probability times its mass
             mass = q.sum(-1)
-            q = q / torch.where(mass > 0, mass, 1.0).unsqueeze(-1)
+            q = q / torch.where(mass != 0, mass, 1.0).unsqueeze(-1)
         if self.mapping.shift_invariant and rows.shape[-1] > 0:
             top = rows.detach().amax(-1, keepdim=True)
             rows = rows - torch.where(top.isinf(), 0.0, top)
-        score = torch.where(q != 0, q * rows, 0.0).sum(-1)
         dim = min(1, rows.dim() - 1)  # a mapping's own parameters have the layout of the scores
         scores, target = rows.movedim(-1, dim), q.movedim(-1, dim)
         value = self.mapping.value_along(scores, None, dim)
-        omega = self.mapping.regularizer_of_target(target, dim, scores.detach() != -torch.inf)
-        losses = value + self.mapping.gamma * omega - score
+        allowed = scores.detach() != -torch.inf
+        target = self.mapping.admissible(target, dim, allowed)
+        score = torch.where(allowed | (target != 0), target * scores, 0.0).sum(dim)
+        losses = value + self.mapping.gamma * self.mapping.regularizer(target, dim, allowed) - score
         return losses if mass is None else mass * losses
 
-    def _labels(self, target: Tensor, rows: Tensor) -> Tensor:
+    def _labels(self, target: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the class labels, 0 where they are ignored, and where that is."""
         if target.shape != rows.shape[:-1]:
-            raise ConfigurationError(f"Expected class labels of shape {tuple(rows.shape[:-1])} but got {tuple(target.shape)}.")
-        labels = torch.where(target == self.ignore_index, 0, target).long()
+            hint = " Classes are dimension 1 of the scores." if rows.dim() > 1 else ""
+            raise ConfigurationError(
+                f"Expected class labels of shape {tuple(rows.shape[:-1])} but got {tuple(target.shape)}.{hint}"
+            )
+        ignored = target.long() == self.ignore_index
+        labels = torch.where(ignored, 0, target.long())
         if torch.compiler.is_compiling() or not is_eager():
-            return labels  # their values cannot be looked at
+            return labels, ignored  # their values cannot be looked at
         if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < rows.shape[-1]:
             raise ConfigurationError(
                 f"Expected class labels in 0 .. {rows.shape[-1] - 1}, or ignore_index={self.ignore_index},"
                 f" but got labels from {int(labels.min())} to {int(labels.max())}."
             )
-        return labels
+        return labels, ignored

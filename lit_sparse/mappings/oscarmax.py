@@ -12,7 +12,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.groups import average_groups, group_product
 from lit_sparse.kernels.oscar import map_oscar
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_number, check_positive
+from lit_sparse.mappings.rowwise import RowFunction, check_number, check_positive
 from lit_sparse.mappings.sparsemax import centered
 
 __all__ = ["Oscarmax", "oscarmax"]
@@ -76,9 +76,7 @@ def oscarmax(
     by isotonic regression, since the penalty is linear on sorted points of the simplex.
     """
     gamma, lam = check_positive("gamma", gamma), check_number("lam", lam, 0.0, LARGEST)
-    if not torch.compiler.is_compiling():
-        return along_last(scores, mask, dim, lambda x: _Oscarmax.of(x, lam, gamma, exact))
-    return along_last(scores, mask, dim, lambda x: _Oscarmax.traced(x, lam, 1.0, exact, gamma=gamma, shift=exact))
+    return _Oscarmax.along(scores, mask, dim, lam, gamma=gamma, options=(exact,), shift=exact)
 
 
 class Oscarmax(SparseMapping):

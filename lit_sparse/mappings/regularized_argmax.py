@@ -7,7 +7,7 @@ differentiated.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ def regularized_argmax(
     max_iter: int = 100,
     tol: float = 1e-7,
 ) -> Tensor:
-    """Solve ``y = argmax_{y in simplex} <y, x> - gamma * Omega(y)`` for any convex Omega.
+    """Solve ``y = argmax_{y in simplex} <y, x> - gamma * Omega(y)`` for any convex Omega that is smooth inside the simplex.
 
     Omega is called with points (rows, d) of the simplex, their entries at least 1e-12, in float64 if its own tensors allow
     it, else in the scores' dtype. It has to treat all rows alike, and to be strictly convex for the solution to be unique.
@@ -144,7 +144,8 @@ def regularized_argmax(
     if problem.unfinished:
         warnings.warn(
             f"{problem.unfinished} row(s) have a residual of up to {max(1.0, gamma) * problem.worst:.1e} after"
-            f" max_iter={max_iter} steps, above tol={tol:.1e}. Raise max_iter or gamma, or raise tol to accept such results.",
+            f" max_iter={max_iter} steps, above tol={tol:.1e}. Raise max_iter or gamma, or raise tol to accept such results. An"
+            " Omega with kinks, such as a norm or an absolute difference, is beyond this solver: smooth it.",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -152,11 +153,11 @@ def regularized_argmax(
 
 
 class RegularizedArgmax(SparseMapping):
-    """The mapping of any convex Omega, as a layer: for regularizers that have no formula of their own.
+    """The mapping of any smooth convex Omega, as a layer: for regularizers that have no formula of their own.
 
     Args:
-        omega: convex function of points (..., d) that returns (...), as :func:`regularized_argmax` describes it. A module's
-            parameters are learnt with the layer.
+        omega: convex function of points (..., d) that returns (...) and can be differentiated twice, as
+            :func:`regularized_argmax` describes it. A module's parameters are learnt with the layer.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         max_iter: most steps a row takes; a warning tells when they were too few.
@@ -179,7 +180,15 @@ class RegularizedArgmax(SparseMapping):
 
     iterative = True
 
-    def __init__(self, omega: Omega, *, gamma: float = 1.0, dim: int = -1, max_iter: int = 100, tol: float = 1e-7) -> None:
+    def __init__(
+        self,
+        omega: nn.Module | Callable[[Tensor], Any],  # what the command line takes; it returns a tensor
+        *,
+        gamma: float = 1.0,
+        dim: int = -1,
+        max_iter: int = 100,
+        tol: float = 1e-7,
+    ) -> None:
         super().__init__(gamma=gamma, dim=dim)
         self.omega = _check_omega(omega)
         self.max_iter = check_count("max_iter", max_iter)

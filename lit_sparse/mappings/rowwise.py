@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.dispatch import HALVES, batch_first
 
 __all__ = [
@@ -22,11 +22,14 @@ __all__ = [
     "allowed_scores",
     "along_last",
     "check_count",
+    "check_integer",
     "check_number",
     "check_parameter",
     "check_positive",
+    "check_shape",
     "is_eager",
     "is_plain",
+    "needs_operations",
 ]
 
 # Strengths that float32 can divide by and multiply with.
@@ -39,7 +42,7 @@ class RowFunction:
     """Base of differentiable functions of tensors (..., d) that treat every row alike.
 
     A subclass gives ``kernel``, which computes ``y``, or ``(y, *kept)`` with facts about ``y`` (its runs, say) that its
-    derivative needs, from ``(x, *args)``; and ``jacobian``. Call it by :meth:`of`.
+    derivative needs, from ``(x, *args)``; and ``jacobian``. Call it by :meth:`along`.
 
     The derivative is taken in ``x``, and in ``args[0]``, if it is a tensor, where the subclass gives :meth:`sensitivity`. All
     other arguments are numbers.
@@ -76,6 +79,38 @@ class RowFunction:
     def sensitivity(y: Tensor, *args: Any) -> Tensor:
         """Return the derivative (..., d) of ``y`` in ``args[0]``, a tensor (..., 1); arguments as for :meth:`jacobian`."""
         raise NotImplementedError
+
+    @classmethod
+    def along(
+        cls,
+        scores: Tensor,
+        mask: Tensor | None,
+        dim: int,
+        *parameters: float | Tensor,
+        gamma: float | None = None,
+        options: tuple[Any, ...] = (),
+        shift: bool = True,
+    ) -> Tensor:
+        """Return the result along a dimension, eagerly or in a graph.
+
+        Args:
+            scores: floating tensor; length d along ``dim``.
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Forbidden ones are -inf to the kernel.
+            dim: dimension along which to apply the function.
+            parameters: of rows: numbers, or tensors that broadcast to the scores with size 1 along ``dim``.
+            gamma: strength by which the scores are divided; None for a function without.
+            options: further arguments, the same for all rows. The kernel is called with
+                ``(x, *parameters, gamma, *options)``, without gamma if it is None.
+            shift: whether adding a constant to all scores of a row changes nothing.
+
+        Raises:
+            ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
+        """
+        if needs_operations():
+            last = options if gamma is None else (1.0, *options)
+            return along_last(scores, mask, dim, lambda x, *p: cls.traced(x, *p, *last, gamma=gamma, shift=shift), *parameters)
+        last = options if gamma is None else (gamma, *options)
+        return along_last(scores, mask, dim, lambda x, *p: cls.of(x, *p, *last), *parameters)
 
     @classmethod
     def of(cls, *args: Any) -> Tensor:
@@ -241,6 +276,30 @@ def is_eager() -> bool:
     return not (_transforms_active() or torch._C._len_torch_dispatch_stack() > 0)
 
 
+def needs_operations() -> bool:
+    """Tell whether derivatives must be carried by plain operations around a kernel, right to second order.
+
+    Traced graphs hold no autograd function with a jvp. Nested forward mode does not differentiate the jvp of one either:
+    torch takes its result for constant.
+
+    Raises:
+        ConfigurationError: under nested forward mode in third derivatives, which would be wrong.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    if not _transforms_active():
+        return False
+    keys = [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]
+    if keys.count(torch._C._functorch.TransformType.Jvp) < 2:
+        return False
+    if len(keys) - keys.count(torch._C._functorch.TransformType.Vmap) > 2:
+        raise ConfigurationError(
+            "Expected third derivatives to use forward mode once: torch takes jvp or jacfwd inside another for constant. Use"
+            " vjp, grad or jacrev for all transforms but one."
+        )
+    return True
+
+
 def is_plain() -> bool:
     """Tell whether nothing differentiates or transforms the operations to come: raw results are enough."""
     return not (torch.is_grad_enabled() or forward_ad._current_level >= 0 or _transforms_active())
@@ -290,7 +349,9 @@ def allowed_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
         ConfigurationError: if the scores are not floating or have no dimension, or the mask is not boolean or does not fit.
     """
     if not isinstance(scores, Tensor):
-        raise ConfigurationError(f"Expected scores in a torch tensor but got {type(scores).__name__}.")
+        raise ConfigurationError(f"Expected scores in a torch tensor but got {full_name(scores)}.")
+    if scores.layout != torch.strided:
+        raise ConfigurationError(f"Expected dense scores but got a tensor of layout {scores.layout}. Call its to_dense().")
     if scores.dtype not in FLOATS:
         raise ConfigurationError(f"Expected scores of a floating dtype, one of {FLOATS}, but got {scores.dtype}.")
     if mask is not None:
@@ -304,7 +365,7 @@ def _aligned(parameter: float | Tensor, scores: Tensor, dim: int) -> float | Ten
     """Give a parameter as many dimensions as the scores; its size along ``dim`` must be 1."""
     if not isinstance(parameter, Tensor):
         return parameter
-    missing = scores.dim() - parameter.dim()
+    missing, given = scores.dim() - parameter.dim(), tuple(parameter.shape)
     if missing > 0:
         parameter = parameter.reshape((1,) * missing + parameter.shape)
     fits = missing >= 0 and all(
@@ -313,15 +374,16 @@ def _aligned(parameter: float | Tensor, scores: Tensor, dim: int) -> float | Ten
     )
     if not fits:
         raise ConfigurationError(
-            f"Expected a parameter that can be broadcast to the scores' shape {tuple(scores.shape)}, with size 1 along"
-            f" dimension {dim}, but got shape {tuple(parameter.shape)}."
+            f"Expected a tensor of parameters that can be broadcast to the scores' shape {tuple(scores.shape)}, with size 1"
+            f" along dimension {dim}, but got shape {given}. For one number a head of scores (B, H, L, L) give it (H, 1, 1)."
         )
     return parameter
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    if mask.dtype != torch.bool:
-        raise ConfigurationError(f"Expected a boolean mask, True where an entry is allowed, but got {mask.dtype}.")
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else full_name(mask)
+        raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where an entry is allowed, but got {got}.")
     try:
         shape = torch.broadcast_shapes(scores.shape, mask.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:
@@ -329,9 +391,16 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
     if shape != scores.shape:
         raise ConfigurationError(
             f"Expected a mask that can be broadcast to the scores' shape {tuple(scores.shape)}"
-            f" but got shape {tuple(mask.shape)}."
+            f" but got shape {tuple(mask.shape)}.{_padding_hint(mask, scores)}"
         )
     return torch.where(mask, scores, -torch.inf)
+
+
+def _padding_hint(mask: Tensor, scores: Tensor) -> str:
+    """Tell how a mask of examples and entries, as for padded batches, gets the dimensions between."""
+    if mask.dim() == 2 < scores.dim() and mask.shape == (scores.shape[0], scores.shape[-1]):
+        return f" Give it the dimensions between: mask[:, {'None, ' * (scores.dim() - 2)}:]."
+    return ""
 
 
 def check_positive(name: str, value: float) -> float:
@@ -347,6 +416,17 @@ def check_positive(name: str, value: float) -> float:
     return float(value)
 
 
+def check_integer(name: str, value: int) -> int:
+    """Return an integer.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigurationError(f"Expected argument `{name}` to be an integer but got {value!r}.")
+    return value
+
+
 def check_count(name: str, value: int) -> int:
     """Return an integer that must be at least 1.
 
@@ -356,6 +436,17 @@ def check_count(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"Expected argument `{name}` to be an integer of at least 1 but got {value!r}.")
     return value
+
+
+def check_shape(name: str, value: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape as a tuple.
+
+    Raises:
+        ConfigurationError: if it is not a sequence of integers >= 0.
+    """
+    if not isinstance(value, list | tuple) or not all(type(size) is int and size >= 0 for size in value):
+        raise ConfigurationError(f"Expected argument `{name}` to be a sequence of sizes, such as (4, 1, 1), but got {value!r}.")
+    return tuple(value)
 
 
 def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> float:
@@ -375,7 +466,7 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
     number = not isinstance(value, bool) and isinstance(value, int | float)
     if not number or not low <= value <= high or (open_low and value == low) or (open_high and value == high):
         allowed = f"{low} {'<' if open_low else '<='} {name} {'<' if open_high else '<='} {high}"
-        raise ConfigurationError(f"Expected argument `{name}` to be a number but got {value!r}. Allowed: {allowed}.")
+        raise ConfigurationError(f"Expected argument `{name}` to be a number with {allowed} but got {value!r}.")
     return float(value)
 
 

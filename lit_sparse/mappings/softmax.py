@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive, is_eager
+from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive, is_eager, needs_operations
 
 __all__ = ["Softmax", "softmax"]
 
@@ -54,7 +54,7 @@ def _plain(x: Tensor, gamma: float) -> Tensor:
 
 
 def _rows(x: Tensor, gamma: float) -> Tensor:
-    if not torch.compiler.is_compiling():
+    if not needs_operations():
         return _Softmax.of(x, gamma)
     # A row without allowed entries is taken out before the exponential, where its gradient would be NaN.
     forbidden = x == -torch.inf

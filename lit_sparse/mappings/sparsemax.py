@@ -9,9 +9,11 @@ from torch import Tensor
 
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive
+from lit_sparse.mappings.rowwise import RowFunction, check_positive
 
-__all__ = ["Sparsemax", "centered", "project_rows", "sparsemax"]
+__all__ = ["ALL", "Project", "Sparsemax", "centered", "sparsemax"]
+
+ALL = (0,)  # entries take part
 
 
 class Project(RowFunction):
@@ -21,10 +23,12 @@ class Project(RowFunction):
 
     @staticmethod
     def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        """Return J v by the compiled kernel."""
         return center_on_support(v, y, args[0])  # type: ignore[no-any-return]
 
     @staticmethod
     def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        """Return J v in differentiable operations."""
         return centered(v, y, args[0])
 
 
@@ -35,19 +39,6 @@ def centered(v: Tensor, y: Tensor, gamma: float) -> Tensor:
     mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count
     whole = torch.where(y.isnan(), torch.nan, 1.0)  # a broken row has a broken derivative
     return torch.where(support, (v - mean) * whole / gamma, 0.0)
-
-
-def project_rows(x: Tensor, gamma: float, k: int = 0) -> Tensor:
-    """Project the rows of ``x / gamma`` onto the simplex, differentiably.
-
-    Args:
-        x: (..., d) scores; -inf where an entry is not allowed.
-        gamma: strength, > 0.
-        k: how many of the largest entries take part; 0 means all.
-    """
-    if not torch.compiler.is_compiling():
-        return Project.of(x, gamma, k)
-    return Project.traced(x, 1.0, k, gamma=gamma)
 
 
 def sparsemax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -70,7 +61,7 @@ def sparsemax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor
     Source: Martins & Astudillo (2016), From Softmax to Sparsemax, eq. (2).
     """
     gamma = check_positive("gamma", gamma)
-    return along_last(scores, mask, dim, lambda x: project_rows(x, gamma))
+    return Project.along(scores, mask, dim, gamma=gamma, options=ALL)
 
 
 class Sparsemax(SparseMapping):

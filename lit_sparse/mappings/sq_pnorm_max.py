@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.kernels.pnorm import map_pnorm, pnorm_product
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_number, check_positive
-from lit_sparse.mappings.sparsemax import project_rows
+from lit_sparse.mappings.rowwise import RowFunction, check_number, check_positive
+from lit_sparse.mappings.sparsemax import ALL, Project
 
 __all__ = ["SqPNormMax", "sq_pnorm_max"]
 
@@ -44,10 +43,8 @@ def sq_pnorm_max(scores: Tensor, p: float = 1.5, *, gamma: float = 1.0, dim: int
     """
     gamma, p = check_positive("gamma", gamma), check_number("p", p, 1.0, 2.0, open_low=True)
     if p == 2:
-        return along_last(scores, mask, dim, lambda x: project_rows(x, gamma))
-    if not torch.compiler.is_compiling():
-        return along_last(scores, mask, dim, lambda x: _SqPNormMax.of(x, p, gamma))
-    return along_last(scores, mask, dim, lambda x: _SqPNormMax.traced(x, p, 1.0, gamma=gamma))
+        return Project.along(scores, mask, dim, gamma=gamma, options=ALL)
+    return _SqPNormMax.along(scores, mask, dim, p, gamma=gamma)
 
 
 class SqPNormMax(SparseMapping):

@@ -7,8 +7,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import along_last, check_count, check_positive
-from lit_sparse.mappings.sparsemax import project_rows
+from lit_sparse.mappings.rowwise import check_count, check_positive
+from lit_sparse.mappings.sparsemax import Project
 
 __all__ = ["TopKSparsemax", "topk_sparsemax"]
 
@@ -37,7 +37,7 @@ def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1,
     via Sparsity, section 4.1.
     """
     gamma, k = check_positive("gamma", gamma), check_count("k", k)
-    return along_last(scores, mask, dim, lambda x: project_rows(x, gamma, k))
+    return Project.along(scores, mask, dim, gamma=gamma, options=(k,))
 
 
 class TopKSparsemax(SparseMapping):

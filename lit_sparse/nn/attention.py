@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.rowwise import check_count
 
@@ -315,14 +315,17 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
 
 def _check_mapping(mapping: object) -> None:
     if not isinstance(mapping, SparseMapping):
-        got = f"the class {mapping.__name__}" if isinstance(mapping, type) else f"{type(mapping).__name__}"
-        raise ConfigurationError(f"Expected `mapping` to be a SparseMapping, such as `Sparsemax()`, but got {got}.")
+        got = f"the class {mapping.__name__}" if isinstance(mapping, type) else f"{full_name(mapping)}"
+        raise ConfigurationError(
+            f"Expected `mapping` to be a SparseMapping, such as `lit_sparse.mappings.Sparsemax()`, but got {got}."
+        )
 
 
 def _fitted(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a boolean mask with as many dimensions as ``shape``, to which it must be broadcastable."""
-    if mask.dtype != torch.bool:
-        raise ConfigurationError(f"Expected a boolean mask, True where a query may look, but got {mask.dtype}.")
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else full_name(mask)
+        raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where a query may look, but got {got}.")
     if mask.dim() > len(shape) or any(m not in (1, s) for m, s in zip(mask.shape[::-1], shape[::-1], strict=False)):
         raise ConfigurationError(f"Expected a mask that can be broadcast to {shape} but got shape {tuple(mask.shape)}.")
     return mask[(None,) * (len(shape) - mask.dim())]

@@ -62,9 +62,16 @@ def _arguments(mapping: SparseMapping) -> dict[str, Any]:
 
 @MAPPING_CHECKS.add
 def _simplex(mapping: SparseMapping) -> None:
-    """On the simplex: not negative, summing to one; and best among many competitors there, by its own Omega."""
+    """On the simplex: not negative, summing to one; and best among many competitors there, by its own gamma and Omega."""
     if not mapping.on_simplex:
         return
+    _is_best(mapping)
+    if "gamma" in _arguments(mapping) and not list(mapping.parameters()):
+        _is_best(_with_gamma(mapping, 3 * mapping.gamma))
+
+
+def _is_best(mapping: SparseMapping) -> None:
+    wrong = "so that `map` does not maximize <y, x> - gamma * `regularizer`(y): one of them, or its gamma, is wrong"
     slack = 1e-4 if mapping.iterative else 1e-12
     for seed, d in enumerate([2, 5, 9, 33]):
         x = _scores(40, d, seed=seed)
@@ -91,10 +98,10 @@ def _simplex(mapping: SparseMapping) -> None:
                 vertex = torch.zeros(d, dtype=y.dtype)
                 vertex[j] = 1.0
                 moved = (1 - step) * y + step * vertex
-                assert bool((attained(moved) <= best + slack).all()), f"a step of {step} towards vertex {j} is better"
+                assert bool((attained(moved) <= best + slack).all()), f"a step of {step} to vertex {j} is better, {wrong}"
                 shift = torch.minimum(y[:, j], torch.full_like(y[:, j], step)).unsqueeze(-1)
                 swapped = y - shift * vertex + shift * vertex.roll(1)
-                assert bool((attained(swapped) <= best + slack).all()), f"moving {step} from {j} to its neighbour is better"
+                assert bool((attained(swapped) <= best + slack).all()), f"{step} moved on from {j} is better, {wrong}"
 
 
 @MAPPING_CHECKS.add
@@ -236,7 +243,9 @@ def _transforms(mapping: SparseMapping) -> None:
     _same(vmap(grad(scalar))(x), torch.stack([grad(scalar)(row) for row in x]), mapping, "vmap(grad) equals the loop")
     second = torch.autograd.functional.hessian(scalar, x[0])  # type: ignore[no-untyped-call]
     _same(hessian(scalar)(x[0]), second, mapping, "hessian equals double backward")
+    _same(jacfwd(jacfwd(scalar))(x[0]), second, mapping, "jacfwd(jacfwd) equals double backward")
     if mapping.has_value:
+        _same(jacfwd(jacfwd(mapping.value))(x[0]), jacobian, mapping, "jacfwd(jacfwd) of the value is the jacobian")
         _same(hessian(mapping.value)(x[0]), jacobian, mapping, "the hessian of the value is the jacobian")
 
 
@@ -387,6 +396,13 @@ def _bad_input(mapping: SparseMapping) -> None:
     refuses(lambda: mapping(torch.zeros(2, 3, dtype=torch.int64)), "floating dtype")
     refuses(lambda: mapping(torch.zeros(2, 3, dtype=torch.complex64)), "floating dtype")
     refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 3)), "boolean mask")
+    refuses(lambda: mapping(torch.zeros(2, 3), [True] * 3), "boolean mask")
+    refuses(lambda: mapping([1.0, 2.0]), "torch tensor")
+    refuses(lambda: mapping(torch.zeros(2, 3).to_sparse()), "dense scores")
+    refuses(lambda: mapping(torch.zeros(2, 4, 3), torch.ones(2, 3, dtype=torch.bool)), "mask[:, None, :]")
+    if "dim" in arguments:
+        for bad in ("time", 1.0, None, True):
+            refuses(lambda bad=bad: type(mapping)(**{**arguments, "dim": bad}), "dim")  # type: ignore[misc]
     refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool)), "broadcast")
     refuses(lambda: mapping(torch.zeros(3), torch.ones(2, 3, dtype=torch.bool)), "broadcast")
 

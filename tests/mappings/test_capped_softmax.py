@@ -90,6 +90,22 @@ def test_a_whole_number_of_capped_entries(scale: float, dtype: torch.dtype) -> N
     torch.testing.assert_close(y, expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("gamma", [0.1, 1.0])
+@pytest.mark.parametrize("outlier", [1e4, 1e6, 1e30])
+def test_an_outlier_takes_no_digits_from_the_others(outlier: float, gamma: float) -> None:
+    """How far it is above its cap does not matter."""
+    x = random_rows(40, 20, seed=0).float()
+    x[:, 3] = outlier
+    mapping = CappedSoftmax(0.3, gamma=gamma)
+    single, double = x.clone().requires_grad_(), x.double().requires_grad_()
+    y, expected = mapping(single), mapping(double)
+    torch.testing.assert_close(y.double(), expected, atol=1e-6, rtol=0)
+    weights = random_rows(40, 20, seed=1)
+    (got,) = torch.autograd.grad(y, single, weights.float())
+    (exact,) = torch.autograd.grad(expected, double, weights)
+    torch.testing.assert_close(got.double(), exact, atol=1e-5 / gamma, rtol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e9, 1e17, 1e30])
 def test_the_cap_is_kept_even_where_scores_swallow_ones(scale: float, dtype: torch.dtype) -> None:
@@ -208,20 +224,27 @@ def test_loss_of_targets_below_the_cap_is_a_divergence() -> None:
     )
 
 
-def test_loss_of_one_hot_targets_above_the_cap_leaves_omega_out() -> None:
+def test_loss_of_one_hot_targets_above_the_cap_smooths_them_as_far_as_the_cap() -> None:
     x, labels = random_rows(10, 5, seed=0), torch.arange(10) % 5
+    x[3, 0] = -torch.inf  # a class that is forbidden gets nothing
     mapping = CappedSoftmax(0.4, gamma=0.7)
-    assert 0.4 * 5 > 1
+    one_hot = torch.eye(5, dtype=torch.float64)[labels]
+    smooth = 0.125 + 0.375 * one_hot  # 1 / (rho d) = 1 / 2
+    smooth[3] = torch.tensor([0.0, 0.125, 0.125, 0.625, 0.125])  # 1 / (0.4 * 4), d counting what is allowed
     loss = FenchelYoungLoss(mapping, reduction="none")
     leaf = x.clone().requires_grad_()
     got = loss(leaf, labels)
-    expected = mapping.value(x) - x.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-    torch.testing.assert_close(got.detach(), expected)
+    torch.testing.assert_close(got, loss(x, smooth))
     (gradient,) = torch.autograd.grad(got.sum(), leaf)
-    torch.testing.assert_close(gradient, mapping(x) - torch.eye(5, dtype=torch.float64)[labels])
-    far = 100 * torch.eye(5, dtype=torch.float64)[labels]
-    assert bool((loss(far, labels) < -40).all())  # unbounded below
+    torch.testing.assert_close(gradient, mapping(x) - smooth)
+    assert bool((got > 0).all())
+    far = 100 * one_hot
+    torch.testing.assert_close(mapping(far)[0], smooth[0])
+    torch.testing.assert_close(loss(far, labels)[0], torch.tensor(0.0, dtype=torch.float64), atol=1e-12, rtol=0)
+    inside = torch.tensor([[0.5, 0.2, 0.1, 0.1, 0.1]], dtype=torch.float64)
+    torch.testing.assert_close(mapping.admissible(inside, -1, inside > 0), inside, atol=0, rtol=0)
 
+    x = random_rows(10, 5, seed=1)
     wide = CappedSoftmax(0.15, gamma=0.7)  # rho d < 1: one-hot targets are inside, and Omega counts
     got = FenchelYoungLoss(wide, reduction="none")(x, labels)
     omega = divergence(np.eye(5)[0], 0.15)

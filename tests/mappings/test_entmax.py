@@ -245,6 +245,27 @@ def test_compiled_with_a_tensor_alpha() -> None:
         torch.testing.assert_close(results[0], results[1])
 
 
+def test_compiled_with_a_mask_on_a_broken_row() -> None:
+    torch._dynamo.reset()
+    x, mask = torch.tensor([[0.0, 1.0, math.nan]]), torch.tensor([[True, False, True]])
+    for mapping in (Entmax(1.5), LearnableEntmax()):
+        compiled = torch.compile(lambda x, mask, m=mapping: m(x, mask), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x, mask), mapping(x, mask), equal_nan=True)
+        assert float(compiled(x, mask)[0, 1].detach()) == 0.0
+
+
+def test_third_derivatives_by_nested_forward_mode_are_refused() -> None:
+    """torch would take the inner tangent for constant."""
+    x = random_rows(1, 4, seed=0)[0]
+
+    def total(x: Tensor) -> Tensor:
+        return F.entmax(x).pow(3).sum()
+
+    with pytest.raises(ConfigurationError, match="forward mode once"):
+        jacfwd(jacfwd(jacrev(total)))(x)
+    torch.testing.assert_close(jacfwd(jacrev(jacrev(total)))(x), jacrev(jacrev(jacrev(total)))(x))
+
+
 @pytest.mark.parametrize("of_value", [False, True], ids=["mapping", "value"])
 def test_compiled_second_derivatives_in_alpha(of_value: bool) -> None:
     torch._dynamo.reset()
@@ -427,6 +448,7 @@ def test_an_alpha_of_integers() -> None:
     ("options", "name"),
     [
         ({"low": 0.5}, "low"),
+        ({"shape": 4}, "shape"),
         ({"low": 2.0}, "low"),
         ({"high": 101.0}, "high"),
         ({"high": 1.0}, "high"),

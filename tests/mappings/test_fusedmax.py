@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, hessian, jacrev, jvp, vmap
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings import FenchelYoungLoss, Fusedmax
+from lit_sparse.mappings import FenchelYoungLoss, Fusedmax, LearnableFusedmax
 from lit_sparse.mappings import functional as F
 from tests.mappings.second_opinions import central_difference, dense_jacobian, grouped_jacobian, maximized, random_rows
 
@@ -362,3 +362,25 @@ def test_a_tensor_lam_out_of_range() -> None:
         Fusedmax(torch.tensor([0.1, -0.1]))
     with pytest.raises(ConfigurationError, match="with size 1 along dimension -1"):
         F.fusedmax(torch.zeros(2, 3), torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_learnt_lam_starts_where_it_is_told_and_stays_positive(dtype: torch.dtype) -> None:
+    for start in (1e-3, 0.1, 1.0, 30.0):
+        mapping = LearnableFusedmax((3, 1), start=start).to(dtype)
+        torch.testing.assert_close(mapping.lam.detach(), torch.full((3, 1), start, dtype=dtype), rtol=1e-4, atol=0)
+    mapping = LearnableFusedmax(start=0.01).to(dtype)
+    x = random_rows(5, 8, seed=0).to(dtype)
+    optimizer = torch.optim.SGD(mapping.parameters(), lr=5.0)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (-mapping(x).square().sum()).backward()
+        optimizer.step()
+    assert 0 < float(mapping.lam.detach()) < 0.01
+    assert bool(mapping(x).isfinite().all())
+
+
+@pytest.mark.parametrize("options", [{"start": 0.0}, {"start": -1.0}, {"shape": 4}, {"shape": (-1,)}])
+def test_a_learnt_lam_out_of_range(options: dict[str, object]) -> None:
+    with pytest.raises(ConfigurationError, match=f"`{next(iter(options))}`"):
+        LearnableFusedmax(**options)  # type: ignore[arg-type]

@@ -196,6 +196,29 @@ def test_a_choice_between_equal_entries_has_a_gradient_of_zero(entry: float, dty
                 assert float(tangent.abs().max()) <= 1e-6
 
 
+@pytest.mark.parametrize("offset", [0.0, 1e2, 1e3, 1e4])
+def test_float32_gradients_keep_their_digits_away_from_zero(offset: float) -> None:
+    x, weights = random_rows(100, 50, seed=0).float() + offset, random_rows(100, 50, seed=1).float()
+    for s in (0.6, 0.9):
+        found = []
+        for dtype in (torch.float32, torch.float64):
+            leaf = x.to(dtype).requires_grad_()
+            found.append(torch.autograd.grad(F.hoyer_projection(leaf, s, nonneg=True), leaf, weights.to(dtype))[0].double())
+        size = found[1].abs().amax(-1, keepdim=True).clamp_min(1e-2)
+        assert float(((found[0] - found[1]) / size).abs().max()) <= 1e-4
+
+
+def test_a_support_of_two_cannot_move() -> None:
+    """Both norms fix two entries."""
+    rows = ([10000.2919921875, 10000.2890625, 10000.201171875], [0.4870e-6, 0.9839283e-6, 0.9961359e-6])
+    for row, s in zip(rows, (0.9, 0.6), strict=True):
+        x = torch.tensor(row, requires_grad=True)
+        y = F.hoyer_projection(x, s, nonneg=True)
+        assert int((y != 0).sum()) == 2
+        (got,) = torch.autograd.grad(y, x, torch.tensor([1.0, -0.3, 0.7]))
+        assert float(got.abs().max()) <= 1e-3 * float(1 / x.detach().diff().abs().max())
+
+
 def test_a_constant_result_has_a_gradient_of_zero() -> None:
     x = random_rows(30, 9, seed=0).requires_grad_()
     for nonneg in (False, True):

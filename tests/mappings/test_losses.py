@@ -13,9 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings import FenchelYoungLoss, Fusedmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
+from lit_sparse.mappings import (
+    CappedSoftmax,
+    Entmax,
+    FenchelYoungLoss,
+    Fusedmax,
+    Oscarmax,
+    Softmax,
+    SparseMapping,
+    Sparsemax,
+    SqPNormMax,
+    TopKSparsemax,
+)
 from lit_sparse.testing import concrete_subclasses
-from tests.mappings.second_opinions import central_difference, random_rows
+from tests.mappings.second_opinions import bisected, central_difference, random_rows
 
 MAPPINGS = [
     example
@@ -113,6 +124,11 @@ def test_too_wide_a_target_for_topk_is_infinite() -> None:
     [
         (lambda: FenchelYoungLoss(Softmax(), reduction="avg"), "'mean', 'sum' or 'none'"),
         (lambda: FenchelYoungLoss(Softmax(), label_smoothing=2), "label_smoothing"),
+        (lambda: FenchelYoungLoss(Softmax(), label_smoothing=".1"), "label_smoothing"),
+        (lambda: FenchelYoungLoss(Softmax(), weight=[1.0, 2.0]), "`weight`"),
+        (lambda: FenchelYoungLoss(Softmax(), weight=torch.ones(4))(torch.zeros(2, 3), torch.tensor([0, 1])), "4 classes"),
+        (lambda: FenchelYoungLoss(nn.Softmax(-1)), r"got torch\.nn\.modules\.activation\.Softmax"),
+        (lambda: FenchelYoungLoss(Softmax())(torch.zeros(2, 5, 10), torch.zeros(2, 5).long()), "dimension 1"),
         (lambda: FenchelYoungLoss(Softmax())(torch.zeros(2, 3), torch.tensor([0, 3])), r"0 \.\. 2"),
         (lambda: FenchelYoungLoss(Softmax())(torch.zeros(2, 3), torch.tensor([0])), r"shape \(2,\)"),
         (lambda: FenchelYoungLoss(Softmax())(torch.zeros(2, 3), torch.zeros(2, 2)), r"shape \(2, 3\)"),
@@ -132,6 +148,66 @@ def test_losses_compile_and_map() -> None:
     torch.testing.assert_close(loss(scores, labels.to(torch.uint8)), loss(scores, labels))
 
 
+def test_labels_of_every_integer_type() -> None:
+    """Class 156 is -100 to whom eight bits are enough."""
+    scores = random_rows(3, 200, seed=0)
+    loss = FenchelYoungLoss(Softmax(), reduction="none")
+    for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
+        labels = torch.tensor([156, 3, 199], dtype=dtype)
+        torch.testing.assert_close(loss(scores, labels), nn.functional.cross_entropy(scores, labels.long(), reduction="none"))
+
+
+def test_labels_that_are_no_classes_where_nobody_can_look() -> None:
+    scores, labels = random_rows(4, 5, seed=0), torch.tensor([0, 7, -1, -100])
+    loss = FenchelYoungLoss(Sparsemax(), reduction="none")
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")(scores, labels)
+    mapped = torch.func.vmap(lambda x, k: loss(x[None], k[None])[0])(scores, labels)
+    for got in (compiled, mapped):
+        assert got.isnan().tolist() == [False, True, True, False]
+        assert float(got[3]) == 0.0
+
+
+def test_soft_targets_of_any_mass() -> None:
+    """As for cross-entropy, whose gradient is the mass times softmax less the target."""
+    x = random_rows(6, 4, seed=0).requires_grad_()
+    q = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.2, 0.1, 0.0, 0.3], [0.0] * 4, [2.0, 0.0, 0.0, 0.0], [0.25] * 4, [3.0] * 4])
+    q = q.double()
+    expected = torch.autograd.grad(nn.functional.cross_entropy(x, q, reduction="sum"), x)[0]
+    for weight in (None, torch.ones(4).double()):
+        loss = FenchelYoungLoss(Softmax(), weight=weight, reduction="none")
+        torch.testing.assert_close(torch.autograd.grad(loss(x, q).sum(), x)[0], expected)
+        torch.testing.assert_close(loss(x, q), loss(x + 100, q))
+        assert float(loss(x, q)[2].detach()) == 0.0
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [Sparsemax(), Entmax(1.5), SqPNormMax(1.5), Fusedmax(0.1), Oscarmax(0.1), Softmax(), CappedSoftmax(0.3)],
+    ids=repr,
+)
+def test_gradient_in_a_soft_target(mapping: SparseMapping) -> None:
+    """Along the simplex, and for finite slopes of Omega where the target is zero, too."""
+    x = random_rows(1, 4, seed=0)
+    steep = isinstance(mapping, Softmax | CappedSoftmax)
+    q = torch.tensor([[0.5, 0.3, 0.15, 0.05 if steep else 0.0]]).double().requires_grad_()
+    direction, h = torch.tensor([[-1.0, 0.0, 0.0, 1.0]]).double(), 1e-6
+    loss = FenchelYoungLoss(mapping)
+    (got,) = torch.autograd.grad(loss(x, q), q)
+    with torch.no_grad():
+        change = (loss(x, q + h * direction) - loss(x, q)) / h
+    torch.testing.assert_close((got * direction).sum(), change, atol=2e-3, rtol=0)
+
+
+def test_under_autocast_as_cross_entropy() -> None:
+    torch.manual_seed(0)
+    hidden, weight, labels = torch.randn(8, 10), torch.randn(10, 10), torch.arange(8)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = hidden @ weight
+        ours, theirs = FenchelYoungLoss(Softmax())(scores, labels), nn.functional.cross_entropy(scores, labels)
+    assert ours.dtype == theirs.dtype == torch.float32
+    torch.testing.assert_close(ours, theirs)
+
+
 def number(value: float | Tensor) -> float:
     return float(torch.as_tensor(value).detach())
 
@@ -141,10 +217,10 @@ def log_of(y: np.ndarray) -> np.ndarray:
 
 
 def safe_divergence(y: np.ndarray, rho: float) -> float:
-    """From the uniform distribution; left out, as the loss does, where y exceeds the cap."""
+    """From the uniform distribution; infinite where y exceeds the cap."""
     room = 1 - rho * len(y) * y
     if (room < -1e-9).any():
-        return 0.0
+        return math.inf
     return float((y * log_of(len(y) * y)).sum() + (room * log_of(room)).sum() / (rho * len(y)) + 1)
 
 
@@ -162,10 +238,24 @@ OMEGAS: dict[str, Callable[..., float]] = {
     "LearnableEntmax": lambda m, y: tsallis(y, m.alpha),
     "SqPNormMax": lambda m, y: 0.5 * (y**m.p).sum() ** (2 / m.p),
     "Fusedmax": lambda m, y: 0.5 * (y**2).sum() + number(m.lam) * np.abs(np.diff(y)).sum(),
+    "LearnableFusedmax": lambda m, y: 0.5 * (y**2).sum() + number(m.lam) * np.abs(np.diff(y)).sum(),
     "Oscarmax": lambda m, y: 0.5 * (y**2).sum() + m.lam * sum(max(a, b) for a, b in itertools.combinations(y, 2)),
     "CappedSoftmax": lambda m, y: safe_divergence(y, m.rho),
     "RegularizedArgmax": lambda m, y: float(m.omega(torch.from_numpy(y).clamp_min(1e-12))),
 }
+
+
+def under_the_cap(mapping: SparseMapping, q: Tensor) -> Tensor:
+    """Mix targets (rows, d) of capped softmax with the uniform distribution, just so much that they keep to the cap."""
+    if not isinstance(mapping, CappedSoftmax):
+        return q
+    found = q.clone()
+    for row, target in enumerate(q):
+        cap = 1 / (mapping.rho * len(target))
+        if target.max() > cap + 1e-12:
+            share = bisected(lambda s, t=target, cap=cap: float((1 - s) * t.max() + s / len(t)) - cap, 0.0, 1.0)
+            found[row] = (1 - share) * target + share / len(target)
+    return found
 
 
 def by_definition(mapping: SparseMapping, x: Tensor, q: Tensor) -> float:
@@ -196,7 +286,7 @@ def test_every_loss_is_its_definition_along_dimension_one(mapping: SparseMapping
     )
     q = (0.7 * targets + 0.3 / 4 if kind == "smoothed" else targets) * weight
     mass = q.sum(-1)
-    q = q / mass.unsqueeze(-1)
+    q = under_the_cap(mapping, q / mass.unsqueeze(-1))
     expected = torch.tensor([by_definition(mapping, x, p) for x, p in zip(rows, q, strict=True)]).double() * mass
 
     outer = tuple(s for i, s in enumerate(shape) if i != dim)

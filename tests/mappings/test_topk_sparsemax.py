@@ -55,3 +55,11 @@ def test_bad_k(k: object) -> None:
         TopKSparsemax(k)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="`k` to be an integer of at least 1"):
         F.topk_sparsemax(torch.zeros(3), k)  # type: ignore[arg-type]
+
+
+def test_zeros_of_either_sign_are_equal() -> None:
+    """Ties go to the lowest index."""
+    for row in ([-0.0, 0.0, 0.0], [0.0, -0.0, 0.0], [-1.0, -0.0, 0.0], [1.0, -0.0, 0.0]):
+        x = torch.tensor(row)
+        for k in (1, 2):
+            torch.testing.assert_close(F.topk_sparsemax(x, k), F.topk_sparsemax(x + 0.0, k), atol=0, rtol=0)

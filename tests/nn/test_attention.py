@@ -529,7 +529,7 @@ def test_copies() -> None:
         ({"dropout": 1.5}, "`dropout`.*got 1.5"),
         ({"mapping": "Sparsemax"}, "SparseMapping.*got str"),
         ({"mapping": Sparsemax}, "SparseMapping.*got the class Sparsemax"),
-        ({"mapping": nn.Softmax(-1)}, "SparseMapping.*got Softmax"),
+        ({"mapping": nn.Softmax(-1)}, r"SparseMapping.*got torch\.nn\.modules\.activation\.Softmax"),
     ],
 )
 def test_refused_constructions(arguments: dict[str, Any], message: str) -> None:
