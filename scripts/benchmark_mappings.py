@@ -6,8 +6,8 @@ Usage:
     python scripts/benchmark_mappings.py --scaling
 
 Every figure is a median over calls in one process; in each of several rounds the contestants take turns, so that a machine that
-slows down slows all of them. Prints one markdown table. ``--scaling`` compares rows of 100 with rows of a million entries
-instead, a million entries in all, on one thread.
+slows down slows all of them. Prints one markdown table; with ``--wide`` a shorter one, of the ratios alone. ``--scaling``
+compares rows of 100 with rows of a million entries instead, a million entries in all, on one thread.
 """
 
 from __future__ import annotations
@@ -127,8 +127,9 @@ def scores(shape: tuple[int, int], device: str, dtype: torch.dtype) -> tuple[Ten
     return x.requires_grad_(), weights
 
 
-def compare(functions: dict[str, Function], shape: tuple[int, int], options: argparse.Namespace) -> None:
-    """Print the rows of the table for one shape."""
+def compare(functions: dict[str, Function], shape: tuple[int, int], options: argparse.Namespace) -> dict[str, str]:
+    """Print the rows of the table for one shape; return each contestant's ratios in short."""
+    short = {}
     x, weights = scores(shape, options.device, getattr(torch, options.dtype))
     both = measure(functions, x, weights, options.rounds)
     forward = measure(functions, x, None, options.rounds)
@@ -137,7 +138,10 @@ def compare(functions: dict[str, Function], shape: tuple[int, int], options: arg
         peer = both.get(f"entmax: {name}")
         faster = f"{peer / seconds:.1f}" if peer else ""
         saved = saved_bytes(functions[name], x)
-        print(f"| {shape} | {name} | {1e3 * seconds:.3f} | {ratio:.2f} | {only:.2f} | {faster} | {saved:.0f} |", flush=True)
+        short[name] = f"{ratio:.1f} ({only:.1f})" + (f", {faster}" if peer else "")
+        if not options.wide:
+            print(f"| {shape} | {name} | {1e3 * seconds:.3f} | {ratio:.2f} | {only:.2f} | {faster} | {saved:.0f} |", flush=True)
+    return short
 
 
 def scale(options: argparse.Namespace) -> None:
@@ -164,6 +168,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="*", default=[], help="shapes such as 4096x256")
     parser.add_argument("--device", default="cpu", help="where to run, cuda for example")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16", "float16"])
+    parser.add_argument("--wide", action="store_true", help="one row a mapping, one column a shape, of the ratios alone")
     parser.add_argument("--scaling", action="store_true", help="compare short with long rows instead")
     options = parser.parse_args()
     if options.threads:
@@ -177,11 +182,17 @@ def main() -> None:
         scale(options)
         return
     print(f"{where}, {torch.get_num_threads()} threads, torch {torch.__version__}, {options.dtype}")
-    print("Medians. `ms` and `x softmax`: forward + backward, and its ratio to torch.softmax; `forward x`: the ratio of the")
-    print("forward pass alone; `entmax x`: how much faster than entmax; `saved`: bytes an entry keeps for backward.\n")
-    print("| shape | mapping | ms | x softmax | forward x | entmax x | saved |")
-    print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
+    if options.wide:
+        print("Medians: forward + backward over torch.softmax (forward alone over forward alone), times faster than entmax.\n")
+    else:
+        print(
+            "Medians. `ms` and `x softmax`: forward + backward, and its ratio to torch.softmax; `forward x`: the ratio of the"
+        )
+        print("forward pass alone; `entmax x`: how much faster than entmax; `saved`: bytes an entry keeps for backward.\n")
+        print("| shape | mapping | ms | x softmax | forward x | entmax x | saved |")
+        print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     shapes = [tuple(map(int, text.split("x"))) for text in options.shapes] or SHAPES
+    columns: list[dict[str, str]] = []
     for rows, d in shapes:
         functions = contestants(d)
         chosen = {
@@ -189,7 +200,12 @@ def main() -> None:
             for name, function in functions.items()
             if options.only in name or name == "torch.softmax" or name.startswith("entmax:")
         }
-        compare(chosen, (rows, d), options)
+        columns.append(compare(chosen, (rows, d), options))
+    if options.wide:
+        print(f"| mapping | {' | '.join(f'({rows}, {d})' for rows, d in shapes)} |\n| --- |{' ---: |' * len(shapes)}")
+        for names in zip(*columns, strict=True):  # of d, in some
+            if not names[0].startswith("entmax: "):
+                print(f"| {names[0]} | {' | '.join(column[name] for column, name in zip(columns, names, strict=True))} |")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,21 @@
 """Runs a compiled kernel on blocks of rows, on as many threads as torch uses.
 
-Numba's own ``parallel=True`` is not used: on GNU OpenMP a forked data-loader worker that calls a kernel is killed, and on
-its work-queue layer two Python threads abort the process. Blocks on a small pool of Python threads survive both.
+On torch's own threads where they can be had. After each of its operations they wait busily for the next one, so that any
+other thread that is woken then has to share a core with them for some milliseconds, and a kernel takes twice as long.
+Elsewhere, and in forked processes, where OpenMP's threads are gone and GNU's library does not notice, on a small pool of
+Python threads. Numba's own ``parallel=True`` survives neither a fork nor, on its work-queue layer, two Python threads at once.
 """
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
+import re
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
@@ -20,8 +25,10 @@ __all__ = ["over_rows"]
 
 # A call that one thread ends within this many seconds stays there: waking a second one takes some 50 microseconds.
 SERIAL_SECONDS = 100e-6
-# Several blocks a thread: one that wakes late, or shares its core for a while, leaves more of them to the others.
+# Several blocks a thread: one that wakes late, or shares its core for a while, leaves more of them to the others. But none of
+# less than this many seconds, for taking one costs the interpreter lock.
 BLOCKS_PER_THREAD = 4
+BLOCK_SECONDS = 50e-6
 # How often a thread without work looks again before it sleeps between looks.
 QUICK_LOOKS = 2000
 give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
@@ -58,6 +65,10 @@ class _Job:
             else:
                 time.sleep(50e-6)
             looks += 1
+        self.tell()
+
+    def tell(self) -> None:
+        """Raise what went wrong in a block."""
         for error in self.ended:
             if error is not None:
                 raise error
@@ -71,14 +82,17 @@ class _Pool:
         self.size = 0
         self.growing = threading.Lock()
 
-    def ask(self, job: _Job, helpers: int) -> None:
-        if self.size < helpers:
+    def run(self, job: _Job, threads: int) -> None:
+        """Run a job on this thread and others."""
+        if self.size < threads - 1:
             with self.growing:
-                while self.size < helpers:
+                while self.size < threads - 1:
                     threading.Thread(target=self._help, name=f"lit_sparse-{self.size}", daemon=True).start()
                     self.size += 1
-        for _ in range(helpers):
+        for _ in range(threads - 1):
             self.jobs.put(job)
+        job.run()
+        job.wait()
 
     def _help(self) -> None:
         while True:
@@ -87,17 +101,56 @@ class _Pool:
             del job  # an idle thread must not keep arrays alive
 
 
-_pool = _Pool()
+class _Team:
+    """The threads of the OpenMP library that torch has loaded."""
+
+    #: What OpenMP calls in each thread; ctypes takes the interpreter lock for it.
+    task: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+    def __init__(self, library: Path) -> None:
+        self.parallel = ctypes.CDLL(str(library)).GOMP_parallel
+        self.parallel.argtypes = (self.task, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
+        self.parallel.restype = None
+
+    def run(self, job: _Job, threads: int) -> None:
+        """Run a job on this thread and others."""
+
+        def help_out(_: object) -> None:
+            try:
+                job.run()
+            except BaseException as error:  # between two blocks: an interrupt
+                job.ended.append(error)
+
+        self.parallel(self.task(help_out), None, threads, 0)
+        job.tell()
 
 
-def _drop_pool() -> None:
-    """Start afresh in a forked child, where the threads of the parent do not exist."""
-    global _pool
-    _pool = _Pool()
+def _runner() -> _Team | _Pool:
+    """Return torch's own threads if its OpenMP library is found, else a pool."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return _Pool()
+    loaded = {Path(path) for path in re.findall(r"(/\S*/lib(?:gomp|iomp5|omp)[\w.-]*\.so[\w.]*)$", maps, re.MULTILINE)}
+    package = Path(torch.__file__).parent
+    own = {path for path in loaded if path.parent in (package / "lib", package.parent / "torch.libs")} or loaded
+    try:
+        return _Team(own.pop()) if len(own) == 1 else _Pool()
+    except (OSError, AttributeError):
+        return _Pool()
+
+
+_threads = _runner()
+
+
+def _start_afresh() -> None:
+    """Use new threads in a forked child, where those of the parent do not exist."""
+    global _threads
+    _threads = _Pool()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_drop_pool)
+    os.register_at_fork(after_in_child=_start_afresh)
 
 
 def over_rows(block: Callable[..., None], shape: tuple[int, ...], cost: float, *args: Any) -> None:
@@ -110,12 +163,11 @@ def over_rows(block: Callable[..., None], shape: tuple[int, ...], cost: float, *
         args: arrays and scalars handed to every call.
     """
     rows, d = shape
-    threads = 1 if rows * d * cost < SERIAL_SECONDS else min(torch.get_num_threads(), rows)
+    seconds = rows * d * cost
+    threads = 1 if seconds < SERIAL_SECONDS else min(torch.get_num_threads(), rows)
     if threads <= 1:
         block(0, rows, *args)
         return
-    blocks = min(rows, threads * BLOCKS_PER_THREAD)
+    blocks = min(rows, max(threads, min(threads * BLOCKS_PER_THREAD, int(seconds / BLOCK_SECONDS))))
     job = _Job(block, [rows * i // blocks for i in range(blocks + 1)], args)
-    _pool.ask(job, threads - 1)
-    job.run()
-    job.wait()
+    _threads.run(job, threads)

@@ -214,6 +214,7 @@ class _Derivative(torch.autograd.Function):
         else:
             saved, ctx.kept = output, len(output) - 1
             ctx.mark_non_differentiable(*output[1:])
+            ctx.set_materialize_grads(False)  # no zeros for what has no gradient
         if cls.rule.keeps_scores:
             saved = (output, inputs[0], *saved[1:])
         if cls.rule.sensitive and isinstance(rest[0], Tensor):
@@ -225,6 +226,8 @@ class _Derivative(torch.autograd.Function):
 
     @classmethod
     def backward(cls, ctx: Any, *grads: Any) -> Any:
+        if grads[0] is None:
+            return (None,) * len(ctx.needs_input_grad)
         saved, rest = _restored(ctx)
         grad = cls.rule.times_transposed(grads[0], *saved, *rest) if ctx.needs_input_grad[0] else None
         if not cls.rule.sensitive or not ctx.needs_input_grad[1]:

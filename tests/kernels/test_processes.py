@@ -129,6 +129,7 @@ def test_forked_data_loader_workers(threads: int) -> None:
 
 @pytest.mark.process
 def test_a_fork_may_use_many_threads() -> None:
+    """Though torch's own are gone there."""
     code = (
         "import os, threading, torch\n"
         "from lit_sparse.mappings import functional as F\n"
@@ -137,7 +138,7 @@ def test_a_fork_may_use_many_threads() -> None:
         "y = F.sparsemax(x)\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    same = torch.equal(F.sparsemax(x), y)\n"
+        "    same = (F.sparsemax(x).numpy() == y.numpy()).all()  # an operation of torch would wait for threads that are gone\n"
         "    helping = any(thread.name.startswith('lit_sparse') for thread in threading.enumerate())\n"
         "    os._exit(0 if same and helping else 1)\n"
         "assert os.waitpid(child, 0)[1] == 0\n"
@@ -194,3 +195,44 @@ def test_an_error_in_a_block_reaches_the_caller() -> None:
     torch.set_num_threads(max(2, torch.get_num_threads()))
     with pytest.raises(ValueError, match="from a block"):
         over_rows(block, (100, 100), 1.0)
+
+
+def test_without_openmp_a_pool_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lit_sparse.kernels import threads
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    expected = [results(function, scores(0)) for function in FUNCTIONS.values()]
+    monkeypatch.setattr(threads, "_threads", threads._Pool())
+    try:
+        for function, pair in zip(FUNCTIONS.values(), expected, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(results(function, scores(0)), pair, strict=True))
+    finally:
+        torch.set_num_threads(before)
+    assert any(thread.name.startswith("lit_sparse") for thread in threading.enumerate())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch's threads cannot be found")
+def test_torchs_own_threads_serve() -> None:
+    """Any other thread would share a core with them, who wait busily for torch's next operation."""
+    run("from lit_sparse.kernels import threads\nassert type(threads._threads).__name__ == '_Team'")
+
+
+@pytest.mark.process
+def test_many_threads_call_kernels_and_torch_at_once() -> None:
+    """Teams of several masters, their workers taking the interpreter lock in turn; and none is left behind at the end."""
+    code = (
+        "import threading, torch\n"
+        "from lit_sparse.mappings import functional as F\n"
+        "torch.set_num_threads(3)\n"
+        "x = torch.randn(4096, 256)\n"
+        "y = F.sparsemax(x)\n"
+        "def work():\n"
+        "    for _ in range(30):\n"
+        "        assert torch.equal(F.sparsemax(x + 0.0), y) and torch.softmax(x, -1).shape == x.shape\n"
+        "workers = [threading.Thread(target=work) for _ in range(4)]\n"
+        "[worker.start() for worker in workers]\n"
+        "[worker.join() for worker in workers]\n"
+        "print('done')\n"
+    )
+    assert run(code).strip() == "done"
