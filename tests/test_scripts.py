@@ -50,7 +50,8 @@ def test_plot_mappings_shows_every_mapping() -> None:
 
     script = load("plot_mappings")
     drawn = {type(mapping) for mapping in [*script.simplex_mappings().values(), *script.other_mappings().values()]}
-    layers = {getattr(mappings, name) for name in mappings.__all__} - {mappings.SparseMapping, mappings.LearnableEntmax}
+    not_of_their_own = {mappings.SparseMapping, mappings.LearnableEntmax, mappings.LearnableFusedmax}
+    layers = {getattr(mappings, name) for name in mappings.__all__} - not_of_their_own
     assert {layer for layer in layers if issubclass(layer, mappings.SparseMapping)} == drawn
     assert all(mapping.on_simplex for mapping in script.simplex_mappings().values())
 

@@ -123,9 +123,9 @@ class Entmax(SparseMapping):
 
     Example:
         >>> import torch
-        >>> x = torch.tensor([1.0, 0.5, -2.0])
+        >>> x = torch.tensor([1.0, 0.4, -2.0])
         >>> [int((Entmax(alpha)(x) > 0).sum()) for alpha in (1.0, 1.5, 3.0)]
-        [3, 2, 2]
+        [3, 2, 1]
     """
 
     alpha: float | Tensor
