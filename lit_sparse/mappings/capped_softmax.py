@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lit_sparse.checks import check_number, check_positive
 from lit_sparse.kernels.capped import capped_product, map_capped
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, check_number, check_positive
+from lit_sparse.mappings.rowwise import RowFunction
 
 __all__ = ["CappedSoftmax", "capped_softmax"]
 

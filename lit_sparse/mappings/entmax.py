@@ -8,10 +8,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
 from lit_sparse.mappings.base import SparseMapping, with_slope
-from lit_sparse.mappings.rowwise import RowFunction, check_number, check_parameter, check_positive, check_shape
+from lit_sparse.mappings.rowwise import RowFunction
 from lit_sparse.mappings.softmax import softmax
 from lit_sparse.mappings.sparsemax import ALL, Project
 

@@ -7,10 +7,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from lit_sparse.checks import check_number
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.dispatch import HALVES
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import check_number, is_eager
+from lit_sparse.mappings.rowwise import is_eager
 
 __all__ = ["FenchelYoungLoss"]
 

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp
 from typing_extensions import Self
 
+from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.dispatch import HALVES
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import along_last, check_count, check_positive
+from lit_sparse.mappings.rowwise import along_last
 from lit_sparse.mappings.simplex_solver import FLOOR, Omega, Problem, one_number_a_row
 
 __all__ = ["RegularizedArgmax", "regularized_argmax"]

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import check_positive
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, check_positive, is_eager, needs_operations
+from lit_sparse.mappings.rowwise import RowFunction, along_last, is_eager, needs_operations
 
 __all__ = ["Softmax", "softmax"]
 

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import check_positive
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, check_positive
+from lit_sparse.mappings.rowwise import RowFunction
 
 __all__ = ["ALL", "Project", "Sparsemax", "centered", "sparsemax"]
 

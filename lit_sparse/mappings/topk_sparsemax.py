@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lit_sparse.checks import check_count, check_positive
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import check_count, check_positive
 from lit_sparse.mappings.sparsemax import Project
 
 __all__ = ["TopKSparsemax", "topk_sparsemax"]

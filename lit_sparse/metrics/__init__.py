@@ -1,6 +1,7 @@
 """Metrics of sparse decisions, exact over any number of processes."""
 
 from lit_sparse.metrics.counts import CountHistogram, DecoderCalls, SupportSize
+from lit_sparse.metrics.likelihood import BitsPerDim
 from lit_sparse.metrics.means import MeanOverExamples
 
-__all__ = ["CountHistogram", "DecoderCalls", "MeanOverExamples", "SupportSize"]
+__all__ = ["BitsPerDim", "CountHistogram", "DecoderCalls", "MeanOverExamples", "SupportSize"]

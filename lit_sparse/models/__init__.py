@@ -1,6 +1,7 @@
 """LightningModules: one model a file, each with its mapping, estimator and optimizer injected."""
 
 from lit_sparse.models.base import LitSparseModule, Stage, StepOutput
+from lit_sparse.models.bitvector_vae import BitVectorVAE
 from lit_sparse.models.ssvae import SemiSupervisedVAE
 
-__all__ = ["LitSparseModule", "SemiSupervisedVAE", "Stage", "StepOutput"]
+__all__ = ["BitVectorVAE", "LitSparseModule", "SemiSupervisedVAE", "Stage", "StepOutput"]

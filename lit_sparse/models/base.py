@@ -19,7 +19,7 @@ from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.metrics import MeanOverExamples
 from lit_sparse.models.hyperparameters import describe_arguments
 
-__all__ = ["LitSparseModule", "Stage", "StepOutput"]
+__all__ = ["LitSparseModule", "Stage", "StepOutput", "check_pixels"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
 Batch: TypeAlias = dict[str, Tensor]
@@ -224,6 +224,19 @@ class LitSparseModule(pl.LightningModule, ABC):
                         found |= found.pop(name, {})
             frame = frame.f_back
         return found
+
+
+def check_pixels(pixels: Tensor, in_features: int) -> None:
+    """Check that images (B, D) are of the size that a model was made for.
+
+    Raises:
+        ConfigurationError: if D is not ``in_features``.
+    """
+    if pixels.shape[-1] != in_features:
+        raise ConfigurationError(
+            f"Expected images of in_features={in_features} pixels but the data have {pixels.shape[-1]}."
+            f" Train a model with in_features={pixels.shape[-1]}, or give this one the data it was made for."
+        )
 
 
 def _weights(path: str) -> dict[str, Tensor]:

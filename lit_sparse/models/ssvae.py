@@ -11,10 +11,9 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as nnf
 
-from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_pixels
 from lit_sparse.nn import MLP, seeded_normal
 
 __all__ = ["SemiSupervisedVAE"]
@@ -126,11 +125,7 @@ class SemiSupervisedVAE(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
         pixels, label = batch["pixels"], batch["label"]
-        if pixels.shape[-1] != self.in_features:
-            raise ConfigurationError(
-                f"Expected images of in_features={self.in_features} pixels but the data have {pixels.shape[-1]}."
-                f" Train a model with in_features={pixels.shape[-1]}, or give this one the data it was made for."
-            )
+        check_pixels(pixels, self.in_features)
         scores = self(pixels)
         if stage == "train":
             return self._training_loss(pixels, label, scores)
@@ -183,11 +178,9 @@ class SemiSupervisedVAE(LitSparseModule):
             return self._losses(pixels[latent.rows], latent.values, drawn)
 
         out = self.estimator(scores, loss_fn)
-        inside = torch.where(out.probs > 0, out.probs, 1.0)  # the entropy of a sparse distribution sums over its support
-        entropy = -(inside * inside.log()).sum(-1)
         sizes = torch.full_like(out.decoder_calls, self.classes)
         counts = Counts(decoder_calls=out.decoder_calls, support_size=out.support_size, sizes=sizes)
-        return out.loss - entropy, counts
+        return out.loss - out.entropy(), counts
 
     def _losses(self, pixels: Tensor, values: Tensor, noise: Tensor) -> Tensor:
         """Return l(z), (R,), of images (R, D), classes (R, K) and noise (R, H)."""

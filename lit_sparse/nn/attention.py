@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import Softmax, SparseMapping
-from lit_sparse.mappings.rowwise import check_count
 
 __all__ = ["MultiheadAttention", "attention"]
 

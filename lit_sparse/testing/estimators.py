@@ -1,18 +1,19 @@
 """The shared tester of estimators: what every estimator promises, as functions that raise when it is not so.
 
-Which promises apply is read from the class (``exact``), never from a list.
+Which promises apply is read from the estimator (``exact``, ``latent``), never from a list.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 
 import torch
 from torch import Tensor, nn
 
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch
-from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax
+from lit_sparse.mappings import Softmax, Sparsemax
 from lit_sparse.testing.promises import Promises, refuses
 
 __all__ = ["ESTIMATOR_CHECKS", "check_estimator"]
@@ -20,11 +21,11 @@ __all__ = ["ESTIMATOR_CHECKS", "check_estimator"]
 #: Name -> check. Each takes an estimator without a mapping and raises an AssertionError.
 ESTIMATOR_CHECKS: Promises[Estimator] = Promises()
 
-EXAMPLES, VALUES = 7, 5
+EXAMPLES, VALUES = 7, 5  # VALUES categories, or as many bits
 
 
 def check_estimator(estimator: Estimator) -> None:
-    """Run every check on an estimator that was built without a mapping.
+    """Run every check on an estimator that was built without a mapping: with 5 categories, or over vectors of 5 bits.
 
     Raises:
         AssertionError: naming the promise that was broken.
@@ -55,57 +56,117 @@ class Decoder(nn.Module):
 def _scores() -> Tensor:
     generator = torch.Generator().manual_seed(1)
     scores = torch.randn(EXAMPLES, VALUES, generator=generator, dtype=torch.float64)
-    scores[0, 2] = 9.0  # one value alone in the support of a sparse mapping
-    scores[1] = 0.0  # all of them
+    scores[0] = torch.tensor([-9.0, -9.0, 9.0, -9.0, -9.0])  # one value alone in the support of a sparse distribution
+    scores[1] = 0.0  # all categories
     return scores.requires_grad_()
 
 
-def _dense(mapping: SparseMapping, scores: Tensor, decoder: Decoder) -> Tensor:
+def _ready(estimator: Estimator) -> list[Estimator]:
+    """Copies that can be called: with each of some mappings, if the variable is categorical."""
+    if estimator.latent == "bits":
+        return [copy.deepcopy(estimator)]
+    return [copy.deepcopy(estimator).bind(mapping) for mapping in (Sparsemax(), Softmax(), Sparsemax(gamma=0.3))]
+
+
+def _values(estimator: Estimator) -> Tensor:
+    """All values of the latent variable, (V, 5)."""
+    if estimator.latent == "bits":
+        return torch.tensor(list(itertools.product((0.0, 1.0), repeat=VALUES)), dtype=torch.float64)
+    return torch.eye(VALUES, dtype=torch.float64)
+
+
+def _run(estimator: Estimator, scores: Tensor, decoder: Decoder) -> Expectation:
+    out = estimator(scores, decoder)
+    assert isinstance(out, Expectation), "an Expectation comes back"
+    return out
+
+
+def _table(estimator: Estimator, scores: Tensor) -> Tensor:
+    """The probability of every value, (B, V), with a gradient: by the mapping, or else as the estimator reports it."""
+    if estimator.mapping is not None:
+        return estimator.mapping.map(scores, None, -1)
+    values, decoder = _values(estimator), _Recorder()
+    out = _run(estimator, scores, decoder)
+    match = (decoder.latent.values.unsqueeze(1) == values).all(-1)
+    assert bool((match.sum(-1) == 1).all()), "every decoded row is a value of the variable"
+    pairs = out.rows * len(values) + match.long().argmax(-1)
+    assert int(pairs.bincount().max()) == 1, "no value is decoded twice for an example"
+    return torch.zeros(len(scores) * len(values), dtype=scores.dtype).index_add(0, pairs, out.probs).view(len(scores), -1)
+
+
+def _dense(estimator: Estimator, scores: Tensor, decoder: Decoder) -> Tensor:
     """The expected loss by a loop over all values of all examples."""
-    probs = mapping.map(scores, None, -1)
+    probs, values = _table(estimator, scores), _values(estimator)
     losses = torch.zeros(EXAMPLES, dtype=scores.dtype)
     for b in range(EXAMPLES):
-        for k in range(VALUES):
-            value = torch.nn.functional.one_hot(torch.tensor([k]), VALUES).to(scores.dtype)
-            losses[b] = losses[b] + probs[b, k] * decoder(LatentBatch(value, torch.tensor([b])))[0]
+        for v in range(len(values)):
+            losses[b] = losses[b] + probs[b, v] * decoder(LatentBatch(values[v : v + 1], torch.tensor([b])))[0]
     return losses
 
 
-def _run(estimator: Estimator, mapping: SparseMapping, scores: Tensor, decoder: Decoder) -> Expectation:
-    out = copy.deepcopy(estimator).bind(mapping)(scores, decoder)
-    assert isinstance(out, Expectation), "an Expectation comes back"
-    return out
+class _Recorder(Decoder):
+    """A decoder that keeps what it was given."""
+
+    latent: LatentBatch
+
+    def forward(self, latent: LatentBatch) -> Tensor:
+        self.latent = latent
+        return super().forward(latent)
 
 
 @ESTIMATOR_CHECKS.add
 def _interface(estimator: Estimator) -> None:
     """Shapes and types of what comes back; rows counted as they were decoded."""
-    for mapping in (Sparsemax(), Softmax()):
+    for ready in _ready(estimator):
         decoder = Decoder()
-        out = _run(estimator, mapping, _scores(), decoder)
+        out = _run(ready, _scores(), decoder)
         assert out.loss.shape == (EXAMPLES,), f"loss has shape {tuple(out.loss.shape)}"
         assert out.decoder_calls.shape == (EXAMPLES,), "one count of decoder calls an example"
         assert not out.decoder_calls.is_floating_point(), "counts are integers"
         assert int(out.decoder_calls.sum()) == decoder.rows == len(out.rows), "counts equal the rows that were decoded"
         assert torch.equal(torch.bincount(out.rows, minlength=EXAMPLES), out.decoder_calls), "rows belong to their examples"
+        shape = out.rows.shape if ready.latent == "bits" else (EXAMPLES, VALUES)
+        assert out.probs.shape == shape, f"probabilities have shape {tuple(out.probs.shape)} instead of {tuple(shape)}"
 
 
 @ESTIMATOR_CHECKS.add
 def _value_and_gradient(estimator: Estimator) -> None:
-    """An exact estimator's value and gradients, in scores and decoder, equal those of the dense loop."""
+    """An exact estimator's value and gradients, in scores and decoder, equal those of the dense loop and of differences."""
     if not type(estimator).exact:
         return
-    for mapping in (Sparsemax(), Softmax(), Sparsemax(gamma=0.3)):
+    for ready in _ready(estimator):
         decoder, scores = Decoder(), _scores()
-        out = _run(estimator, mapping, scores, decoder)
-        expected = _dense(mapping, scores, Decoder())
+        out = _run(ready, scores, decoder)
+        expected = _dense(ready, scores, Decoder())
         torch.testing.assert_close(out.loss, expected)
+        torch.testing.assert_close(_table(ready, scores).sum(-1), torch.ones(EXAMPLES, dtype=scores.dtype))
         weights = torch.arange(1.0, EXAMPLES + 1, dtype=torch.float64)
-        got = torch.autograd.grad((out.loss * weights).sum(), [scores, decoder.weight])
+        got = torch.autograd.grad((out.loss * weights).sum(), [scores, decoder.weight], allow_unused=True)
         decoder, scores = Decoder(), _scores()
-        loop = torch.autograd.grad((_dense(mapping, scores, decoder) * weights).sum(), [scores, decoder.weight])
+        loop = torch.autograd.grad(
+            (_dense(ready, scores, decoder) * weights).sum(), [scores, decoder.weight], allow_unused=True
+        )
         for ours, theirs in zip(got, loop, strict=True):
             torch.testing.assert_close(ours, theirs)
+        assert _is_its_own_gradient(ready), "the gradient in scores is not that of the loss"
+
+
+def _is_its_own_gradient(estimator: Estimator) -> bool:
+    """Whether the gradient of the loss in scores is that of finite differences, where no two scores are equal."""
+    decoder, generic = Decoder(), _scores().detach()[2:].requires_grad_()
+    decoder.inputs = decoder.inputs[2:]
+    return torch.autograd.gradcheck(lambda scores: _run(estimator, scores, decoder).loss, generic, raise_exception=False)
+
+
+@ESTIMATOR_CHECKS.add
+def _entropy(estimator: Estimator) -> None:
+    """An exact estimator's distribution has the entropy of its probabilities."""
+    if not type(estimator).exact:
+        return
+    for ready in _ready(estimator):
+        probs = _table(ready, _scores())
+        expected = -torch.special.xlogy(probs, probs).sum(-1)
+        torch.testing.assert_close(_run(ready, _scores(), Decoder()).entropy(), expected)
 
 
 @ESTIMATOR_CHECKS.add
@@ -113,44 +174,56 @@ def _cost(estimator: Estimator) -> None:
     """An exact estimator decodes the support and nothing else, in one call."""
     if not type(estimator).exact:
         return
-    for mapping in (Sparsemax(), Softmax()):
+    for ready in _ready(estimator):
+        support = (_table(ready, _scores()) > 0).sum(-1)
         decoder = Decoder()
-        out = _run(estimator, mapping, _scores(), decoder)
-        support = (mapping(_scores()) > 0).sum(-1)
+        out = _run(ready, _scores(), decoder)
         assert out.support_size is not None, "support sizes are reported"
-        assert torch.equal(out.support_size, support), "support sizes are those of the mapping"
+        assert torch.equal(out.support_size, support), "support sizes are those of the distribution"
         assert torch.equal(out.decoder_calls, support), "each value of the support costs one decoder call"
         assert decoder.rows == int(support.sum()), "nothing else is decoded"
         assert decoder.calls == 1, "the decoder runs once"
-    sparse = _run(estimator, Sparsemax(), _scores(), Decoder())
+    sparse = _run(_ready(estimator)[0], _scores(), Decoder())
     assert int(sparse.decoder_calls[0]) == 1, "one value in the support costs one decoder call"
-    assert int(sparse.decoder_calls[1]) == VALUES, "a uniform row costs all of them"
+    if estimator.latent == "categorical":
+        assert int(sparse.decoder_calls[1]) == VALUES, "a uniform row costs all of them"
 
 
 @ESTIMATOR_CHECKS.add
 def _odd_scores(estimator: Estimator) -> None:
-    """A NaN row stays in its row; a row with nothing allowed costs and weighs nothing."""
+    """A NaN row stays in its row; what is forbidden costs and weighs nothing."""
     if not type(estimator).exact:
         return
-    for mapping in (Sparsemax(), Softmax()):
+    for ready in _ready(estimator):
         scores = _scores().detach().clone()
-        scores[2, 1], scores[3] = torch.nan, -torch.inf
-        out = _run(estimator, mapping, scores, Decoder())
+        scores[2, 1] = torch.nan
+        scores[3, : 1 if ready.latent == "bits" else VALUES] = -torch.inf
+        scores.requires_grad_()
+        decoder = _Recorder()
+        out = _run(ready, scores, decoder)
         others = torch.tensor([0, 1, 4, 5, 6])
         assert bool(out.loss[2].isnan()), "NaN scores give a NaN loss"
-        torch.testing.assert_close(out.loss[others], _run(estimator, mapping, _scores(), Decoder()).loss[others])
-        assert float(out.loss[3].detach()) == 0, "nothing allowed, nothing lost"
-        assert int(out.decoder_calls[3]) == 0, "nothing allowed, nothing decoded"
+        torch.testing.assert_close(out.loss[others], _run(ready, _scores(), Decoder()).loss[others])
+        values = decoder.latent.values[decoder.latent.rows == 3]
+        if ready.latent == "bits":
+            assert len(values), "without one bit, the others are left"
+            assert not bool(values[:, 0].any()), "a forbidden bit is never set"
+            assert bool(out.loss[3].isfinite()), "a forbidden bit is no broken one"
+        else:
+            assert float(out.loss[3].detach()) == 0, "nothing allowed, nothing lost"
+            assert len(values) == 0, "nothing allowed, nothing decoded"
+        (gradient,) = torch.autograd.grad(out.loss[others].sum() + out.loss[3], scores, allow_unused=True)
+        assert gradient is None or bool(gradient[[0, 1, 3, 4, 5, 6]].isfinite().all()), "a NaN row harms no gradient"
 
 
 @ESTIMATOR_CHECKS.add
 def _objects(estimator: Estimator) -> None:
     """Pickle and deepcopy keep what an estimator does in evaluation; an empty batch is no error."""
-    bound = copy.deepcopy(estimator).bind(Sparsemax()).eval()
-    expected = bound(_scores(), Decoder()).loss
-    for twin in (pickle.loads(pickle.dumps(bound)), copy.deepcopy(bound)):
+    ready = _ready(estimator)[0].eval()
+    expected = ready(_scores(), Decoder()).loss
+    for twin in (pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):
         torch.testing.assert_close(twin(_scores(), Decoder()).loss, expected)
-    empty = bound(torch.zeros(0, VALUES, dtype=torch.float64), Decoder())
+    empty = ready(torch.zeros(0, VALUES, dtype=torch.float64), Decoder())
     assert empty.loss.shape == (0,), "an empty batch has an empty loss"
 
 
@@ -165,10 +238,14 @@ def _bad_input(estimator: Estimator) -> None:
     def unbound() -> Estimator:
         return copy.deepcopy(estimator)
 
-    refuses(lambda: unbound()(_scores(), Decoder()), "has no mapping")
-    refuses(lambda: unbound().bind(Sparsemax()).bind(Softmax()), "Give the mapping to the model alone")
-    refuses(lambda: unbound().bind(_Unbounded()), "needs probabilities")
-    bound = unbound().bind(Sparsemax())
-    refuses(lambda: bound(torch.zeros(4), Decoder()), "(batch, values)")
-    refuses(lambda: bound(_scores(), lambda latent: torch.zeros(3)), "one loss for each of the")
-    refuses(lambda: bound(_scores(), lambda latent: 1.0), "one loss for each of the")
+    if estimator.latent == "bits":
+        refuses(lambda: unbound().bind(Sparsemax()), "takes no mapping")
+    else:
+        refuses(lambda: unbound()(_scores(), Decoder()), "has no mapping")
+        refuses(lambda: unbound().bind(Sparsemax()).bind(Softmax()), "Give the mapping to the model alone")
+        refuses(lambda: unbound().bind(_Unbounded()), "needs probabilities")
+    ready = _ready(estimator)[0]
+    refuses(lambda: ready(torch.zeros(4), Decoder()), "of shape (batch, ")
+    refuses(lambda: ready(torch.zeros(EXAMPLES, VALUES, dtype=torch.int64), Decoder()), "floating scores")
+    refuses(lambda: ready(_scores(), lambda latent: torch.zeros(3)), "one loss for each of the")
+    refuses(lambda: ready(_scores(), lambda latent: 1.0), "one loss for each of the")

@@ -88,6 +88,20 @@ def test_batches_of_few_labels() -> None:
     assert sum(len(batch["label"]) for batch in only.train_dataloader()) == round(0.2 * size)
 
 
+def test_batches_without_labels() -> None:
+    """Each image once an epoch, ``batch_size`` at a time, shared by processes; no label is told."""
+    data = DigitsDataModule(labelled=0, batch_size=50)
+    data.setup()
+    size = data.size("train")
+    batches = list(data.train_dataloader())
+    assert [len(batch["index"]) for batch in batches] == [50] * (size // 50) + [size % 50]
+    assert torch.equal(torch.cat([batch["index"] for batch in batches]).sort().values, torch.arange(size))
+    assert all(bool((batch["label"] == UNLABELLED).all()) for batch in batches)
+    shares = [torch.cat(list(data.train_batches(3, rank, 2))) for rank in range(2)]
+    assert len(torch.cat(shares).unique()) == 2 * len(shares[0]) == size - size % 2
+    assert not torch.equal(torch.cat(list(data.train_batches(0, 0, 1))), torch.cat(list(data.train_batches(1, 0, 1))))
+
+
 def test_binarization_is_new_in_training_and_fixed_in_scoring() -> None:
     data = DigitsDataModule()
     data.setup()

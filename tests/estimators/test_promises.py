@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Marginalize
+from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Marginalize, TopKMarginalize
 from lit_sparse.estimators.base import LossFunction
 from lit_sparse.testing import ESTIMATOR_CHECKS, check_estimator, concrete_subclasses
 
@@ -40,8 +40,37 @@ class _ForgetsProbabilities(Marginalize):
         return super().probabilities(scores).detach() + 0 * scores
 
 
+class _ForgetsScores(TopKMarginalize):
+    """No gradient reaches the scores of the bits."""
+
+    def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        return super().expect(scores.detach() + 0 * scores.nan_to_num(), loss_fn, context)
+
+
+class _IgnoresNaN(TopKMarginalize):
+    """A broken row looks whole."""
+
+    def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        return super().expect(scores.nan_to_num(), loss_fn, context)
+
+
+class _DecodesTwice(TopKMarginalize):
+    """Each vector is listed twice, with half of its probability."""
+
+    def over_support(self, probs: Tensor, values: Tensor, loss_fn: LossFunction) -> Expectation:
+        return super().over_support(probs.repeat(1, 2) / 2, values.repeat(1, 2, 1), loss_fn)
+
+
 @pytest.mark.parametrize(
-    ("broken", "check"), [(_DecodesEverything(), "cost"), (_ForgetsProbabilities(), "value_and_gradient")], ids=["cost", "grad"]
+    ("broken", "check"),
+    [
+        (_DecodesEverything(), "cost"),
+        (_ForgetsProbabilities(), "value_and_gradient"),
+        (_ForgetsScores(3), "value_and_gradient"),
+        (_IgnoresNaN(3), "odd_scores"),
+        (_DecodesTwice(3), "cost"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_the_tester_finds_what_is_broken(broken: Estimator, check: str) -> None:
     with pytest.raises(AssertionError):

@@ -5,6 +5,7 @@ Prints how many rows each kernel has seen.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -23,6 +24,8 @@ from lit_sparse.kernels.hoyer import hoyer_product, project_hoyer, threshold_har
 from lit_sparse.kernels.oscar import map_oscar
 from lit_sparse.kernels.pnorm import map_pnorm, pnorm_product
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
+from lit_sparse.mappings import functional as F
+from lit_sparse.structures import BitVector, Budget, Sequence, Structure
 
 ROWS, EXAMPLES = 64, 330
 HOSTILE = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, -3e38, 1.0, 1.0, 1e4, 1e-6]
@@ -145,6 +148,30 @@ def hard(x: Tensor, k: int, nonneg: bool) -> None:
     assert bool(((chosen != 0).sum(-1)[~y.isnan().any(-1) & ~x.isnan().any(-1) & (x < torch.inf).all(-1)] <= k).all())
 
 
+def active_set(x: Tensor, gamma: float, structure: Structure, linked: bool) -> None:
+    x = x[:, : 3 * max(1, min(x.shape[-1], 66) // 3)]
+    if x.shape[-1] % 3:
+        return
+    links = None
+    if linked and structure.has_potentials:
+        links = torch.linspace(-3.0, 3.0, 9, dtype=x.dtype).reshape(3, 3) if structure.tags == 3 else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of too few iterations
+        out = F.sparsemap(x, structure, gamma=gamma, potentials=links, max_iter=60)
+    check_point(x, out.marginals, False, ("active_set", gamma, structure))
+    good = ~(x.isnan() | (x == torch.inf)).any(-1)
+    probs = out.probs[good].double()
+    assert bool((probs >= 0).all()), ("active_set", gamma, structure)
+    assert bool(((probs.sum(-1) - 1).abs() < 1e-5).all()), (
+        "active_set",
+        gamma,
+        structure,
+        x[good][(probs.sum(-1) - 1).abs() > 1e-5],
+    )
+    assert bool((out.marginals[good] <= 1 + 1e-5).all()), ("active_set", gamma, structure)
+    assert bool(structure.validate(out.structures).all()), ("active_set", gamma, structure)
+
+
 def main() -> None:
     """Fuzz all kernels."""
     fuzz("simplex", simplex, gamma=GAMMAS, k=st.sampled_from([0, 1, 3, 70]))
@@ -155,6 +182,8 @@ def main() -> None:
     fuzz("oscar", oscar, gamma=GAMMAS, lam=numbers(0.0, 1e-9, 0.01, 2.0, 1e6), exact=st.booleans())
     fuzz("hoyer", hoyer, sparseness=numbers(0.0, 1e-6, 0.3, 0.75, 0.99, 1.0), nonneg=st.booleans())
     fuzz("hard", hard, k=st.sampled_from([1, 2, 30, 1000]), nonneg=st.booleans())
+    structures = [BitVector(), Budget(None, 0), Budget(None, 5), Sequence(tags=3), Sequence(tags=1)]
+    fuzz("active_set", active_set, gamma=GAMMAS, structure=st.sampled_from(structures), linked=st.booleans())
     for name, rows in seen.items():
         assert rows >= 20_000, (name, rows)
         print(name, rows)

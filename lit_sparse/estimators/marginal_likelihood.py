@@ -1,0 +1,124 @@
+"""The likelihood of data under a model with a bit vector as latent variable, all 2^D of them considered."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.estimators.base import LatentBatch, LossFunction
+from lit_sparse.nn import seeded_uniform
+
+__all__ = ["MarginalLikelihood", "marginal_likelihood"]
+
+#: Draws use these streams of random numbers and up, which no augmentation of data does.
+FIRST_STREAM = 1 << 20
+
+
+@dataclass(frozen=True)
+class MarginalLikelihood:
+    """An estimate of ``log p(x)`` for each example.
+
+    Attributes:
+        log_likelihood: (B,) float64, nats.
+        standard_error: (B,) float64, nats: how far the estimate may be off for having drawn some values only.
+    """
+
+    log_likelihood: Tensor
+    standard_error: Tensor
+
+
+@torch.no_grad()
+def marginal_likelihood(
+    loss_fn: LossFunction, support: LatentBatch, index: Tensor, *, samples: int = 1024, seed: int = 0, rows_at_once: int = 4096
+) -> MarginalLikelihood:
+    r"""Estimate ``log p(x) = log sum over z of p(z) p(x|z)`` under the uniform prior ``p(z) = 2^-D``.
+
+    The sum over a support Z, which may be empty, is exact. The rest of it is estimated by values drawn from p(z), those in Z
+    rejected, until there are n for each example:
+
+        p(x) ~ sum over z in Z of p(z) p(x|z) + (1 - p(Z)) 1/n sum over i of p(x|z_i)
+
+    Where Z holds all values nothing is drawn, and the result is exact. The error of log p(x) is by the delta method
+    ``(1 - p(Z)) s / (sqrt(n) p(x))``, s the standard deviation of the p(x|z_i). It says nothing of values so unlikely to be
+    drawn, and so much better than all others, that none of n draws found one.
+
+    Args:
+        loss_fn: takes a :class:`LatentBatch` and returns ``-log p(x|z)`` (R,), in nats.
+        support: the values in Z, (R, D), none twice for an example.
+        index: (B,) int64: what the draws for each example are a function of, such as its place in the data set; so they do not
+            depend on how examples are batched or spread over processes.
+        samples: n, >= 2.
+        seed: of the draws.
+        rows_at_once: most rows in a call of ``loss_fn`` on drawn values.
+
+    Raises:
+        ConfigurationError: if ``samples`` is below 2.
+
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
+    via Sparsity, eq. (18), with rejection.
+
+    Example:
+        >>> import torch
+        >>> support = LatentBatch(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
+        >>> same = marginal_likelihood(lambda latent: torch.full(latent.rows.shape, 3.0), support, torch.tensor([0]))
+        >>> round(float(same.log_likelihood), 6), float(same.standard_error)
+        (-3.0, 0.0)
+    """
+    if samples < 2:
+        raise ConfigurationError(f"Expected argument `samples` to be at least 2, to have an error, but got {samples}.")
+    examples, bits = len(index), support.values.shape[1]
+    sizes = torch.bincount(support.rows, minlength=examples)
+    log_prior = -bits * math.log(2.0)
+    places = torch.arange(len(support.rows), device=index.device) - (sizes.cumsum(0) - sizes)[support.rows]
+    width = max(1, int(sizes.max())) if examples else 1
+    terms = torch.full((examples, width), -torch.inf, dtype=torch.float64, device=index.device)
+    signs = support.values.new_zeros(examples, width, bits)  # +1 and -1; the zeros of no vector match none
+    if len(support.rows):
+        terms[support.rows, places] = log_prior - loss_fn(support).double()
+        signs[support.rows, places] = 2 * support.values - 1
+    log_likelihood, error = terms.logsumexp(-1), torch.zeros(examples, dtype=torch.float64, device=index.device)
+    log_outside = torch.log1p(-sizes.double() * 2.0**-bits)  # -inf where the support holds all values
+    open_ended = (log_outside > -torch.inf).nonzero().squeeze(-1)
+    for some in torch.split(open_ended, max(1, rows_at_once // samples)) if len(open_ended) else ():
+        drawn = _drawn_outside(signs[some], index[some], samples, seed).reshape(-1, bits)
+        rows = some.repeat_interleave(samples)
+        parts = zip(torch.split(drawn, rows_at_once), torch.split(rows, rows_at_once), strict=True)
+        logs = torch.cat([-loss_fn(LatentBatch(values, of)).double() for values, of in parts]).view(-1, samples)
+        top = logs.amax(-1)
+        top = torch.where(top == -torch.inf, 0.0, top)
+        weights = (logs - top.unsqueeze(-1)).exp()
+        scale = log_outside[some] + top
+        log_likelihood[some] = torch.logaddexp(log_likelihood[some], scale + weights.mean(-1).log())
+        error[some] = (scale + weights.std(-1).log() - 0.5 * math.log(samples) - log_likelihood[some]).exp()
+    return MarginalLikelihood(log_likelihood, error)
+
+
+def _drawn_outside(signs: Tensor, index: Tensor, samples: int, seed: int) -> Tensor:
+    """Draw bit vectors (G, n, D) uniformly from those outside a support.
+
+    Args:
+        signs: (G, S, D) the support, as +1 and -1; rows of zeros stand for nothing.
+        index: (G,).
+        samples: n.
+        seed: of the draws.
+    """
+    examples, _, bits = signs.shape
+    drawn = signs.new_empty(examples, samples, bits)
+    count = torch.zeros(examples, dtype=torch.int64, device=signs.device)
+    for stream in itertools.count(FIRST_STREAM):
+        proposed = (seeded_uniform(seed, index, (samples, bits), stream=stream) >= 0.5).to(signs.dtype)
+        with torch.autocast(signs.device.type, enabled=False):  # the products count bits, which half types round
+            inside = ((2 * proposed - 1) @ signs.transpose(1, 2) == bits).any(-1)
+        place = count.unsqueeze(-1) + (~inside).cumsum(-1) - 1
+        taken = ~inside & (place < samples)
+        which, _ = taken.nonzero(as_tuple=True)
+        drawn[which, place[taken]] = proposed[taken]
+        count += (~inside).sum(-1)
+        if bool((count >= samples).all()):
+            break
+    return drawn

@@ -1,0 +1,64 @@
+"""How many bits a model needs for a dimension of the data."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lit_sparse.checks import check_count
+
+__all__ = ["BitsPerDim"]
+
+
+class BitsPerDim(Metric):
+    """Bits per dimension, ``-log2 p(x) / dimensions``: its mean over examples, and the error of that.
+
+    Where each log p(x) is an estimate, with a standard error of its own and draws of its own, the errors are independent, and
+    that of the mean over N examples is ``sqrt(sum of squared errors) / N``. It is the error of the estimate for these N
+    examples; how they differ from others of their kind is no part of it.
+
+    Args:
+        dimensions: numbers in an example, such as pixels.
+
+    Raises:
+        ConfigurationError: if ``dimensions`` is not a positive integer.
+
+    Example:
+        >>> import math, torch
+        >>> metric = BitsPerDim(dimensions=10)
+        >>> metric.update(torch.tensor([-10.0, -30.0]) * math.log(2), torch.tensor([3.0, 4.0]) * math.log(2))
+        >>> {name: round(float(value), 6) for name, value in metric.compute().items()}
+        {'mean': 2.0, 'standard_error': 0.25}
+    """
+
+    full_state_update = False
+    total: Tensor
+    variance: Tensor
+    count: Tensor
+
+    def __init__(self, dimensions: int) -> None:
+        super().__init__()
+        self.dimensions = check_count("dimensions", dimensions)
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("variance", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, log_likelihoods: Tensor, standard_errors: Tensor | None = None) -> None:
+        """Add some examples.
+
+        Args:
+            log_likelihoods: (B,) log p(x) in nats.
+            standard_errors: (B,) of each, in nats; None where they are exact.
+        """
+        self.total -= log_likelihoods.detach().double().sum()
+        self.count += log_likelihoods.numel()
+        if standard_errors is not None:
+            self.variance += standard_errors.detach().double().square().sum()
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the mean and its standard error, in bits per dimension, as float64 scalars; NaN before any example."""
+        scale = self.count * (self.dimensions * math.log(2.0))
+        return {"mean": self.total / scale, "standard_error": self.variance.sqrt() / scale}

@@ -1,0 +1,189 @@
+"""Variational auto-encoder of images whose latent variable is a vector of bits (Correia et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.estimators import Estimator, Expectation, LatentBatch, marginal_likelihood
+from lit_sparse.metrics import BitsPerDim
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_pixels
+from lit_sparse.nn import MLP, SharedCategorical
+
+__all__ = ["BitVectorVAE"]
+
+#: How many images of the first batch are drawn.
+DRAWN = 16
+
+
+class BitVectorVAE(LitSparseModule):
+    """A generative model of images in grey levels from D bits, summed out over the few vectors that the posterior allows.
+
+    An encoder scores the bits of an image x, the estimator makes of them a sparse posterior q(z|x) over the 2^D vectors, and a
+    decoder gives each pixel a categorical distribution over its grey levels: features of each pixel, then one linear layer
+    that all pixels share. With the uniform prior p(z) = 2^-D the loss is the negative evidence lower bound
+
+        E_q[-log p(x|z)] + KL(q(z|x) || p(z)),  KL = D log 2 - H(q(z|x))
+
+    logged as ``nelbo``, and its two parts as ``distortion`` and ``rate``, all in nats an image. Defaults are those published.
+
+    In the test, ``bits_per_dim`` is ``-log2 p(x) / pixels`` with p(x) summed exactly over the support of q and estimated by
+    importance sampling elsewhere; see :func:`lit_sparse.estimators.marginal_likelihood`. The draws for an image are a function
+    of its index. ``bits_per_dim_standard_error`` is the error of the mean over the images that comes from drawing: the root of
+    the sum of their squared errors, over their number; see :class:`lit_sparse.metrics.BitsPerDim`.
+
+    Batches are dicts of ``pixels`` (B, P), intensities in [0, 1] that are taken to the nearest of ``levels`` even steps, and
+    ``index`` (B,).
+
+    Args:
+        estimator: of the expected loss, over bit vectors, by their support.
+        in_features: P, number of pixels.
+        bits: D, number of latent bits.
+        encoder_hidden: widths of the encoder's hidden layers.
+        decoder_hidden: widths of the decoder's hidden layers.
+        pixel_features: features of a pixel, from which the shared layer makes its distribution.
+        levels: number of grey levels.
+        importance_samples: draws for each image of the test, at least 2.
+        sample_seed: of these draws.
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: if the estimator is one over categories, or there are fewer than two draws, levels or one bit.
+
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
+    via Sparsity, section 5.3 and appendix.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.estimators import TopKMarginalize
+        >>> model = BitVectorVAE(TopKMarginalize(10), in_features=64, bits=16, levels=17)
+        >>> output = model.step({"pixels": torch.rand(3, 64), "index": torch.arange(3)}, 0, "val")
+        >>> bool((output["decoder_calls"] <= 10).all())
+        True
+    """
+
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "nelbo", "rate", "distortion")
+
+    def __init__(
+        self,
+        estimator: Estimator,
+        *,
+        in_features: int = 784,
+        bits: int = 32,
+        encoder_hidden: Sequence[int] = (128,),
+        decoder_hidden: Sequence[int] = (128,),
+        pixel_features: int = 5,
+        levels: int = 256,
+        importance_samples: int = 1024,
+        sample_seed: int = 0,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        if estimator.latent != "bits":
+            raise ConfigurationError(
+                f"Expected an estimator over bit vectors, such as TopKMarginalize, but {type(estimator).__name__} is one over"
+                " categories."
+            )
+        for name, value, least in (("bits", bits, 1), ("levels", levels, 2), ("importance_samples", importance_samples, 2)):
+            if value < least:
+                raise ConfigurationError(f"Expected argument `{name}` to be at least {least} but got {value}.")
+        self.estimator = estimator
+        self.in_features = in_features
+        self.bits = bits
+        self.pixel_features = pixel_features
+        self.levels = levels
+        self.importance_samples = importance_samples
+        self.sample_seed = sample_seed
+        self.encoder = MLP([in_features, *encoder_hidden, bits])
+        self.decoder = MLP([bits, *decoder_hidden, in_features * pixel_features])
+        self.likelihood = SharedCategorical(pixel_features, levels)
+        self.test_bits_per_dim = BitsPerDim(in_features)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the scores of the bits, (B, D), of images (B, P), as the estimator takes them."""
+        return self.estimator.scores_from_logits(self.encoder(pixels))
+
+    def distortion(self, pixels: Tensor, latent: LatentBatch) -> Tensor:
+        """Return ``-log p(x|z)`` (R,) in nats of images (B, P) and bit vectors (R, D)."""
+        grey = (pixels * (self.levels - 1)).round().long()
+        likelihood: Tensor = self.likelihood(self._features(latent.values), grey[latent.rows])
+        return -likelihood
+
+    def generate(self, values: Tensor) -> Tensor:
+        """Return the means of the pixels, (R, P), in [0, 1], of bit vectors (R, D)."""
+        return self.likelihood.mean(self._features(values)) / (self.levels - 1)
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        pixels = batch["pixels"]
+        check_pixels(pixels, self.in_features)
+        out, latent = self._expectation(pixels)
+        rate = self.bits * math.log(2.0) - out.entropy()
+        nelbo = out.loss + rate
+        if stage == "test":
+            self._score(pixels, latent, batch["index"])
+        return StepOutput(
+            nelbo.mean(),
+            examples={"loss": nelbo, "nelbo": nelbo, "rate": rate, "distortion": out.loss},
+            support_size=out.support_size,
+            decoder_calls=out.decoder_calls,
+            artifacts=self._drawn(pixels[:DRAWN], out, latent) if stage != "train" and batch_idx == 0 else {},
+        )
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``index`` (B,), ``nelbo`` (B,) and the posterior probability of each bit, ``marginals`` (B, D)."""
+        out, latent = self._expectation(batch["pixels"])
+        marginals = latent.values.new_zeros(len(batch["index"]), self.bits)
+        marginals = marginals.index_add(0, out.rows, out.probs.unsqueeze(-1) * latent.values)
+        nelbo = out.loss + self.bits * math.log(2.0) - out.entropy()
+        return {"index": batch["index"], "nelbo": nelbo, "marginals": marginals}
+
+    def on_test_epoch_start(self) -> None:  # noqa: D102
+        super().on_test_epoch_start()
+        self.test_bits_per_dim.reset()
+        self.test_bits_per_dim.update(torch.zeros(0, device=self.device))  # a process may get no batch at all
+
+    def on_test_epoch_end(self) -> None:  # noqa: D102
+        super().on_test_epoch_end()
+        found = self.test_bits_per_dim.compute()
+        self.log("test/bits_per_dim", found["mean"], sync_dist=True)
+        self.log("test/bits_per_dim_standard_error", found["standard_error"], sync_dist=True)
+
+    def _expectation(self, pixels: Tensor) -> tuple[Expectation, LatentBatch]:
+        """Return the expected distortion, and the vectors that were decoded for it."""
+        decoded: list[LatentBatch] = []
+
+        def loss_fn(latent: LatentBatch) -> Tensor:
+            decoded.append(latent)
+            return self.distortion(pixels, latent)
+
+        out = self.estimator(self(pixels), loss_fn, context=pixels)
+        return out, decoded[0]
+
+    def _score(self, pixels: Tensor, latent: LatentBatch, index: Tensor) -> None:
+        """Measure the bits per dimension of some images."""
+        found = marginal_likelihood(
+            lambda drawn: self.distortion(pixels, drawn), latent, index, samples=self.importance_samples, seed=self.sample_seed
+        )
+        self.test_bits_per_dim.update(found.log_likelihood, found.standard_error)
+
+    def _features(self, values: Tensor) -> Tensor:
+        features: Tensor = self.decoder(values)
+        return features.view(-1, self.in_features, self.pixel_features)
+
+    def _drawn(self, pixels: Tensor, out: Expectation, latent: LatentBatch) -> dict[str, Tensor]:
+        """Return images beside what the model expects of their posterior."""
+        some = out.rows < len(pixels)
+        means = out.probs[some].detach().unsqueeze(-1) * self.generate(latent.values[some])
+        made = torch.zeros_like(pixels).index_add(0, out.rows[some], means.to(pixels.dtype))
+        return {"images": pixels.detach(), "reconstructions": made}

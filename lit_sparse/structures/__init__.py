@@ -1,0 +1,15 @@
+"""Structures: sets of bit vectors whose best element for given scores can be found, for SparseMAP.
+
+Example:
+    >>> import torch
+    >>> from lit_sparse.structures import Budget
+    >>> Budget(3, budget=1).maximize(torch.tensor([[0.5, 2.0, -1.0]])).tolist()
+    [[0.0, 1.0, 0.0]]
+"""
+
+from lit_sparse.structures.assignment import Assignment
+from lit_sparse.structures.base import CompiledOracle, Structure
+from lit_sparse.structures.bit_vector import BitVector, Budget
+from lit_sparse.structures.sequence import Sequence
+
+__all__ = ["Assignment", "BitVector", "Budget", "CompiledOracle", "Sequence", "Structure"]

@@ -1,0 +1,128 @@
+"""Assignments of rows to columns: matchings of a bipartite graph."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.active_set import TIE
+from lit_sparse.structures.base import Structure
+
+__all__ = ["Assignment"]
+
+
+@dataclass(frozen=True)
+class Assignment(Structure):
+    """Every row to one column, no column twice; rows <= columns. Scores are row-major, (..., rows * columns).
+
+    Rows and columns all of whose entries are forbidden (-inf, or masked) are left out, as the padding of both is.
+
+    Args:
+        rows: number of rows; None to read it from the scores.
+        columns: number of columns; None to read it from the scores. With neither, the scores are those of a square.
+
+    Raises:
+        ConfigurationError: if they are not integers >= 1, or there are more rows than columns.
+
+    Example:
+        >>> import torch
+        >>> Assignment(2, 3).maximize(torch.tensor([[3.0, 2.0, 0.0, 3.0, 1.0, 0.0]])).reshape(2, 3).tolist()
+        [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
+    """
+
+    rows: int | None = None
+    columns: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "columns"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        if self.rows is not None and self.columns is not None and self.rows > self.columns:
+            raise ConfigurationError(
+                f"Expected at least as many columns as rows, for every row gets one of its own, but got {self!r}."
+                " Transpose the scores."
+            )
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return one for any number of entries: a single row, of which one column is chosen."""
+        return [cls(rows=1)]
+
+    @property
+    def size(self) -> int | None:
+        """Number of rows times columns; see the base class."""
+        return None if self.rows is None or self.columns is None else self.rows * self.columns
+
+    def shape(self, d: int) -> tuple[int, int]:
+        """Return numbers of rows and columns for d entries.
+
+        Raises:
+            ConfigurationError: if d entries cannot be laid out.
+        """
+        if self.rows is not None:
+            rows, columns = self.rows, d // self.rows if self.columns is None else self.columns
+        elif self.columns is not None:
+            rows, columns = d // self.columns, self.columns
+        else:
+            rows = columns = math.isqrt(d)
+        if rows * columns != d or (rows > columns and d):
+            raise ConfigurationError(
+                f"Expected scores of length rows * columns, rows <= columns, for {self!r} but got {d}."
+                " Give both numbers where the scores are not those of a square."
+            )
+        return rows, columns
+
+    def check(self, d: int) -> None:
+        """See the base class."""
+        self.shape(d)
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return the best assignment by the Hungarian method of scipy, on the CPU.
+
+        Raises:
+            ConfigurationError: if the forbidden entries leave none.
+        """
+        from scipy.optimize import linear_sum_assignment
+
+        rows, columns = self.shape(scores.shape[-1])
+        grids = scores.detach().to("cpu", torch.float64).reshape(-1, rows, columns).numpy()
+        gains = np.where(np.abs(grids) <= TIE, 0.0, grids)
+        chosen = np.zeros(grids.shape)
+        for example, (gain, out) in enumerate(zip(gains, chosen, strict=True)):
+            allowed = gain != -np.inf
+            places: tuple[np.ndarray, ...] = ()
+            if not allowed.all():
+                places = np.ix_(allowed.any(1), allowed.any(0))
+                gain = gain[places]
+            try:
+                first, second = linear_sum_assignment(gain, maximize=True)
+            except ValueError:
+                first = second = np.empty(0, np.int64)
+            if len(first) < len(gain):
+                raise ConfigurationError(
+                    f"Expected forbidden entries that leave an assignment of every row, but those of example {example} do not."
+                )
+            if places:
+                first, second = places[0][first, 0], places[1][0, second]
+            out[first, second] = 1.0
+        return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
+
+    def validate(self, structures: Tensor) -> Tensor:
+        """See the base class; rows may be left out."""
+        grid = structures.reshape(*structures.shape[:-1], *self.shape(structures.shape[-1]))
+        fits: Tensor = (grid.sum(-1) <= 1).all(-1) & (grid.sum(-2) <= 1).all(-1)
+        return fits
+
+    def enumerate(self, d: int | None = None) -> Tensor:
+        """Return all assignments over d entries, no row left out."""
+        rows, columns = self.shape(self.known_size(d))
+        every = torch.tensor(list(itertools.permutations(range(columns), rows)), dtype=torch.int64).reshape(-1, rows)
+        return torch.nn.functional.one_hot(every, columns).flatten(-2).double()

@@ -1,0 +1,140 @@
+"""Bit vectors, all of them or those with few ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.active_set import BITS, TIE
+from lit_sparse.kernels.kbest import best_bits
+from lit_sparse.structures.base import CompiledOracle, Structure
+
+__all__ = ["BitVector", "Budget"]
+
+
+@dataclass(frozen=True)
+class BitVector(Structure):
+    """All vectors of {0, 1}^d. Their convex hull is the cube, so that SparseMAP clips the scores to [0, 1].
+
+    Args:
+        d: number of bits; None to read it from the scores.
+
+    Raises:
+        ConfigurationError: if ``d`` is not an integer >= 1.
+
+    Example:
+        >>> import torch
+        >>> BitVector(3).maximize(torch.tensor([[0.5, -1.0, 0.0]])).tolist()
+        [[1.0, 0.0, 0.0]]
+    """
+
+    has_nested: ClassVar[bool] = True
+
+    d: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.d is not None:
+            check_count("d", self.d)
+
+    @property
+    def size(self) -> int | None:
+        """See the base class."""
+        return self.d
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return ones where scores are positive."""
+        return (scores > TIE).to(scores.dtype)
+
+    def topk(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """Return the k best bit vectors of each row; see :func:`lit_sparse.kernels.kbest.best_bits`."""
+        self.check(scores.shape[-1])
+        return best_bits(scores, check_count("k", k))
+
+    def project(self, scores: Tensor) -> Tensor:
+        """Return the scores clipped to [0, 1]."""
+        return scores.clamp(0.0, 1.0)
+
+    def nested(self, marginals: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the vectors of the k largest marginals, k = 0 .. d, each with the step that the sorted marginals take there.
+
+        A row of NaN gives NaN to one vector, that of zeros.
+        """
+        ordered, order = marginals.sort(dim=-1, descending=True, stable=True)
+        edges = torch.cat([torch.ones_like(ordered[..., :1]), ordered, torch.zeros_like(ordered[..., :1])], -1)
+        broken = marginals.isnan().any(-1, keepdim=True)
+        steps = torch.where(broken, 0.0, edges[..., :-1] - edges[..., 1:])
+        probs = torch.cat([torch.where(broken, torch.nan, steps[..., :1]), steps[..., 1:]], -1)
+        rank = order.argsort(-1)
+        sizes = torch.arange(marginals.shape[-1] + 1, device=marginals.device)
+        return probs, (rank.unsqueeze(-2) < sizes.unsqueeze(-1)).to(marginals.dtype)
+
+    def scores_from_logits(self, logits: Tensor) -> Tensor:
+        """Return (logits + 1) / 2."""
+        return (logits + 1) / 2
+
+    def compiled(self, potentials: Tensor | None) -> CompiledOracle:
+        """See the base class."""
+        return CompiledOracle(BITS, budget=2**31 - 1)
+
+
+@dataclass(frozen=True)
+class Budget(Structure):
+    """The vectors of {0, 1}^d with at most ``budget`` ones.
+
+    Args:
+        d: number of bits; None to read it from the scores.
+        budget: most ones, 0 .. d.
+
+    Raises:
+        ConfigurationError: if ``d`` is not an integer >= 1, or ``budget`` not one in 0 .. d.
+
+    Source: Correia, Niculae, Aziz & Martins (2020), appendix C.
+
+    Example:
+        >>> import torch
+        >>> Budget(3, 1).maximize(torch.tensor([[0.5, -1.0, 2.0]])).tolist()
+        [[0.0, 0.0, 1.0]]
+    """
+
+    d: int | None
+    budget: int
+
+    def __post_init__(self) -> None:
+        most = "d" if self.d is None else check_count("d", self.d)
+        if type(self.budget) is not int or self.budget < 0 or (self.d is not None and self.budget > self.d):
+            raise ConfigurationError(f"Expected argument `budget` to be an integer in 0 .. {most} but got {self.budget!r}.")
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return a tight and a loose budget."""
+        return [cls(None, 1), cls(None, 3)]
+
+    @property
+    def size(self) -> int | None:
+        """See the base class."""
+        return self.d
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return ones at the largest positive scores; ties go to the lowest index."""
+        kept = min(self.budget, scores.shape[-1])
+        order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :kept]
+        chosen = torch.zeros_like(scores).scatter(-1, order, 1.0)
+        return chosen * (scores > TIE)
+
+    def validate(self, structures: Tensor) -> Tensor:
+        """See the base class."""
+        return structures.sum(-1) <= self.budget
+
+    def scores_from_logits(self, logits: Tensor) -> Tensor:
+        """Return (logits + 1) / 2."""
+        return (logits + 1) / 2
+
+    def compiled(self, potentials: Tensor | None) -> CompiledOracle:
+        """See the base class."""
+        return CompiledOracle(BITS, budget=self.budget)

@@ -1,0 +1,199 @@
+"""Sequences of tags with scores for a tag after another: a linear chain."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.active_set import SEQUENCE, TIE
+from lit_sparse.structures.base import CompiledOracle, Structure
+
+__all__ = ["Sequence"]
+
+
+@dataclass(frozen=True)
+class Sequence(Structure):
+    """One tag at each position. Scores are position-major, (..., length * tags); one-hot tags are laid out the same way.
+
+    A position whose tags are all forbidden (-inf, or masked) is left out, and its neighbours become adjacent; so padding is
+    masked. Potentials are scores of a tag after another, (tags, tags) for all positions or (length - 1, tags, tags),
+    [from, to]; a leading dimension gives each row its own. The one at position i links it to the position before that is
+    there.
+
+    Args:
+        length: number of positions; None to read it from the scores.
+        tags: number of tags.
+        select: show one tag alone, as attention does: scores (..., length) are those of this tag, all others have score 0, and
+            its marginals (..., length) come back, which are between 0 and 1 and need not sum to one.
+
+    Raises:
+        ConfigurationError: if ``length`` or ``tags`` is not an integer >= 1, or ``select`` not one in 0 .. tags - 1.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[1.0, 0.0, 0.4, 0.5]])  # two positions, two tags
+        >>> Sequence(tags=2).maximize(scores).tolist()
+        [[1.0, 0.0, 0.0, 1.0]]
+        >>> Sequence(tags=2).maximize(scores, torch.tensor([[0.2, 0.0], [0.0, 0.2]])).tolist()
+        [[1.0, 0.0, 1.0, 0.0]]
+    """
+
+    ordered: ClassVar[bool] = True
+    has_potentials: ClassVar[bool] = True
+
+    length: int | None = None
+    tags: int = 2
+    select: int | None = None
+
+    def __post_init__(self) -> None:
+        check_count("tags", self.tags)
+        if self.length is not None:
+            check_count("length", self.length)
+        if self.select is not None and (type(self.select) is not int or not 0 <= self.select < self.tags):
+            raise ConfigurationError(
+                f"Expected argument `select` to be an integer in 0 .. {self.tags - 1} or None but got {self.select!r}."
+            )
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return one for attention."""
+        return [cls(select=1), cls(tags=3, select=0)]
+
+    @property
+    def size(self) -> int | None:
+        """Number of positions times tags; see the base class."""
+        return None if self.length is None else self.length * self.tags
+
+    def check(self, d: int) -> None:
+        """See the base class."""
+        length, rest = divmod(d, 1 if self.select is not None else self.tags)
+        if rest or (self.length is not None and length != self.length):
+            lengths = "any number of positions" if self.length is None else f"length={self.length}"
+            tags = f"tags={self.tags}" if self.select is None else f"one tag, select={self.select}"
+            raise ConfigurationError(f"Expected scores for {lengths} times {tags} but got {d}.")
+
+    def arrange(self, potentials: Tensor, d: int) -> Tensor:
+        """Return potentials as (rows or 1, length - 1 or 1, tags, tags)."""
+        square, links = (self.tags, self.tags), max(d // self.tags - 1, 0)
+        given = tuple(potentials.shape)
+        fits = given[-2:] == square and (len(given) == 2 or given[-3] in (1, links))
+        if not fits:
+            raise ConfigurationError(
+                f"Expected potentials [from, to] of shape {square}, or {(links, *square)} for {links + 1} positions, or with"
+                f" the rows' dimensions before that, but got {given}."
+            )
+        return potentials.reshape(-1, 1 if len(given) == 2 else given[-3], *square)
+
+    def widen(self, scores: Tensor) -> Tensor:
+        """Return scores (..., length * tags), zero but for the selected tag's; forbidden for a position that is."""
+        if self.select is None:
+            return scores
+        others = torch.where(scores == -torch.inf, scores, torch.zeros_like(scores))
+        columns = [scores if tag == self.select else others for tag in range(self.tags)]
+        return torch.stack(columns, -1).flatten(-2)
+
+    def narrow(self, structures: Tensor) -> Tensor:
+        """Return the selected tag's entries."""
+        return structures if self.select is None else structures[..., self.select :: self.tags]
+
+    def squared_norm(self, marginals: Tensor, allowed: Tensor) -> Tensor:
+        """See the base class; tags that are not shown share what is left of each position alike."""
+        shown = super().squared_norm(marginals, allowed)
+        if self.select is None or self.tags == 1:
+            return shown
+        return shown + torch.where(allowed, (1 - marginals).square(), 0.0).sum(-1) / (self.tags - 1)
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return the best tags by the algorithm of Viterbi; ties go to the lowest tag.
+
+        Args:
+            scores: (B, length * tags).
+            potentials: scores of a tag after another; None for zeros.
+        """
+        self._check_wide(scores)
+        grid = self._grid(scores)
+        rows, length = grid.shape[:2]
+        if length == 0:
+            return torch.zeros_like(scores)
+        links = self._links(potentials, scores)
+        present = (grid != -torch.inf).any(-1)
+        best = torch.where(present[:, 0, None], grid[:, 0], 0.0)
+        started = present[:, 0]
+        origins = []
+        for i in range(1, length):
+            most, origin = _first_best((best.unsqueeze(-1) + links[:, min(i, links.shape[1]) - 1]).transpose(-1, -2))
+            most = torch.where(started.unsqueeze(-1), most, 0.0) + grid[:, i]
+            best = torch.where(present[:, i, None], most, best)
+            origins.append(torch.where(present[:, i, None], origin, torch.arange(self.tags, device=scores.device)))
+            started = started | present[:, i]
+        tag = _first_best(best)[1]
+        chosen = torch.zeros_like(grid)
+        every = torch.arange(rows, device=scores.device)
+        for i in range(length - 1, -1, -1):
+            chosen[every, i, tag] = present[:, i].to(scores.dtype)
+            if i:
+                tag = origins[i - 1][every, tag]
+        return chosen.flatten(-2)
+
+    def validate(self, structures: Tensor) -> Tensor:
+        """See the base class; a position may be left out."""
+        self._check_wide(structures)
+        fits: Tensor = (self._grid(structures).sum(-1) <= 1).all(-1)
+        return fits
+
+    def enumerate(self, d: int | None = None) -> Tensor:
+        """Return all sequences over d // tags positions, none of them left out."""
+        d = self.size if d is None else d
+        if d is None:
+            raise ConfigurationError(f"Expected the number of entries, which {self!r} does not know.")
+        every = torch.tensor(list(itertools.product(range(self.tags), repeat=d // self.tags)), dtype=torch.int64)
+        return torch.nn.functional.one_hot(every.reshape(-1, d // self.tags), self.tags).flatten(-2).double()
+
+    def initial_potentials(self) -> Tensor:
+        """Return zeros (tags, tags)."""
+        return torch.zeros(self.tags, self.tags)
+
+    def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:
+        """Return the sum of the scores of neighbouring tags; see the base class."""
+        grid = self._grid(structures)
+        length = grid.shape[-2]
+        before = grid.clone()  # at each position the tag there, or else the last one before it
+        for i in range(1, length):
+            before[:, :, i] = torch.where(grid[:, :, i].sum(-1, keepdim=True) > 0, grid[:, :, i], before[:, :, i - 1])
+        links = potentials.to(grid.dtype).expand(len(grid), max(length - 1, 0), -1, -1)
+        return torch.einsum("bsia,biac,bsic->bs", before[:, :, :-1], links, grid[:, :, 1:])
+
+    def compiled(self, potentials: Tensor | None) -> CompiledOracle:
+        """See the base class."""
+        return CompiledOracle(SEQUENCE, tags=self.tags, links=potentials)
+
+    def _grid(self, entries: Tensor) -> Tensor:
+        """View entries (..., length * tags) as (..., length, tags)."""
+        return entries.reshape(*entries.shape[:-1], entries.shape[-1] // self.tags, self.tags)
+
+    def _links(self, potentials: Tensor | None, scores: Tensor) -> Tensor:
+        if potentials is None:
+            return scores.new_zeros(1, 1, self.tags, self.tags)
+        return self.arrange(potentials, scores.shape[-1]).to(scores.dtype)
+
+    def _check_wide(self, scores: Tensor) -> None:
+        """Raise unless there is a score for each position and tag: where one tag is selected too, all have scores here."""
+        length, rest = divmod(scores.shape[-1], self.tags)
+        if rest or (self.length is not None and length != self.length):
+            raise ConfigurationError(
+                f"Expected scores of length {self.length or 'positions'} x {self.tags} but got {scores.shape[-1]}."
+            )
+
+
+def _first_best(totals: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest of the last dimension, and the first index that comes within rounding of it."""
+    most = totals.amax(-1, keepdim=True)
+    near = totals >= torch.where(most.isinf(), most, most - TIE)
+    return most.squeeze(-1), near.to(torch.uint8).argmax(-1)

@@ -1,0 +1,393 @@
+"""SparseMAP against enumeration and a second solver, its derivatives, its odd rows, and both of its implementations."""
+
+import warnings
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import SparseMAP, Sparsemax
+from lit_sparse.mappings import functional as F
+from lit_sparse.mappings.active_set_loop import solve_in_torch
+from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure
+
+STRUCTURES = [
+    BitVector(5),
+    Budget(6, 2),
+    Budget(5, 0),
+    Sequence(3, tags=2),
+    Sequence(3, tags=3),
+    Assignment(3, 3),
+    Assignment(2, 4),
+]
+
+WITH_LINKS = [(structure, False) for structure in STRUCTURES] + [(s, True) for s in STRUCTURES if s.has_potentials]
+
+
+@dataclass(frozen=True)
+class Plain(Structure):
+    """A structure as a user would write it: nothing but its maximization, without a compiled oracle."""
+
+    of: Structure
+
+    @property
+    def has_potentials(self) -> bool:  # type: ignore[override]
+        return self.of.has_potentials
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        return self.of.maximize(scores, potentials)
+
+    def arrange(self, potentials: Tensor, d: int) -> Tensor:
+        return self.of.arrange(potentials, d)
+
+    def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:
+        return self.of.potential_scores(structures, potentials)
+
+
+def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def links_for(structure: Structure, seed: int = 0, per_position: bool = False) -> Tensor | None:
+    if not isinstance(structure, Sequence):
+        return None
+    shape = (int(structure.length or 2) - 1, structure.tags, structure.tags)
+    return draw(*(shape if per_position else shape[1:]), seed=seed + 100)
+
+
+def best_of_all(structure: Structure, x: Tensor, links: Tensor | None, gamma: float = 1.0) -> Tensor:
+    """Marginals (B, d) by projected gradient steps on the probabilities of every structure, with momentum."""
+    every = structure.enumerate(x.shape[-1])
+    extra = torch.zeros(len(x), len(every), dtype=x.dtype)
+    if links is not None:
+        arranged = structure.arrange(links, x.shape[-1]).expand(len(x), -1, -1, -1)
+        extra = structure.potential_scores(every.expand(len(x), *every.shape), arranged)
+    step = 1.0 / (gamma * torch.linalg.matrix_norm(every, 2).clamp_min(1.0) ** 2)
+    xi = torch.full_like(extra, 1 / len(every))
+    ahead, t = xi, 1.0
+    for _ in range(20_000):
+        slope = (x - gamma * ahead @ every) @ every.T + extra
+        new = F.sparsemax(ahead + step * slope)
+        t, old = 0.5 * (1 + (1 + 4 * t * t) ** 0.5), t
+        restart = ((ahead - new) * (new - xi)).sum(-1, keepdim=True) > 0
+        ahead = torch.where(restart, new, new + (old - 1) / t * (new - xi))
+        if float((new - xi).abs().max()) < 1e-13:
+            break
+        xi = new
+    return xi @ every
+
+
+@pytest.mark.parametrize(("structure", "links_too"), WITH_LINKS)
+def test_marginals_equal_those_over_every_structure(structure: Structure, links_too: bool) -> None:
+    links = links_for(structure) if links_too else None
+    x = draw(24, int(structure.size or 0), seed=1, scale=1.5)
+    for gamma in (1.0, 0.4):
+        out = F.sparsemap(x, structure, potentials=links, gamma=gamma)
+        expected = best_of_all(structure, x, links, gamma)
+        torch.testing.assert_close(out.marginals, expected, atol=1e-5, rtol=0)
+        _is_feasible(structure, out, x)
+
+
+def _is_feasible(structure: Structure, out: F.sparsemap, x: Tensor) -> None:  # type: ignore[valid-type]
+    marginals, probs, structures = out  # type: ignore[misc]
+    assert bool((probs >= 0).all())
+    torch.testing.assert_close(probs.sum(-1), torch.ones(len(x), dtype=x.dtype))
+    assert int((probs > 0).sum(-1).max()) <= x.shape[-1] + 1
+    assert bool(structure.validate(structures[probs > 0]).all())
+    assert bool((structures[probs == 0] == 0).all())
+    torch.testing.assert_close(torch.einsum("bs,bsd->bd", probs, structures), marginals)
+    for row, used in zip(structures, probs > 0, strict=True):
+        assert len(row[used].unique(dim=0)) == int(used.sum()), "a structure stands there twice"
+    assert float(out.gap.abs().max()) < 1e-10  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("in_torch", [False, True])
+@pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
+def test_an_oracle_in_python_equals_the_compiled_solver(
+    structure: Structure, in_torch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU with compiled steps, on other devices in torch operations."""
+    if in_torch:
+        monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solve_in_torch)
+    x = draw(30, int(structure.size or 0), seed=2, scale=1.5)
+    x[3, 0], x[5, -1], x[7] = torch.nan, torch.inf, -torch.inf
+    links = links_for(structure, per_position=True)
+    first = structure.enumerate()[torch.arange(30) % len(structure.enumerate())]
+    for start in (None, first):
+        ours = F.sparsemap(x, structure, potentials=links, start=start)
+        theirs = F.sparsemap(x, Plain(structure), potentials=links, start=start)
+        for a, b in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(a, b, equal_nan=True)
+    assert bool(ours.marginals[[3, 5]].isnan().all())
+    assert bool((ours.marginals[7] == 0).all())
+
+
+@pytest.mark.parametrize("d", [1, 2, 17, 60])
+def test_bits_are_clipped(d: int) -> None:
+    x = draw(40, d, seed=3)
+    for structure in (BitVector(d), Plain(BitVector(d))):
+        torch.testing.assert_close(F.sparsemap(x, structure).marginals, x.clamp(0, 1))
+        torch.testing.assert_close(SparseMAP(structure)(x), x.clamp(0, 1))
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6, 1e30])
+def test_bits_of_any_scale(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the active set too, and beside scores that would swallow them."""
+    x = draw(20, 30, seed=30)
+    x[:, ::3] *= scale
+    for solver in (None, solve_in_torch):
+        if solver is not None:
+            monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solver)
+        for structure in (BitVector(), Plain(BitVector())):
+            torch.testing.assert_close(F.sparsemap(x, structure).marginals, x.clamp(0, 1), rtol=0, atol=1e-7)
+
+
+def test_one_of_d_is_sparsemax() -> None:
+    x = draw(40, 9, seed=4)
+    torch.testing.assert_close(SparseMAP(Assignment(rows=1))(x), Sparsemax()(x))
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
+def test_batched_equals_one_by_one(structure: Structure) -> None:
+    x = draw(12, int(structure.size or 0), seed=5, scale=2.0)
+    for kind in (structure, Plain(structure)):
+        out = F.sparsemap(x.reshape(3, 4, -1), kind)
+        assert out.structures.shape[:2] == (3, 4)
+        for i, row in enumerate(x):
+            alone = F.sparsemap(row, kind)
+            n = len(alone.probs)
+            torch.testing.assert_close(out.marginals.reshape(12, -1)[i], alone.marginals)
+            torch.testing.assert_close(out.probs.reshape(12, -1)[i, :n], alone.probs)
+            assert torch.equal(out.structures.flatten(0, 1)[i, :n], alone.structures)
+
+
+@pytest.mark.parametrize("kind", [lambda s: s, Plain], ids=["compiled", "oracle"])
+def test_a_masked_sequence_equals_the_shorter_one(kind: object) -> None:
+    structure, links = Sequence(tags=3), draw(3, 3, seed=6)
+    x = draw(8, 7 * 3, seed=7)
+    lengths = torch.tensor([7, 1, 2, 3, 4, 5, 6, 0])
+    mask = (torch.arange(7) < lengths[:, None]).repeat_interleave(3, -1)
+    out = F.sparsemap(x, kind(structure), potentials=links, mask=mask)  # type: ignore[operator]
+    for row, length, y in zip(x, lengths.tolist(), out.marginals, strict=True):
+        assert bool((y[3 * length :] == 0).all())
+        if length:
+            short = F.sparsemap(row[: 3 * length], structure, potentials=links)
+            torch.testing.assert_close(y[: 3 * length], short.marginals)
+    assert float(out.probs[-1, 0]) == 1.0
+
+
+@pytest.mark.parametrize(("structure", "links_too"), WITH_LINKS)
+def test_derivatives(structure: Structure, links_too: bool) -> None:
+    x = draw(3, int(structure.size or 0), seed=8, scale=1.2).requires_grad_()
+    for kind in (structure, Plain(structure)):
+        if not links_too:
+            function = lambda x: F.sparsemap(x, kind).marginals  # noqa: B023, E731
+            assert gradcheck(function, x, check_forward_ad=True, atol=1e-5)
+            assert gradgradcheck(function, x, atol=1e-5)
+            continue
+        links = links_for(structure, per_position=True)
+        assert links is not None
+        links.requires_grad_()
+        both = lambda x, links: F.sparsemap(x, kind, potentials=links, gamma=0.7).marginals  # noqa: B023, E731
+        assert gradcheck(both, (x, links), check_forward_ad=True, atol=1e-5)
+        assert gradgradcheck(both, (x, links), atol=1e-5)
+
+
+@pytest.mark.parametrize("structure", [Sequence(3, tags=2), Budget(5, 2), Assignment(3, 3)], ids=repr)
+def test_derivatives_of_probabilities(structure: Structure) -> None:
+    """They are those of the support at hand."""
+    x = draw(4, int(structure.size or 0), seed=9).requires_grad_()
+    out = F.sparsemap(x, structure)
+    weights = draw(*out.probs.shape, seed=10)
+    (got,) = torch.autograd.grad((out.probs * weights).sum(), x)
+    for i in range(4):
+        used = out.probs[i] > 0
+        a = out.structures[i][used]
+        ones = torch.ones(len(a), 1, dtype=x.dtype)
+        system = torch.cat([torch.cat([a @ a.T, ones], 1), torch.cat([ones.T, torch.zeros(1, 1, dtype=x.dtype)], 1)])
+        solved = torch.linalg.lstsq(system, torch.cat([weights[i][used], torch.zeros(1, dtype=x.dtype)])[:, None]).solution
+        if torch.linalg.matrix_rank(system) == len(system):
+            torch.testing.assert_close(got[i], a.T @ solved[:-1, 0])
+
+
+def test_potentials_of_each_row() -> None:
+    structure, x, links = Sequence(3, tags=2), draw(4, 6, seed=11), draw(4, 1, 2, 2, seed=12).requires_grad_()
+    out = F.sparsemap(x, structure, potentials=links)
+    (got,) = torch.autograd.grad(out.marginals.square().sum(), links)
+    for i in range(4):
+        alone = links[i, 0].detach().requires_grad_()
+        mine = F.sparsemap(x[i], structure, potentials=alone)
+        torch.testing.assert_close(out.marginals[i], mine.marginals)
+        torch.testing.assert_close(got[i, 0], torch.autograd.grad(mine.marginals.square().sum(), alone)[0])
+
+
+@pytest.mark.parametrize("way", ["compiled", "oracle", "torch"])
+@pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
+def test_degenerate_points_stay_finite_and_right(structure: Structure, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "torch":
+        monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solve_in_torch)
+    kind = structure if way == "compiled" else Plain(structure)
+    d = int(structure.size or 0)
+    points = [
+        torch.zeros(d),
+        torch.ones(d),
+        torch.full((d,), 0.5),
+        -torch.ones(d),
+        torch.arange(d) % 2 * 1.0,
+        torch.full((d,), 1e-12),
+    ]
+    x = torch.stack([point.double() for point in points]).requires_grad_()
+    for links in (None, links_for(structure), None if links_for(structure) is None else torch.zeros(2, 2, dtype=x.dtype)):
+        if links is not None and links.shape[-1] != getattr(structure, "tags", 0):
+            continue
+        out = F.sparsemap(x, kind, potentials=links)
+        torch.testing.assert_close(out.marginals, best_of_all(structure, x.detach(), links), atol=1e-5, rtol=0)
+        _is_feasible(structure, out, x)
+        (gradient,) = torch.autograd.grad((out.marginals * draw(6, d, seed=13)).sum() + out.probs.square().sum(), x)
+        assert bool(gradient.isfinite().all())
+
+
+@pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
+def test_a_warm_start_gives_the_same_marginals(structure: Structure, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = draw(20, int(structure.size or 0), seed=14, scale=1.5)
+    links = links_for(structure)
+    for kind, solver in ((structure, None), (Plain(structure), None), (Plain(structure), solve_in_torch)):
+        if solver is not None:
+            monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solver)
+        cold = F.sparsemap(x, kind, potentials=links)
+        again = F.sparsemap(x, kind, potentials=links, start=cold, max_iter=1)  # nothing is left to look for
+        torch.testing.assert_close(again.marginals, cold.marginals)
+        near = F.sparsemap(x + draw(*x.shape, seed=15, scale=0.1), kind, potentials=links, start=cold)
+        torch.testing.assert_close(
+            near.marginals, F.sparsemap(x + draw(*x.shape, seed=15, scale=0.1), kind, potentials=links).marginals
+        )
+        other = structure.enumerate()[torch.arange(20) % len(structure.enumerate())]
+        torch.testing.assert_close(F.sparsemap(x, kind, potentials=links, start=other).marginals, cold.marginals)
+
+
+def test_a_warning_tells_the_gap_when_iterations_run_out() -> None:
+    x = draw(5, 20, seed=16)
+    for structure in (BitVector(20), Plain(BitVector(20))):
+        with pytest.warns(RuntimeWarning, match=r"max_iter=2 .* gap of up to \d"):
+            out = F.sparsemap(x, structure, max_iter=2)
+        distance = (out.marginals - x.clamp(0, 1)).square().sum(-1)
+        assert bool((distance <= 2 * out.gap + 1e-12).all()), "the gap bounds the distance"
+        assert float(out.gap.max()) > 1e-3
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            F.sparsemap(x, structure)
+
+
+def test_learnt_potentials() -> None:
+    layer = SparseMAP(Sequence(tags=2), learn_potentials=True)
+    assert list(layer.state_dict()) == ["potentials"]
+    y = layer(torch.randn(3, 8))
+    y.square().sum().backward()
+    assert layer.potentials is not None and layer.potentials.grad is not None
+    assert float(layer.potentials.grad.abs().max()) > 0
+    fixed = SparseMAP(Sequence(tags=2), potentials=torch.ones(2, 2))
+    assert not fixed.state_dict() and not list(fixed.parameters())
+
+
+def test_value_with_potentials() -> None:
+    structure, x = Sequence(4, tags=2), draw(5, 8, seed=17).requires_grad_()
+    layer = SparseMAP(structure, potentials=draw(2, 2, seed=18), learn_potentials=True, gamma=0.6).double()
+    links = layer.potentials
+    assert links is not None
+    out = F.sparsemap(x, structure, potentials=links, gamma=0.6)
+    gain = (structure.potential_scores(out.structures, structure.arrange(links, 8)) * out.probs).sum(-1)
+    expected = (out.marginals * x).sum(-1) + gain - 0.3 * out.marginals.square().sum(-1)
+    torch.testing.assert_close(layer.value(x), expected)
+
+    def value(x: Tensor, links: Tensor) -> Tensor:
+        return torch.func.functional_call(_Value(layer), {"layer.potentials": links}, (x,))
+
+    assert gradcheck(value, (x, links), atol=1e-5)
+    assert gradgradcheck(value, (x, links), atol=1e-5)
+
+
+class _Value(torch.nn.Module):
+    def __init__(self, layer: SparseMAP) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer.value(x)
+
+
+def test_selected_tag_is_attention() -> None:
+    """It equals the full problem in which other tags have score zero."""
+    x = draw(6, 5, seed=19)
+    links = draw(3, 3, seed=20)
+    full = torch.zeros(6, 5, 3, dtype=x.dtype)
+    full[:, :, 1] = x
+    shown = F.sparsemap(x, Sequence(tags=3, select=1), potentials=links)
+    whole = F.sparsemap(full.reshape(6, 15), Sequence(tags=3), potentials=links)
+    torch.testing.assert_close(shown.marginals, whole.marginals[:, 1::3])
+    torch.testing.assert_close(shown.entries, whole.structures)
+    again = F.sparsemap(x, Sequence(tags=3, select=1), potentials=links, start=shown)
+    torch.testing.assert_close(again.marginals, shown.marginals)
+
+
+def test_a_gradient_behind_the_mask_is_not_looked_at() -> None:
+    x = draw(4, 6, seed=21).requires_grad_()
+    mask = torch.ones(4, 6, dtype=torch.bool)
+    mask[:, 4:] = False
+    out = F.sparsemap(x, Sequence(tags=2), mask=mask)
+    (got,) = torch.autograd.grad(out.marginals, x, torch.full((4, 6), torch.nan, dtype=x.dtype).masked_fill(mask, 1.0))
+    assert bool(got.isfinite().all())
+
+
+class _Wrong(Structure):
+    def __init__(self, result: object) -> None:
+        self.result = result
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        return self.result(scores)  # type: ignore[operator, no-any-return]
+
+    def validate(self, structures: Tensor) -> Tensor:
+        return structures.sum(-1) <= 2
+
+
+@pytest.mark.parametrize(
+    ("result", "words"),
+    [
+        (lambda s: s[:, :2], "one structure a row"),
+        (lambda s: s.tolist(), "one structure a row"),
+        (lambda s: torch.full_like(s, 0.5), "zeros and ones"),
+        (lambda s: torch.full_like(s, torch.nan), "zeros and ones"),
+        (lambda s: torch.ones_like(s), "forbidden"),
+        (lambda s: torch.tensor([1.0, 1.0, 1.0, 0.0]).expand_as(s), "validate"),
+    ],
+)
+def test_an_oracle_that_returns_no_structure_is_told_so(result: object, words: str) -> None:
+    x = torch.zeros(2, 4)
+    x[:, 3] = -torch.inf
+    with pytest.raises(ConfigurationError, match=words):
+        F.sparsemap(x, _Wrong(result))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: SparseMAP(BitVector), r"Did you mean BitVector\("),  # type: ignore[arg-type]
+        (lambda: SparseMAP(32), "BitVector"),  # type: ignore[arg-type]
+        (lambda: F.sparsemap(torch.zeros(3), BitVector(4)), "length 4"),
+        (lambda: F.sparsemap(torch.zeros(3), BitVector(), potentials=torch.zeros(2, 2)), "no potentials"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), Sequence(), potentials=torch.zeros(3, 1, 2, 2)), "2 rows"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), start=torch.full((2, 4), 0.5)), "start"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), start=torch.zeros(3, 4)), "start"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), Budget(4, 1), start=torch.ones(2, 4)), "start"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), start="best"), "start"),  # type: ignore[arg-type]
+        (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), max_iter=0), "max_iter"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), tol=0.0), "tol"),
+        (lambda: SparseMAP(BitVector(), learn_potentials=True), "learnt"),
+        (lambda: F.sparsemap(torch.zeros(2, 4, dtype=torch.int64), BitVector()), "floating"),
+    ],
+)
+def test_bad_arguments_are_explained(call: object, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        call()  # type: ignore[operator]

@@ -1,0 +1,144 @@
+"""Structures against enumeration: their best, their k best, who they accept, and what they refuse."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure
+
+SMALL = [
+    BitVector(5),
+    Budget(6, 2),
+    Budget(4, 0),
+    Budget(4, 4),
+    Sequence(3, tags=2),
+    Sequence(3, tags=3),
+    Sequence(1, tags=4),
+    Assignment(3, 3),
+    Assignment(2, 4),
+    Assignment(1, 5),
+]
+
+
+def generator(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def totals(structure: Structure, scores: Tensor, potentials: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Every structure, and its total for each row of scores."""
+    every = structure.enumerate()
+    gains = scores @ every.T
+    if potentials is not None:
+        links = structure.arrange(potentials, scores.shape[-1]).expand(len(scores), -1, -1, -1)
+        gains = gains + structure.potential_scores(every.expand(len(scores), *every.shape), links)
+    return every, gains
+
+
+@pytest.mark.parametrize("structure", SMALL, ids=repr)
+def test_maximize_equals_enumeration(structure: Structure) -> None:
+    scores = torch.randn(50, int(structure.size or 0), generator=generator(0), dtype=torch.float64)
+    found = structure.maximize(scores)
+    every, gains = totals(structure, scores)
+    assert torch.allclose((found * scores).sum(-1), gains.amax(-1))
+    assert bool(structure.validate(found).all())
+    assert bool((found.unsqueeze(1) == every).all(-1).any(-1).all())
+
+
+@pytest.mark.parametrize("structure", SMALL, ids=repr)
+def test_enumeration_has_each_structure_once_and_validate_accepts_no_other(structure: Structure) -> None:
+    every = structure.enumerate()
+    assert len(every.unique(dim=0)) == len(every)
+    assert bool(structure.validate(every).all())
+    d = every.shape[-1]
+    codes = ((torch.arange(2**d)[:, None] >> torch.arange(d)) & 1).double()
+    refused = codes[~structure.validate(codes)]
+    assert not bool((refused.unsqueeze(1) == every).all(-1).any())
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (3, 3, 3), (7, 3, 3, 3), (7, 1, 3, 3)])
+def test_viterbi_with_links_equals_enumeration(shape: tuple[int, ...]) -> None:
+    structure = Sequence(4, tags=3)
+    scores = torch.randn(7, 12, generator=generator(1), dtype=torch.float64)
+    links = torch.randn(shape, generator=generator(2), dtype=torch.float64)
+    found = structure.maximize(scores, links)
+    _, gains = totals(structure, scores, links)
+    arranged = structure.arrange(links, 12)
+    mine = (found * scores).sum(-1) + structure.potential_scores(found.unsqueeze(1), arranged).squeeze(1)
+    assert torch.allclose(mine, gains.amax(-1))
+
+
+def test_links_are_from_to() -> None:
+    only_01 = torch.tensor([[0.0, 5.0], [0.0, 0.0]])
+    assert Sequence(tags=2).maximize(torch.zeros(1, 4), only_01).tolist() == [[1.0, 0.0, 0.0, 1.0]]
+
+
+def test_masked_positions_are_left_out_and_neighbours_become_adjacent() -> None:
+    structure = Sequence(tags=2)
+    links = torch.randn(2, 2, generator=generator(3), dtype=torch.float64)
+    scores = torch.randn(20, 6, generator=generator(4), dtype=torch.float64)
+    masked = torch.cat([scores[:, :2], torch.full((20, 2), -torch.inf, dtype=torch.float64), scores[:, 2:]], -1)
+    found, short = structure.maximize(masked, links), structure.maximize(scores, links)
+    assert bool((found[:, 2:4] == 0).all())
+    assert torch.equal(found[:, [0, 1, 4, 5, 6, 7]], short)
+    wide = structure.arrange(links, 8)
+    assert torch.equal(
+        structure.potential_scores(found.unsqueeze(1), wide), structure.potential_scores(short.unsqueeze(1), wide)
+    )
+
+
+def test_assignment_leaves_out_forbidden_rows_and_columns() -> None:
+    scores = torch.randn(4, 5, generator=generator(5))
+    scores[1], scores[:, 2] = -torch.inf, -torch.inf
+    found = Assignment(4, 5).maximize(scores.reshape(1, -1)).reshape(4, 5)
+    short = scores[[0, 2, 3]][:, [0, 1, 3, 4]]
+    assert torch.equal(found[[0, 2, 3]][:, [0, 1, 3, 4]], Assignment(3, 4).maximize(short.reshape(1, -1)).reshape(3, 4))
+    assert float(found.sum()) == 3
+
+
+def test_assignment_says_when_there_is_none() -> None:
+    scores = torch.zeros(2, 2, 2)
+    scores[1, :, 0], scores[1, 0, 0] = -torch.inf, -torch.inf
+    scores[1] = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])
+    scores[1, 1, 1] = -torch.inf
+    blocked = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0]])
+    with pytest.raises(ConfigurationError, match="example 0 do not"):
+        Assignment().maximize(blocked.reshape(1, -1))
+
+
+def test_noise_is_a_tie() -> None:
+    noise = 2e-10 * (2 * torch.rand(10, 6, generator=generator(6), dtype=torch.float64) - 1)
+    assert bool((BitVector().maximize(noise) == 0).all())
+    assert bool((Budget(6, 3).maximize(noise) == 0).all())
+    assert bool((Sequence(tags=2).maximize(noise) == torch.tensor([1.0, 0.0] * 3)).all())
+    assert bool((Assignment(2, 3).maximize(noise) == Assignment(2, 3).maximize(torch.zeros(1, 6))).all())
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: Budget(4, -1), "integer in 0 .. 4 but got -1"),
+        (lambda: Budget(4, 5), "integer in 0 .. 4 but got 5"),
+        (lambda: Budget(None, -1), "integer in 0 .. d"),
+        (lambda: Budget(4, 1.0), "budget"),  # type: ignore[arg-type]
+        (lambda: BitVector(0), "`d`"),
+        (lambda: Sequence(tags=0), "`tags`"),
+        (lambda: Sequence(tags=2, select=2), "0 .. 1"),
+        (lambda: Sequence(0), "`length`"),
+        (lambda: Assignment(3, 2), "Transpose"),
+        (lambda: BitVector(4).check(3), "length 4"),
+        (lambda: Sequence(3, tags=2).check(5), "length=3"),
+        (lambda: Sequence(tags=2).check(5), "tags=2"),
+        (lambda: Assignment().check(6), "square"),
+        (lambda: Assignment(4).check(6), "rows <= columns"),
+        (lambda: Sequence(3, tags=2).arrange(torch.zeros(3, 3), 6), r"\(2, 2\)"),
+        (lambda: Sequence(3, tags=2).arrange(torch.zeros(3, 2, 2), 6), r"\(2, 2, 2\)"),
+        (lambda: BitVector(4).arrange(torch.zeros(2, 2), 4), "no potentials"),
+        (lambda: Assignment(2, 2).topk(torch.zeros(1, 4), 2), "no exact k-best"),
+        (lambda: BitVector(30).enumerate(), "at most 20"),
+        (lambda: BitVector().enumerate(), "does not know"),
+    ],
+)
+def test_bad_arguments_are_explained(make: object, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make()  # type: ignore[operator]
