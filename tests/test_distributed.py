@@ -7,11 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from .conftest import CONFIGS, Command, metrics_of
+from lit_sparse.cli import main
+
+from .conftest import CONFIGS, ROOT, Command, metrics_of
 
 pytestmark = pytest.mark.process
 
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
+BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))
 TWO = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"))
 ODD = ("--data.init_args.test_size=101", "--data.init_args.val_size=101", "--data.init_args.eval_batch_size=7")
 QUIET = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--data.init_args.binarize=true")
@@ -34,6 +37,24 @@ def test_scores_equal_those_of_one_process(lit_sparse: Command, tmp_path: Path) 
         for name, values in one.items():
             exact = "support_size" in name or "decoder_calls" in name
             assert two[name] == (values if exact else pytest.approx(values, rel=1e-6)), name
+
+
+def test_bits_per_dimension_equal_those_of_one_process(
+    lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each image has draws of its own, and the errors add up over processes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
+    assert main(["fit", *BITS, "--trainer.max_epochs=1"]) == 0
+    assert main(["test", *BITS, "--ckpt_path", "last"]) == 0
+    done = lit_sparse("test", *BITS, *TWO, "--ckpt_path", "last")
+    assert done.returncode == 0, done.stderr
+    one, two = (metrics_of(tmp_path / "runs" / "bits" / "0" / "test" / str(number)) for number in (0, 1))
+    assert one.keys() == two.keys()
+    assert one["test/examples"] == [101.0]
+    assert one["test/bits_per_dim_standard_error"][0] > 0
+    for name, values in one.items():
+        assert two[name] == pytest.approx(values, rel=1e-5), name
 
 
 def test_training_on_two_processes(lit_sparse: Command, tmp_path: Path) -> None:

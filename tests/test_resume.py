@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from .conftest import CONFIGS, Command, metrics_of
+from lit_sparse.cli import main
+
+from .conftest import CONFIGS, ROOT, Command, metrics_of
 
 COMMON = (
     "fit",
@@ -18,6 +20,8 @@ COMMON = (
     "--trainer.accelerator=cpu",
     "--data.init_args.binarize=true",
 )
+
+BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))
 
 pytestmark = pytest.mark.process
 
@@ -69,6 +73,28 @@ def test_killed_and_resumed_equals_uninterrupted(
         if "KillAtStep" in class_path and argument == "step=24":
             assert got_metrics[name] == pytest.approx(expected_metrics[name], rel=1e-6), name
     assert (folder / "config_resumed_1.yaml").is_file()
+
+
+def test_a_bit_vector_vae_goes_on_too(lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its data come in other batches, and its picture has a memory; killed in a process, the rest runs in this one."""
+    fit = ("fit", *BITS, "--checkpoint_every_n_steps=4")
+    killed = lit_sparse(*fit, "--trainer.callbacks=interruptions.KillAtStep", "--trainer.callbacks.step=24")
+    assert killed.returncode == -9, killed.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
+    for arguments in ([*fit, "--ckpt_path", "last"], ["fit", *BITS, "--name=whole"]):
+        assert main(arguments) == 0
+    cut, whole = tmp_path / "runs" / "bits" / "0", tmp_path / "runs" / "whole" / "0"
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(cut)[name], tensor, atol=1e-6, rtol=0)
+    for name in ("train/nelbo", "train/rate", "train/decoder_calls_total", "val/distortion"):
+        assert metrics_of(cut)[name] == pytest.approx(metrics_of(whole)[name], rel=1e-6), name
+    curves = []
+    for folder in (cut, whole):
+        callbacks = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
+        curves.append(callbacks["NegativeELBOPlot"])
+    assert [row["epoch"] for row in curves[0]["history"]] == [1, 2, 3]
+    assert curves[0]["history"] == [pytest.approx(row, rel=1e-6) for row in curves[1]["history"]]
 
 
 def test_nothing_to_resume_is_an_error(lit_sparse: Command, tmp_path: Path) -> None:

@@ -149,3 +149,23 @@ def test_a_wrong_result_stops_the_benchmark(hoyer: Any) -> None:
     for wrong in (y + 1e-6, y * np.nan):
         with pytest.raises(RuntimeError, match="off"):
             hoyer.check(x, 0.5, wrong)
+
+
+def test_compare_runs_draws_and_tabulates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load("compare_runs")
+    calls = "train/decoder_calls_"
+    header = f"epoch,step,val/nelbo,train/nelbo,{calls}p10,{calls}median,{calls}p90,{calls}mean"
+    lines = [header, "0,5,90.0,,,,,", "0,5,,95.0,1.0,4.0,9.0,4.5", "1,9,,80.0,1.0,2.0,3.0,2.25"]
+    (tmp_path / "run" / "test" / "0").mkdir(parents=True)
+    (tmp_path / "run" / "metrics.csv").write_text("\n".join(lines))
+    test = "epoch,step,test/nelbo,test/bits_per_dim,test/bits_per_dim_standard_error\n0,0,85.0,3.5,0.01"
+    (tmp_path / "run" / "test" / "0" / "metrics.csv").write_text(test)
+    monkeypatch.setattr(sys, "argv", ["compare_runs", f"ours={tmp_path / 'run'}", "--output", str(tmp_path / "picture.png")])
+    script.main()
+    assert "| ours | 2 | 95, 80 | 4, 2 | 4.50, 2.25 | 85 | 3.500 ± 0.01 |" in capsys.readouterr().out
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    (tmp_path / "run" / "metrics.csv").write_text("epoch,step,val/nelbo\n0,5,90.0")
+    with pytest.raises(SystemExit, match="decoder_calls_median"):
+        script.main()

@@ -1,4 +1,4 @@
-"""Pictures of a run: decoder calls over training, reconstructions, samples of each class."""
+"""Pictures of a run: decoder calls and negative ELBO over training, reconstructions, samples of each class."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
-__all__ = ["ClassSamplesPlot", "DecoderCallsPlot", "ReconstructionPlot"]
+__all__ = ["ClassSamplesPlot", "DecoderCallsPlot", "NegativeELBOPlot", "ReconstructionPlot"]
 
 
 class Picture(pl.Callback):
@@ -99,6 +99,68 @@ class DecoderCallsPlot(Picture):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the curve of a resumed run."""
         self.history = list(state_dict["history"])
+
+
+class NegativeELBOPlot(Picture):
+    """Draw the negative ELBO of validation against epochs, and against what they cost: cumulative median decoder calls.
+
+    The cost of an epoch is the median over its decisions; an epoch without validation adds its cost and no point. Reads
+    ``val/nelbo``, and what ``CountLogger`` logs, so it must stand after it. To use it in a config (the command line adds it by
+    itself)::
+
+        trainer:
+          callbacks: [CountLogger, NegativeELBOPlot]
+
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables via
+    Sparsity, figure 5.
+    """
+
+    name = "negative_elbo"
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__(folder)
+        self.history: list[dict[str, float]] = []
+        self.calls = 0.0
+        self._validated: float | None = None
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        value = trainer.callback_metrics.get("val/nelbo")
+        if value is not None and not trainer.sanity_checking:
+            self._validated = float(value)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        median = trainer.callback_metrics.get("train/decoder_calls_median")
+        if median is None:
+            return
+        self.calls += float(median)
+        if self._validated is not None:
+            self.history.append(
+                {"epoch": float(trainer.current_epoch + 1), "decoder_calls": self.calls, "nelbo": self._validated}
+            )
+        self._validated = None
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        if not self.history or not trainer.is_global_zero:
+            return
+        figure, axes = _figure(1, 2, width=8.0, height=3.2)
+        marker = "." if len(self.history) < 20 else None
+        for axis, key, label in zip(
+            axes, ("epoch", "decoder_calls"), ("epoch", "cumulative median decoder calls an example"), strict=True
+        ):
+            axis.plot([row[key] for row in self.history], [row["nelbo"] for row in self.history], marker=marker)
+            axis.set_xlabel(label)
+            axis.set_xlim(left=0)
+        axes[0].set_ylabel("negative ELBO of validation, nats")
+        self.save(trainer, figure)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the epochs drawn so far, and what they cost."""
+        return {"history": self.history, "calls": self.calls, "validated": self._validated}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the curves of a resumed run."""
+        self.history = list(state_dict["history"])
+        self.calls, self._validated = state_dict["calls"], state_dict["validated"]
 
 
 class ReconstructionPlot(Picture):

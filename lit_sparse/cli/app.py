@@ -25,7 +25,14 @@ import lit_sparse.data
 import lit_sparse.estimators
 import lit_sparse.mappings
 import lit_sparse.models  # noqa: F401  (imported so that bare class names are found)
-from lit_sparse.callbacks import ClassSamplesPlot, CountLogger, DecoderCallsPlot, PredictionWriter, ReconstructionPlot
+from lit_sparse.callbacks import (
+    ClassSamplesPlot,
+    CountLogger,
+    DecoderCallsPlot,
+    NegativeELBOPlot,
+    PredictionWriter,
+    ReconstructionPlot,
+)
 from lit_sparse.cli.arguments import as_yaml_file, differences, read_checkpoint, split_model_options, value_of, without
 from lit_sparse.cli.loggers import RunCSVLogger
 from lit_sparse.cli.messages import plain_message
@@ -272,7 +279,7 @@ class LitSparseCLI(LightningCLI):
         if self.run_folder is not None:
             if asked.get("logger") in (None, True):
                 kwargs["logger"] = self._loggers(self.run_folder)
-            callbacks += [DecoderCallsPlot(), ReconstructionPlot(), ClassSamplesPlot(), PredictionWriter()]
+            callbacks += [DecoderCallsPlot(), NegativeELBOPlot(), ReconstructionPlot(), ClassSamplesPlot(), PredictionWriter()]
             if self.command == "fit" and asked.get("enable_checkpointing") is not False:
                 callbacks += self._checkpoints(self.run_folder / CHECKPOINTS)
         if self._optimizer_options:

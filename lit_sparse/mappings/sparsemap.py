@@ -71,6 +71,7 @@ class _Support(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         allowed, structures, sizes, *potentials = ctx.saved_tensors
+        structures = structures.double()
         total = None
         if grads[0] is not None:
             total = torch.einsum("bsd,bd->bs", structures, torch.where(allowed, grads[0], 0.0))
@@ -87,6 +88,7 @@ class _Support(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
         allowed, structures, sizes, *_ = ctx.saved_tensors
+        structures = structures.double()
         total = structures.new_zeros(structures.shape[:2])
         if tangents[0] is not None:
             total = total + torch.einsum("bsd,bd->bs", structures, torch.where(allowed, tangents[0], 0.0))
@@ -182,7 +184,7 @@ class _Problem:
             potentials: float64, as the structure arranges them.
 
         Returns:
-            Marginals (B, D), probabilities (B, S), structures (B, S, D), sizes of the supports (B,) and duality gaps (B,).
+            Marginals (B, D), probabilities (B, S), structures (B, S, D) of bytes, sizes of supports (B,), duality gaps (B,).
         """
         first, first_probs = _start_of(self.start, self.structure, scores)
         plan = self.structure.compiled(potentials)
@@ -199,7 +201,7 @@ class _Problem:
             )
         most = int(sizes.max()) if len(sizes) else 0
         valid = torch.arange(most, device=sizes.device) < sizes.unsqueeze(-1)
-        structures = torch.where(valid.unsqueeze(-1), structures[:, :most], 0).to(scores.dtype)
+        structures = torch.where(valid.unsqueeze(-1), structures[:, :most].to(torch.uint8), 0)
         return marginals, torch.where(valid, probs[:, :most], 0.0), structures, sizes, gap
 
     def _compiled(
@@ -438,6 +440,14 @@ class SparseMAP(SparseMapping):
             return torch.zeros_like(x).movedim(-1, dim)
         return self._marginals(x).movedim(-1, dim)
 
+    def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map scores of attention (..., queries, keys), all of them together where the structure couples the queries."""
+        x = allowed_scores(scores, mask)
+        block = self.structure.of_block(*x.shape[-2:]) if x.dim() > 1 else None
+        if block is None or x.is_meta or x.numel() == 0:
+            return super().map_block(scores, mask)
+        return self.solve(x.flatten(-2), structure=block).marginals.reshape(x.shape)
+
     def _marginals(self, x: Tensor) -> Tensor:
         allowed = x != -torch.inf
         wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
@@ -448,12 +458,24 @@ class SparseMAP(SparseMapping):
         return torch.where(broken, torch.nan, torch.where(allowed, point, 0.0)).to(x.dtype)
 
     def solve(
-        self, scores: Tensor, mask: Tensor | None = None, start: SparseMAPOutput | Tensor | None = None
+        self,
+        scores: Tensor,
+        mask: Tensor | None = None,
+        *,
+        structure: Structure | None = None,
+        start: SparseMAPOutput | Tensor | None = None,
     ) -> SparseMAPOutput:
-        """Return the distribution over structures along the last dimension; see :func:`sparsemap`."""
+        """Return the distribution over structures along the last dimension; see :func:`sparsemap`.
+
+        Args:
+            scores: (..., d).
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+            structure: in place of the layer's own.
+            start: where to start.
+        """
         return sparsemap(  # type: ignore[no-any-return]
             scores,
-            self.structure,
+            structure or self.structure,
             potentials=self.potentials,
             gamma=self.gamma,
             mask=mask,

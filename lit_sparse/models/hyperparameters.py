@@ -14,6 +14,8 @@ from typing import Any
 
 from torch import nn
 
+from lit_sparse.structures import Structure
+
 __all__ = ["describe", "describe_arguments"]
 
 _MISSING = object()
@@ -38,7 +40,7 @@ def describe(value: Any) -> Any:
         return _path(value)
     if isinstance(value, functools.partial) and isinstance(value.func, type) and not value.args:
         return {"class_path": _path(value.func), "init_args": describe(value.keywords)}
-    if isinstance(value, nn.Module):
+    if isinstance(value, nn.Module | Structure):
         return {"class_path": _path(type(value)), "init_args": _init_args(value)}
     raise TypeError(f"{value!r} has no description in numbers, strings and class names")
 
@@ -61,7 +63,7 @@ def describe_arguments(model: nn.Module, arguments: Mapping[str, Any]) -> dict[s
     return described
 
 
-def _init_args(part: nn.Module) -> dict[str, Any]:
+def _init_args(part: nn.Module | Structure) -> dict[str, Any]:
     described = {}
     for name, parameter in inspect.signature(type(part).__init__).parameters.items():
         if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):

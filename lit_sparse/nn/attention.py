@@ -56,7 +56,7 @@ def attention(
         query = torch.where(mask.any(-1, keepdim=True), query, 0.0)
         seen = mask.any(-2).unsqueeze(-1)
         key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)  # 0 * NaN in a product would be NaN
-    weights = mapping.map(_scores(query, key), mask, -1)
+    weights = mapping.map_block(_scores(query, key), mask)
     return weights @ value, weights
 
 
@@ -206,7 +206,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         scores = _scores(q, k)
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
-        weights = F.dropout(self.mapping.map(scores, mask, -1), self.dropout, self.training)
+        weights = F.dropout(self.mapping.map_block(scores, mask), self.dropout, self.training)
         merged = (weights @ v).permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(-2)
         output = self.out_proj(merged)
         if unbatched:

@@ -80,6 +80,12 @@ class Assignment(Structure):
             )
         return rows, columns
 
+    def of_block(self, rows: int, columns: int) -> Assignment | None:
+        """Return the assignment of queries to keys; None if this one is over a single query's keys."""
+        if self.rows in (None, rows) and self.columns in (None, columns):
+            return Assignment(rows, columns)
+        return None
+
     def check(self, d: int) -> None:
         """See the base class."""
         self.shape(d)

@@ -165,6 +165,10 @@ class Structure(ABC):
         """Return the entries that a user sees, (..., d), of all, (..., D). By default they are the same."""
         return structures
 
+    def of_block(self, rows: int, columns: int) -> Structure | None:
+        """Return the structure over all queries and keys of attention together; None if each query has one of its own."""
+        return None
+
     def squared_norm(self, marginals: Tensor, allowed: Tensor) -> Tensor:
         """Return the squared norm (...) of all entries (..., D) from those that a user sees.
 

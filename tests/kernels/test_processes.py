@@ -53,7 +53,7 @@ def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     seen = dict(line.split() for line in done.stdout.splitlines())
-    assert set(seen) == {"simplex", "entmax", "pnorm", "capped", "fused", "oscar", "hoyer", "hard", "active_set"}
+    assert set(seen) == {"simplex", "entmax", "pnorm", "capped", "fused", "oscar", "hoyer", "hard", "active_set", "bits"}
     assert all(int(rows) >= 20_000 for rows in seen.values())
 
 

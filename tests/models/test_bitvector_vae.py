@@ -200,6 +200,25 @@ def test_a_checkpoint_reloads(trained: BitVectorVAE, tmp_path: Path) -> None:
     assert torch.equal(model(pixels), trained(pixels))
 
 
+def test_every_grey_level_is_its_own() -> None:
+    model = small(in_features=256, levels=256)
+    latent = LatentBatch(ALL[:1].float(), torch.zeros(1, dtype=torch.int64))
+    features = model.decoder(latent.values).reshape(1, 256, 5)
+    expected = -model.likelihood(features, torch.arange(256).unsqueeze(0))
+    torch.testing.assert_close(model.distortion(torch.arange(256.0).unsqueeze(0) / 255, latent), expected)
+
+
+def test_draws_of_the_test_depend_on_the_index() -> None:
+    model, images, found = small(importance_samples=50), batch(1), []
+    images["pixels"] = images["pixels"].float()
+    for index in (0, 1, 0):
+        model.test_bits_per_dim.reset()
+        model.step({**images, "index": torch.tensor([index])}, 0, "test")
+        found.append(float(model.test_bits_per_dim.compute()["mean"]))
+    assert found[0] != found[1]
+    assert found[0] == found[2]
+
+
 @pytest.mark.parametrize("stage", ["train", "val", "test"])
 def test_images_of_another_size(stage: str) -> None:
     with pytest.raises(ConfigurationError, match="in_features=64"):

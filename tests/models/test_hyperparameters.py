@@ -8,15 +8,22 @@ import pytest
 import torch
 from torch import nn
 
-from lit_sparse.estimators import Marginalize
+from lit_sparse.estimators import Marginalize, SparseMAPMarginalize
 from lit_sparse.mappings import Sparsemax, TopKSparsemax
 from lit_sparse.models.hyperparameters import describe
+from lit_sparse.structures import Budget
 
 
 def test_parts_are_described_by_their_arguments() -> None:
     described = describe(TopKSparsemax(3, gamma=0.5))
     assert described["class_path"] == "lit_sparse.mappings.TopKSparsemax"
     assert described["init_args"] == {"k": 3, "gamma": 0.5, "dim": -1}
+    described = describe(SparseMAPMarginalize(Budget(6, 2), max_iter=30))
+    assert described["init_args"]["max_iter"] == 30
+    assert described["init_args"]["structure"] == {
+        "class_path": "lit_sparse.structures.Budget",
+        "init_args": {"d": 6, "budget": 2},
+    }
     assert describe(Marginalize(Sparsemax()))["init_args"]["mapping"]["class_path"].endswith(".Sparsemax")
 
 

@@ -13,8 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax, TopKSparsemax
+from lit_sparse.mappings import Softmax, SparseMAP, SparseMapping, Sparsemax, TopKSparsemax, functional
 from lit_sparse.nn import MultiheadAttention, attention
+from lit_sparse.structures import Assignment, Sequence
 
 N, L, S, E, H = 3, 4, 5, 8, 2
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -625,3 +626,34 @@ def test_a_transformer_with_sparsemax_learns_to_copy() -> None:
             assert float((weights == 0).double().mean()) > 0.3
             torch.testing.assert_close(weights.sum(-1), torch.ones(500, 4, 2 * LENGTH + 1))
             hidden = layer(hidden)
+
+
+def test_assignment_couples_queries() -> None:
+    """Each query gets a key of its own: rows and columns of the weights sum to one."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 5, 8, generator=generator, dtype=torch.float64) for _ in range(3))
+    weights = attention(query, key, value, SparseMAP(Assignment()))[1]
+    assert torch.allclose(weights.sum(-1), torch.ones_like(weights[..., 0]))
+    assert torch.allclose(weights.sum(-2), torch.ones_like(weights[..., 0]))
+    expected = functional.sparsemap((query @ key.mT / 8**0.5).flatten(-2), Assignment()).marginals
+    assert torch.allclose(weights.flatten(-2), expected)
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    mask[3:], mask[:, 4] = False, False
+    part = attention(query, key, value, SparseMAP(Assignment()), mask)[1]
+    alone = attention(query[..., :3, :], key[..., :4, :], value[..., :4, :], SparseMAP(Assignment()))[1]
+    assert torch.allclose(part[..., :3, :4], alone)
+    layer = MultiheadAttention(8, 2, batch_first=True, mapping=SparseMAP(Assignment()))
+    x = torch.randn(3, 4, 8, generator=generator)
+    assert torch.allclose(layer(x, x, x)[1].sum(-2), torch.ones(3, 4))
+
+
+def test_sequence_as_attention_equals_one_query_at_a_time() -> None:
+    layer = MultiheadAttention(8, 2, batch_first=True, mapping=SparseMAP(Sequence(select=1), learn_potentials=True))
+    x = torch.randn(3, 6, 8, generator=torch.Generator().manual_seed(0))
+    padding = torch.arange(6) >= torch.tensor([6, 3, 4])[:, None]
+    output, weights = layer(x, x, x, key_padding_mask=padding)
+    assert bool((weights[padding.unsqueeze(1).expand_as(weights)] == 0).all())
+    short = layer(x[1:2], x[1:2, :3], x[1:2, :3])[1]
+    assert torch.allclose(weights[1:2, :, :3], short, atol=1e-6)
+    output.square().sum().backward()
+    assert layer.mapping.potentials.grad is not None

@@ -1,0 +1,118 @@
+"""Compare runs of latent-variable models: decoder calls and negative ELBO over training, and the test results in a table.
+
+Usage:
+    python scripts/compare_runs.py [--output comparison.png] NAME=RUN_FOLDER [NAME=RUN_FOLDER ...]
+
+Draws, from the metrics.csv of each run, the median decoder calls of an example with the band from the 10th to the 90th
+percentile, and the negative ELBO of validation against epochs and against cumulative median decoder calls, as figure 5 of
+Correia, Niculae, Aziz & Martins (2020). Prints a markdown table with the first and the last epoch and, where a run was tested,
+the last test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+CALLS = "train/decoder_calls_"
+BAND = ("p10", "median", "p90")
+# Okabe & Ito's palette, which the colour-blind can tell apart.
+COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+
+
+def read(path: Path) -> list[dict[str, float]]:
+    """Return the lines of a metrics file, without its empty cells."""
+    with path.open(newline="") as file:
+        return [{key: float(value) for key, value in line.items() if value} for line in csv.DictReader(file)]
+
+
+def epochs_of(run: Path) -> list[dict[str, float]]:
+    """Return one line an epoch, all that was logged in it.
+
+    Raises:
+        SystemExit: if the run logged no decoder calls.
+    """
+    merged: dict[int, dict[str, float]] = {}
+    for line in read(run / "metrics.csv"):
+        merged.setdefault(int(line["epoch"]), {}).update(line)
+    found = [merged[epoch] for epoch in sorted(merged) if f"{CALLS}median" in merged[epoch]]
+    if not found:
+        raise SystemExit(f"Expected a run that logged {CALLS}median but {run} has none.")
+    return found
+
+
+def tested(run: Path) -> dict[str, float]:
+    """Return the results of the newest test; empty without one."""
+    tests = sorted(run.glob("test/*/metrics.csv"), key=lambda path: int(path.parent.name))
+    return read(tests[-1])[-1] if tests else {}
+
+
+def draw(runs: dict[str, list[dict[str, float]]], path: Path) -> None:
+    """Draw the three panels."""
+    figure = Figure(figsize=(12, 3.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    calls, by_epoch, by_cost = figure.subplots(1, 3)
+    for (name, lines), color in zip(runs.items(), COLORS * len(runs), strict=False):
+        epochs = [line["epoch"] + 1 for line in lines]
+        low, median, high = ([line[f"{CALLS}{key}"] for line in lines] for key in BAND)
+        calls.plot(epochs, median, color=color, label=name)
+        calls.fill_between(epochs, low, high, color=color, alpha=0.15, lw=0)
+        cost, points = 0.0, []
+        for line in lines:
+            cost += line[f"{CALLS}median"]
+            if "val/nelbo" in line:
+                points.append((line["epoch"] + 1, cost, line["val/nelbo"]))
+        by_epoch.plot([p[0] for p in points], [p[2] for p in points], color=color, label=name)
+        by_cost.plot([p[1] for p in points], [p[2] for p in points], color=color, label=name)
+    calls.set(xlabel="epoch", ylabel="decoder calls, median and 10-90 %", ylim=(0, None))
+    by_epoch.set(xlabel="epoch", ylabel="negative ELBO of validation, nats")
+    by_cost.set(xlabel="cumulative median decoder calls")
+    by_epoch.legend(frameon=False)
+    for axis in (calls, by_epoch, by_cost):
+        axis.spines[["top", "right"]].set_visible(False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def table(runs: dict[str, list[dict[str, float]]], tests: dict[str, dict[str, float]]) -> list[str]:
+    """Return the lines of the table."""
+    lines = [
+        "| | epochs | train nelbo, first and last epoch | median decoder calls | mean decoder calls | test nelbo | bits/dim |"
+    ]
+    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    for name, epochs in runs.items():
+        first, last, test = epochs[0], epochs[-1], tests[name]
+        bits = "-"
+        if "test/bits_per_dim" in test:
+            bits = f"{test['test/bits_per_dim']:.3f} ± {test['test/bits_per_dim_standard_error']:.1g}"
+        cells = [
+            name,
+            str(len(epochs)),
+            f"{first['train/nelbo']:.0f}, {last['train/nelbo']:.0f}",
+            f"{first[CALLS + 'median']:g}, {last[CALLS + 'median']:g}",
+            f"{first[CALLS + 'mean']:.2f}, {last[CALLS + 'mean']:.2f}",
+            f"{test['test/nelbo']:.0f}" if "test/nelbo" in test else "-",
+            bits,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def main() -> None:
+    """Draw the picture and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", metavar="NAME=RUN_FOLDER")
+    parser.add_argument("--output", type=Path, default=Path("comparison.png"))
+    options = parser.parse_args()
+    folders = dict(argument.split("=", 1) if "=" in argument else (argument, argument) for argument in options.runs)
+    runs = {name: epochs_of(Path(folder)) for name, folder in folders.items()}
+    draw(runs, options.output)
+    print("\n".join(table(runs, {name: tested(Path(folder)) for name, folder in folders.items()})))
+
+
+if __name__ == "__main__":
+    main()
