@@ -50,7 +50,7 @@ def stand_in(path: Path, images: Path) -> list[str]:
     """What stands in for the data that a config leaves to its user, and shortens what a class does at length."""
     data, options = content(path)["data"], []
     if data["class_path"] == "MNISTDataModule":
-        options = [f"folder={images}", "val_size=50", "batch_size=16", "eval_batch_size=16"]
+        options = ["source=folder", f"folder={images}", "val_size=50", "batch_size=16", "eval_batch_size=16"]
         if data["init_args"]["labelled"]:
             options.append("labelled=0.2")
     shorter = {"BitVectorVAE": ["--model.init_args.importance_samples=2"]}

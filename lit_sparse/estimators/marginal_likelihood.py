@@ -94,7 +94,8 @@ def marginal_likelihood(
         weights = (logs - top.unsqueeze(-1)).exp()
         scale = log_outside[some] + top
         log_likelihood[some] = torch.logaddexp(log_likelihood[some], scale + weights.mean(-1).log())
-        error[some] = (scale + weights.std(-1).log() - 0.5 * math.log(samples) - log_likelihood[some]).exp()
+        spread = (scale + weights.std(-1).log() - 0.5 * math.log(samples) - log_likelihood[some]).exp()
+        error[some] = torch.where(log_likelihood[some] == -torch.inf, torch.inf, spread)  # no draw says anything
     return MarginalLikelihood(log_likelihood, error)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 from typing_extensions import Self
@@ -28,7 +29,7 @@ class SparseMAPMarginalize(Estimator):
     Args:
         structure: a set of structures; see :mod:`lit_sparse.structures`.
         decomposition: ``"active_set"`` or ``"nested"``.
-        potentials: further scores for structures that have them; see the structure.
+        potentials: further scores for structures that have them, a tensor or nested lists; see the structure.
         learn_potentials: make the potentials a parameter, which starts from ``potentials`` or zeros.
         gamma: strength of the regularizer, > 0. The smaller, the fewer structures.
         max_iter: most structures that are looked for in a row; a warning tells when they were too few.
@@ -58,7 +59,7 @@ class SparseMAPMarginalize(Estimator):
         structure: Structure,
         decomposition: Literal["active_set", "nested"] = "active_set",
         *,
-        potentials: Tensor | None = None,
+        potentials: Tensor | Sequence[Any] | None = None,
         learn_potentials: bool = False,
         gamma: float = 1.0,
         max_iter: int = 100,

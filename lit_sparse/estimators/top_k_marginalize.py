@@ -62,8 +62,8 @@ class TopKMarginalize(Estimator):
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
         """See :meth:`Estimator.forward`; ``context`` is not needed."""
         bits, counts = best_bits(scores, self.k)
-        allowed = torch.where(scores == -torch.inf, 0.0, scores)
+        allowed = torch.where(scores == -torch.inf, 0.0, scores).double()  # which autocast leaves alone
         # Sparsemax sees differences alone: those to the best vector have as few terms as there are changed bits.
-        differences = torch.einsum("bkd,bd->bk", bits - bits[:, :1], allowed)
+        differences = torch.einsum("bkd,bd->bk", (bits - bits[:, :1]).double(), allowed)
         there = torch.arange(bits.shape[1], device=scores.device) < counts.unsqueeze(-1)
-        return self.over_support(sparsemax(differences, mask=there), bits, loss_fn)
+        return self.over_support(sparsemax(differences, mask=there).to(scores.dtype), bits, loss_fn)

@@ -388,7 +388,7 @@ def begin(first: Any, first_probs: Any, first_extra: Any, rows: Any, matrix: Any
             rows[SCORES, i], rows[MARGINALS, i] = 0.0, -np.inf
     n, total = 0, 0.0
     for s in range(len(first_probs)):
-        if first_probs[s] > 0.0 and n + 2 < capacity:
+        if first_probs[s] > 0.0 and n + 1 < capacity:
             for i in range(d):
                 rows[FOUND, i] = first[s, i]
             size = n
@@ -460,7 +460,7 @@ def solve_row(
         extra = maximize(kind, rows, RESIDUAL, FOUND, scratch, back, budget, tags, links, link)
         gap, size = gap_of(rows, lists, n, extra)
         done = stuck or is_small(gap, size, tol)
-        if done or left == 0 or n + 2 >= len(slots):
+        if done or left == 0 or n + 1 >= len(slots):
             break
         before = n
         n = enter(matrix, factor, lists, slots, rows, n, extra)
@@ -792,7 +792,7 @@ def solve_with_oracle(
             over_rows(compare_block, (rows, d), cost, alive, found, extra, gap, small, tol, mine, work[0], work[3])
             finished = stuck | small
             done[alive + low], gaps[alive + low] = finished, np.maximum(gap, 0.0)
-            stays = ~finished & (mine[alive] + 2 < capacity)
+            stays = ~finished & (mine[alive] + 1 < capacity)
             if left == 0 or not stays.any():
                 break
             alive = alive[stays]

@@ -112,6 +112,11 @@ class SparseMapping(nn.Module, ABC):
         """
         return self.map(scores, mask, self.dim)
 
+    @property
+    def couples_queries(self) -> bool:
+        """In attention, the queries' weights depend on one another: :meth:`map_block` maps all of them together."""
+        return False
+
     def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores of attention (..., queries, keys): each query's by itself, unless a mapping couples the queries.
 

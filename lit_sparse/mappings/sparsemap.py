@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -142,11 +142,14 @@ def _start_of(start: SparseMAPOutput | Tensor | None, structure: Structure, scor
             f"Expected argument `start` to have a structure of {d} entries for each of {size} rows but got"
             f" {tuple(entries.shape)}."
         )
-    entries = entries.reshape(size, -1, d)
-    if not bool((((entries == 0) | (entries == 1)).all(-1) & structure.validate(entries)).all()):
+    entries, probs = entries.reshape(size, -1, d), probs.reshape(size, -1)
+    allowed = (scores != -torch.inf).unsqueeze(1)
+    bits = ((entries == 0) | (entries == 1)).all(-1)
+    fits = bits & structure.fits(entries, allowed)
+    known = fits | (bits & structure.fits(entries, torch.ones_like(allowed)))  # but for the mask
+    if isinstance(start, Tensor) and not bool(known.all()):
         raise ConfigurationError(f"Expected argument `start` to hold structures of {structure!r}, but some are none.")
-    fits = ~((entries > 0) & (scores == -torch.inf).unsqueeze(1)).any(-1)
-    return entries, torch.where(fits & probs.isfinite().reshape(size, -1), probs.reshape(size, -1), 0.0)
+    return entries, torch.where(fits & probs.isfinite(), probs, 0.0)
 
 
 def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
@@ -160,9 +163,10 @@ def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
     structures: Tensor = found.to(scores.dtype)
     if not bool(((structures == 0) | (structures == 1)).all()):
         raise ConfigurationError(f"Expected {name} to return zeros and ones but got other values.")
-    if bool(((structures == 1) & (scores == -torch.inf)).any()):
+    allowed = scores != -torch.inf
+    if bool(((structures == 1) & ~allowed).any()):
         raise ConfigurationError(f"Expected {name} to return zeros at forbidden entries, those with a score of -inf.")
-    if not bool(structure.validate(structures).all()):
+    if not bool(structure.fits(structures, allowed).all()):
         raise ConfigurationError(f"Expected {name} to return structures of {structure!r}, but its `validate` refuses one.")
     return structures
 
@@ -175,6 +179,7 @@ class _Problem:
     start: SparseMAPOutput | Tensor | None
     max_iter: int
     tol: float
+    warn: Callable[[str], None]
 
     def solve(self, scores: Tensor, potentials: Tensor | None) -> tuple[Tensor, ...]:
         """Solve rows, compiled where the structure has a compiled oracle for the device.
@@ -193,11 +198,9 @@ class _Problem:
             results = self._by_oracle(scores, potentials, first, first_probs)
         marginals, structures, probs, sizes, gap, done = results
         if not bool(done.all()):
-            warnings.warn(
+            self.warn(
                 f"SparseMAP stopped after max_iter={self.max_iter} structures in {int((~done).sum())} of {len(done)} rows, with"
-                f" a duality gap of up to {float(gap[~done].max()):.2g}: their marginals are not exact. Raise max_iter.",
-                RuntimeWarning,
-                stacklevel=2,
+                f" a duality gap of up to {float(gap[~done].max()):.2g}: their marginals are not exact. Raise max_iter."
             )
         most = int(sizes.max()) if len(sizes) else 0
         valid = torch.arange(most, device=sizes.device) < sizes.unsqueeze(-1)
@@ -274,7 +277,7 @@ def _with_broken(results: tuple[Tensor, ...], whole: Tensor, scores: Tensor) -> 
     probs = scores.new_zeros(size, places)
     probs[:, 0] = torch.nan
     blank = (
-        torch.where(scores == -torch.inf, 0.0, torch.nan),
+        scores.new_full((), torch.nan).where(scores != -torch.inf, 0.0),
         results[1].new_zeros(size, places, d),
         probs,
         torch.ones(size, dtype=torch.int64, device=scores.device),
@@ -288,7 +291,6 @@ def _with_broken(results: tuple[Tensor, ...], whole: Tensor, scores: Tensor) -> 
     return blank
 
 
-@torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
 def sparsemap(
     scores: Tensor,
     structure: Structure,
@@ -332,19 +334,27 @@ def sparsemap(
         >>> [round(p, 2) for p in marginals.tolist()], structures.tolist()
         ([0.55, 0.45, 0.0], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     """
-    check_structure(structure)
-    gamma, max_iter, tol = check_positive("gamma", gamma), check_count("max_iter", max_iter), check_positive("tol", tol)
-    x = allowed_scores(scores, mask)
+    problem = _Problem(check_structure(structure), start, check_count("max_iter", max_iter), check_positive("tol", tol), _warn)
+    return _distribution(allowed_scores(scores, mask), problem, potentials, check_positive("gamma", gamma))  # type: ignore[no-any-return]
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+@torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _distribution(x: Tensor, problem: _Problem, potentials: Tensor | None, gamma: float) -> SparseMAPOutput:
+    """See :func:`sparsemap`; scores (..., d) with -inf where they are masked."""
+    structure = problem.structure
     structure.check(x.shape[-1])
     wide = structure.widen(x)
-    rows = wide.reshape(-1, wide.shape[-1]).double() / gamma
+    rows = wide.reshape(wide.shape[:-1].numel(), wide.shape[-1]).double() / gamma
     if potentials is not None:
         potentials = structure.arrange(potentials, rows.shape[-1]).double() / gamma
         if len(potentials) not in (1, len(rows)):
             raise ConfigurationError(
                 f"Expected potentials for all {len(rows)} rows, or the same for each, but got them for {len(potentials)}."
             )
-    problem = _Problem(structure, start, max_iter, tol)
     marginals, probs, structures, _, gap = _Support.apply(rows, potentials, problem)  # type: ignore[no-untyped-call]
     batch, dtype = x.shape[:-1], x.dtype
     entries = structures.to(dtype).reshape(*batch, *structures.shape[1:])
@@ -355,6 +365,21 @@ def sparsemap(
         (gap * gamma).to(dtype).reshape(batch),
         entries,
     )
+
+
+def _as_tensor(values: Tensor | Sequence[Any]) -> Tensor:
+    """Return potentials as a floating tensor.
+
+    Raises:
+        ConfigurationError: if they are none.
+    """
+    try:
+        tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"Expected argument `potentials` to hold numbers but got {values!r}.") from error
+    if not tensor.is_floating_point():
+        raise ConfigurationError(f"Expected argument `potentials` to be floating but got {tensor.dtype}.")
+    return tensor
 
 
 def check_structure(structure: Any) -> Structure:
@@ -374,11 +399,11 @@ class SparseMAP(SparseMapping):
 
     Args:
         structure: a set of structures; see :mod:`lit_sparse.structures`.
-        potentials: further scores for structures that have them; see the structure.
+        potentials: further scores for structures that have them, a tensor or nested lists; see the structure.
         learn_potentials: make the potentials a parameter, which starts from ``potentials`` or zeros.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
-        max_iter: most structures that are looked for in a row; a warning tells when they were too few.
+        max_iter: most structures that are looked for in a row; one warning tells when they were too few.
         tol: error of the marginals to reach, in Euclidean distance.
 
     Raises:
@@ -405,7 +430,7 @@ class SparseMAP(SparseMapping):
         self,
         structure: Structure,
         *,
-        potentials: Tensor | None = None,
+        potentials: Tensor | Sequence[Any] | None = None,
         learn_potentials: bool = False,
         gamma: float = 1.0,
         dim: int = -1,
@@ -418,11 +443,13 @@ class SparseMAP(SparseMapping):
         self.learn_potentials = learn_potentials
         self.max_iter = check_count("max_iter", max_iter)
         self.tol = check_positive("tol", tol)
+        self._warned = False
+        values = None if potentials is None else structure.check_potentials(_as_tensor(potentials))
         if learn_potentials:
-            initial = structure.initial_potentials() if potentials is None else potentials.detach().clone()
+            initial = structure.initial_potentials() if values is None else values.detach().clone()
             self.potentials = torch.nn.Parameter(initial)
         else:
-            self.register_buffer("potentials", potentials, persistent=False)
+            self.register_buffer("potentials", values, persistent=False)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -439,6 +466,11 @@ class SparseMAP(SparseMapping):
         if x.is_meta or x.numel() == 0:
             return torch.zeros_like(x).movedim(-1, dim)
         return self._marginals(x).movedim(-1, dim)
+
+    @property
+    def couples_queries(self) -> bool:
+        """Whether the structure spans all queries of attention."""
+        return self.structure.couples_queries
 
     def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores of attention (..., queries, keys), all of them together where the structure couples the queries."""
@@ -473,16 +505,13 @@ class SparseMAP(SparseMapping):
             structure: in place of the layer's own.
             start: where to start.
         """
-        return sparsemap(  # type: ignore[no-any-return]
-            scores,
-            structure or self.structure,
-            potentials=self.potentials,
-            gamma=self.gamma,
-            mask=mask,
-            max_iter=self.max_iter,
-            tol=self.tol,
-            start=start,
-        )
+        problem = _Problem(structure or self.structure, start, self.max_iter, self.tol, self._warn_once)
+        return _distribution(allowed_scores(scores, mask), problem, self.potentials, self.gamma)  # type: ignore[no-any-return]
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _warn(text)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return half the squared norm of y, with the entries that the structure does not show.
@@ -500,11 +529,12 @@ class SparseMAP(SparseMapping):
         """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the expected counts."""
         if self.potentials is None:
             return super().value_along(scores, mask, dim)
-        x = allowed_scores(scores, mask).movedim(dim, -1)
+        given = allowed_scores(scores, mask).movedim(dim, -1)
+        x = given.double()  # autocast leaves it alone
         if x.shape[-1] == 0:
-            return x.sum(-1).fill_(-torch.inf)
+            return given.sum(-1).fill_(-torch.inf)
         out = self.solve(x)
-        links = self.structure.arrange(self.potentials, out.entries.shape[-1]).to(x.dtype)
+        links = self.structure.arrange(self.potentials, out.entries.shape[-1]).double()
         entries = out.entries.reshape(-1, *out.entries.shape[-2:])
         probs = out.probs.reshape(entries.shape[:2])
         counts = potential_counts(self.structure, entries, links.detach().expand(len(entries), *links.shape[1:]), probs)
@@ -515,7 +545,7 @@ class SparseMAP(SparseMapping):
         maximum = inner + gain - 0.5 * self.gamma * whole.square().sum(-1)
         maximum = torch.where((x != -torch.inf).any(-1), maximum, -torch.inf)
         slope = with_slope(links.expand_as(counts), counts).flatten(1).sum(-1).reshape(x.shape[:-1])
-        return envelope(x, point, maximum, -1) + slope
+        return (envelope(x, point, maximum, -1) + slope).to(given.dtype)
 
 
 def _derived(kind: Any) -> list[type[Structure]]:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lit_sparse.structures import Structure
 
@@ -32,6 +32,8 @@ def describe(value: Any) -> Any:
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Tensor):
+        return value.detach().tolist()
     if isinstance(value, list | tuple):
         return [describe(item) for item in value]
     if isinstance(value, Mapping):

@@ -206,6 +206,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         scores = _scores(q, k)
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
+        if query_is_key and mask is not None and self.mapping.couples_queries:  # padding takes no key from the others
+            mask = mask & mask.any(-2)[..., : q.shape[-2]].unsqueeze(-1)
         weights = F.dropout(self.mapping.map_block(scores, mask), self.dropout, self.training)
         merged = (weights @ v).permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(-2)
         output = self.out_proj(merged)

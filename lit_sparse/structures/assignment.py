@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ class Assignment(Structure):
         >>> Assignment(2, 3).maximize(torch.tensor([[3.0, 2.0, 0.0, 3.0, 1.0, 0.0]])).reshape(2, 3).tolist()
         [[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]]
     """
+
+    couples_queries: ClassVar[bool] = True
 
     rows: int | None = None
     columns: int | None = None
@@ -99,7 +102,11 @@ class Assignment(Structure):
         from scipy.optimize import linear_sum_assignment
 
         rows, columns = self.shape(scores.shape[-1])
-        grids = scores.detach().to("cpu", torch.float64).reshape(-1, rows, columns).numpy()
+        grids = scores.detach().to("cpu", torch.float64).reshape(len(scores), rows, columns).numpy()
+        if not bool((grids < np.inf).all()):
+            raise ConfigurationError(
+                "Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf."
+            )
         gains = np.where(np.abs(grids) <= TIE, 0.0, grids)
         chosen = np.zeros(grids.shape)
         for example, (gain, out) in enumerate(zip(gains, chosen, strict=True)):
@@ -114,7 +121,8 @@ class Assignment(Structure):
                 first = second = np.empty(0, np.int64)
             if len(first) < len(gain):
                 raise ConfigurationError(
-                    f"Expected forbidden entries that leave an assignment of every row, but those of example {example} do not."
+                    f"Expected forbidden entries that leave an assignment of every row, but those of row {example} of the"
+                    " batch do not. Forbid whole rows too (in attention, the queries of padding), or give it more columns."
                 )
             if places:
                 first, second = places[0][first, 0], places[1][0, second]
@@ -126,6 +134,13 @@ class Assignment(Structure):
         grid = structures.reshape(*structures.shape[:-1], *self.shape(structures.shape[-1]))
         fits: Tensor = (grid.sum(-1) <= 1).all(-1) & (grid.sum(-2) <= 1).all(-1)
         return fits
+
+    def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
+        """See the base class; only rows whose entries are all forbidden are left out."""
+        shape = self.shape(structures.shape[-1])
+        grid = structures.reshape(*structures.shape[:-1], *shape)
+        open_ = allowed.expand_as(structures).reshape(*structures.shape[:-1], *shape).any(-1)
+        return super().fits(structures, allowed) & ((grid.sum(-1) > 0) == open_).all(-1)
 
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all assignments over d entries, no row left out."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,6 +58,16 @@ class Structure(ABC):
 
     #: It has :meth:`nested`.
     has_nested: ClassVar[bool] = False
+    #: It is over all queries and keys of attention: :meth:`of_block` makes it.
+    couples_queries: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Forget the shortcuts of a parent whose maximization is replaced: they are for the parent's structures."""
+        super().__init_subclass__(**options)
+        if "maximize" in cls.__dict__:
+            for name in ("compiled", "project", "nested", "has_nested", "topk", "squared_norm"):
+                if name not in cls.__dict__:
+                    setattr(cls, name, getattr(Structure, name))
 
     @abstractmethod
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
@@ -114,6 +124,15 @@ class Structure(ABC):
         """Tell which vectors (..., d) of {0, 1} are structures: boolean (...). By default all of them."""
         return torch.ones(structures.shape[:-1], dtype=torch.bool, device=structures.device)
 
+    def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
+        """Tell which vectors (..., d) are structures whose entries may all be used: boolean (...).
+
+        Args:
+            structures: (..., d) of {0, 1}.
+            allowed: boolean, broadcastable to them; False where an entry is forbidden.
+        """
+        return self.validate(structures) & ~((structures != 0) & ~allowed).any(-1)
+
     def check(self, d: int) -> None:
         """Raise unless this structure can have d entries, or shows as many.
 
@@ -122,6 +141,16 @@ class Structure(ABC):
         """
         if self.size not in (None, d):
             raise ConfigurationError(f"Expected scores of length {self.size} for {self!r} but got {d}.")
+
+    def check_potentials(self, potentials: Tensor) -> Tensor:
+        """Return potentials, as far as they can be checked without the scores.
+
+        Raises:
+            ConfigurationError: if they do not fit, or the structure has none.
+        """
+        if not self.has_potentials:
+            raise ConfigurationError(f"{type(self).__name__} has no potentials besides its scores, but some were given.")
+        return potentials
 
     def arrange(self, potentials: Tensor, d: int) -> Tensor:
         """Return potentials with a leading dimension for the rows, of length 1 where all rows share them; check their shape.
@@ -133,9 +162,17 @@ class Structure(ABC):
         Raises:
             ConfigurationError: if they do not fit, or the structure has none.
         """
-        if not self.has_potentials:
-            raise ConfigurationError(f"{type(self).__name__} has no potentials besides its scores, but some were given.")
-        return potentials.unsqueeze(0)
+        return self.check_potentials(potentials).unsqueeze(0)
+
+    def check_call(self, scores: Tensor, potentials: Tensor | None) -> None:
+        """Raise unless these can be handed to :meth:`maximize`.
+
+        Raises:
+            ConfigurationError: saying what was expected.
+        """
+        self.check(scores.shape[-1])
+        if potentials is not None:
+            self.check_potentials(potentials)
 
     def initial_potentials(self) -> Tensor:
         """Return potentials to start learning from.

@@ -49,6 +49,7 @@ class BitVector(Structure):
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return ones where scores are positive."""
+        self.check_call(scores, potentials)
         return (scores > TIE).to(scores.dtype)
 
     def topk(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -122,6 +123,7 @@ class Budget(Structure):
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return ones at the largest positive scores; ties go to the lowest index."""
+        self.check_call(scores, potentials)
         kept = min(self.budget, scores.shape[-1])
         order = scores.sort(dim=-1, descending=True, stable=True).indices[..., :kept]
         chosen = torch.zeros_like(scores).scatter(-1, order, 1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,8 +25,8 @@ class Sequence(Structure):
 
     A position whose tags are all forbidden (-inf, or masked) is left out, and its neighbours become adjacent; so padding is
     masked. Potentials are scores of a tag after another, (tags, tags) for all positions or (length - 1, tags, tags),
-    [from, to]; a leading dimension gives each row its own. The one at position i links it to the position before that is
-    there.
+    [from, to]; with the rows' dimensions before these four, as in (B, 1, tags, tags), each row has its own. The one at
+    position i links it to the position before that is there. They must be finite: a large negative number forbids a pair.
 
     Args:
         length: number of positions; None to read it from the scores.
@@ -81,15 +82,24 @@ class Sequence(Structure):
 
     def arrange(self, potentials: Tensor, d: int) -> Tensor:
         """Return potentials as (rows or 1, length - 1 or 1, tags, tags)."""
+        self.check_potentials(potentials)
         square, links = (self.tags, self.tags), max(d // self.tags - 1, 0)
         given = tuple(potentials.shape)
-        fits = given[-2:] == square and (len(given) == 2 or given[-3] in (1, links))
-        if not fits:
+        if len(given) > 2 and given[-3] not in (1, links):
             raise ConfigurationError(
                 f"Expected potentials [from, to] of shape {square}, or {(links, *square)} for {links + 1} positions, or with"
                 f" the rows' dimensions before that, but got {given}."
             )
-        return potentials.reshape(-1, 1 if len(given) == 2 else given[-3], *square)
+        return potentials.reshape(math.prod(given[:-3]), 1 if len(given) == 2 else given[-3], *square)
+
+    def check_potentials(self, potentials: Tensor) -> Tensor:
+        """See the base class."""
+        if potentials.dim() < 2 or tuple(potentials.shape[-2:]) != (self.tags, self.tags):
+            raise ConfigurationError(
+                f"Expected potentials [from, to] of shape {(self.tags, self.tags)}, or with the links' and the rows' dimensions"
+                f" before that, but got {tuple(potentials.shape)}."
+            )
+        return potentials
 
     def widen(self, scores: Tensor) -> Tensor:
         """Return scores (..., length * tags), zero but for the selected tag's; forbidden for a position that is."""
@@ -118,11 +128,13 @@ class Sequence(Structure):
             potentials: scores of a tag after another; None for zeros.
         """
         self._check_wide(scores)
+        links = self._links(potentials, scores)
+        if len(links) not in (1, len(scores)):
+            raise ConfigurationError(f"Expected potentials for {len(scores)} rows, or for all of them, but got {len(links)}.")
         grid = self._grid(scores)
         rows, length = grid.shape[:2]
         if length == 0:
             return torch.zeros_like(scores)
-        links = self._links(potentials, scores)
         present = (grid != -torch.inf).any(-1)
         best = torch.where(present[:, 0, None], grid[:, 0], 0.0)
         started = present[:, 0]
@@ -147,6 +159,11 @@ class Sequence(Structure):
         self._check_wide(structures)
         fits: Tensor = (self._grid(structures).sum(-1) <= 1).all(-1)
         return fits
+
+    def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
+        """See the base class; only positions whose tags are all forbidden are left out."""
+        grid, open_ = self._grid(structures), self._grid(allowed.expand_as(structures)).any(-1)
+        return super().fits(structures, allowed) & ((grid.sum(-1) > 0) == open_).all(-1)
 
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all sequences over d // tags positions, none of them left out."""

@@ -113,14 +113,20 @@ def test_an_oracle_in_python_equals_the_compiled_solver(
     if in_torch:
         monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solve_in_torch)
     x = draw(30, int(structure.size or 0), seed=2, scale=1.5)
-    x[3, 0], x[5, -1], x[7] = torch.nan, torch.inf, -torch.inf
     links = links_for(structure, per_position=True)
+    clean = F.sparsemap(x, Plain(structure), potentials=links).marginals
+    x[3, 0], x[5, -1], x[7] = torch.nan, torch.inf, -torch.inf
     first = structure.enumerate()[torch.arange(30) % len(structure.enumerate())]
     for start in (None, first):
         ours = F.sparsemap(x, structure, potentials=links, start=start)
         theirs = F.sparsemap(x, Plain(structure), potentials=links, start=start)
         for a, b in zip(ours, theirs, strict=True):
             torch.testing.assert_close(a, b, equal_nan=True)
+    leaf = x.clone().requires_grad_()
+    y = F.sparsemap(leaf, Plain(structure), potentials=links).marginals
+    torch.testing.assert_close(y[8:], clean[8:], rtol=0, atol=1e-14, msg="broken rows leave the others alone")
+    (gradient,) = torch.autograd.grad(y.nansum(), leaf)
+    assert bool(gradient[8:].isfinite().all())
     assert bool(ours.marginals[[3, 5]].isnan().all())
     assert bool((ours.marginals[7] == 0).all())
 
@@ -281,6 +287,83 @@ def test_a_warning_tells_the_gap_when_iterations_run_out() -> None:
             F.sparsemap(x, structure)
 
 
+def test_a_layer_warns_once() -> None:
+    layer, x = SparseMAP(Budget(20, 9), max_iter=2), draw(5, 20, seed=16)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            layer(x)
+    assert len(caught) == 1
+
+
+class _Ising(Structure):
+    """Pairs of bits with a score for both: all points of the square, and potentials in its interior."""
+
+    has_potentials = True
+
+    def arrange(self, potentials: Tensor, d: int) -> Tensor:
+        return potentials.reshape(-1, 1)
+
+    def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:
+        return structures.prod(-1) * potentials
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        every = self.enumerate(scores.shape[-1]).to(scores)
+        extra = 0.0 if potentials is None else self.potential_scores(every, potentials)
+        return every[(scores @ every.T + extra).argmax(-1)]
+
+
+def test_dependent_structures_enter_a_full_support(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With potentials d + 1 structures need not be the last word: another takes the place of one."""
+    for d in (2, 3, 4):
+        x, links = 0.5 + 0.5 * draw(60, d, seed=d), 0.5 * draw(60, seed=d + 40)
+        for solver in (None, solve_in_torch):
+            if solver is not None:
+                monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solver)
+            out = F.sparsemap(x, _Ising(), potentials=links)
+            assert float(out.gap.max()) < 1e-12
+            every = _Ising().enumerate(d)
+            extra = every.prod(-1) * links.unsqueeze(-1)
+            residual = x - out.marginals
+            inner = (out.marginals * residual).sum(-1) + (out.probs * out.structures.prod(-1) * links.unsqueeze(-1)).sum(-1)
+            assert float(((residual @ every.T + extra).amax(-1) - inner).max()) < 1e-12
+        monkeypatch.undo()
+
+
+def test_a_start_under_another_mask_is_dropped() -> None:
+    x = torch.tensor([[-1.0, -2.0, -1.0, -3.0, -2.0, -2.0]])
+    masked = F.sparsemap(x, Sequence(tags=2), mask=torch.tensor([[True] * 4 + [False] * 2]))
+    assert F.sparsemap(x, Sequence(tags=2), start=masked).marginals.tolist() == [[1.0, 0.0, 1.0, 0.0, 0.5, 0.5]]
+
+
+def test_value_with_potentials_in_half_precision() -> None:
+    layer, x = SparseMAP(Sequence(), potentials=draw(2, 2, seed=31)), draw(3, 400, seed=32, scale=3.0)
+    low = x.bfloat16()
+    torch.testing.assert_close(layer.value(low), layer.value(low.double()).bfloat16(), rtol=0, atol=0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        within = layer.value(x.float())
+    torch.testing.assert_close(within, layer.value(x.float()), rtol=0, atol=0)
+
+
+def test_potentials_as_lists_and_their_checks() -> None:
+    links = [[0.5, 0.0], [0.0, 0.25]]
+    x = draw(3, 8, seed=33).float()
+    torch.testing.assert_close(
+        SparseMAP(Sequence(), potentials=links)(x), SparseMAP(Sequence(), potentials=torch.tensor(links))(x)
+    )
+    for structure, potentials in ((Sequence(), torch.zeros(3, 3)), (Budget(3, 2), torch.zeros(2, 2)), (Sequence(), [["a"]])):
+        with pytest.raises(ConfigurationError, match="potentials"):
+            SparseMAP(structure, potentials=potentials)
+
+
+@pytest.mark.parametrize("structure", [BitVector(), Sequence(), Assignment()], ids=repr)
+def test_nothing_to_map(structure: Structure) -> None:
+    out = F.sparsemap(torch.zeros(3, 0), structure)
+    assert out.marginals.shape == (3, 0)
+    assert out.probs.tolist() == [[1.0]] * 3
+    assert F.sparsemap(torch.zeros(0, 4), structure).marginals.shape == (0, 4)
+
+
 def test_learnt_potentials() -> None:
     layer = SparseMAP(Sequence(tags=2), learn_potentials=True)
     assert list(layer.state_dict()) == ["potentials"]
@@ -341,6 +424,11 @@ def test_a_gradient_behind_the_mask_is_not_looked_at() -> None:
     assert bool(got.isfinite().all())
 
 
+class _NoTags(Sequence):
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        return torch.zeros_like(scores)
+
+
 class _Wrong(Structure):
     def __init__(self, result: object) -> None:
         self.result = result
@@ -381,6 +469,8 @@ def test_an_oracle_that_returns_no_structure_is_told_so(result: object, words: s
         (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), start=torch.full((2, 4), 0.5)), "start"),
         (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), start=torch.zeros(3, 4)), "start"),
         (lambda: F.sparsemap(torch.zeros(2, 4), Budget(4, 1), start=torch.ones(2, 4)), "start"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), Sequence(), start=torch.zeros(2, 4)), "start"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), _NoTags(tags=2)), "validate"),
         (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), start="best"), "start"),  # type: ignore[arg-type]
         (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), max_iter=0), "max_iter"),
         (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), tol=0.0), "tol"),

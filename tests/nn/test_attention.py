@@ -645,6 +645,10 @@ def test_assignment_couples_queries() -> None:
     layer = MultiheadAttention(8, 2, batch_first=True, mapping=SparseMAP(Assignment()))
     x = torch.randn(3, 4, 8, generator=generator)
     assert torch.allclose(layer(x, x, x)[1].sum(-2), torch.ones(3, 4))
+    padding = torch.arange(4) >= torch.tensor([4, 2, 3])[:, None]
+    weights = layer(x, x, x, key_padding_mask=padding)[1]
+    assert torch.allclose(weights[1, :2, :2], layer(x[1:2, :2], x[1:2, :2], x[1:2, :2])[1][0], atol=1e-6)
+    assert bool((weights[1, 2:] == 0).all()), "padding takes no key from the others"
 
 
 def test_sequence_as_attention_equals_one_query_at_a_time() -> None:

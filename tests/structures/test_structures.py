@@ -5,6 +5,8 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import SparseMAP
+from lit_sparse.mappings import functional as F
 from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure
 
 SMALL = [
@@ -97,12 +99,8 @@ def test_assignment_leaves_out_forbidden_rows_and_columns() -> None:
 
 
 def test_assignment_says_when_there_is_none() -> None:
-    scores = torch.zeros(2, 2, 2)
-    scores[1, :, 0], scores[1, 0, 0] = -torch.inf, -torch.inf
-    scores[1] = torch.tensor([[0.0, -torch.inf], [0.0, -torch.inf]])
-    scores[1, 1, 1] = -torch.inf
     blocked = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, -torch.inf, -torch.inf], [0.0, 0.0, 0.0]])
-    with pytest.raises(ConfigurationError, match="example 0 do not"):
+    with pytest.raises(ConfigurationError, match="row 0 of the"):
         Assignment().maximize(blocked.reshape(1, -1))
 
 
@@ -135,6 +133,10 @@ def test_noise_is_a_tie() -> None:
         (lambda: Sequence(3, tags=2).arrange(torch.zeros(3, 2, 2), 6), r"\(2, 2, 2\)"),
         (lambda: BitVector(4).arrange(torch.zeros(2, 2), 4), "no potentials"),
         (lambda: Assignment(2, 2).topk(torch.zeros(1, 4), 2), "no exact k-best"),
+        (lambda: BitVector(5).maximize(torch.zeros(2, 6)), "length 5"),
+        (lambda: Budget(5, 2).maximize(torch.zeros(2, 5), torch.zeros(2, 2)), "no potentials"),
+        (lambda: Sequence(tags=2).maximize(torch.zeros(3, 4), torch.zeros(2, 1, 2, 2)), "3 rows"),
+        (lambda: Assignment().maximize(torch.full((1, 4), torch.nan)), "NaN"),
         (lambda: BitVector(30).enumerate(), "at most 20"),
         (lambda: BitVector().enumerate(), "does not know"),
     ],
@@ -142,3 +144,33 @@ def test_noise_is_a_tie() -> None:
 def test_bad_arguments_are_explained(make: object, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()  # type: ignore[operator]
+
+
+def test_one_position_has_no_links() -> None:
+    assert Sequence(tags=2).maximize(torch.tensor([[0.0, 1.0]]), torch.zeros(0, 2, 2)).tolist() == [[0.0, 1.0]]
+
+
+def test_fits_wants_every_position_and_row_that_is_there() -> None:
+    nothing, everything = torch.zeros(4), torch.ones(4, dtype=torch.bool)
+    for structure in (Sequence(tags=2), Assignment(2, 2)):
+        assert bool(structure.validate(nothing))
+        assert not bool(structure.fits(nothing, everything))
+        assert bool(structure.fits(nothing, ~everything))
+        assert bool(structure.fits(torch.tensor([1.0, 0, 0, 1]), everything))
+        assert not bool(structure.fits(torch.tensor([1.0, 0, 0, 1]), torch.tensor([True, True, False, False])))
+
+
+def test_a_subclass_that_maximizes_otherwise_loses_the_shortcuts() -> None:
+    class OneExactly(Budget):
+        def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+            return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores)
+
+    class AtMostTwoOf(BitVector):
+        def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+            return Budget(None, 2).maximize(scores)
+
+    x = torch.tensor([[-2.0, -1.0, -1.0]])
+    assert F.sparsemap(x, OneExactly(3, 1)).marginals.tolist() == [[0.0, 0.5, 0.5]]
+    y = torch.tensor([[2.0, 2.0, 2.0]])
+    assert torch.allclose(SparseMAP(AtMostTwoOf())(y), SparseMAP(Budget(None, 2))(y))
+    assert not AtMostTwoOf().has_nested
