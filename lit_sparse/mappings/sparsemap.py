@@ -547,6 +547,41 @@ class SparseMAP(SparseMapping):
         slope = with_slope(links.expand_as(counts), counts).flatten(1).sum(-1).reshape(x.shape[:-1])
         return (envelope(x, point, maximum, -1) + slope).to(given.dtype)
 
+    def loss(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the SparseMAP loss: the Fenchel-Young loss of this mapping for structures as targets.
+
+        Not negative, and zero where the target is the whole distribution. Its gradient is the marginals less the target, and
+        in the potentials the expected counts less the target's.
+
+        Args:
+            scores: (..., d).
+            target: (..., D) of {0, 1}, one structure a row with all its entries.
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+        Returns:
+            Tensor (...): inf where the target has a one at a forbidden entry.
+
+        Raises:
+            ConfigurationError: if the target does not hold structures of that shape.
+        """
+        x = allowed_scores(scores, mask)
+        wide = self.structure.widen(x.detach())
+        if not isinstance(target, Tensor) or target.shape != wide.shape:
+            shape = tuple(target.shape) if isinstance(target, Tensor) else full_name(target)
+            raise ConfigurationError(f"Expected structures of shape {tuple(wide.shape)} as target but got {shape}.")
+        target = target.to(x.dtype)
+        whole = self.structure.fits(target, torch.ones_like(target, dtype=torch.bool)) | self.structure.fits(
+            target, wide > -torch.inf
+        )
+        if not bool((whole & ((target == 0) | (target == 1)).all(-1)).all()):
+            raise ConfigurationError(f"Expected structures of {self.structure!r} as target, but some are none.")
+        total = torch.where(self.structure.narrow(target) > 0, x, 0.0).sum(-1) - 0.5 * self.gamma * target.square().sum(-1)
+        if self.potentials is not None:
+            links = self.structure.arrange(self.potentials, target.shape[-1]).to(x.dtype)
+            single = target.reshape(-1, 1, target.shape[-1])
+            total = total + self.structure.potential_scores(single, links).reshape(total.shape)
+        return self.value_along(scores, mask, -1) - total
+
 
 def _derived(kind: Any) -> list[type[Structure]]:
     """Return the classes of this package that derive from a class, in the order of their names."""

@@ -401,6 +401,35 @@ class _Value(torch.nn.Module):
         return self.layer.value(x)
 
 
+@pytest.mark.parametrize(("structure", "links_too"), WITH_LINKS)
+def test_loss_of_structures(structure: Structure, links_too: bool) -> None:
+    links = links_for(structure) if links_too else None
+    layer = SparseMAP(structure, potentials=links, learn_potentials=links_too, gamma=0.8).double()
+    x = draw(6, int(structure.size or 0), seed=34).requires_grad_()
+    every = structure.enumerate()
+    target = every[torch.arange(6) % len(every)]
+    loss = layer.loss(x, target)
+    assert bool((loss >= -1e-12).all())
+    (gradient,) = torch.autograd.grad(loss.sum(), x, retain_graph=True)
+    torch.testing.assert_close(gradient, layer(x).detach() - target)
+    assert gradcheck(lambda x: layer.loss(x, target), x, atol=1e-5)
+    if links_too:
+        (slope,) = torch.autograd.grad(loss.sum(), layer.potentials)
+        out = F.sparsemap(x, structure, potentials=layer.potentials, gamma=0.8)
+        shared = structure.arrange(layer.potentials, x.shape[-1]).detach().requires_grad_()
+        mean = (structure.potential_scores(out.structures, shared) * out.probs).sum()
+        gold = structure.potential_scores(target.unsqueeze(1), shared).sum()
+        torch.testing.assert_close(slope, torch.autograd.grad(mean - gold, shared)[0].reshape(slope.shape))
+    sure = 100 * (2 * target - 1)
+    if not links_too and not isinstance(structure, Budget):
+        torch.testing.assert_close(layer.loss(sure, target), torch.zeros(6, dtype=x.dtype), rtol=0, atol=1e-10)
+    if bool(target[1].any()):
+        assert float(layer.loss(x, target, target == 0).detach().max()) == torch.inf
+    for bad in (target[:, :-1], target + 0.5, torch.full_like(target, 1.0) if structure != BitVector(5) else target + 1):
+        with pytest.raises(ConfigurationError, match="target"):
+            layer.loss(x, bad)
+
+
 def test_selected_tag_is_attention() -> None:
     """It equals the full problem in which other tags have score zero."""
     x = draw(6, 5, seed=19)
