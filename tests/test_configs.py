@@ -64,7 +64,11 @@ def test_a_config_is_short_and_explains_itself(path: Path) -> None:
     assert lines[0].startswith("# ")
 
 
-@pytest.mark.parametrize("path", EXPERIMENTS, ids=label)
+@pytest.mark.parametrize(
+    "path",  # what differs from another in the number of bits alone takes long and finds little
+    [pytest.param(path, marks=[pytest.mark.slow] if path.stem.endswith("_128") else []) for path in EXPERIMENTS],
+    ids=label,
+)
 def test_a_config_runs(path: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)

@@ -61,7 +61,8 @@ class FenchelYoungLoss(nn.Module):
             )
         if not mapping.on_simplex:
             raise ConfigurationError(
-                f"Expected a mapping onto the simplex, such as Sparsemax, but {type(mapping).__name__} has no probabilities."
+                f"Expected a mapping onto the simplex, such as Sparsemax, but {type(mapping).__name__} gives no probabilities"
+                " of classes. SparseMAP has a loss of its own, SparseMAP(...).loss(scores, structures)."
             )
         if not mapping.has_value:
             raise ConfigurationError(f"Expected a mapping that maximizes something, but {mapping!r} does not: it has no loss.")
