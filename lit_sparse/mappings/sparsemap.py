@@ -417,7 +417,7 @@ class SparseMAP(SparseMapping):
         >>> scores = torch.tensor([[1.2, 1.0], [0.9, 0.1]])  # two queries, two keys
         >>> weights = SparseMAP(Assignment())(scores.flatten()).reshape(2, 2)  # rows and columns sum to one
         >>> [[round(w, 2) for w in row] for row in weights.tolist()]
-        [[0.25, 0.75], [0.75, 0.25]]
+        [[0.35, 0.65], [0.65, 0.35]]
     """
 
     on_simplex = False
