@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.active_set import LISTS, VECTORS, capacity_of, solve_one
-from lit_sparse.kernels.cuda_rows import launch, numba_cuda, program_of
+from lit_sparse.kernels.active_set import LISTS, VECTORS, Workspace, capacity_of
+from lit_sparse.kernels.active_set_batches import Solution, Start, solve_one
+from lit_sparse.kernels.cuda_rows import ArraySpec, launch, numba_cuda, program_of
+from lit_sparse.kernels.oracles import CompiledOracle
 
 __all__ = ["solve_batch"]
 
@@ -17,7 +19,7 @@ cuda: Any = None  # in the function below it is numba.cuda, once it is compiled
 
 def solve_rows(
     marginals: Any,
-    bits: Any,
+    structures: Any,
     probs: Any,
     sizes: Any,
     gaps: Any,
@@ -27,13 +29,13 @@ def solve_rows(
     first: Any,
     first_probs: Any,
     first_extra: Any,
-    rows: Any,
-    scratch: Any,
+    vectors: Any,
     matrix: Any,
     factor: Any,
     lists: Any,
-    back: Any,
     slots: Any,
+    scratch: Any,
+    back: Any,
     kind: Any,
     budget: Any,
     tags: Any,
@@ -43,48 +45,39 @@ def solve_rows(
     """Solve one row a thread."""
     row = cuda.grid(1)
     if row < scores.shape[0]:
-        solve_one(
-            row, marginals, bits, probs, sizes, gaps, done, scores, kind, budget, tags, links, first, first_probs, first_extra,
-            max_iter, tol, rows[row], scratch[row], matrix[row], factor[row], lists[row], back[row], slots[row],
-        )  # fmt: skip
+        solution = Solution(marginals, structures, probs, sizes, gaps, done)
+        oracle, start = CompiledOracle(kind, budget, tags, links), Start(first, first_probs, first_extra)
+        work = Workspace(vectors[row], matrix[row], factor[row], lists[row], slots[row])
+        solve_one(row, solution, scores, oracle, start, max_iter, tol, work, scratch[row], back[row])
 
 
-def solve_batch(
-    scores: Tensor,
-    kind: int,
-    budget: int,
-    tags: int,
-    links: Tensor,
-    start: tuple[Tensor, Tensor, Tensor],
-    max_iter: int,
-    tol: float,
-) -> Any:
-    """See :func:`lit_sparse.kernels.active_set.solve_batch`; arguments and results are tensors on one device.
+def solve_batch(scores: Tensor, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Any:
+    """See :func:`lit_sparse.kernels.active_set_batches.solve_batch`; arguments and results hold tensors on one device.
 
     Returns NotImplemented where numba-cuda is not installed or finds no GPU.
     """
     if numba_cuda() is None:
         return NotImplemented
     size, d = scores.shape
-    capacity = capacity_of(d, max_iter, start[0].shape[1])
-    shapes: list[tuple[tuple[int, ...], torch.dtype]] = [
+    capacity = capacity_of(d, max_iter, start.structures.shape[1])
+    shapes: Solution = Solution(
         ((d,), torch.float64),
         ((capacity, d), torch.uint8),
         ((capacity,), torch.float64),
         ((), torch.int64),
         ((), torch.float64),
         ((), torch.uint8),
-    ]
-    results = tuple(torch.empty((size, *shape), dtype=dtype, device=scores.device) for shape, dtype in shapes)
-    work = [
+    )
+    solution = Solution(*[torch.empty((size, *shape), dtype=dtype, device=scores.device) for shape, dtype in shapes])
+    work: list[ArraySpec] = [
         ((VECTORS, d), torch.float64),
-        ((d,), torch.float64),
         ((capacity, d), torch.uint8),
         ((capacity, capacity), torch.float64),
         ((LISTS, capacity), torch.float64),
-        ((d,), torch.int32),
         ((capacity,), torch.int32),
+        ((d,), torch.float64),
+        ((d,), torch.int32),
     ]
-    batched = (*results, scores.contiguous(), links.contiguous(), *[tensor.contiguous() for tensor in start])
-    launch(program_of(solve_rows), size, batched, work, (kind, budget, tags, max_iter, float(tol)))
-    return results
+    tensors = (*solution, *[tensor.contiguous() for tensor in (scores, oracle.links, *start)])
+    launch(program_of(solve_rows), size, tensors, work, (oracle.kind, oracle.budget, oracle.tags, max_iter, float(tol)))
+    return solution

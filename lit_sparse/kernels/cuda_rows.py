@@ -23,9 +23,9 @@ from lit_sparse.kernels.groups import write_odd_labels
 from lit_sparse.kernels.oscar import BUCKETS, compose_row, map_row
 from lit_sparse.kernels.rows import plain_top
 
-__all__ = ["Workspace", "launch", "map_fused", "map_oscar", "numba_cuda", "program_of", "translate"]
+__all__ = ["ArraySpec", "launch", "map_fused", "map_oscar", "numba_cuda", "program_of", "translate"]
 
-Workspace: TypeAlias = tuple[tuple[int, ...], torch.dtype]  # shape and type
+ArraySpec: TypeAlias = tuple[tuple[int, ...], torch.dtype]  # shape and type
 
 THREADS = 64  # of a block; few, for each needs a workspace of its own
 WORK_BYTES = 1 << 29  # workspace of one launch; longer batches take several
@@ -120,7 +120,7 @@ def _launch(
     x: Tensor,
     parameter: float | Tensor,
     numbers: tuple[Any, ...],
-    workspaces: Sequence[Workspace],
+    workspaces: Sequence[ArraySpec],
 ) -> tuple[Tensor, Tensor]:
     """Run a program of rows and a row parameter, and return its result and labels.
 
@@ -136,7 +136,7 @@ def _launch(
 
 
 def launch(
-    program: Any, rows: int, tensors: Sequence[Tensor], workspaces: Sequence[Workspace], numbers: tuple[Any, ...]
+    program: Any, rows: int, tensors: Sequence[Tensor], workspaces: Sequence[ArraySpec], numbers: tuple[Any, ...]
 ) -> None:
     """Run a program, one thread a row, on as many rows at a time as there is room for workspaces, on the current stream.
 

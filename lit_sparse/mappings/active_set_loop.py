@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.active_set import DEPENDENT, ONE, ROUNDING
+from lit_sparse.kernels.active_set_batches import Solution, Start
 
 __all__ = ["Oracle", "solve_in_torch"]
 
@@ -206,23 +207,17 @@ def _settle(support: _Support, newest: Tensor) -> Tensor:
     return stuck
 
 
-def solve_in_torch(
-    scores: Tensor, oracle: Oracle, first: Tensor, first_probs: Tensor, first_extra: Tensor, max_iter: int, tol: float
-) -> tuple[Tensor, ...]:
+def solve_in_torch(scores: Tensor, oracle: Oracle, start: Start, max_iter: int, tol: float) -> Solution:
     """Solve a batch with an oracle.
 
     Args:
         scores: float64 (B, d), finite, or -inf where an entry is forbidden.
         oracle: the best structures for such scores.
-        first: (B, n, d), structures to start from; n may be 0.
-        first_probs: (B, n), their probabilities; those of 0 are left out.
-        first_extra: (B, n), what other potentials add to them.
+        start: structures to start from.
         max_iter: most structures that may be looked for.
         tol: error of the marginals to reach, in Euclidean distance.
-
-    Returns:
-        As :func:`lit_sparse.kernels.active_set.solve_batch`, in tensors.
     """
+    first, first_probs, first_extra = start
     size, d = scores.shape
     forbidden = scores == -torch.inf
     plain = scores.masked_fill(forbidden, 0.0)
@@ -272,17 +267,20 @@ def solve_in_torch(
     return _gather(ended, size, d, scores)
 
 
-def _gather(
-    ended: list[tuple[Tensor, _Support, Tensor, Tensor]], size: int, d: int, like: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+def _gather(ended: list[tuple[Tensor, _Support, Tensor, Tensor]], size: int, d: int, like: Tensor) -> Solution:
     """Put the rows back in order; see :func:`solve_in_torch`."""
     widest = max((part.capacity for _, part, _, _ in ended), default=0)
-    structures, probs = like.new_zeros(size, widest, d), like.new_zeros(size, widest)
-    sizes = torch.zeros(size, dtype=torch.int64, device=like.device)
-    gaps, done = like.new_zeros(size), torch.zeros(size, dtype=torch.bool, device=like.device)
-    for rows, part, gap, finished in ended:
-        structures[rows, : part.capacity] = part.matrix
-        probs[rows, : part.capacity] = part.probs
-        sizes[rows], gaps[rows], done[rows] = part.size, gap, finished
-    marginals = torch.einsum("bs,bsd->bd", probs, structures)
-    return marginals, structures, probs, sizes, gaps, done
+    found = Solution(
+        like.new_zeros(size, d),
+        like.new_zeros(size, widest, d, dtype=torch.uint8),
+        like.new_zeros(size, widest),
+        like.new_zeros(size, dtype=torch.int64),
+        like.new_zeros(size),
+        like.new_zeros(size, dtype=torch.uint8),
+    )
+    for rows, part, gap, done in ended:
+        found.marginals[rows] = part.marginals()
+        found.structures[rows, : part.capacity] = part.matrix.to(torch.uint8)
+        found.probs[rows, : part.capacity] = part.probs
+        found.sizes[rows], found.gaps[rows], found.done[rows] = part.size, gap, done.to(torch.uint8)
+    return found

@@ -8,8 +8,8 @@ Example:
 """
 
 from lit_sparse.structures.assignment import Assignment
-from lit_sparse.structures.base import CompiledOracle, Structure
+from lit_sparse.structures.base import Structure
 from lit_sparse.structures.bit_vector import BitVector, Budget
 from lit_sparse.structures.sequence import Sequence
 
-__all__ = ["Assignment", "BitVector", "Budget", "CompiledOracle", "Sequence", "Structure"]
+__all__ = ["Assignment", "BitVector", "Budget", "Sequence", "Structure"]

@@ -14,7 +14,7 @@ from typing_extensions import Self
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.active_set import TIE
+from lit_sparse.kernels.oracles import TIE
 from lit_sparse.structures.base import Structure
 
 __all__ = ["Assignment"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -11,25 +10,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.oracles import CompiledOracle
 
-__all__ = ["CompiledOracle", "Structure"]
-
-
-@dataclass(frozen=True)
-class CompiledOracle:
-    """Which maximization of :mod:`lit_sparse.kernels.active_set` a structure is, and with what.
-
-    Attributes:
-        kind: one of the kinds there.
-        budget: most ones of a bit vector.
-        tags: number of tags of a sequence.
-        links: (B or 1, positions - 1 or 1, tags, tags) scores of a tag after another.
-    """
-
-    kind: int
-    budget: int = 0
-    tags: int = 1
-    links: Tensor | None = None
+__all__ = ["Structure"]
 
 
 class Structure(ABC):
@@ -65,7 +48,7 @@ class Structure(ABC):
         """Forget the shortcuts of a parent whose maximization is replaced: they are for the parent's structures."""
         super().__init_subclass__(**options)
         if "maximize" in cls.__dict__:
-            for name in ("compiled", "project", "nested", "has_nested", "topk", "squared_norm"):
+            for name in ("compiled", "project", "nested", "has_nested", "topk"):
                 if name not in cls.__dict__:
                     setattr(cls, name, getattr(Structure, name))
 
@@ -125,13 +108,14 @@ class Structure(ABC):
         return torch.ones(structures.shape[:-1], dtype=torch.bool, device=structures.device)
 
     def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
-        """Tell which vectors (..., d) are structures whose entries may all be used: boolean (...).
+        """Tell which vectors (..., d) hold zeros and ones, and are structures whose entries may all be used: boolean (...).
 
         Args:
-            structures: (..., d) of {0, 1}.
+            structures: (..., d).
             allowed: boolean, broadcastable to them; False where an entry is forbidden.
         """
-        return self.validate(structures) & ~((structures != 0) & ~allowed).any(-1)
+        bits = (structures == 0) | ((structures == 1) & allowed)
+        return bits.all(-1) & self.validate(structures)
 
     def check(self, d: int) -> None:
         """Raise unless this structure can have d entries, or shows as many.

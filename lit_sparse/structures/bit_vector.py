@@ -11,9 +11,9 @@ from typing_extensions import Self
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.active_set import BITS, TIE
 from lit_sparse.kernels.kbest import best_bits
-from lit_sparse.structures.base import CompiledOracle, Structure
+from lit_sparse.kernels.oracles import BITS, TIE, CompiledOracle
+from lit_sparse.structures.base import Structure
 
 __all__ = ["BitVector", "Budget"]
 
@@ -81,7 +81,7 @@ class BitVector(Structure):
 
     def compiled(self, potentials: Tensor | None) -> CompiledOracle:
         """See the base class."""
-        return CompiledOracle(BITS, budget=2**31 - 1)
+        return CompiledOracle(BITS, budget=2**62)
 
 
 @dataclass(frozen=True)

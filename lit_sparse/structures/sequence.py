@@ -13,8 +13,8 @@ from typing_extensions import Self
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.active_set import SEQUENCE, TIE
-from lit_sparse.structures.base import CompiledOracle, Structure
+from lit_sparse.kernels.oracles import SEQUENCE, TIE, CompiledOracle
+from lit_sparse.structures.base import Structure
 
 __all__ = ["Sequence"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -23,22 +24,19 @@ from lit_sparse.mappings import Sparsemax
 from lit_sparse.models import BitVectorVAE, SemiSupervisedVAE
 
 
+def short(**options: Any) -> pl.Trainer:
+    """A trainer of two batches an epoch that writes nothing by itself."""
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(accelerator="cpu", limit_train_batches=2, **quiet, **options)
+
+
 def test_callbacks_work_under_a_trainer_in_python(tmp_path: Path) -> None:
     folder = str(tmp_path)
     curve = DecoderCallsPlot(folder=folder)
     pictures = [curve, ReconstructionPlot(folder=folder), ClassSamplesPlot(columns=3, folder=folder)]
     torch.manual_seed(0)
     model = SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=64, classifier_hidden=[8])
-    trainer = pl.Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_train_batches=2,
-        callbacks=[CountLogger(), *pictures, PredictionWriter(folder=folder)],
-    )
+    trainer = short(max_epochs=2, callbacks=[CountLogger(), *pictures, PredictionWriter(folder=folder)])
     trainer.fit(model, DigitsDataModule())
     assert [row["epoch"] for row in curve.history] == [1, 2]
     assert all(row["p10"] <= row["median"] <= row["p90"] for row in curve.history)
@@ -62,17 +60,8 @@ def fit_bits(folder: Path, epochs: int, checkpoint: Path | None = None) -> tuple
     curve, logged = NegativeELBOPlot(folder=str(folder)), _Logged()
     torch.manual_seed(0)
     model = BitVectorVAE(TopKMarginalize(5), in_features=64, bits=6, levels=17, encoder_hidden=[8], decoder_hidden=[8])
-    trainer = pl.Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_train_batches=2,
-        check_val_every_n_epoch=2,
-        callbacks=[CountLogger(), curve, ReconstructionPlot(folder=str(folder)), logged],
-    )
+    callbacks = [CountLogger(), curve, ReconstructionPlot(folder=str(folder)), logged]
+    trainer = short(max_epochs=epochs, check_val_every_n_epoch=2, callbacks=callbacks)
     trainer.fit(model, DigitsDataModule(labelled=0, binarize=False), ckpt_path=None if checkpoint is None else str(checkpoint))
     trainer.save_checkpoint(folder / "last.ckpt")
     return curve, logged.found

@@ -77,16 +77,17 @@ def check_point(x: Tensor, y: Tensor, on_simplex: bool, what: tuple[Any, ...]) -
 
 
 def fuzz(name: str, body: Callable[..., None], **strategies: st.SearchStrategy[Any]) -> None:
-    """Run a body on drawn arguments, in one of the float types."""
+    """Run a body on drawn arguments, in both float types."""
 
     @seed(0)
     @settings(
         max_examples=EXAMPLES, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
     )
-    @given(x=scores(), dtype=st.sampled_from([torch.float32, torch.float64]), **strategies)
-    def run(x: Tensor, dtype: torch.dtype, **arguments: Any) -> None:
+    @given(x=scores(), **strategies)
+    def run(x: Tensor, **arguments: Any) -> None:
         seen[name] += len(x)
-        body(x.to(dtype), **arguments)
+        for dtype in (torch.float32, torch.float64):
+            body(x.to(dtype), **arguments)
 
     run()
 

@@ -40,7 +40,9 @@ print("rows", rows)
 SPARSEMAP = """
 import numpy as np
 import torch
-from lit_sparse.kernels import active_set, cuda_active_set, cuda_rows
+from lit_sparse.kernels import active_set_batches, cuda_active_set, cuda_rows
+from lit_sparse.kernels.active_set_batches import Start
+from lit_sparse.kernels.oracles import CompiledOracle
 
 cuda_rows.WORK_BYTES = 1 << 14  # several launches
 cuda_rows.THREADS = 4
@@ -53,15 +55,14 @@ for kind, budget, tags, d in ((0, 99, 1, 9), (0, 3, 1, 9), (0, 0, 1, 2), (1, 0, 
         links = links.double()
         for n in (0, 2):
             first = torch.zeros(9, n, d, dtype=torch.float64)
-            start = (first, torch.full((9, n), 0.5, dtype=torch.float64), torch.zeros(9, n, dtype=torch.float64))
-            problem = (kind, min(budget, d), tags)
-            got = cuda_active_set.solve_batch(x, *problem, links, start, 50, 1e-6)
-            expected = active_set.solve_batch(
-                x.numpy(), *problem, links.numpy(), active_set.Start(*[t.numpy() for t in start]), 50, 1e-6
-            )
+            start = Start(first, torch.full((9, n), 0.5, dtype=torch.float64), torch.zeros(9, n, dtype=torch.float64))
+            oracle = CompiledOracle(kind, budget, tags, links)
+            got = cuda_active_set.solve_batch(x, oracle, start, 50, 1e-6)
+            arrays = oracle._replace(links=links.numpy()), Start(*[part.numpy() for part in start])
+            expected = active_set_batches.solve_batch(x.numpy(), *arrays, 50, 1e-6)
             for i, (ours, theirs) in enumerate(zip(got, expected)):
                 theirs = torch.from_numpy(theirs)
-                for row, size in enumerate(expected[3]):
+                for row, size in enumerate(expected.sizes):
                     if row == 4 and i in (1, 2, 3):  # the best structure of a tie depends on how sums are ordered
                         continue
                     a, b = (ours[row, :size], theirs[row, :size]) if i in (1, 2) else (ours[row], theirs[row])
@@ -83,6 +84,60 @@ def test_translated_functions_in_the_simulator(program: str, rows: int) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert f"rows {rows}" in done.stdout
+
+
+COMPILED = """
+import sys
+from types import SimpleNamespace
+
+import numba.cuda as cuda
+from numba import types
+from numba.cuda import compiler, dispatcher
+
+try:
+    cuda.compile_ptx(lambda x: None, (types.float64[:],), cc=(9, 0))
+except Exception as error:  # a compiler that is not installed is missed in many ways
+    print(error)
+    sys.exit(77)
+dispatcher.get_current_device = compiler.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
+
+from lit_sparse.kernels import cuda_active_set, cuda_rows
+
+cuda_rows.numba_cuda = lambda: cuda
+
+
+jit = cuda.jit
+lists = {"d": types.float64, "f": types.float32, "i": types.int32, "l": types.int64, "b": types.uint8}
+
+
+def arrays(text):
+    return [types.Array(lists[part[0]], int(part[1]), "A") for part in text.split()]
+
+
+def compiled(function, text, *numbers):
+    cuda.jit = lambda device: lambda copy: copy if not device else jit(device=True)(copy)
+    cuda_rows.translate.cache_clear()
+    program = cuda_rows._compile(function, device=False)
+    cuda.jit = jit
+    assert ".entry" in cuda.compile_ptx(program, (*arrays(text), *numbers), cc=(9, 0))[0]
+    print("compiled", function.__name__)
+
+
+for kind in "df":
+    compiled(cuda_rows.fused_rows, f"{kind}2 i2 {kind}2 d1 i2 d3", types.float64)
+    compiled(cuda_rows.oscar_rows, f"{kind}2 i2 {kind}2 d1 d3 i3", types.float64, types.boolean)
+solution, problem, work = "d2 b3 d2 l1 d1 b1", "d2 d4 d3 d2 d2", "d3 b3 d3 d3 i2 d2 i2"
+compiled(cuda_active_set.solve_rows, f"{solution} {problem} {work}", *[types.int64] * 4, types.float64)
+"""
+
+
+def test_the_programs_compile() -> None:
+    """By NVIDIA's own compiler, which needs no GPU: the simulator would run any Python."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=280)
+    if done.returncode == 77:
+        pytest.skip("needs NVIDIA's compiler: pip install nvidia-cuda-nvcc-cu12 nvidia-cuda-nvrtc-cu12")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("compiled") == 5
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -9,13 +9,12 @@ from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
-#: Graphs have been traced before; turning them into machine code takes seconds, and examples of one class have the same.
-ONCE_A_CLASS = {"machine_code"}
+#: Seconds each, after another check has traced all graphs: the first example of a class now, others with the slow tests.
+SLOW = {"machine_code"}
 CASES = [
-    pytest.param(check, example, id=f"{check}-{example!r}")
+    pytest.param(check, example, id=f"{check}-{example!r}", marks=[pytest.mark.slow] if i and check in SLOW else [])
     for check in MAPPING_CHECKS
     for i, example in EXAMPLES
-    if i == 0 or check not in ONCE_A_CLASS
 ]
 
 

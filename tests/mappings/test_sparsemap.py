@@ -111,7 +111,7 @@ def test_an_oracle_in_python_equals_the_compiled_solver(
 ) -> None:
     """On the CPU with compiled steps, on other devices in torch operations."""
     if in_torch:
-        monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solve_in_torch)
+        monkeypatch.setattr("lit_sparse.mappings.structure_solver._on_cpu", solve_in_torch)
     x = draw(30, int(structure.size or 0), seed=2, scale=1.5)
     links = links_for(structure, per_position=True)
     clean = F.sparsemap(x, Plain(structure), potentials=links).marginals
@@ -146,7 +146,7 @@ def test_bits_of_any_scale(scale: float, monkeypatch: pytest.MonkeyPatch) -> Non
     x[:, ::3] *= scale
     for solver in (None, solve_in_torch):
         if solver is not None:
-            monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solver)
+            monkeypatch.setattr("lit_sparse.mappings.structure_solver._on_cpu", solver)
         for structure in (BitVector(), Plain(BitVector())):
             torch.testing.assert_close(F.sparsemap(x, structure).marginals, x.clamp(0, 1), rtol=0, atol=1e-7)
 
@@ -234,7 +234,7 @@ def test_potentials_of_each_row() -> None:
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
 def test_degenerate_points_stay_finite_and_right(structure: Structure, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if way == "torch":
-        monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solve_in_torch)
+        monkeypatch.setattr("lit_sparse.mappings.structure_solver._on_cpu", solve_in_torch)
     kind = structure if way == "compiled" else Plain(structure)
     d = int(structure.size or 0)
     points = [
@@ -262,7 +262,7 @@ def test_a_warm_start_gives_the_same_marginals(structure: Structure, monkeypatch
     links = links_for(structure)
     for kind, solver in ((structure, None), (Plain(structure), None), (Plain(structure), solve_in_torch)):
         if solver is not None:
-            monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solver)
+            monkeypatch.setattr("lit_sparse.mappings.structure_solver._on_cpu", solver)
         cold = F.sparsemap(x, kind, potentials=links)
         again = F.sparsemap(x, kind, potentials=links, start=cold, max_iter=1)  # nothing is left to look for
         torch.testing.assert_close(again.marginals, cold.marginals)
@@ -319,7 +319,7 @@ def test_dependent_structures_enter_a_full_support(monkeypatch: pytest.MonkeyPat
         x, links = 0.5 + 0.5 * draw(60, d, seed=d), 0.5 * draw(60, seed=d + 40)
         for solver in (None, solve_in_torch):
             if solver is not None:
-                monkeypatch.setattr("lit_sparse.mappings.sparsemap._on_cpu", solver)
+                monkeypatch.setattr("lit_sparse.mappings.structure_solver._on_cpu", solver)
             out = F.sparsemap(x, _Ising(), potentials=links)
             assert float(out.gap.max()) < 1e-12
             every = _Ising().enumerate(d)

@@ -1,0 +1,179 @@
+"""The best structure for given scores (its MAP, maximum a posteriori), for the structures that have a compiled search.
+
+A row of scores and the structure found for it are rows of one matrix, so that nothing is allocated: the same source serves
+the CPU and, translated by numba-cuda, NVIDIA GPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from lit_sparse.kernels.compilation import compile_rows
+
+__all__ = ["BITS", "SEQUENCE", "TIE", "CompiledOracle", "find_best", "is_broken", "links_of"]
+
+#: Kinds of structures that have a compiled oracle.
+BITS, SEQUENCE = 0, 1
+#: Residuals of this size are zero but for rounding: the oracle takes 0.
+TIE = 1e-9
+
+
+class CompiledOracle(NamedTuple):
+    """Which structures to search, and with what.
+
+    Attributes:
+        kind: :data:`BITS` or :data:`SEQUENCE`.
+        budget: most ones of a bit vector.
+        tags: number of tags of a sequence.
+        links: float64 (B or 1, positions - 1 or 1, tags, tags) scores of a tag after another, [from, to]; an array or a
+            tensor, or None for zeros where a solver has not filled them in yet.
+    """
+
+    kind: int
+    budget: int = 0
+    tags: int = 1
+    links: Any = None
+
+
+@compile_rows()
+def select(values: Any, n: Any, k: Any) -> Any:
+    """Return the k-th largest of the first n values, which it reorders; 1 <= k <= n."""
+    low, high = 0, n - 1
+    while low < high:
+        pivot = values[(low + high) // 2]
+        i, j = low, high
+        while i <= j:
+            while values[i] > pivot:
+                i += 1
+            while values[j] < pivot:
+                j -= 1
+            if i <= j:
+                values[i], values[j] = values[j], values[i]
+                i += 1
+                j -= 1
+        if k - 1 <= j:
+            high = j
+        elif k - 1 >= i:
+            low = i
+        else:
+            return values[k - 1]
+    return values[k - 1]
+
+
+@compile_rows()
+def best_bits(rows: Any, r: Any, z: Any, scratch: Any, budget: Any) -> None:
+    """Write to row z the at most ``budget`` bits with the largest positive entries of row r.
+
+    Args:
+        rows: matrix that holds all of these rows.
+        r: number of the row of scores.
+        z: number of the row that receives zeros and ones.
+        scratch: vector of the same length.
+        budget: most ones.
+    """
+    d = rows.shape[1]
+    count = 0
+    for i in range(d):
+        on = rows[r, i] > TIE
+        scratch[count] = rows[r, i]
+        count += on
+        rows[z, i] = on
+    if count > budget:
+        least = select(scratch, count, budget) if budget > 0 else np.inf
+        left = budget
+        for i in range(d):
+            above = rows[r, i] > least
+            rows[z, i] = above
+            left -= above
+        for i in range(d):
+            if left > 0 and rows[r, i] == least:
+                rows[z, i] = 1.0
+                left -= 1
+
+
+@compile_rows()
+def best_tags(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, back: Any) -> None:
+    """Write to row z the best tag of each position by the algorithm of Viterbi.
+
+    Positions whose tags are all forbidden (-inf) are left out, their neighbours become adjacent.
+
+    Args:
+        oracle: a :class:`CompiledOracle`.
+        link: which of its links to read.
+        rows: matrix that holds the rows; d is the number of positions times the number of tags.
+        r: number of the row of scores, position-major.
+        z: number of the row that receives zeros and ones.
+        scratch: vector of length d: the best total that ends in each tag.
+        back: integers (d,): the tag before.
+    """
+    d, tags, links = rows.shape[1], oracle.tags, oracle.links
+    before = -1
+    for first in range(0, d, tags):
+        present = False
+        for tag in range(tags):
+            rows[z, first + tag] = 0.0
+            present = present or rows[r, first + tag] != -np.inf
+        if not present:
+            continue
+        step = min(first // tags - 1, links.shape[1] - 1)
+        for tag in range(tags):
+            place = first + tag
+            if before < 0:
+                scratch[place], back[place] = rows[r, place], -1
+                continue
+            most, which = -np.inf, 0
+            for origin in range(tags):
+                value = scratch[before + origin] + links[link, step, origin, tag]
+                if value > most + TIE:
+                    most, which = value, origin
+            scratch[place], back[place] = most + rows[r, place], before + which
+        before = first
+    if before < 0:
+        return
+    place = before
+    for tag in range(1, tags):
+        if scratch[before + tag] > scratch[place] + TIE:
+            place = before + tag
+    while place >= 0:
+        rows[z, place] = 1.0
+        place = back[place]
+
+
+@compile_rows()
+def find_best(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, back: Any) -> None:
+    """Write the best structure for the scores in row r to row z; arguments as for :func:`best_tags`."""
+    if oracle.kind == SEQUENCE:
+        best_tags(oracle, link, rows, r, z, scratch, back)
+    else:
+        best_bits(rows, r, z, scratch, oracle.budget)
+
+
+@compile_rows()
+def links_of(oracle: Any, link: Any, rows: Any, z: Any) -> Any:
+    """Return the links' share in the total of the tags in row z; arguments as for :func:`best_tags`.
+
+    Nothing for structures without links.
+    """
+    tags, links = oracle.tags, oracle.links
+    before, extra = -1, 0.0
+    if oracle.kind != SEQUENCE:
+        return extra
+    for place in range(rows.shape[1]):
+        if rows[z, place] != 0.0:
+            if before >= 0:
+                extra += links[link, min(place // tags - 1, links.shape[1] - 1), before % tags, place % tags]
+            before = place
+    return extra
+
+
+@compile_rows()
+def is_broken(oracle: Any, link: Any) -> Any:
+    """Tell whether the links hold NaN or an infinity."""
+    links, broken = oracle.links, False
+    for i in range(links.shape[1]):
+        for j in range(links.shape[2]):
+            for k in range(links.shape[3]):
+                broken = broken or not abs(links[link, i, j, k]) < np.inf
+    return broken
