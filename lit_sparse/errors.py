@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterable
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "MissingExtraError",
     "did_you_mean",
     "full_name",
+    "shown_arguments",
 ]
 
 
@@ -56,6 +58,18 @@ def full_name(thing: object) -> str:
     """
     kind = type(thing)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def shown_arguments(part: object) -> str:
+    """Return the constructor's arguments as a part has them, on one line; those that it does not keep are left out.
+
+    Example:
+        >>> from fractions import Fraction
+        >>> shown_arguments(Fraction(3, 4))
+        'numerator=3, denominator=4'
+    """
+    names = [name for name in inspect.signature(type(part)).parameters if hasattr(part, name)]
+    return " ".join(", ".join(f"{name}={getattr(part, name)!r}" for name in names).split())  # tensors too
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lit_sparse.checks import check_integer, check_positive
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, shown_arguments
 from lit_sparse.kernels.dispatch import HALVES, batch_first
 from lit_sparse.mappings.rowwise import allowed_scores, needs_operations
 
@@ -166,9 +165,7 @@ class SparseMapping(nn.Module, ABC):
 
     def extra_repr(self) -> str:
         """Return the constructor's arguments as this instance has them."""
-        names = [name for name in inspect.signature(type(self).__init__).parameters if name != "self"]
-        arguments = ", ".join(f"{name}={getattr(self, name)!r}" for name in names if hasattr(self, name))
-        return " ".join(arguments.split())  # on one line, tensors too
+        return shown_arguments(self)
 
 
 def envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:

@@ -218,8 +218,9 @@ class SparseMAP(SparseMapping):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one for each structure that the package has, and for each strength."""
-        known: list[Structure] = [BitVector(), *Budget.examples(), *TagSequence.examples(), *Assignment.examples()]
+        """Return one for each structure that can have any number of entries, and for each strength."""
+        bits: list[Structure] = [BitVector(), *Budget.examples()]
+        known = [*bits, TagSequence(select=1), TagSequence(tags=3, select=0), Assignment(1)]
         links = torch.tensor([[0.3, -0.2], [0.0, 0.4]], dtype=torch.float64)
         more = [cls(Budget(None, 2), gamma=0.5), cls(TagSequence(select=1), potentials=links)]
         return [cls(structure) for structure in known] + more

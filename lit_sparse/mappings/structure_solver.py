@@ -206,11 +206,14 @@ class Problem:
         return self.structure.potential_scores(structures, potentials)
 
     def _by_oracle(self, scores: Tensor, potentials: Tensor | None, start: Start) -> Solution:
-        """Solve with :meth:`Structure.maximize`; rows with NaN or +inf are left out and come back as NaN."""
+        """Solve with :meth:`Structure.maximize`.
+
+        Rows with NaN or +inf are left out and come back as NaN, those in which everything is forbidden as zeros.
+        """
         broken = ~(scores < torch.inf).all(-1)
         if potentials is not None:
             broken = broken | ~potentials.isfinite().flatten(1).all(-1)
-        whole = (~broken).nonzero().squeeze(-1)
+        whole = (~broken & (scores != -torch.inf).any(-1)).nonzero().squeeze(-1)
 
         def oracle(residual: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
             shared = potentials is None or len(potentials) == 1
@@ -220,7 +223,7 @@ class Problem:
 
         solver = _on_cpu if scores.is_cpu else solve_in_torch
         found = solver(scores[whole], oracle, Start(*[part[whole] for part in start]), self.max_iter, self.tol)
-        return found if len(whole) == len(scores) else _with_broken(found, whole, scores)
+        return found if len(whole) == len(scores) else _with_others(found, whole, broken, scores)
 
 
 def _as_arrays(start: Start) -> Start:
@@ -241,19 +244,23 @@ def _on_cpu(scores: Tensor, oracle: Oracle, start: Start, max_iter: int, tol: fl
     return _as_tensors(solve_with_oracle(scores.contiguous().numpy(), wrapped, _as_arrays(start), max_iter, tol))
 
 
-def _with_broken(found: Solution, whole: Tensor, scores: Tensor) -> Solution:
-    """Return a solution for all rows of the scores, from that of the rows ``whole``; the others are NaN."""
+def _with_others(found: Solution, whole: Tensor, broken: Tensor, scores: Tensor) -> Solution:
+    """Return a solution for all rows of the scores, from that of the rows ``whole``.
+
+    The others are NaN where they are ``broken``, else zeros: they allow nothing but the empty structure.
+    """
     size, d = scores.shape
     places = max(found.probs.shape[1], 1)
+    odd = torch.where(broken, torch.nan, 0.0).to(scores)
     every = Solution(
-        scores.new_full((), torch.nan).where(scores != -torch.inf, 0.0),
+        odd.unsqueeze(-1).where(scores != -torch.inf, 0.0),
         found.structures.new_zeros(size, places, d),
         scores.new_zeros(size, places),
         found.sizes.new_ones(size),
-        scores.new_full((size,), torch.nan),
+        odd.clone(),
         found.done.new_ones(size),
     )
-    every.probs[:, 0] = torch.nan
+    every.probs[:, 0] = 1.0 + odd
     for all_rows, some in zip(every, found, strict=True):
         if some.dim() > 1 and len(whole):
             all_rows[whole, : some.shape[1]] = some

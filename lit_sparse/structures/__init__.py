@@ -11,5 +11,6 @@ from lit_sparse.structures.assignment import Assignment
 from lit_sparse.structures.base import Structure
 from lit_sparse.structures.bit_vector import BitVector, Budget
 from lit_sparse.structures.sequence import Sequence
+from lit_sparse.structures.tree import Tree
 
-__all__ = ["Assignment", "BitVector", "Budget", "Sequence", "Structure"]
+__all__ = ["Assignment", "BitVector", "Budget", "Sequence", "Structure", "Tree"]

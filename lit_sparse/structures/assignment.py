@@ -56,8 +56,8 @@ class Assignment(Structure):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one for any number of entries: a single row, of which one column is chosen."""
-        return [cls(rows=1)]
+        """Return one for any number of entries, a single row of which one column is chosen, and squares, and pairs of rows."""
+        return [cls(rows=1), cls(), cls(rows=2)]
 
     @property
     def size(self) -> int | None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, shown_arguments
 from lit_sparse.kernels.oracles import CompiledOracle
 
 __all__ = ["Structure"]
@@ -51,6 +51,10 @@ class Structure(ABC):
             for name in ("compiled", "project", "nested", "has_nested", "topk"):
                 if name not in cls.__dict__:
                     setattr(cls, name, getattr(Structure, name))
+
+    def __repr__(self) -> str:
+        """Show the constructor's arguments."""
+        return f"{type(self).__name__}({shown_arguments(self)})"
 
     @abstractmethod
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
@@ -232,7 +236,7 @@ class Structure(ABC):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances over any number of entries, which the shared tests run."""
+        """Return instances which the shared tests run, without a number of entries where it can be read from the scores."""
         return [cls()]
 
     def known_size(self, d: int | None) -> int:

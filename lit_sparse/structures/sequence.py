@@ -64,8 +64,8 @@ class Sequence(Structure):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one for attention."""
-        return [cls(select=1), cls(tags=3, select=0)]
+        """Return some for attention, and some that show all tags."""
+        return [cls(select=1), cls(tags=3, select=0), cls(), cls(tags=3)]
 
     @property
     def size(self) -> int | None:

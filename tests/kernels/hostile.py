@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from lit_sparse.kernels.arborescence import best_trees
 from lit_sparse.kernels.capped import capped_product, map_capped
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
 from lit_sparse.kernels.fused import map_fused
@@ -26,7 +27,7 @@ from lit_sparse.kernels.oscar import map_oscar
 from lit_sparse.kernels.pnorm import map_pnorm, pnorm_product
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
 from lit_sparse.mappings import functional as F
-from lit_sparse.structures import BitVector, Budget, Sequence, Structure
+from lit_sparse.structures import BitVector, Budget, Sequence, Structure, Tree
 
 ROWS, EXAMPLES = 64, 330
 HOSTILE = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, -3e38, 1.0, 1.0, 1e4, 1e-6]
@@ -186,6 +187,17 @@ def bits(x: Tensor, k: int) -> None:
     assert torch.equal(counts[~broken], (2**allowed).clamp_max(k)), ("bits", k)
 
 
+def trees(x: Tensor, single_root: bool) -> None:
+    nodes = min(int(x.shape[-1] ** 0.5), 17)
+    x = x[:, : nodes * nodes].double().nan_to_num(0.0, 1e6, -np.inf)
+    chosen, found = best_trees(x.reshape(-1, nodes, nodes).numpy(), single_root)
+    whole = torch.from_numpy(found) > 0
+    assert bool(whole[(x > -np.inf).all(-1)].all()), ("trees", single_root)
+    structure = Tree(nodes, single_root)
+    heads = torch.from_numpy(chosen).flatten(1).double()[whole]
+    assert bool(structure.fits(heads, x[whole] > -np.inf).all()), ("trees", single_root)
+
+
 def main() -> None:
     """Fuzz all kernels."""
     fuzz("simplex", simplex, gamma=GAMMAS, k=st.sampled_from([0, 1, 3, 70]))
@@ -199,6 +211,7 @@ def main() -> None:
     structures = [BitVector(), Budget(None, 0), Budget(None, 5), Sequence(tags=3), Sequence(tags=1)]
     fuzz("active_set", active_set, gamma=GAMMAS, structure=st.sampled_from(structures), linked=st.booleans())
     fuzz("bits", bits, k=st.sampled_from([1, 2, 10, 70]))
+    fuzz("trees", trees, single_root=st.booleans())
     for name, rows in seen.items():
         assert rows >= 20_000, (name, rows)
         print(name, rows)

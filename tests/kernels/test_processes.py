@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.mappings import functional as F
-from lit_sparse.structures import Budget
+from lit_sparse.structures import Budget, Tree
 
 FIRST_CALL = """
 import time
@@ -53,7 +53,8 @@ def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-4000:]
     seen = dict(line.split() for line in done.stdout.splitlines())
-    assert set(seen) == {"simplex", "entmax", "pnorm", "capped", "fused", "oscar", "hoyer", "hard", "active_set", "bits"}
+    kernels = {"simplex", "entmax", "pnorm", "capped", "fused", "oscar", "hoyer", "hard", "active_set", "bits", "trees"}
+    assert set(seen) == kernels
     assert all(int(rows) >= 20_000 for rows in seen.values())
 
 
@@ -100,6 +101,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "hoyer": lambda x: F.hoyer_projection(x, 0.75),
     "hard": lambda x: F.hard_threshold(x, 8),
     "sparsemap": lambda x: sparsemap(x),
+    "trees": lambda x: 0 * x + Tree().maximize(x.detach()),
 }
 
 

@@ -7,20 +7,7 @@ from torch import Tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMAP
 from lit_sparse.mappings import functional as F
-from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure
-
-SMALL = [
-    BitVector(5),
-    Budget(6, 2),
-    Budget(4, 0),
-    Budget(4, 4),
-    Sequence(3, tags=2),
-    Sequence(3, tags=3),
-    Sequence(1, tags=4),
-    Assignment(3, 3),
-    Assignment(2, 4),
-    Assignment(1, 5),
-]
+from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
 
 
 def generator(seed: int) -> torch.Generator:
@@ -35,27 +22,6 @@ def totals(structure: Structure, scores: Tensor, potentials: Tensor | None = Non
         links = structure.arrange(potentials, scores.shape[-1]).expand(len(scores), -1, -1, -1)
         gains = gains + structure.potential_scores(every.expand(len(scores), *every.shape), links)
     return every, gains
-
-
-@pytest.mark.parametrize("structure", SMALL, ids=repr)
-def test_maximize_equals_enumeration(structure: Structure) -> None:
-    scores = torch.randn(50, int(structure.size or 0), generator=generator(0), dtype=torch.float64)
-    found = structure.maximize(scores)
-    every, gains = totals(structure, scores)
-    assert torch.allclose((found * scores).sum(-1), gains.amax(-1))
-    assert bool(structure.validate(found).all())
-    assert bool((found.unsqueeze(1) == every).all(-1).any(-1).all())
-
-
-@pytest.mark.parametrize("structure", SMALL, ids=repr)
-def test_enumeration_has_each_structure_once_and_validate_accepts_no_other(structure: Structure) -> None:
-    every = structure.enumerate()
-    assert len(every.unique(dim=0)) == len(every)
-    assert bool(structure.validate(every).all())
-    d = every.shape[-1]
-    codes = ((torch.arange(2**d)[:, None] >> torch.arange(d)) & 1).double()
-    refused = codes[~structure.validate(codes)]
-    assert not bool((refused.unsqueeze(1) == every).all(-1).any())
 
 
 @pytest.mark.parametrize("shape", [(3, 3), (3, 3, 3), (7, 3, 3, 3), (7, 1, 3, 3)])
@@ -104,12 +70,61 @@ def test_assignment_says_when_there_is_none() -> None:
         Assignment().maximize(blocked.reshape(1, -1))
 
 
+def test_number_of_trees() -> None:
+    """Cayley's formula: n^(n - 1) rooted trees of n nodes, (n + 1)^(n - 1) forests."""
+    for n in range(1, 6):
+        assert len(Tree(n).enumerate()) == n ** (n - 1)
+        assert len(Tree(n, single_root=False).enumerate()) == (n + 1) ** (n - 1)
+
+
+@pytest.mark.parametrize("single_root", [True, False])
+@pytest.mark.parametrize("nodes", [4, 5])
+def test_trees_with_cycles_in_cycles(nodes: int, single_root: bool) -> None:
+    """Scores of a few values, so that best heads form cycles, and cycles of cycles, and some heads are forbidden."""
+    structure = Tree(nodes, single_root)
+    every = structure.enumerate()
+    scores = (1.5 * torch.randn(400, nodes * nodes, generator=generator(7), dtype=torch.float64)).round()
+    scores[torch.rand(scores.shape, generator=generator(8)) < 0.2] = -torch.inf
+    scores[:, 1] = 3.0  # node 0 hangs on 1 and 1 on 0, mostly
+    scores[:, nodes] = 3.0
+    gains = torch.where(every > 0, scores.unsqueeze(1), 0.0).sum(-1)
+    some = (gains.amax(-1) > -torch.inf) & (scores.unflatten(-1, (nodes, nodes)) > -torch.inf).any(-1).all(-1)
+    assert 50 < int(some.sum()) < 400
+    found = structure.maximize(scores[some])
+    assert bool(structure.fits(found, scores[some] > -torch.inf).all())
+    torch.testing.assert_close(torch.where(found > 0, scores[some], 0.0).sum(-1), gains[some].amax(-1))
+
+
+def test_trees_leave_out_forbidden_nodes() -> None:
+    scores = torch.randn(4, 4, generator=generator(9))
+    scores[1] = -torch.inf
+    scores[0, 1] = 9.0  # the best head, were it there
+    found = Tree(4).maximize(scores.reshape(1, -1)).reshape(4, 4)
+    kept = [0, 2, 3]
+    assert torch.equal(found[kept][:, kept].reshape(1, -1), Tree(3).maximize(scores[kept][:, kept].reshape(1, -1)))
+    assert float(found.sum()) == 3
+
+
+def test_a_large_tree() -> None:
+    """A path through 200 nodes outweighs all else, as does its root, though every node would rather be one."""
+    nodes = 200
+    order = torch.randperm(nodes, generator=generator(10))
+    scores = torch.rand(nodes, nodes, generator=generator(11), dtype=torch.float64)
+    scores[order[1:], order[:-1]] += 1.0
+    scores.diagonal().add_(5.0)
+    scores[order[0], order[0]] += 1.0
+    found = Tree().maximize(scores.reshape(1, -1)).reshape(nodes, nodes)
+    assert bool((found[order[1:]].argmax(-1) == order[:-1]).all())
+    assert int(found[order[0]].argmax()) == int(order[0])
+
+
 def test_noise_is_a_tie() -> None:
     noise = 2e-10 * (2 * torch.rand(10, 6, generator=generator(6), dtype=torch.float64) - 1)
     assert bool((BitVector().maximize(noise) == 0).all())
     assert bool((Budget(6, 3).maximize(noise) == 0).all())
     assert bool((Sequence(tags=2).maximize(noise) == torch.tensor([1.0, 0.0] * 3)).all())
     assert bool((Assignment(2, 3).maximize(noise) == Assignment(2, 3).maximize(torch.zeros(1, 6))).all())
+    assert bool((Tree().maximize(noise[:, :4]) == Tree().maximize(torch.zeros(1, 4))).all())
 
 
 @pytest.mark.parametrize(
@@ -137,6 +152,12 @@ def test_noise_is_a_tie() -> None:
         (lambda: Budget(5, 2).maximize(torch.zeros(2, 5), torch.zeros(2, 2)), "no potentials"),
         (lambda: Sequence(tags=2).maximize(torch.zeros(3, 4), torch.zeros(2, 1, 2, 2)), "3 rows"),
         (lambda: Assignment().maximize(torch.full((1, 4), torch.nan)), "NaN"),
+        (lambda: Tree().maximize(torch.full((1, 4), torch.nan)), "NaN"),
+        (lambda: Tree(0), "`nodes`"),
+        (lambda: Tree().check(5), "square number"),
+        (lambda: Tree(3).check(4), r"3 \* 3"),
+        (lambda: Tree().maximize(torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])), "row 0 of the batch"),
+        (lambda: Tree().maximize(torch.tensor([[0.0, -torch.inf, -torch.inf, 0.0]])), "row 0 of the batch"),
         (lambda: BitVector(30).enumerate(), "at most 20"),
         (lambda: BitVector().enumerate(), "does not know"),
     ],
@@ -152,7 +173,7 @@ def test_one_position_has_no_links() -> None:
 
 def test_fits_wants_every_position_and_row_that_is_there() -> None:
     nothing, everything = torch.zeros(4), torch.ones(4, dtype=torch.bool)
-    for structure in (Sequence(tags=2), Assignment(2, 2)):
+    for structure in (Sequence(tags=2), Assignment(2, 2), Tree(2, single_root=False)):
         assert bool(structure.validate(nothing))
         assert not bool(structure.fits(nothing, everything))
         assert bool(structure.fits(nothing, ~everything))

@@ -1,0 +1,197 @@
+"""The best rooted tree of a directed graph, by the algorithm of Chu, Liu and Edmonds on a dense matrix.
+
+Every node takes its best head. Where that closes a cycle, the cycle becomes one node, whose head is the one that loses least by
+breaking it, and so on until there is no cycle; then the cycles are opened again, the last one first. A new node costs time
+proportional to the nodes times the length of its cycle, which together is O(n^2).
+
+Source: Chu & Liu (1965); Edmonds (1967), Optimum branchings.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lit_sparse.kernels.compilation import compile_rows
+from lit_sparse.kernels.threads import over_rows
+
+__all__ = ["best_trees"]
+
+SECONDS = 1e-8  # of one thread for one score, about
+NONE = -1
+
+
+@compile_rows()
+def better(levels: Any, scores: Any, a: Any, b: Any, node: Any) -> Any:
+    """Tell whether head a of a node is better than head b: allowed, of a lower level, or of a larger score at the same."""
+    if scores[a, node] == -np.inf:
+        return False
+    if scores[b, node] == -np.inf or levels[a, node] != levels[b, node]:
+        return scores[b, node] == -np.inf or levels[a, node] < levels[b, node]
+    return scores[a, node] > scores[b, node]
+
+
+@compile_rows()
+def choose_head(levels: Any, scores: Any, active: Any, node: Any, last: Any) -> Any:
+    """Return the best head of a node among the active ones below ``last``, the lowest of several; the root is number 0."""
+    head = 0
+    for other in range(1, last):
+        if active[other] and other != node and better(levels, scores, other, head, node):
+            head = other
+    return head
+
+
+@compile_rows()
+def find_cycle(heads: Any, active: Any, seen: Any, last: Any) -> Any:
+    """Return a node on a cycle of active nodes below ``last``, or 0 if there is none."""
+    for node in range(last):
+        seen[node] = NONE
+    for start in range(1, last):
+        node = start
+        while active[node] and node != 0 and seen[node] == NONE:
+            seen[node] = start
+            node = heads[node]
+        if active[node] and node != 0 and seen[node] == start:
+            return node
+    return 0
+
+
+@compile_rows()
+def contract(
+    levels: Any, scores: Any, heads: Any, active: Any, inside: Any, leaves: Any, enters: Any, first: Any, new: Any
+) -> None:
+    """Replace the cycle through ``first`` by the node ``new``.
+
+    ``enters[h, new]`` tells whose head h becomes, ``leaves[new, v]`` who of the cycle is the head of v, and ``inside[v]`` is
+    the node that v went into.
+    """
+    for other in range(new):
+        if not active[other]:
+            continue
+        scores[other, new], scores[new, other] = -np.inf, -np.inf
+        enters[other, new], leaves[new, other] = first, first
+    node = first
+    while inside[node] != new:
+        inside[node], active[node] = new, False
+        node = heads[node]
+    scores[new, new] = -np.inf
+    while True:
+        kept = heads[node]
+        for other in range(new):
+            if not active[other]:
+                continue
+            if scores[other, node] != -np.inf:
+                level = levels[other, node] - levels[kept, node]
+                score = scores[other, node] - scores[kept, node]
+                worst = scores[other, new] == -np.inf
+                if worst or level < levels[other, new] or (level == levels[other, new] and score > scores[other, new]):
+                    scores[other, new], levels[other, new], enters[other, new] = score, level, node
+            if other != 0 and scores[node, other] != -np.inf:
+                worst = scores[new, other] == -np.inf
+                level, score = levels[node, other], scores[node, other]
+                if worst or level < levels[new, other] or (level == levels[new, other] and score > scores[new, other]):
+                    scores[new, other], levels[new, other], leaves[new, other] = score, level, node
+        node = kept
+        if node == first:
+            break
+    active[new] = True
+    for other in range(1, new):
+        if active[other] and inside[heads[other]] == new:
+            heads[other] = new
+
+
+@compile_rows()
+def best_tree(levels: Any, scores: Any, heads: Any, active: Any, inside: Any, seen: Any, leaves: Any, enters: Any) -> Any:
+    """Write the best head of each node of a graph; return whether there is a tree.
+
+    Args:
+        levels: integers (2n + 1, 2n + 1) by which pairs are compared first, lower ones better.
+        scores: float64 of the same shape, -inf where a pair is forbidden; [head, node] of the root, number 0, and the nodes
+            1 .. n. The rest is written here.
+        heads: integers (2n + 1,); those of the nodes are the result.
+        active: booleans (2n + 1,), True for the nodes and the root.
+        inside: integers (2n + 1,), written here.
+        seen: integers (2n + 1,), written here.
+        leaves: integers like ``levels``, written here.
+        enters: integers like ``levels``, written here.
+    """
+    size = len(heads)
+    last = size // 2 + 1
+    for node in range(size):
+        inside[node] = NONE
+    for node in range(1, last):
+        if active[node]:
+            heads[node] = choose_head(levels, scores, active, node, last)
+            if scores[heads[node], node] == -np.inf:
+                return False
+    while True:
+        first = find_cycle(heads, active, seen, last)
+        if first == 0:
+            break
+        contract(levels, scores, heads, active, inside, leaves, enters, first, last)
+        heads[last] = choose_head(levels, scores, active, last, last)
+        if scores[heads[last], last] == -np.inf:
+            return False
+        last += 1
+    while last > size // 2 + 1:
+        last -= 1
+        head = heads[last]
+        heads[enters[head, last]] = head
+        for node in range(1, last):
+            if heads[node] == last and inside[node] != last:
+                heads[node] = leaves[last, node]
+    return True
+
+
+@compile_rows()
+def tree_block(first: Any, stop: Any, scores: Any, single_root: Any, chosen: Any, found: Any) -> None:
+    """Write the trees of rows ``first .. stop - 1``; see :func:`best_trees`."""
+    n = scores.shape[1]
+    size = 2 * n + 1
+    levels, padded = np.zeros((size, size), np.int32), np.empty((size, size))
+    leaves, enters = np.zeros((size, size), np.int32), np.zeros((size, size), np.int32)
+    heads, inside, seen = np.zeros(size, np.int32), np.zeros(size, np.int32), np.zeros(size, np.int32)
+    active = np.zeros(size, np.bool_)
+    for row in range(first, stop):
+        for node in range(size):
+            active[node] = node == 0
+        for node in range(n):
+            present = False
+            for head in range(n):
+                present = present or scores[row, node, head] != -np.inf
+                chosen[row, node, head] = 0
+            active[node + 1] = present
+        roots = 0
+        for node in range(n):
+            padded[node + 1, node + 1] = -np.inf
+            levels[0, node + 1] = single_root
+            for head in range(n):
+                place = 0 if head == node else head + 1
+                padded[place, node + 1] = scores[row, node, head] if active[place] else -np.inf
+        found[row] = best_tree(levels, padded, heads, active, inside, seen, leaves, enters)
+        if not found[row]:
+            continue
+        for node in range(n):
+            if inside[node + 1] != NONE or active[node + 1]:
+                head = node if heads[node + 1] == 0 else heads[node + 1] - 1
+                chosen[row, node, head] = 1
+                roots += head == node
+        found[row] = roots <= 1 or not single_root
+
+
+def best_trees(scores: Any, single_root: bool) -> tuple[Any, Any]:
+    """Return the heads of the best tree of each row, and whether there is one.
+
+    Args:
+        scores: float64 array (B, n, n), [node, head], finite or -inf where a pair is forbidden; on the diagonal that of being
+            a root. Nodes all of whose scores are forbidden are left out, and are nobody's head.
+        single_root: only one node may be a root.
+
+    Returns:
+        Arrays of bytes (B, n, n), one-hot heads, and (B,); where there is no tree the heads mean nothing.
+    """
+    chosen, found = np.empty(scores.shape, np.uint8), np.empty(len(scores), np.uint8)
+    nodes = max(scores.shape[-1], 1)
+    over_rows(tree_block, (len(scores), nodes * nodes), SECONDS, scores, single_root, chosen, found)
+    return chosen, found

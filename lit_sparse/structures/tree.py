@@ -1,0 +1,127 @@
+"""Rooted trees over nodes, as of words and their heads: arborescences, not necessarily projective."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.arborescence import best_trees
+from lit_sparse.kernels.oracles import TIE
+from lit_sparse.structures.base import Structure
+
+__all__ = ["Tree"]
+
+
+@dataclass(frozen=True)
+class Tree(Structure):
+    """Every node hangs on one other node, its head, or is the root. Scores are row-major, (..., nodes * nodes), [node, head].
+
+    On the diagonal stands the score of being the root. In attention queries are nodes, keys their heads, and the weights of a
+    query sum to one. A node all of whose scores are forbidden (-inf, or masked) is left out, and is nobody's head.
+
+    Args:
+        nodes: number of nodes; None to read it from the scores.
+        single_root: exactly one node is a root; else at least one, and the structures are forests.
+
+    Raises:
+        ConfigurationError: if ``nodes`` is not an integer >= 1.
+
+    Source: Chu & Liu (1965), Edmonds (1967); for parsing, McDonald, Pereira, Ribarov & Hajic (2005), Non-projective dependency
+    parsing using spanning tree algorithms.
+
+    Example:
+        >>> import torch
+        >>> scores = torch.tensor([[0.0, 2.0, 0.0], [2.0, 1.0, 0.0], [0.0, 1.0, 0.0]])  # 0 and 1 would be each other's head
+        >>> Tree(3).maximize(scores.reshape(1, -1)).reshape(3, 3).argmax(-1).tolist()  # 0 and 2 hang on 1, the root
+        [1, 1, 1]
+    """
+
+    couples_queries: ClassVar[bool] = True
+
+    nodes: int | None = None
+    single_root: bool = True
+
+    def __post_init__(self) -> None:
+        if self.nodes is not None:
+            check_count("nodes", self.nodes)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return trees and forests."""
+        return [cls(), cls(single_root=False)]
+
+    @property
+    def size(self) -> int | None:
+        """Number of nodes squared; see the base class."""
+        return None if self.nodes is None else self.nodes**2
+
+    def check(self, d: int) -> None:
+        """See the base class."""
+        nodes = math.isqrt(d)
+        if nodes * nodes != d or self.nodes not in (None, nodes):
+            expected = "a square number" if self.nodes is None else f"{self.nodes} * {self.nodes}"
+            raise ConfigurationError(f"Expected scores of length nodes * nodes, {expected}, for {self!r} but got {d}.")
+
+    def of_block(self, rows: int, columns: int) -> Tree | None:
+        """Return the tree over queries and keys, if they are the same; None if this one is not over them."""
+        return Tree(rows, self.single_root) if rows == columns and self.nodes in (None, rows) else None
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return the best tree, on the CPU; see :mod:`lit_sparse.kernels.arborescence`.
+
+        Raises:
+            ConfigurationError: if the forbidden entries leave none.
+        """
+        self.check_call(scores, potentials)
+        nodes = math.isqrt(scores.shape[-1])
+        grids = scores.detach().to("cpu", torch.float64).reshape(len(scores), nodes, nodes).numpy()
+        if not bool((grids < np.inf).all()):
+            raise ConfigurationError(
+                "Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf."
+            )
+        chosen, found = best_trees(np.where(np.abs(grids) <= TIE, 0.0, grids), self.single_root)
+        if not found.all():
+            raise ConfigurationError(
+                f"Expected forbidden entries that leave a tree over all nodes, but those of row {int(found.argmin())} of the"
+                " batch do not. Forbid all scores of a node to leave it out (in attention, those of the queries of padding)."
+            )
+        return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
+
+    def validate(self, structures: Tensor) -> Tensor:
+        """See the base class; nodes may be left out."""
+        grid = self._grid(structures)
+        eye = torch.eye(grid.shape[-1], device=grid.device, dtype=grid.dtype)
+        roots = (grid * eye).sum(-1)
+        rooted = roots.unsqueeze(-1)  # whose chain of heads has come to a root
+        for _ in range(grid.shape[-1] - 1):
+            rooted = ((grid @ rooted + rooted) > 0).to(grid.dtype)
+        heads = grid.sum(-1)
+        fits = ((heads <= 1) & (heads == rooted.squeeze(-1))).all(-1)
+        return fits & (roots.sum(-1) <= 1) if self.single_root else fits
+
+    def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
+        """See the base class; only nodes whose entries are all forbidden are left out."""
+        open_ = self._grid(allowed.expand_as(structures)).any(-1)
+        return super().fits(structures, allowed) & ((self._grid(structures).sum(-1) > 0) == open_).all(-1)
+
+    def enumerate(self, d: int | None = None) -> Tensor:
+        """Return all trees over d entries, no node left out."""
+        nodes = math.isqrt(self.known_size(d))
+        heads = torch.tensor(list(itertools.product(range(nodes), repeat=nodes)), dtype=torch.int64).reshape(-1, nodes)
+        every = torch.nn.functional.one_hot(heads, nodes).flatten(-2).double()
+        return every[self.validate(every)]
+
+    def _grid(self, entries: Tensor) -> Tensor:
+        """View entries (..., nodes * nodes) as (..., nodes, nodes)."""
+        nodes = math.isqrt(entries.shape[-1])
+        self.check(entries.shape[-1])
+        return entries.reshape(*entries.shape[:-1], nodes, nodes)

@@ -1,0 +1,250 @@
+"""The shared tester of structures: what every structure promises, as functions that raise when it is not so.
+
+On a few entries every vector of zeros and ones can be looked at, and those that the structure accepts are compared with what it
+finds. Which promises apply is read from the structure (``has_potentials``, ``has_nested``), never from a list.
+"""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import SparseMAP
+from lit_sparse.mappings import functional as F
+from lit_sparse.structures import Structure
+from lit_sparse.testing.promises import Promises
+
+__all__ = ["STRUCTURE_CHECKS", "check_structure"]
+
+#: Name -> check. Each takes a structure and raises an AssertionError.
+STRUCTURE_CHECKS: Promises[Structure] = Promises()
+
+ROWS, MOST_ENTRIES = 12, 12
+
+
+def check_structure(structure: Structure) -> None:
+    """Run every check on a structure, on all numbers of entries up to 12 that it can have.
+
+    Raises:
+        AssertionError: naming the promise that was broken.
+
+    Example:
+        >>> from lit_sparse.structures import Budget
+        >>> check_structure(Budget(6, 2))
+    """
+    STRUCTURE_CHECKS.hold_for(structure)
+
+
+def _sizes(structure: Structure) -> list[int]:
+    """Numbers of entries to test, those that a user sees."""
+    found = []
+    for d in range(1, MOST_ENTRIES + 1):
+        try:
+            structure.check(d)
+        except ConfigurationError:
+            continue
+        if structure.widen(torch.zeros(d)).shape[-1] <= MOST_ENTRIES:
+            found.append(d)
+    assert found, f"expected a structure that can have {MOST_ENTRIES} entries or fewer, to look at all of its elements"
+    return [found[0], *found[1:][-2:]]
+
+
+def _draw(*shape: int, seed: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def _problems(structure: Structure) -> list[tuple[Tensor, Tensor | None]]:
+    """Scores (ROWS, d), and potentials where there are some."""
+    problems: list[tuple[Tensor, Tensor | None]] = []
+    for d in _sizes(structure):
+        scores = 1.5 * _draw(ROWS, d, seed=d)
+        problems.append((scores, None))
+        if structure.has_potentials:
+            problems.append((scores, _draw(*structure.initial_potentials().shape, seed=d + 100)))
+    return problems
+
+
+def _elements(structure: Structure, allowed: Tensor) -> Tensor:
+    """Every vector (S, D) of zeros and ones that the structure accepts where only some entries (D,) are allowed."""
+    d = len(allowed)
+    every = ((torch.arange(2**d)[:, None] >> torch.arange(d)) & 1).double()
+    return every[structure.fits(every, allowed)]
+
+
+def _totals(structure: Structure, scores: Tensor, potentials: Tensor | None, elements: Tensor) -> Tensor:
+    """The total of each of some structures (S, D) for scores (D,), which may be -inf where none of them has a one."""
+    gains = torch.where(elements > 0, scores, 0.0).sum(-1)
+    if potentials is None:
+        return gains
+    arranged = structure.arrange(potentials, len(scores))
+    return gains + structure.potential_scores(elements.unsqueeze(0), arranged).squeeze(0)
+
+
+def _check_best(structure: Structure, scores: Tensor, potentials: Tensor | None) -> None:
+    """Check the best structures for rows of scores (B, D) against every element."""
+    for row in scores:
+        elements = _elements(structure, row > -torch.inf)
+        if not len(elements) or not bool((row > -torch.inf).any()):
+            continue  # nothing is there to find, and SparseMAP says so, or gives zeros without asking
+        found = structure.maximize(row.unsqueeze(0), potentials)[0]
+        assert bool((found == elements).all(-1).any()), f"`fits` refuses {found.tolist()}, found for {row.tolist()}"
+        totals = _totals(structure, row, potentials, elements)
+        mine = _totals(structure, row, potentials, found.unsqueeze(0))[0]
+        better = elements[int(totals.argmax())].tolist()
+        assert float(totals.max() - mine) <= 1e-7 * (1 + float(mine.abs())), (
+            f"for {row.tolist()} it finds {found.tolist()} with a total of {float(mine)}, but {better} has"
+            f" {float(totals.max())}; if that is no structure, `validate` must refuse it"
+        )
+
+
+@STRUCTURE_CHECKS.add
+def _best(structure: Structure) -> None:
+    """What is found is the best of all elements: for any scores, ties, and scores that dwarf others."""
+    for x, potentials in _problems(structure):
+        wide = structure.widen(x)
+        for scores in (wide, wide.round(), torch.zeros_like(wide[:1]), wide * 1e6, wide - 3.0, wide + 3.0):
+            _check_best(structure, scores, potentials)
+
+
+@STRUCTURE_CHECKS.add
+def _forbidden(structure: Structure) -> None:
+    """No element has a one where the score is -inf, and the best of those left is found."""
+    for x, potentials in _problems(structure):
+        for seed in range(3):
+            allowed = _draw(*x.shape, seed=seed) > -0.7
+            _check_best(structure, structure.widen(x.masked_fill(~allowed, -torch.inf)), potentials)
+
+
+@STRUCTURE_CHECKS.add
+def _nothing_allowed(structure: Structure) -> None:
+    """A row in which everything is forbidden has marginals of zero, and leaves the others alone."""
+    for x, potentials in _problems(structure):
+        odd = x.clone()
+        odd[1] = -torch.inf
+        got, whole = F.sparsemap(odd, structure, potentials=potentials), F.sparsemap(x, structure, potentials=potentials)
+        assert bool((got.marginals[1] == 0).all()), "marginals are zero where nothing is allowed"
+        assert float(got.probs[1].sum()) == 1.0, "its probabilities sum to one"
+        torch.testing.assert_close(got.marginals[2:], whole.marginals[2:], rtol=0, atol=1e-12)
+
+
+@STRUCTURE_CHECKS.add
+def _batches(structure: Structure) -> None:
+    """Zeros and ones of the scores' type come back, row by row the same, and scores stay as they were."""
+    for x, potentials in _problems(structure):
+        wide = structure.widen(x)
+        before = wide.clone()
+        found = structure.maximize(wide, potentials)
+        assert torch.equal(wide, before), "maximize leaves the scores as they are"
+        assert found.shape == wide.shape and found.dtype == wide.dtype, "a structure for each row, of the scores' type"
+        alone = torch.cat([structure.maximize(row.unsqueeze(0), potentials) for row in wide])
+        assert torch.equal(alone, found), "a row does not depend on the others"
+        single = structure.maximize(wide.float(), None if potentials is None else potentials.float())
+        assert single.dtype == torch.float32, "a structure for each row, of the scores' type"
+        assert structure.maximize(wide[:0], potentials).shape == (0, wide.shape[-1]), "an empty batch has no structures"
+
+
+@STRUCTURE_CHECKS.add
+def _enumeration(structure: Structure) -> None:
+    """``enumerate`` gives every element once, and ``validate`` accepts each."""
+    for d in _sizes(structure):
+        wide = structure.widen(torch.zeros(d)).shape[-1]
+        every = structure.enumerate(wide)
+        accepted = _elements(structure, torch.ones(wide, dtype=torch.bool))
+        assert bool(structure.validate(every).all()), "`validate` accepts what `enumerate` gives"
+        given, expected = every.tolist(), accepted.tolist()
+        assert len({tuple(row) for row in given}) == len(given), "no structure is enumerated twice"
+        assert sorted(given) == sorted(expected), "`enumerate` gives what `fits` accepts"
+
+
+@STRUCTURE_CHECKS.add
+def _marginals(structure: Structure) -> None:
+    """SparseMAP is optimal among all elements: no other has a larger total for the residual than those in the support."""
+    for x, potentials in _problems(structure):
+        for gamma in (1.0, 0.3):
+            out = F.sparsemap(x, structure, potentials=potentials, gamma=gamma)
+            means = torch.einsum("bs,bsd->bd", out.probs, out.entries)
+            torch.testing.assert_close(structure.narrow(means), out.marginals)
+            torch.testing.assert_close(out.probs.sum(-1), torch.ones(ROWS, dtype=x.dtype))
+            assert bool((out.probs >= 0).all()), "probabilities are not negative"
+            elements = _elements(structure, torch.ones(means.shape[-1], dtype=torch.bool))
+            for row, mean, probs, entries in zip(structure.widen(x), means, out.probs, out.entries, strict=True):
+                residual, links = row - gamma * mean, potentials
+                best = _totals(structure, residual, links, elements).max()
+                mine = (probs * _totals(structure, residual, links, entries)).sum()
+                assert float(best - mine) <= 1e-8, f"for {row.tolist()} a structure outside the support gains {best - mine}"
+
+
+@STRUCTURE_CHECKS.add
+def _derivatives(structure: Structure) -> None:
+    """Marginals, first and second derivatives agree with differences, in the scores and the potentials."""
+    for x, potentials in _problems(structure)[-2:]:
+        point = [x[:3].clone().requires_grad_()]
+        if potentials is not None:
+            point.append(potentials.clone().requires_grad_())
+
+        def call(x: Tensor, potentials: Tensor | None = None) -> Tensor:
+            return F.sparsemap(x, structure, potentials=potentials).marginals
+
+        torch.autograd.gradcheck(call, point, atol=1e-6)
+        torch.autograd.gradgradcheck(call, point, atol=1e-6)
+
+
+@STRUCTURE_CHECKS.add
+def _shortcuts(structure: Structure) -> None:
+    """What a structure does faster than by its best element says the same: projection, k best, nested decomposition."""
+    for x, potentials in _problems(structure):
+        if potentials is not None:
+            continue
+        wide = structure.widen(x)
+        elements = _elements(structure, torch.ones(wide.shape[-1], dtype=torch.bool))
+        point, marginals = structure.project(x), F.sparsemap(x, structure).marginals
+        if point is not None:
+            torch.testing.assert_close(point, marginals)
+            torch.testing.assert_close(SparseMAP(structure)(x), marginals)
+        if type(structure).topk is not Structure.topk:
+            for k in (1, 3, len(elements) + 2):
+                best, counts = structure.topk(wide, k)
+                expected = (wide @ elements.T).sort(-1, descending=True).values[:, :k]
+                assert bool((counts == expected.shape[-1]).all()), "as many as there are"
+                got = torch.einsum("bd,bkd->bk", wide, best)[:, : expected.shape[-1]]
+                torch.testing.assert_close(got, expected)
+        if structure.has_nested:
+            probs, nested = structure.nested(marginals)
+            torch.testing.assert_close(torch.einsum("bs,bsd->bd", probs, nested), marginals)
+            torch.testing.assert_close(probs.sum(-1), torch.ones(ROWS, dtype=x.dtype))
+            assert bool(structure.validate(nested).all()), "nested structures are structures"
+            order = nested.sum(-1).argsort(-1).unsqueeze(-1).expand_as(nested)
+            assert bool((nested.gather(1, order).diff(dim=1) >= 0).all()), "each contains the one before"
+
+
+@STRUCTURE_CHECKS.add
+def _persistence(structure: Structure) -> None:
+    """Pickles and copies are the same structure."""
+    for again in (pickle.loads(pickle.dumps(structure)), copy.deepcopy(structure)):
+        assert repr(again) == repr(structure), "a copy shows the same arguments"
+        for x, potentials in _problems(structure):
+            wide = structure.widen(x)
+            assert torch.equal(again.maximize(wide, potentials), structure.maximize(wide, potentials))
+
+
+@STRUCTURE_CHECKS.add
+def _refusals(structure: Structure) -> None:
+    """Potentials where there are none, and scores of another length, are refused."""
+    if not structure.has_potentials:
+        try:
+            F.sparsemap(torch.zeros(_sizes(structure)[0]), structure, potentials=torch.zeros(2, 2))
+        except ConfigurationError:
+            pass
+        else:
+            raise AssertionError("a structure without potentials refuses some")
+    if structure.size is not None:
+        try:
+            SparseMAP(structure)(torch.zeros(structure.size + 1))
+        except ConfigurationError:
+            pass
+        else:
+            raise AssertionError("scores of another length are refused")
