@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.mappings import functional as F
-from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure
+from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
 
 MAX_ITER = 2000
 
@@ -82,6 +82,8 @@ def compare(options: argparse.Namespace) -> None:
         (Sequence(30, tags=5), 150),
         (Assignment(10, 10), 100),
         (Assignment(30, 30), 900),
+        (Tree(10), 100),
+        (Tree(30), 900),
     ]
     if options.quick:
         structures = structures[:1]

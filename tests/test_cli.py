@@ -168,6 +168,11 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *DIGITS, "--model.init_args.optimizer", "torch.optim.Adm"], "Did you mean 'Adam'?"),
         (["fit", *DIGITS, "--data.init_args.batchsize", "3"], "Did you mean 'batch_size'?"),
         (["fit", *DIGITS, "--trainer.max_epchs", "3"], "Did you mean 'max_epochs'?"),
+        (
+            ["fit", *DIGITS, "--model.init_args.mapping.init_args.gama", "3"],
+            "'gama' here. Did you mean 'gamma'? The options are: gamma,",
+        ),
+        (["fit", *DIGITS, "--model.init_args.estimator.init_args.k", "3"], "The options are: mapping."),
         (["fti"], "Did you mean 'fit'?"),
         (["--output_dir", "x", "fit"], "a command first"),
         (["fit", *DIGITS, *QUIET, "--model.init_args.optimizer.init_args.lr=-1"], "The optimizer refuses"),
@@ -211,6 +216,7 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
 )
 def test_bad_input_is_refused_in_one_message(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in refused(arguments, capsys)
+    assert not [path for path in Path().rglob("*") if path.name.isdigit()], "a run that never began leaves no folder"
 
 
 def test_labels_and_files_that_are_not_what_they_should_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -241,6 +247,18 @@ def test_a_truncated_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str
     assert "cannot be read as a checkpoint" in refused(["test", *DIGITS, "--ckpt_path", "half.ckpt"], capsys)
     torch.save({"weights": torch.zeros(2)}, "foreign.ckpt")
     assert "holds no state_dict" in refused(["test", *DIGITS, "--ckpt_path", "foreign.ckpt"], capsys)
+
+
+def test_parts_of_the_current_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class in a file beside the config is found; one that cannot be imported says why."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    source = "from lit_sparse.mappings import Sparsemax\nclass Mine(Sparsemax):\n    pass\n"
+    Path("parts_of_mine.py").write_text(source)
+    Path("broken_parts.py").write_text(f"import there_is_no_such_thing\n{source}")
+    arguments = ["fit", *DIGITS, *QUIET, "--trainer.fast_dev_run=true", "--model.mapping"]
+    assert main([*arguments, "parts_of_mine.Mine"]) == 0
+    message = refused([*arguments, "broken_parts.Mine"], capsys)
+    assert "'broken_parts.Mine' for `mapping` cannot be imported: ModuleNotFoundError: No module named 'there_is" in message
 
 
 @pytest.mark.process

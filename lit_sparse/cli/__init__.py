@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lit_sparse.errors import LitSparseError, did_you_mean
@@ -65,12 +66,20 @@ def main(args: Sequence[str] | None = None) -> int:
             )
         from lit_sparse.cli.app import run
 
+        _find_parts_here()
         return run(args)
     except LitSparseError as error:
         print(f"lit-sparse: error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130
+
+
+def _find_parts_here() -> None:
+    """Let classes of the current folder be named, as ``python -m lit_sparse`` does; installed ones come first."""
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
 
 
 def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:

@@ -36,7 +36,7 @@ from lit_sparse.callbacks import (
 from lit_sparse.cli.arguments import as_yaml_file, differences, read_checkpoint, split_model_options, value_of, without
 from lit_sparse.cli.loggers import RunCSVLogger
 from lit_sparse.cli.messages import plain_message
-from lit_sparse.cli.runs import CHECKPOINTS, claim_folder, experiment_name, find_checkpoint, run_of
+from lit_sparse.cli.runs import CHECKPOINTS, claim_folder, discard_if_unused, experiment_name, find_checkpoint, run_of
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 
 __all__ = ["LitSparseCLI", "run"]
@@ -57,7 +57,8 @@ class _Parser(LightningArgumentParser):
     """Raises an error that says what to change, where argparse would print a page and exit."""
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        raise ConfigurationError(plain_message(message, ex)) from ex
+        options = [action.dest for action in self._actions if "help" not in action.dest.split(".")]
+        raise ConfigurationError(plain_message(message, ex, options)) from ex
 
 
 class _SaveConfig(SaveConfigCallback):
@@ -287,10 +288,21 @@ class LitSparseCLI(LightningCLI):
         if self.command != "fit" and asked.get("enable_checkpointing") is None:
             kwargs["enable_checkpointing"] = False
         self.trainer_defaults = {"callbacks": callbacks}
+        with self._folder_if_used():
+            try:
+                return super().instantiate_trainer(**kwargs)
+            except MisconfigurationException as error:
+                raise ConfigurationError(f"The trainer refuses its arguments: {error}") from error
+
+    @contextmanager
+    def _folder_if_used(self) -> Iterator[None]:
+        """Take the run folder away again if what follows fails before anything is written there."""
         try:
-            return super().instantiate_trainer(**kwargs)
-        except MisconfigurationException as error:
-            raise ConfigurationError(f"The trainer refuses its arguments: {error}") from error
+            yield
+        except BaseException:
+            if self.run_folder is not None and _is_first():
+                discard_if_unused(self.run_folder)
+            raise
 
     def _loggers(self, folder: Path) -> list[Logger]:
         resumed = self._resumed_step if self.command == "fit" else None
@@ -325,7 +337,7 @@ class LitSparseCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._execute:
             return
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self._folder_if_used():
             if subcommand != "fit":  # what wrote the checkpoint has no part in scoring it
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
             try:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytorch_lightning as pl
 import torch
@@ -26,16 +27,21 @@ BASES: dict[str, type] = {
 }
 
 
-def plain_message(message: str, error: BaseException | None = None) -> str:
+def plain_message(message: str, error: BaseException | None = None, options: Sequence[str] = ()) -> str:
     """Return the gist of a parser's message.
 
     Args:
         message: what the parser would have printed.
         error: the exception behind it.
+        options: names of the options that this parser has: for the arguments of a class they are few.
     """
     for cause in _chain(error):
         if isinstance(cause, LitSparseError):
             return str(cause)
+    refused = re.fullmatch(r"Option '([^']+)' is not accepted", message)
+    if refused and options:
+        name = refused.group(1)
+        return f"There is no option {name!r} here.{did_you_mean(name, options)} The options are: {', '.join(options)}."
     for pattern, tell in PATTERNS:
         found = re.search(pattern, message, re.DOTALL)
         if found:
@@ -44,6 +50,10 @@ def plain_message(message: str, error: BaseException | None = None) -> str:
 
 
 def _unknown_class(key: str, name: str) -> str:
+    module = name.strip().rpartition(".")[0]
+    failure = _import_failure(module) if module else None
+    if failure is not None:
+        return f"{name.strip()!r} for `{key}` cannot be imported: {failure}"
     base = BASES.get(key)
     if key and base is None:
         return f"Expected `{key}` to be a number, or a class or function by its full path, but got {name.strip()!r}."
@@ -56,6 +66,18 @@ def _unknown_class(key: str, name: str) -> str:
 def _unknown_option(key: str, name: str) -> str:
     short = name.split("=")[0].lstrip("-").rsplit(".", 1)[-1]
     return f"There is no option {name!r}.{did_you_mean(short, _option_names())} `lit-sparse COMMAND --help` lists the options."
+
+
+def _import_failure(module: str) -> str | None:
+    """Return why a module that exists cannot be imported; None if it can, or does not exist."""
+    try:
+        importlib.import_module(module)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (module == missing or module.startswith(f"{missing}.")):
+            return None
+        return f"{type(error).__name__}: {error}"
+    return None
 
 
 def _wrong_type(key: str, kind: str, value: str) -> str:
@@ -72,7 +94,8 @@ def _missing(key: str, names: str) -> str:
 PATTERNS: list[tuple[str, Callable[..., str]]] = [
     (r"Expected a dot import path string: (\S+)", _unknown_class),
     (r"module '[\w.]+' has no attribute '[^']+'\. Got value: ([^\n]+)", _unknown_class),
-    (r"(?:No module named|Problem with given class_path|Import path) ['\"]?([\w.]+)", _unknown_class),
+    (r"(?:Problem with given class_path|Import path) ['\"]?([\w.]+)", _unknown_class),
+    (r"No module named ['\"]?([\w.]+)", _unknown_class),
     (r"Got value: (\S+)\s+.*?class_path.*?not.*?subclass", _unknown_class),
     (r"Option '([^']+)' is not accepted", _unknown_option),
     (r"[Uu]nrecognized arguments: (\S+)", _unknown_option),

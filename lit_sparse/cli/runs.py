@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 
-__all__ = ["CHECKPOINTS", "claim_folder", "experiment_name", "find_checkpoint", "run_of"]
+__all__ = ["CHECKPOINTS", "claim_folder", "discard_if_unused", "experiment_name", "find_checkpoint", "run_of"]
 
 CHECKPOINTS = "checkpoints"
 #: Tells the processes that Lightning starts for the other ranks which folder the first one claimed.
@@ -57,6 +58,13 @@ def claim_folder(parent: Path, *, first_process: bool) -> Path:
             ) from error
         os.environ[FOLDER_VARIABLE] = str(folder)
         return folder
+
+
+def discard_if_unused(folder: Path) -> None:
+    """Remove a run folder that holds no more than what is written before the first step: the config, and a logger's first."""
+    files = [path.name for path in folder.rglob("*") if not path.is_dir()]
+    if folder.is_dir() and all(name in ("config.yaml", "hparams.yaml") or name.startswith("events.out.") for name in files):
+        shutil.rmtree(folder)
 
 
 def find_checkpoint(wanted: str, parent: Path) -> Path:
