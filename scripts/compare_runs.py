@@ -109,6 +109,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("comparison.png"))
     options = parser.parse_args()
     folders = dict(argument.split("=", 1) if "=" in argument else (argument, argument) for argument in options.runs)
+    for folder in folders.values():
+        if not (Path(folder) / "metrics.csv").is_file():
+            parser.error(f"{folder!r} is no run folder: there is no metrics.csv in it. A run prints its folder last.")
     runs = {name: epochs_of(Path(folder)) for name, folder in folders.items()}
     draw(runs, options.output)
     print("\n".join(table(runs, {name: tested(Path(folder)) for name, folder in folders.items()})))

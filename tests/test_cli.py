@@ -173,6 +173,13 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
             "'gama' here. Did you mean 'gamma'? The options are: gamma,",
         ),
         (["fit", *DIGITS, "--model.init_args.estimator.init_args.k", "3"], "The options are: mapping."),
+        (["fit", *DIGITS, "--model.init_args.mapping", "lit_sparse.estimators.Marginalize"], "is none"),
+        (["fit", *DIGITS, "--model.init_args.mapping", "lit_sparse.mappings.SparseMapping"], "it does not define map"),
+        (["fit", *DIGITS, "--model.init_args.mapping", "nowhere.Mine"], "There is no module 'nowhere'"),
+        (["fit", *DIGITS, "--model.init_args.optimizer", "lit_sparse.mappings.Sparsemax"], "is none"),
+        (["fit", *DIGITS, "--trainer.max_epochs", "abc"], "Expected `max_epochs` to be int or null but got 'abc'"),
+        (["fit", *DIGITS, "--trainer.accelerator", "abacus"], "The trainer refuses"),
+        (["fit", *DIGITS, "--data=MNISTDataModule", "--data.init_args.source=debain"], "Did you mean 'debian'?"),
         (["fti"], "Did you mean 'fit'?"),
         (["--output_dir", "x", "fit"], "a command first"),
         (["fit", *DIGITS, *QUIET, "--model.init_args.optimizer.init_args.lr=-1"], "The optimizer refuses"),
@@ -255,10 +262,14 @@ def test_parts_of_the_current_folder(capsys: pytest.CaptureFixture[str], monkeyp
     source = "from lit_sparse.mappings import Sparsemax\nclass Mine(Sparsemax):\n    pass\n"
     Path("parts_of_mine.py").write_text(source)
     Path("broken_parts.py").write_text(f"import there_is_no_such_thing\n{source}")
+    Path("parts_with_a_slip.py").write_text(f"{source}\n(")
     arguments = ["fit", *DIGITS, *QUIET, "--trainer.fast_dev_run=true", "--model.mapping"]
     assert main([*arguments, "parts_of_mine.Mine"]) == 0
     message = refused([*arguments, "broken_parts.Mine"], capsys)
     assert "'broken_parts.Mine' for `mapping` cannot be imported: ModuleNotFoundError: No module named 'there_is" in message
+    message = refused([*arguments, "parts_with_a_slip.Mine"], capsys)
+    assert "'parts_with_a_slip.Mine' for `mapping` cannot be imported: SyntaxError" in message
+    assert "Did you mean 'Mine'?" in refused([*arguments, "parts_of_mine.Mien"], capsys)
 
 
 @pytest.mark.process

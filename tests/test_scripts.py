@@ -169,3 +169,7 @@ def test_compare_runs_draws_and_tabulates(
     (tmp_path / "run" / "metrics.csv").write_text("epoch,step,val/nelbo\n0,5,90.0")
     with pytest.raises(SystemExit, match="decoder_calls_median"):
         script.main()
+    monkeypatch.setattr(sys, "argv", ["compare_runs", f"ours={tmp_path / 'elsewhere'}"])
+    with pytest.raises(SystemExit):
+        script.main()
+    assert "is no run folder" in capsys.readouterr().err

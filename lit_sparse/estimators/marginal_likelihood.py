@@ -31,6 +31,16 @@ class MarginalLikelihood:
     log_likelihood: Tensor
     standard_error: Tensor
 
+    @property
+    def corrected(self) -> Tensor:
+        """The estimate plus half its squared error (B,).
+
+        By so much the log of an average is too low on average, to first order; a mean over many examples shows it, when the
+        errors of single ones have cancelled.
+        """
+        bias = 0.5 * self.standard_error.square()
+        return self.log_likelihood + torch.where(bias.isfinite(), bias, 0.0)
+
 
 @torch.no_grad()
 def marginal_likelihood(

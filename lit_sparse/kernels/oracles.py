@@ -6,18 +6,33 @@ the CPU and, translated by numba-cuda, NVIDIA GPUs.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from lit_sparse.kernels.compilation import compile_rows
 
-__all__ = ["BITS", "SEQUENCE", "TIE", "CompiledOracle", "find_best", "is_broken", "links_of"]
+__all__ = [
+    "BITS",
+    "FINE",
+    "SEQUENCE",
+    "STEP",
+    "TIE",
+    "CompiledOracle",
+    "coarse",
+    "coarse_scores",
+    "find_best",
+    "is_broken",
+    "links_of",
+]
 
 #: Kinds of structures that have a compiled oracle.
 BITS, SEQUENCE = 0, 1
 #: Residuals of this size are zero but for rounding: the oracle takes 0.
 TIE = 1e-9
+#: Scores are compared in steps of this size up to that magnitude, so that rounding does not choose among equal ones.
+STEP, FINE = 2.0**-29, 2.0**23
 
 
 class CompiledOracle(NamedTuple):
@@ -35,6 +50,20 @@ class CompiledOracle(NamedTuple):
     budget: int = 0
     tags: int = 1
     links: Any = None
+
+
+@compile_rows()
+def coarse(score: Any) -> Any:
+    """Return a score in whole steps; zero where it is zero but for rounding."""
+    if abs(score) <= TIE:
+        return 0.0
+    return math.floor(score / STEP + 0.5) * STEP if abs(score) < FINE else score
+
+
+def coarse_scores(scores: Any) -> Any:
+    """Do what :func:`coarse` does to an array."""
+    stepped = np.floor(np.where(np.abs(scores) < FINE, scores, 0.0) / STEP + 0.5) * STEP
+    return np.where(np.abs(scores) <= TIE, 0.0, np.where(np.abs(scores) < FINE, stepped, scores))
 
 
 @compile_rows()
@@ -64,7 +93,7 @@ def select(values: Any, n: Any, k: Any) -> Any:
 
 @compile_rows()
 def best_bits(rows: Any, r: Any, z: Any, scratch: Any, budget: Any) -> None:
-    """Write to row z the at most ``budget`` bits with the largest positive entries of row r.
+    """Write to row z the at most ``budget`` bits with the largest positive entries of row r, the first of equal ones.
 
     Args:
         rows: matrix that holds all of these rows.
@@ -77,18 +106,18 @@ def best_bits(rows: Any, r: Any, z: Any, scratch: Any, budget: Any) -> None:
     count = 0
     for i in range(d):
         on = rows[r, i] > TIE
-        scratch[count] = rows[r, i]
+        scratch[count] = coarse(rows[r, i])
         count += on
         rows[z, i] = on
     if count > budget:
         least = select(scratch, count, budget) if budget > 0 else np.inf
         left = budget
         for i in range(d):
-            above = rows[r, i] > least
+            above = coarse(rows[r, i]) > least
             rows[z, i] = above
             left -= above
         for i in range(d):
-            if left > 0 and rows[r, i] == least:
+            if left > 0 and coarse(rows[r, i]) == least:
                 rows[z, i] = 1.0
                 left -= 1
 

@@ -49,7 +49,7 @@ def sparsemap(
     scores: Tensor,
     structure: Structure,
     *,
-    potentials: Tensor | None = None,
+    potentials: Tensor | Sequence[Any] | None = None,
     gamma: float = 1.0,
     mask: Tensor | None = None,
     max_iter: int = 100,
@@ -90,7 +90,8 @@ def sparsemap(
     """
     max_iter, tol = check_count("max_iter", max_iter), check_positive("tol", tol)
     problem = Problem(check_structure(structure), _start_of(start), max_iter, tol, _warn)
-    return _distribution(allowed_scores(scores, mask), problem, potentials, check_positive("gamma", gamma))  # type: ignore[no-any-return]
+    links = None if potentials is None else _as_tensor(potentials)
+    return _distribution(allowed_scores(scores, mask), problem, links, check_positive("gamma", gamma))  # type: ignore[no-any-return]
 
 
 def _start_of(start: SparseMAPOutput | Tensor | None) -> tuple[Tensor, Tensor] | Tensor | None:
@@ -113,7 +114,7 @@ def _distribution(x: Tensor, problem: Problem, potentials: Tensor | None, gamma:
     structure = problem.structure
     structure.check(x.shape[-1])
     wide = structure.widen(x)
-    rows = wide.reshape(wide.shape[:-1].numel(), wide.shape[-1]).double() / gamma
+    rows = structure.centered(wide.reshape(wide.shape[:-1].numel(), wide.shape[-1]).double()) / gamma
     if potentials is not None:
         potentials = structure.arrange(potentials, rows.shape[-1]).double() / gamma
         if len(potentials) not in (1, len(rows)):

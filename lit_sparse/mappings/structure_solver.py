@@ -125,6 +125,8 @@ def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
         raise ConfigurationError(
             f"Expected {name} to return a tensor {tuple(scores.shape)}, one structure a row, but got {shape}."
         )
+    if found.is_complex():
+        raise ConfigurationError(f"Expected {name} to return real numbers but got {found.dtype}.")
     structures: Tensor = found.to(scores.dtype)
     if not bool(((structures == 0) | (structures == 1)).all()):
         raise ConfigurationError(f"Expected {name} to return zeros and ones but got other values.")

@@ -34,9 +34,10 @@ class BitVectorVAE(LitSparseModule):
     logged as ``nelbo``, and its two parts as ``distortion`` and ``rate``, all in nats an image. Defaults are those published.
 
     In the test, ``bits_per_dim`` is ``-log2 p(x) / pixels`` with p(x) summed exactly over the support of q and estimated by
-    importance sampling elsewhere; see :func:`lit_sparse.estimators.marginal_likelihood`. The draws for an image are a function
-    of its index. ``bits_per_dim_standard_error`` is the error of the mean over the images that comes from drawing: the root of
-    the sum of their squared errors, over their number; see :class:`lit_sparse.metrics.BitsPerDim`.
+    importance sampling elsewhere, corrected for the bias of a logarithm; see
+    :func:`lit_sparse.estimators.marginal_likelihood`. The draws for an image are a function of its index.
+    ``bits_per_dim_standard_error`` is the error of the mean over the images that comes from drawing: the root of the sum of
+    their squared errors, over their number; see :class:`lit_sparse.metrics.BitsPerDim`.
 
     Batches are dicts of ``pixels`` (B, P), intensities in [0, 1] that are taken to the nearest of ``levels`` even steps, and
     ``index`` (B,).
@@ -175,7 +176,7 @@ class BitVectorVAE(LitSparseModule):
         found = marginal_likelihood(
             lambda drawn: self.distortion(pixels, drawn), latent, index, samples=self.importance_samples, seed=self.sample_seed
         )
-        self.test_bits_per_dim.update(found.log_likelihood, found.standard_error)
+        self.test_bits_per_dim.update(found.corrected, found.standard_error)
 
     def _features(self, values: Tensor) -> Tensor:
         features: Tensor = self.decoder(values)

@@ -14,8 +14,8 @@ from typing_extensions import Self
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.oracles import TIE
-from lit_sparse.structures.base import Structure
+from lit_sparse.kernels.oracles import coarse_scores
+from lit_sparse.structures.base import Structure, less_largest
 
 __all__ = ["Assignment"]
 
@@ -89,6 +89,12 @@ class Assignment(Structure):
             return Assignment(rows, columns)
         return None
 
+    def centered(self, scores: Tensor) -> Tensor:
+        """See the base class: each row has one entry, and in a square each column."""
+        shape = self.shape(scores.shape[-1])
+        grid = less_largest(scores.reshape(*scores.shape[:-1], *shape), -1)
+        return (less_largest(grid, -2) if shape[0] == shape[1] else grid).flatten(-2)
+
     def check(self, d: int) -> None:
         """See the base class."""
         self.shape(d)
@@ -101,13 +107,14 @@ class Assignment(Structure):
         """
         from scipy.optimize import linear_sum_assignment
 
+        self.check_call(scores, potentials)
         rows, columns = self.shape(scores.shape[-1])
         grids = scores.detach().to("cpu", torch.float64).reshape(len(scores), rows, columns).numpy()
         if not bool((grids < np.inf).all()):
             raise ConfigurationError(
                 "Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf."
             )
-        gains = np.where(np.abs(grids) <= TIE, 0.0, grids)
+        gains = coarse_scores(grids)
         chosen = np.zeros(grids.shape)
         for example, (gain, out) in enumerate(zip(gains, chosen, strict=True)):
             allowed = gain != -np.inf

@@ -12,7 +12,7 @@ from typing_extensions import Self
 from lit_sparse.errors import ConfigurationError, shown_arguments
 from lit_sparse.kernels.oracles import CompiledOracle
 
-__all__ = ["Structure"]
+__all__ = ["Structure", "less_largest"]
 
 
 class Structure(ABC):
@@ -21,7 +21,16 @@ class Structure(ABC):
     A subclass needs :meth:`maximize` alone; :class:`~lit_sparse.mappings.SparseMAP` then maps scores to the few structures that
     matter. It keeps each constructor argument as an attribute of the same name, as dataclasses do.
 
-    Forbidden entries come as scores of -inf, and no structure may have a one there.
+    Forbidden entries come as scores of -inf, and no structure may have a one there. A row all of whose entries are forbidden
+    has marginals of zero without being asked for.
+
+    Attributes:
+        ordered: the order of the entries matters, and dropping some makes neighbours of others; the shared tester of mappings
+            reads it.
+        has_potentials: it has scores besides those of single entries, such as those of a tag after another, and so
+            :meth:`potential_scores`.
+        has_nested: it has :meth:`nested`.
+        couples_queries: in attention it is over all queries and keys together, and :meth:`of_block` makes it.
 
     Example:
         >>> import torch
@@ -34,14 +43,9 @@ class Structure(ABC):
         True
     """
 
-    #: The order of the entries matters: dropping some makes neighbours of others.
     ordered: ClassVar[bool] = False
-    #: It has scores besides those of single entries, such as those of a tag after another.
     has_potentials: ClassVar[bool] = False
-
-    #: It has :meth:`nested`.
     has_nested: ClassVar[bool] = False
-    #: It is over all queries and keys of attention: :meth:`of_block` makes it.
     couples_queries: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -158,6 +162,8 @@ class Structure(ABC):
         Raises:
             ConfigurationError: saying what was expected.
         """
+        if scores.dim() != 2:
+            raise ConfigurationError(f"Expected scores of shape (rows, entries) but got {tuple(scores.shape)}.")
         self.check(scores.shape[-1])
         if potentials is not None:
             self.check_potentials(potentials)
@@ -184,6 +190,13 @@ class Structure(ABC):
 
     def widen(self, scores: Tensor) -> Tensor:
         """Return the scores of all entries, (..., D), from those that a user gives, (..., d). By default they are the same."""
+        return scores
+
+    def centered(self, scores: Tensor) -> Tensor:
+        """Return scores (..., D) less what adds the same to all structures, which would cost digits.
+
+        Such as the largest score of a position, of whose entries each structure has exactly one. By default nothing.
+        """
         return scores
 
     def narrow(self, structures: Tensor) -> Tensor:
@@ -246,3 +259,11 @@ class Structure(ABC):
             raise ConfigurationError(f"Expected the number of entries, which {self!r} does not know.")
         self.check(d)
         return d
+
+
+def less_largest(scores: Tensor, dim: int) -> Tensor:
+    """Return scores less the largest along a dimension, if it is finite; their gradient, and -inf, stay."""
+    if not scores.shape[dim]:
+        return scores
+    largest = scores.detach().amax(dim, keepdim=True)
+    return torch.where(scores == -torch.inf, scores, scores - torch.where(largest.isfinite(), largest, 0.0))

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.oracles import SEQUENCE, TIE, CompiledOracle
-from lit_sparse.structures.base import Structure
+from lit_sparse.structures.base import Structure, less_largest
 
 __all__ = ["Sequence"]
 
@@ -99,6 +99,10 @@ class Sequence(Structure):
                 f"Expected potentials [from, to] of shape {(self.tags, self.tags)}, or with the links' and the rows' dimensions"
                 f" before that, but got {tuple(potentials.shape)}."
             )
+        if potentials.is_cpu and bool((potentials.detach() == -torch.inf).any()):  # on a GPU it would have to wait
+            raise ConfigurationError(
+                "Expected potentials that are finite but got -inf. Forbid a pair of tags by a large negative number, as -1e4."
+            )
         return potentials
 
     def widen(self, scores: Tensor) -> Tensor:
@@ -108,6 +112,10 @@ class Sequence(Structure):
         others = torch.where(scores == -torch.inf, scores, torch.zeros_like(scores))
         columns = [scores if tag == self.select else others for tag in range(self.tags)]
         return torch.stack(columns, -1).flatten(-2)
+
+    def centered(self, scores: Tensor) -> Tensor:
+        """See the base class: each position has one tag."""
+        return less_largest(self._grid(scores), -1).flatten(-2)
 
     def narrow(self, structures: Tensor) -> Tensor:
         """Return the selected tag's entries."""

@@ -15,8 +15,8 @@ from typing_extensions import Self
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.arborescence import best_trees
-from lit_sparse.kernels.oracles import TIE
-from lit_sparse.structures.base import Structure
+from lit_sparse.kernels.oracles import coarse_scores
+from lit_sparse.structures.base import Structure, less_largest
 
 __all__ = ["Tree"]
 
@@ -33,7 +33,7 @@ class Tree(Structure):
         single_root: exactly one node is a root; else at least one, and the structures are forests.
 
     Raises:
-        ConfigurationError: if ``nodes`` is not an integer >= 1.
+        ConfigurationError: if ``nodes`` is not an integer >= 1, or ``single_root`` not a boolean.
 
     Source: Chu & Liu (1965), Edmonds (1967); for parsing, McDonald, Pereira, Ribarov & Hajic (2005), Non-projective dependency
     parsing using spanning tree algorithms.
@@ -53,6 +53,8 @@ class Tree(Structure):
     def __post_init__(self) -> None:
         if self.nodes is not None:
             check_count("nodes", self.nodes)
+        if not isinstance(self.single_root, bool):
+            raise ConfigurationError(f"Expected argument `single_root` to be True or False but got {self.single_root!r}.")
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -71,9 +73,25 @@ class Tree(Structure):
             expected = "a square number" if self.nodes is None else f"{self.nodes} * {self.nodes}"
             raise ConfigurationError(f"Expected scores of length nodes * nodes, {expected}, for {self!r} but got {d}.")
 
+    def centered(self, scores: Tensor) -> Tensor:
+        """See the base class: each node has one head."""
+        return less_largest(self._grid(scores), -1).flatten(-2)
+
     def of_block(self, rows: int, columns: int) -> Tree | None:
-        """Return the tree over queries and keys, if they are the same; None if this one is not over them."""
-        return Tree(rows, self.single_root) if rows == columns and self.nodes in (None, rows) else None
+        """Return the tree over queries and keys; None if this one is over a single query's keys.
+
+        Raises:
+            ConfigurationError: if it can be over neither.
+        """
+        if rows == columns and self.nodes in (None, rows):
+            return Tree(rows, self.single_root)
+        if math.isqrt(columns) ** 2 == columns and self.nodes in (None, math.isqrt(columns)):
+            return None
+        expected = "" if self.nodes is None else f", {self.nodes},"
+        raise ConfigurationError(
+            f"Expected as many queries as keys{expected} for {self!r} in attention, both being its nodes, but got {rows}"
+            f" queries and {columns} keys."
+        )
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return the best tree, on the CPU; see :mod:`lit_sparse.kernels.arborescence`.
@@ -88,7 +106,7 @@ class Tree(Structure):
             raise ConfigurationError(
                 "Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf."
             )
-        chosen, found = best_trees(np.where(np.abs(grids) <= TIE, 0.0, grids), self.single_root)
+        chosen, found = best_trees(coarse_scores(grids), self.single_root)
         if not found.all():
             raise ConfigurationError(
                 f"Expected forbidden entries that leave a tree over all nodes, but those of row {int(found.argmin())} of the"

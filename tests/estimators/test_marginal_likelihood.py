@@ -56,6 +56,19 @@ def test_agrees_with_the_exact_sum(size: int, spread: float) -> None:
         torch.testing.assert_close(found.standard_error, expected, rtol=0.5, atol=0)
 
 
+def test_a_mean_over_many_examples_is_corrected_for_the_logarithm() -> None:
+    """Single errors cancel in it, the bias of the logarithm does not."""
+    count, spread = 4000, 2.0
+    table = Table(spread)
+    table.logs = spread * torch.randn(count, 2**BITS, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    exact = table.logs.logsumexp(-1) - BITS * math.log(2)
+    nothing = LatentBatch(torch.zeros(0, BITS), torch.zeros(0).long())
+    found = marginal_likelihood(table, nothing, torch.arange(count), samples=256)
+    error = found.standard_error.square().sum().sqrt() / count
+    assert float((found.log_likelihood - exact).mean()) < -4 * float(error)
+    assert abs(float((found.corrected - exact).mean())) < 3 * float(error)
+
+
 def test_all_values_in_the_support_are_exact() -> None:
     table = Table(1.5)
     found = estimate(table, 2**BITS)
@@ -116,6 +129,10 @@ def test_likelihoods_of_zero() -> None:
     found = marginal_likelihood(table, support, torch.arange(EXAMPLES))
     torch.testing.assert_close(found.log_likelihood, inside.logsumexp(-1) - BITS * math.log(2))
     assert not found.standard_error.any()
+    assert torch.equal(found.corrected, found.log_likelihood)
+    table.logs = torch.full_like(table.logs, -torch.inf)
+    nothing = marginal_likelihood(table, support, torch.arange(EXAMPLES))
+    assert bool((nothing.corrected == -torch.inf).all())
 
 
 def test_no_examples_and_many_bits() -> None:

@@ -12,6 +12,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMAP, Sparsemax
 from lit_sparse.mappings import functional as F
 from lit_sparse.mappings.active_set_loop import solve_in_torch
+from lit_sparse.nn import attention
 from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
 
 STRUCTURES = [
@@ -298,6 +299,34 @@ def test_a_layer_warns_once() -> None:
     assert len(caught) == 1
 
 
+@pytest.mark.parametrize("structure", [Sequence(20, tags=3), Assignment(6, 6), Assignment(4, 7), Tree(6)], ids=repr)
+@pytest.mark.parametrize("shift", [2.0**20, 2.0**40])
+def test_offsets_that_all_structures_share_cost_no_digits(structure: Structure, shift: float) -> None:
+    x = (draw(8, int(structure.size or 0), seed=35) * 1024).round() / 1024
+    out = F.sparsemap(x + shift, structure)
+    torch.testing.assert_close(out.marginals, F.sparsemap(x, structure).marginals, rtol=0, atol=1e-9)
+    assert float(out.gap.max()) < 1e-12
+    odd = x.clone()
+    odd[0, 0], odd[1, 0], odd[2, 1] = torch.nan, torch.inf, -torch.inf
+    got = F.sparsemap(odd, structure).marginals
+    assert bool(got[:2].isnan().all()) and float(got[2, 1]) == 0.0 and bool(got[2:].isfinite().all())
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [BitVector(6), Budget(6, 2), Sequence(3, tags=2), Assignment(3, 3), Tree(3), Tree(3, single_root=False)],
+    ids=repr,
+)
+def test_rounding_does_not_choose_the_support(structure: Structure) -> None:
+    """At generic points too structures tie within the method, when residuals are equal: noise must not break such ties."""
+    x = draw(900, int(structure.size or 0), seed=36)
+    calm, noisy = F.sparsemap(x, structure), F.sparsemap(x + 1e-13 * draw(*x.shape, seed=37), structure)
+    size = max(calm.probs.shape[1], noisy.probs.shape[1])
+    probs = [torch.nn.functional.pad(out.probs, (0, size - out.probs.shape[1])) for out in (calm, noisy)]
+    changed = int(((probs[0] - probs[1]).abs() > 1e-6).any(-1).sum())
+    assert changed == 0
+
+
 class _Ising(Structure):
     """Pairs of bits with a score for both: all points of the square, and potentials in its interior."""
 
@@ -352,6 +381,9 @@ def test_potentials_as_lists_and_their_checks() -> None:
     x = draw(3, 8, seed=33).float()
     torch.testing.assert_close(
         SparseMAP(Sequence(), potentials=links)(x), SparseMAP(Sequence(), potentials=torch.tensor(links))(x)
+    )
+    torch.testing.assert_close(
+        F.sparsemap(x, Sequence(), potentials=links).marginals, SparseMAP(Sequence(), potentials=links)(x)
     )
     for structure, potentials in ((Sequence(), torch.zeros(3, 3)), (Budget(3, 2), torch.zeros(2, 2)), (Sequence(), [["a"]])):
         with pytest.raises(ConfigurationError, match="potentials"):
@@ -505,6 +537,10 @@ def test_an_oracle_that_returns_no_structure_is_told_so(result: object, words: s
         (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), start="best"), "start"),  # type: ignore[arg-type]
         (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), max_iter=0), "max_iter"),
         (lambda: F.sparsemap(torch.zeros(2, 4), BitVector(), tol=0.0), "tol"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), Sequence(), potentials=torch.zeros(2, 2).int()), "floating"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), Sequence(), potentials=torch.full((2, 2), -torch.inf)), "-1e4"),
+        (lambda: F.sparsemap(torch.zeros(2, 4), _Wrong(lambda s: 0j * s)), "real numbers"),
+        (lambda: attention(torch.zeros(5, 8), torch.zeros(7, 8), torch.zeros(7, 8), SparseMAP(Tree())), "5 queries and 7 keys"),
         (lambda: SparseMAP(BitVector(), learn_potentials=True), "learnt"),
         (lambda: F.sparsemap(torch.zeros(2, 4, dtype=torch.int64), BitVector()), "floating"),
     ],

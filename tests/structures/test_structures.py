@@ -70,6 +70,19 @@ def test_assignment_says_when_there_is_none() -> None:
         Assignment().maximize(blocked.reshape(1, -1))
 
 
+def test_a_budget_beyond_all_bits() -> None:
+    x = torch.tensor([[1.0, -1.0, 2.0]])
+    assert Budget(None, 10**30).maximize(x).tolist() == [[1.0, 0.0, 1.0]]
+    assert F.sparsemap(x, Budget(None, 10**30)).marginals.tolist() == [[1.0, 0.0, 1.0]]
+
+
+def test_equal_but_for_rounding_the_first_are_taken() -> None:
+    noise = 1e-13 * torch.randn(50, 6, generator=generator(12), dtype=torch.float64)
+    for scale in (1.0, 1000.0):
+        assert bool((Budget(6, 2).maximize(0.7 * scale + noise) == torch.tensor([1.0, 1, 0, 0, 0, 0])).all())
+        assert bool((Assignment(2, 3).maximize(0.7 * scale + noise) == Assignment(2, 3).maximize(torch.zeros(1, 6))).all())
+
+
 def test_number_of_trees() -> None:
     """Cayley's formula: n^(n - 1) rooted trees of n nodes, (n + 1)^(n - 1) forests."""
     for n in range(1, 6):
@@ -154,6 +167,9 @@ def test_noise_is_a_tie() -> None:
         (lambda: Assignment().maximize(torch.full((1, 4), torch.nan)), "NaN"),
         (lambda: Tree().maximize(torch.full((1, 4), torch.nan)), "NaN"),
         (lambda: Tree(0), "`nodes`"),
+        (lambda: Tree(2, "no"), "`single_root`"),  # type: ignore[arg-type]
+        (lambda: Tree().maximize(torch.zeros(4)), r"\(rows, entries\)"),
+        (lambda: Assignment().maximize(torch.zeros(4)), r"\(rows, entries\)"),
         (lambda: Tree().check(5), "square number"),
         (lambda: Tree(3).check(4), r"3 \* 3"),
         (lambda: Tree().maximize(torch.tensor([[-torch.inf, 0.0, 0.0, -torch.inf]])), "row 0 of the batch"),
