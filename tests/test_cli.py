@@ -15,6 +15,7 @@ from lit_sparse.version import __version__
 from .conftest import CONFIGS, Command, metrics_of
 
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
+BITS = ("-c", str(CONFIGS / "bitvector_vae" / "sparsemap_budget_32.yaml"))
 SHORT = ("--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu")
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
@@ -180,6 +181,9 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *DIGITS, "--trainer.max_epochs", "abc"], "Expected `max_epochs` to be int or null but got 'abc'"),
         (["fit", *DIGITS, "--trainer.accelerator", "abacus"], "The trainer refuses"),
         (["fit", *DIGITS, "--data=MNISTDataModule", "--data.init_args.source=debain"], "Did you mean 'debian'?"),
+        (["fit", *BITS, "--model.estimator.structure", "Buget"], "Did you mean 'Budget'? Known: Assignment, BitVector,"),
+        (["fit", *BITS, "--model.estimator.structure.bugdet", "3"], "Did you mean 'budget'? The options are: d, budget."),
+        (["fit", *BITS, "--model.estimator.structure.budget", "33"], "0 .. 32 but got 33"),
         (["fti"], "Did you mean 'fit'?"),
         (["--output_dir", "x", "fit"], "a command first"),
         (["fit", *DIGITS, *QUIET, "--model.init_args.optimizer.init_args.lr=-1"], "The optimizer refuses"),

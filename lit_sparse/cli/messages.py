@@ -15,12 +15,14 @@ import torch
 from lit_sparse.errors import LitSparseError, did_you_mean
 from lit_sparse.estimators import Estimator
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.structures import Structure
 
 __all__ = ["plain_message"]
 
 BASES: dict[str, type] = {
     "mapping": SparseMapping,
     "estimator": Estimator,
+    "structure": Structure,
     "model": pl.LightningModule,
     "data": pl.LightningDataModule,
     "callbacks": pl.Callback,
@@ -152,7 +154,7 @@ def _class_names(base: type, package: str | None = None) -> Iterator[str]:
 
 def _option_names() -> list[str]:
     found = {"output_dir", "name", "ckpt_path", "config", "seed_everything", "checkpoint_every_n_steps"}
-    for base in (SparseMapping, Estimator, pl.LightningModule, pl.LightningDataModule):
+    for base in (SparseMapping, Estimator, Structure, pl.LightningModule, pl.LightningDataModule):
         waiting: list[type] = [base]
         while waiting:
             cls = waiting.pop()
