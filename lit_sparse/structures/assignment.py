@@ -90,10 +90,9 @@ class Assignment(Structure):
         return None
 
     def centered(self, scores: Tensor) -> Tensor:
-        """See the base class: each row has one entry, and in a square each column."""
+        """See the base class: each row has one entry; columns have none where rows are left out."""
         shape = self.shape(scores.shape[-1])
-        grid = less_largest(scores.reshape(*scores.shape[:-1], *shape), -1)
-        return (less_largest(grid, -2) if shape[0] == shape[1] else grid).flatten(-2)
+        return less_largest(scores.reshape(*scores.shape[:-1], *shape), -1).flatten(-2)
 
     def check(self, d: int) -> None:
         """See the base class."""

@@ -52,7 +52,7 @@ class Structure(ABC):
         """Forget the shortcuts of a parent whose maximization is replaced: they are for the parent's structures."""
         super().__init_subclass__(**options)
         if "maximize" in cls.__dict__:
-            for name in ("compiled", "project", "nested", "has_nested", "topk"):
+            for name in ("centered", "compiled", "project", "nested", "has_nested", "topk"):
                 if name not in cls.__dict__:
                     setattr(cls, name, getattr(Structure, name))
 

@@ -163,14 +163,21 @@ def _enumeration(structure: Structure) -> None:
 def _marginals(structure: Structure) -> None:
     """SparseMAP is optimal among all elements: no other has a larger total for the residual than those in the support."""
     for x, potentials in _problems(structure):
-        for gamma in (1.0, 0.3):
+        for gamma, some in ((1.0, False), (0.3, False), (1.0, True)):
+            if some:  # forbidden, where that leaves elements in each row
+                masked = x.masked_fill(_draw(*x.shape, seed=9) < -0.5, -torch.inf)
+                wide = structure.widen(masked)
+                left = torch.tensor(
+                    [bool((row > -torch.inf).any()) and len(_elements(structure, row > -torch.inf)) > 0 for row in wide]
+                )
+                x = torch.where(left.unsqueeze(-1), masked, x)
             out = F.sparsemap(x, structure, potentials=potentials, gamma=gamma)
             means = torch.einsum("bs,bsd->bd", out.probs, out.entries)
             torch.testing.assert_close(structure.narrow(means), out.marginals)
             torch.testing.assert_close(out.probs.sum(-1), torch.ones(ROWS, dtype=x.dtype))
             assert bool((out.probs >= 0).all()), "probabilities are not negative"
-            elements = _elements(structure, torch.ones(means.shape[-1], dtype=torch.bool))
             for row, mean, probs, entries in zip(structure.widen(x), means, out.probs, out.entries, strict=True):
+                elements = _elements(structure, row > -torch.inf)
                 residual, links = row - gamma * mean, potentials
                 best = _totals(structure, residual, links, elements).max()
                 mine = (probs * _totals(structure, residual, links, entries)).sum()

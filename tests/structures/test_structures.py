@@ -206,6 +206,15 @@ def test_a_subclass_that_maximizes_otherwise_loses_the_shortcuts() -> None:
         def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
             return Budget(None, 2).maximize(scores)
 
+    class TagsOrNone(Sequence):
+        def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+            return BitVector().maximize(scores) if self.tags == 1 else super().maximize(scores, potentials)
+
+        def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
+            return self.validate(structures)
+
+    z = torch.tensor([[0.3, 0.6]])
+    assert torch.allclose(F.sparsemap(z, TagsOrNone(tags=1)).marginals, z)
     x = torch.tensor([[-2.0, -1.0, -1.0]])
     assert F.sparsemap(x, OneExactly(3, 1)).marginals.tolist() == [[0.0, 0.5, 0.5]]
     y = torch.tensor([[2.0, 2.0, 2.0]])
