@@ -276,6 +276,24 @@ def test_parts_of_the_current_folder(capsys: pytest.CaptureFixture[str], monkeyp
     assert "Did you mean 'Mine'?" in refused([*arguments, "parts_of_mine.Mien"], capsys)
 
 
+@pytest.mark.parametrize(("step", "kept"), [(0, False), (2, True)])
+def test_a_run_that_fails_keeps_its_folder_once_it_has_trained(step: int, kept: bool) -> None:
+    """What the loggers wrote by then may be all that is left of hours."""
+    hook = "on_train_start" if step == 0 else "on_train_batch_end"
+    source = (
+        "import pytorch_lightning as pl\n"
+        "class Failing(pl.Callback):\n"
+        f"    def {hook}(self, trainer, *_):\n"
+        f"        if trainer.global_step == {step}:\n"
+        "            raise RuntimeError('as asked')\n"
+    )
+    name = f"failing_at_{step}"
+    Path(f"{name}.py").write_text(source)
+    with pytest.raises(RuntimeError, match="as asked"):
+        main(["fit", *DIGITS, *QUIET, f"--trainer.callbacks={name}.Failing"])
+    assert Path("runs/ssvae/digits/0/config.yaml").is_file() == kept
+
+
 @pytest.mark.process
 def test_exit_status_of_the_process(lit_sparse: Command) -> None:
     done = lit_sparse("test", *DIGITS)

@@ -296,11 +296,12 @@ class LitSparseCLI(LightningCLI):
 
     @contextmanager
     def _folder_if_used(self) -> Iterator[None]:
-        """Take the run folder away again if what follows fails before anything is written there."""
+        """Take the run folder away again if what follows fails before the first step."""
         try:
             yield
         except BaseException:
-            if self.run_folder is not None and _is_first():
+            began = getattr(self, "trainer", None) is not None and self.trainer.global_step > 0
+            if self.run_folder is not None and not began and _is_first():
                 discard_if_unused(self.run_folder)
             raise
 

@@ -141,9 +141,9 @@ def compare(work: Any, n: Any, extra: Any, tol: Any) -> Any:
 
 
 @compile_rows()
-def has_room(work: Any, n: Any) -> Any:
-    """Tell whether a structure may enter a support of size n."""
-    return n + 1 < len(work.slots)
+def has_room(n: Any, capacity: Any) -> Any:
+    """Tell whether a structure may enter a support of size n; for many sizes too."""
+    return n + 1 < capacity
 
 
 @compile_rows()
@@ -309,7 +309,7 @@ def begin(work: Any, scores: Any, first: Any, first_probs: Any, first_extra: Any
         vectors[MARGINALS, i] = -np.inf if forbidden else 0.0
     n, total = 0, 0.0
     for s in range(len(first_probs)):
-        if first_probs[s] > 0.0 and has_room(work, n):
+        if first_probs[s] > 0.0 and has_room(n, len(work.slots)):
             for i in range(d):
                 vectors[FOUND, i] = first[s, i]
             size = n

@@ -86,7 +86,7 @@ def solve_row(oracle: Any, link: Any, work: Any, n: Any, max_iter: Any, tol: Any
         extra = links_of(oracle, link, vectors, FOUND)
         gap, small = compare(work, n, extra, tol)
         done = stuck or small
-        if done or left == 0 or not has_room(work, n):
+        if done or left == 0 or not has_room(n, len(work.slots)):
             break
         n, newest = admit(work, n, extra)
     return n, gap, done
@@ -285,7 +285,7 @@ def _solve_together(
         over(compare_block, rows, alive, found, extra, gaps, small, tol)
         finished = stuck | small
         solution.done[alive], solution.gaps[alive] = finished, gaps
-        stays = ~finished & (sizes[alive] + 1 < capacity)
+        stays = ~finished & has_room(sizes[alive], capacity)
         if left == 0 or not stays.any():
             break
         alive = alive[stays]

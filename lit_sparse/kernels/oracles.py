@@ -21,7 +21,6 @@ __all__ = [
     "TIE",
     "CompiledOracle",
     "coarse",
-    "coarse_scores",
     "find_best",
     "is_broken",
     "links_of",
@@ -58,12 +57,6 @@ def coarse(score: Any) -> Any:
     if abs(score) <= TIE:
         return 0.0
     return math.floor(score / STEP + 0.5) * STEP if abs(score) < FINE else score
-
-
-def coarse_scores(scores: Any) -> Any:
-    """Do what :func:`coarse` does to an array."""
-    stepped = np.floor(np.where(np.abs(scores) < FINE, scores, 0.0) / STEP + 0.5) * STEP
-    return np.where(np.abs(scores) <= TIE, 0.0, np.where(np.abs(scores) < FINE, stepped, scores))
 
 
 @compile_rows()

@@ -14,14 +14,13 @@ from typing_extensions import Self
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.oracles import coarse_scores
-from lit_sparse.structures.base import Structure, less_largest
+from lit_sparse.structures.one_per_row import OnePerRow
 
 __all__ = ["Assignment"]
 
 
 @dataclass(frozen=True)
-class Assignment(Structure):
+class Assignment(OnePerRow):
     """Every row to one column, no column twice; rows <= columns. Scores are row-major, (..., rows * columns).
 
     Rows and columns all of whose entries are forbidden (-inf, or masked) are left out, as the padding of both is.
@@ -89,10 +88,9 @@ class Assignment(Structure):
             return Assignment(rows, columns)
         return None
 
-    def centered(self, scores: Tensor) -> Tensor:
-        """See the base class: each row has one entry; columns have none where rows are left out."""
-        shape = self.shape(scores.shape[-1])
-        return less_largest(scores.reshape(*scores.shape[:-1], *shape), -1).flatten(-2)
+    def grid(self, entries: Tensor) -> Tensor:
+        """View entries (..., rows * columns) as (..., rows, columns)."""
+        return entries.reshape(*entries.shape[:-1], *self.shape(entries.shape[-1]))
 
     def check(self, d: int) -> None:
         """See the base class."""
@@ -107,14 +105,8 @@ class Assignment(Structure):
         from scipy.optimize import linear_sum_assignment
 
         self.check_call(scores, potentials)
-        rows, columns = self.shape(scores.shape[-1])
-        grids = scores.detach().to("cpu", torch.float64).reshape(len(scores), rows, columns).numpy()
-        if not bool((grids < np.inf).all()):
-            raise ConfigurationError(
-                "Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf."
-            )
-        gains = coarse_scores(grids)
-        chosen = np.zeros(grids.shape)
+        gains = self.to_search(scores)
+        chosen = np.zeros(gains.shape)
         for example, (gain, out) in enumerate(zip(gains, chosen, strict=True)):
             allowed = gain != -np.inf
             places: tuple[np.ndarray, ...] = ()
@@ -137,16 +129,7 @@ class Assignment(Structure):
 
     def validate(self, structures: Tensor) -> Tensor:
         """See the base class; rows may be left out."""
-        grid = structures.reshape(*structures.shape[:-1], *self.shape(structures.shape[-1]))
-        fits: Tensor = (grid.sum(-1) <= 1).all(-1) & (grid.sum(-2) <= 1).all(-1)
-        return fits
-
-    def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
-        """See the base class; only rows whose entries are all forbidden are left out."""
-        shape = self.shape(structures.shape[-1])
-        grid = structures.reshape(*structures.shape[:-1], *shape)
-        open_ = allowed.expand_as(structures).reshape(*structures.shape[:-1], *shape).any(-1)
-        return super().fits(structures, allowed) & ((grid.sum(-1) > 0) == open_).all(-1)
+        return super().validate(structures) & (self.grid(structures).sum(-2) <= 1).all(-1)
 
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all assignments over d entries, no row left out."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.errors import ConfigurationError, shown_arguments
-from lit_sparse.kernels.oracles import CompiledOracle
+from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 
-__all__ = ["Structure", "less_largest"]
+__all__ = ["Structure", "coarse_scores"]
 
 
 class Structure(ABC):
@@ -51,7 +51,8 @@ class Structure(ABC):
     def __init_subclass__(cls, **options: Any) -> None:
         """Forget the shortcuts of a parent whose maximization is replaced: they are for the parent's structures."""
         super().__init_subclass__(**options)
-        if "maximize" in cls.__dict__:
+        of_parent = getattr(super(cls, cls), "maximize", None)
+        if "maximize" in cls.__dict__ and not getattr(of_parent, "__isabstractmethod__", False):
             for name in ("centered", "compiled", "project", "nested", "has_nested", "topk"):
                 if name not in cls.__dict__:
                     setattr(cls, name, getattr(Structure, name))
@@ -261,9 +262,9 @@ class Structure(ABC):
         return d
 
 
-def less_largest(scores: Tensor, dim: int) -> Tensor:
-    """Return scores less the largest along a dimension, if it is finite; their gradient, and -inf, stay."""
-    if not scores.shape[dim]:
-        return scores
-    largest = scores.detach().amax(dim, keepdim=True)
-    return torch.where(scores == -torch.inf, scores, scores - torch.where(largest.isfinite(), largest, 0.0))
+def coarse_scores(scores: Tensor) -> Tensor:
+    """Return scores in whole steps, float64: what :func:`lit_sparse.kernels.oracles.coarse` does to one of them."""
+    exact = scores.double()
+    fine = exact.abs() < FINE
+    stepped = torch.where(fine, (torch.where(fine, exact, 0.0) / STEP + 0.5).floor() * STEP, exact)
+    return torch.where(exact.abs() <= TIE, 0.0, stepped)

@@ -12,8 +12,8 @@ from typing_extensions import Self
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.kbest import best_bits
-from lit_sparse.kernels.oracles import BITS, FINE, STEP, TIE, CompiledOracle
-from lit_sparse.structures.base import Structure
+from lit_sparse.kernels.oracles import BITS, TIE, CompiledOracle
+from lit_sparse.structures.base import Structure, coarse_scores
 
 __all__ = ["BitVector", "Budget"]
 
@@ -125,8 +125,7 @@ class Budget(Structure):
         """Return ones at the largest positive scores; ties go to the lowest index."""
         self.check_call(scores, potentials)
         kept = min(self.budget, scores.shape[-1])
-        stepped = torch.where(scores.abs() < FINE, (scores.double() / STEP + 0.5).floor() * STEP, scores.double())
-        order = stepped.sort(dim=-1, descending=True, stable=True).indices[..., :kept]
+        order = coarse_scores(scores).sort(dim=-1, descending=True, stable=True).indices[..., :kept]
         chosen = torch.zeros_like(scores).scatter(-1, order, 1.0)
         return chosen * (scores > TIE)
 

@@ -14,13 +14,13 @@ from typing_extensions import Self
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.oracles import SEQUENCE, TIE, CompiledOracle
-from lit_sparse.structures.base import Structure, less_largest
+from lit_sparse.structures.one_per_row import OnePerRow
 
 __all__ = ["Sequence"]
 
 
 @dataclass(frozen=True)
-class Sequence(Structure):
+class Sequence(OnePerRow):
     """One tag at each position. Scores are position-major, (..., length * tags); one-hot tags are laid out the same way.
 
     A position whose tags are all forbidden (-inf, or masked) is left out, and its neighbours become adjacent; so padding is
@@ -113,9 +113,14 @@ class Sequence(Structure):
         columns = [scores if tag == self.select else others for tag in range(self.tags)]
         return torch.stack(columns, -1).flatten(-2)
 
-    def centered(self, scores: Tensor) -> Tensor:
-        """See the base class: each position has one tag."""
-        return less_largest(self._grid(scores), -1).flatten(-2)
+    def grid(self, entries: Tensor) -> Tensor:
+        """View entries (..., length * tags), of all tags, as (..., length, tags)."""
+        length, rest = divmod(entries.shape[-1], self.tags)
+        if rest or (self.length is not None and length != self.length):
+            raise ConfigurationError(
+                f"Expected scores of length {self.length or 'positions'} x {self.tags} but got {entries.shape[-1]}."
+            )
+        return entries.reshape(*entries.shape[:-1], length, self.tags)
 
     def narrow(self, structures: Tensor) -> Tensor:
         """Return the selected tag's entries."""
@@ -135,11 +140,10 @@ class Sequence(Structure):
             scores: (B, length * tags).
             potentials: scores of a tag after another; None for zeros.
         """
-        self._check_wide(scores)
+        grid = self.grid(scores)
         links = self._links(potentials, scores)
         if len(links) not in (1, len(scores)):
             raise ConfigurationError(f"Expected potentials for {len(scores)} rows, or for all of them, but got {len(links)}.")
-        grid = self._grid(scores)
         rows, length = grid.shape[:2]
         if length == 0:
             return torch.zeros_like(scores)
@@ -162,17 +166,6 @@ class Sequence(Structure):
                 tag = origins[i - 1][every, tag]
         return chosen.flatten(-2)
 
-    def validate(self, structures: Tensor) -> Tensor:
-        """See the base class; a position may be left out."""
-        self._check_wide(structures)
-        fits: Tensor = (self._grid(structures).sum(-1) <= 1).all(-1)
-        return fits
-
-    def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
-        """See the base class; only positions whose tags are all forbidden are left out."""
-        grid, open_ = self._grid(structures), self._grid(allowed.expand_as(structures)).any(-1)
-        return super().fits(structures, allowed) & ((grid.sum(-1) > 0) == open_).all(-1)
-
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all sequences over d // tags positions, none of them left out."""
         d = self.size if d is None else d
@@ -187,7 +180,7 @@ class Sequence(Structure):
 
     def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:
         """Return the sum of the scores of neighbouring tags; see the base class."""
-        grid = self._grid(structures)
+        grid = self.grid(structures)
         length = grid.shape[-2]
         before = grid.clone()  # at each position the tag there, or else the last one before it
         for i in range(1, length):
@@ -199,22 +192,10 @@ class Sequence(Structure):
         """See the base class."""
         return CompiledOracle(SEQUENCE, tags=self.tags, links=potentials)
 
-    def _grid(self, entries: Tensor) -> Tensor:
-        """View entries (..., length * tags) as (..., length, tags)."""
-        return entries.reshape(*entries.shape[:-1], entries.shape[-1] // self.tags, self.tags)
-
     def _links(self, potentials: Tensor | None, scores: Tensor) -> Tensor:
         if potentials is None:
             return scores.new_zeros(1, 1, self.tags, self.tags)
         return self.arrange(potentials, scores.shape[-1]).to(scores.dtype)
-
-    def _check_wide(self, scores: Tensor) -> None:
-        """Raise unless there is a score for each position and tag: where one tag is selected too, all have scores here."""
-        length, rest = divmod(scores.shape[-1], self.tags)
-        if rest or (self.length is not None and length != self.length):
-            raise ConfigurationError(
-                f"Expected scores of length {self.length or 'positions'} x {self.tags} but got {scores.shape[-1]}."
-            )
 
 
 def _first_best(totals: Tensor) -> tuple[Tensor, Tensor]:

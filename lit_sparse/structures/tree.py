@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -15,14 +14,13 @@ from typing_extensions import Self
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.arborescence import best_trees
-from lit_sparse.kernels.oracles import coarse_scores
-from lit_sparse.structures.base import Structure, less_largest
+from lit_sparse.structures.one_per_row import OnePerRow
 
 __all__ = ["Tree"]
 
 
 @dataclass(frozen=True)
-class Tree(Structure):
+class Tree(OnePerRow):
     """Every node hangs on one other node, its head, or is the root. Scores are row-major, (..., nodes * nodes), [node, head].
 
     On the diagonal stands the score of being the root. In attention queries are nodes, keys their heads, and the weights of a
@@ -73,9 +71,11 @@ class Tree(Structure):
             expected = "a square number" if self.nodes is None else f"{self.nodes} * {self.nodes}"
             raise ConfigurationError(f"Expected scores of length nodes * nodes, {expected}, for {self!r} but got {d}.")
 
-    def centered(self, scores: Tensor) -> Tensor:
-        """See the base class: each node has one head."""
-        return less_largest(self._grid(scores), -1).flatten(-2)
+    def grid(self, entries: Tensor) -> Tensor:
+        """View entries (..., nodes * nodes) as (..., nodes, nodes)."""
+        nodes = math.isqrt(entries.shape[-1])
+        self.check(entries.shape[-1])
+        return entries.reshape(*entries.shape[:-1], nodes, nodes)
 
     def of_block(self, rows: int, columns: int) -> Tree | None:
         """Return the tree over queries and keys; None if this one is over a single query's keys.
@@ -100,13 +100,7 @@ class Tree(Structure):
             ConfigurationError: if the forbidden entries leave none.
         """
         self.check_call(scores, potentials)
-        nodes = math.isqrt(scores.shape[-1])
-        grids = scores.detach().to("cpu", torch.float64).reshape(len(scores), nodes, nodes).numpy()
-        if not bool((grids < np.inf).all()):
-            raise ConfigurationError(
-                "Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf."
-            )
-        chosen, found = best_trees(coarse_scores(grids), self.single_root)
+        chosen, found = best_trees(self.to_search(scores), self.single_root)
         if not found.all():
             raise ConfigurationError(
                 f"Expected forbidden entries that leave a tree over all nodes, but those of row {int(found.argmin())} of the"
@@ -116,20 +110,14 @@ class Tree(Structure):
 
     def validate(self, structures: Tensor) -> Tensor:
         """See the base class; nodes may be left out."""
-        grid = self._grid(structures)
+        grid = self.grid(structures)
         eye = torch.eye(grid.shape[-1], device=grid.device, dtype=grid.dtype)
         roots = (grid * eye).sum(-1)
         rooted = roots.unsqueeze(-1)  # whose chain of heads has come to a root
         for _ in range(grid.shape[-1] - 1):
             rooted = ((grid @ rooted + rooted) > 0).to(grid.dtype)
-        heads = grid.sum(-1)
-        fits = ((heads <= 1) & (heads == rooted.squeeze(-1))).all(-1)
+        fits = super().validate(structures) & (grid.sum(-1) == rooted.squeeze(-1)).all(-1)
         return fits & (roots.sum(-1) <= 1) if self.single_root else fits
-
-    def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
-        """See the base class; only nodes whose entries are all forbidden are left out."""
-        open_ = self._grid(allowed.expand_as(structures)).any(-1)
-        return super().fits(structures, allowed) & ((self._grid(structures).sum(-1) > 0) == open_).all(-1)
 
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all trees over d entries, no node left out."""
@@ -137,9 +125,3 @@ class Tree(Structure):
         heads = torch.tensor(list(itertools.product(range(nodes), repeat=nodes)), dtype=torch.int64).reshape(-1, nodes)
         every = torch.nn.functional.one_hot(heads, nodes).flatten(-2).double()
         return every[self.validate(every)]
-
-    def _grid(self, entries: Tensor) -> Tensor:
-        """View entries (..., nodes * nodes) as (..., nodes, nodes)."""
-        nodes = math.isqrt(entries.shape[-1])
-        self.check(entries.shape[-1])
-        return entries.reshape(*entries.shape[:-1], nodes, nodes)

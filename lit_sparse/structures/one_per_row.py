@@ -1,0 +1,58 @@
+"""Structures that take one entry of each row of a grid: a tag of each position, a column of each row, a head of each node."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.structures.base import Structure, coarse_scores
+
+__all__ = ["OnePerRow"]
+
+
+class OnePerRow(Structure):
+    """A structure whose entries form a grid, one of each row being in it; rows that are forbidden as a whole are left out."""
+
+    @abstractmethod
+    def grid(self, entries: Tensor) -> Tensor:
+        """View entries (..., d) as (..., rows, columns).
+
+        Raises:
+            ConfigurationError: if d entries cannot be laid out.
+        """
+
+    def centered(self, scores: Tensor) -> Tensor:
+        """See the base class: the largest finite score of a row is taken from all of that row; -inf stays."""
+        grid = self.grid(scores)
+        if not grid.shape[-1]:
+            return scores
+        largest = grid.detach().amax(-1, keepdim=True)
+        less = grid - torch.where(largest.isfinite(), largest, 0.0)
+        return torch.where(grid == -torch.inf, grid, less).flatten(-2)
+
+    def validate(self, structures: Tensor) -> Tensor:
+        """See the base class; rows may be left out."""
+        fits: Tensor = (self.grid(structures).sum(-1) <= 1).all(-1)
+        return fits
+
+    def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
+        """See the base class; only rows whose entries are all forbidden are left out."""
+        open_ = self.grid(allowed.expand_as(structures)).any(-1)
+        return super().fits(structures, allowed) & ((self.grid(structures).sum(-1) > 0) == open_).all(-1)
+
+    def to_search(self, scores: Tensor) -> np.ndarray:
+        """Return scores (B, d) as an array (B, rows, columns) on the CPU, for a search that needs them finite or -inf.
+
+        Raises:
+            ConfigurationError: if some are NaN or inf.
+        """
+        grids: np.ndarray = self.grid(coarse_scores(scores.detach()).cpu()).numpy()
+        if not bool((grids < np.inf).all()):
+            raise ConfigurationError(
+                "Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf."
+            )
+        return grids
