@@ -23,13 +23,11 @@ NONE = -1
 
 
 @compile_rows()
-def better(levels: Any, scores: Any, a: Any, b: Any, node: Any) -> Any:
-    """Tell whether head a of a node is better than head b: allowed, of a lower level, or of a larger score at the same."""
-    if scores[a, node] == -np.inf:
-        return False
-    if scores[b, node] == -np.inf or levels[a, node] != levels[b, node]:
-        return scores[b, node] == -np.inf or levels[a, node] < levels[b, node]
-    return scores[a, node] > scores[b, node]
+def beats(level: Any, score: Any, other_level: Any, other_score: Any) -> Any:
+    """Tell whether a pair is better than another: allowed, of a lower level, or of a larger score at the same."""
+    if score == -np.inf or other_score == -np.inf:
+        return score != -np.inf
+    return level < other_level or (level == other_level and score > other_score)
 
 
 @compile_rows()
@@ -37,7 +35,9 @@ def choose_head(levels: Any, scores: Any, active: Any, node: Any, last: Any) -> 
     """Return the best head of a node among the active ones below ``last``, the lowest of several; the root is number 0."""
     head = 0
     for other in range(1, last):
-        if active[other] and other != node and better(levels, scores, other, head, node):
+        if not active[other] or other == node:
+            continue
+        if beats(levels[other, node], scores[other, node], levels[head, node], scores[head, node]):
             head = other
     return head
 
@@ -81,17 +81,11 @@ def contract(
         for other in range(new):
             if not active[other]:
                 continue
-            if scores[other, node] != -np.inf:
-                level = levels[other, node] - levels[kept, node]
-                score = scores[other, node] - scores[kept, node]
-                worst = scores[other, new] == -np.inf
-                if worst or level < levels[other, new] or (level == levels[other, new] and score > scores[other, new]):
-                    scores[other, new], levels[other, new], enters[other, new] = score, level, node
-            if other != 0 and scores[node, other] != -np.inf:
-                worst = scores[new, other] == -np.inf
-                level, score = levels[node, other], scores[node, other]
-                if worst or level < levels[new, other] or (level == levels[new, other] and score > scores[new, other]):
-                    scores[new, other], levels[new, other], leaves[new, other] = score, level, node
+            level, score = levels[other, node] - levels[kept, node], scores[other, node] - scores[kept, node]
+            if beats(level, score, levels[other, new], scores[other, new]):
+                scores[other, new], levels[other, new], enters[other, new] = score, level, node
+            if other != 0 and beats(levels[node, other], scores[node, other], levels[new, other], scores[new, other]):
+                scores[new, other], levels[new, other], leaves[new, other] = scores[node, other], levels[node, other], node
         node = kept
         if node == first:
             break
