@@ -22,6 +22,7 @@ CALLS = "train/decoder_calls_"
 BAND = ("p10", "median", "p90")
 # Okabe & Ito's palette, which the colour-blind can tell apart.
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+STYLES = ["-", "--", ":"]  # one after another, when the colours are used up
 
 
 def read(path: Path) -> list[dict[str, float]]:
@@ -51,25 +52,31 @@ def tested(run: Path) -> dict[str, float]:
     return read(tests[-1])[-1] if tests else {}
 
 
-def draw(runs: dict[str, list[dict[str, float]]], path: Path) -> None:
-    """Draw the three panels."""
+def draw(
+    runs: dict[str, list[dict[str, float]]],
+    path: Path,
+    key: str = "val/nelbo",
+    label: str = "negative ELBO of validation, nats",
+) -> None:
+    """Draw the three panels; ``key`` is what the second and third show."""
     figure = Figure(figsize=(12, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
     calls, by_epoch, by_cost = figure.subplots(1, 3)
-    for (name, lines), color in zip(runs.items(), COLORS * len(runs), strict=False):
+    for number, (title, lines) in enumerate(runs.items()):
+        color, style = COLORS[number % len(COLORS)], STYLES[number // len(COLORS) % len(STYLES)]
         epochs = [line["epoch"] + 1 for line in lines]
-        low, median, high = ([line[f"{CALLS}{key}"] for line in lines] for key in BAND)
-        calls.plot(epochs, median, color=color, label=name)
+        low, median, high = ([line[f"{CALLS}{name}"] for line in lines] for name in BAND)
+        calls.plot(epochs, median, color=color, ls=style, label=title)
         calls.fill_between(epochs, low, high, color=color, alpha=0.15, lw=0)
         cost, points = 0.0, []
         for line in lines:
             cost += line[f"{CALLS}median"]
-            if "val/nelbo" in line:
-                points.append((line["epoch"] + 1, cost, line["val/nelbo"]))
-        by_epoch.plot([p[0] for p in points], [p[2] for p in points], color=color, label=name)
-        by_cost.plot([p[1] for p in points], [p[2] for p in points], color=color, label=name)
+            if key in line:
+                points.append((line["epoch"] + 1, cost, line[key]))
+        by_epoch.plot([p[0] for p in points], [p[2] for p in points], color=color, ls=style, label=title)
+        by_cost.plot([p[1] for p in points], [p[2] for p in points], color=color, ls=style, label=title)
     calls.set(xlabel="epoch", ylabel="decoder calls, median and 10-90 %", ylim=(0, None))
-    by_epoch.set(xlabel="epoch", ylabel="negative ELBO of validation, nats")
+    by_epoch.set(xlabel="epoch", ylabel=label)
     by_cost.set(xlabel="cumulative median decoder calls")
     by_epoch.legend(frameon=False)
     for axis in (calls, by_epoch, by_cost):

@@ -133,6 +133,27 @@ def test_what_a_checkpoint_cannot_continue_with_is_refused(trained: Path, capsys
         assert words.lower() in message.lower()
 
 
+def test_a_temperature_that_has_fallen_is_not_set_back(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was an argument and has been learnt or annealed since is refused, not lost; a warm start takes the new one."""
+    folder = tmp_path_factory.mktemp("annealed")
+    softened = (
+        "--model.init_args.mapping=Softmax",
+        "--model.init_args.estimator=GumbelSoftmax",
+        "--trainer.limit_train_batches=3",
+        "--trainer.log_every_n_steps=1",
+    )
+    arguments = ["fit", *DIGITS, *SHORT, *QUIET, *softened, "--output_dir", str(folder)]
+    assert main(arguments) == 0
+    last = folder / "ssvae" / "digits" / "0" / "checkpoints" / "last.ckpt"
+    colder = "--model.init_args.estimator.init_args.temperature=0.3"
+    assert "start a new run" in refused([*arguments, colder, "--ckpt_path", str(last)], capsys)
+    assert main([*arguments, colder, "--model.init_args.initial_weights", str(last)]) == 0
+    state = torch.load(folder / "ssvae" / "digits" / "1" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert float(state["estimator.temperature"]) == 0.3
+
+
 def test_changed_data_are_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build_cli(["fit", *DIGITS, "--ckpt_path", str(trained / "checkpoints" / "last.ckpt"), "--data.init_args.val_size=100"])
     assert "val_size was 180 when this run began and is 100" in capsys.readouterr().err
@@ -173,7 +194,7 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
             ["fit", *DIGITS, "--model.init_args.mapping.init_args.gama", "3"],
             "'gama' here. Did you mean 'gamma'? The options are: gamma,",
         ),
-        (["fit", *DIGITS, "--model.init_args.estimator.init_args.k", "3"], "The options are: mapping."),
+        (["fit", *DIGITS, "--model.init_args.estimator.init_args.k", "3"], "The options are: mapping, decode."),
         (["fit", *DIGITS, "--model.init_args.mapping", "lit_sparse.estimators.Marginalize"], "is none"),
         (["fit", *DIGITS, "--model.init_args.mapping", "lit_sparse.mappings.SparseMapping"], "it does not define map"),
         (["fit", *DIGITS, "--model.init_args.mapping", "nowhere.Mine"], "There is no module 'nowhere'"),

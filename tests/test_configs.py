@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,16 @@ def label(path: Path) -> str:
 
 ALL = sorted(CONFIGS.rglob("*.yaml"))
 EXPERIMENTS = [path for path in ALL if "model" in content(path)]
+#: Configs that differ from another in an argument alone: they take long and find little.
+LIKE_ANOTHER = re.compile("_128$|sfe_plus|sum_and_sample|gumbel_st|^leave_one_out")
+#: What an overlay meets: one experiment of each folder for each set of settings of the trainer.
+DIFFERENT = list({(path.parent, *sorted(content(path)["trainer"])): path for path in reversed(EXPERIMENTS)}.values())
 #: An overlay among experiments is for those beside it, one in the folder ``trainer`` for all.
 OVERLAID = [
     (path, overlay)
     for overlay in ALL
     if overlay not in EXPERIMENTS
-    for path in EXPERIMENTS
+    for path in DIFFERENT
     if overlay.parent.name == "trainer" or overlay.parent == path.parent
 ]
 
@@ -46,9 +51,19 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def stand_in(path: Path, images: Path) -> list[str]:
+@pytest.fixture(scope="session")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of a few short feature vectors."""
+    path = tmp_path_factory.mktemp("features") / "features.npz"
+    np.savez(path, features=np.random.default_rng(0).random((250, 6), dtype=np.float32), label=np.arange(250) % 5)
+    return path
+
+
+def stand_in(path: Path, images: Path, features: Path) -> list[str]:
     """What stands in for the data that a config leaves to its user, and shortens what a class does at length."""
     data, options = content(path)["data"], []
+    if "path" in data["init_args"]:
+        return [f"--data.init_args.path={features}", "--model.init_args.in_features=6"]
     if data["class_path"] == "MNISTDataModule":
         options = ["source=folder", f"folder={images}", "val_size=50", "batch_size=16", "eval_batch_size=16"]
         if data["init_args"]["labelled"]:
@@ -65,16 +80,16 @@ def test_a_config_is_short_and_explains_itself(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path",  # what differs from another in the number of bits alone takes long and finds little
-    [pytest.param(path, marks=[pytest.mark.slow] if path.stem.endswith("_128") else []) for path in EXPERIMENTS],
+    "path",
+    [pytest.param(path, marks=[pytest.mark.slow] if LIKE_ANOTHER.search(path.stem) else []) for path in EXPERIMENTS],
     ids=label,
 )
-def test_a_config_runs(path: Path, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_config_runs(path: Path, images: Path, features: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     limits = [f"--trainer.limit_{stage}_batches=2" for stage in ("train", "val", "test")]
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", *limits]
-    options = ["-c", str(path), *stand_in(path, images), *quiet]
+    options = ["-c", str(path), *stand_in(path, images, features), *quiet]
     assert main(["fit", *options, "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]) == 0
     assert main(["test", *options, "--ckpt_path", "best"]) == 0
 
@@ -92,14 +107,17 @@ def leaves(tree: dict[str, Any], *above: str) -> Iterator[tuple[tuple[str, ...],
 def test_overlays_change_what_they_name(path: Path, overlay: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("lit_sparse.cli.app.LitSparseCLI.instantiate_trainer", lambda self: None)  # there may be no GPU
-    somewhere = ["--data.init_args.folder=somewhere"] if "folder" in content(path)["data"]["init_args"] else []
+    needed = {"folder", "path"} & set(content(path)["data"]["init_args"])
+    somewhere = [f"--data.init_args.{name}=somewhere" for name in needed]
     asked = build_cli(["fit", "-c", str(path), "-c", str(overlay), *somewhere]).config["fit"]
     expected = dict(leaves(content(path))) | dict(leaves(content(overlay)))
-    if somewhere:
-        expected["data", "init_args", "folder"] = "somewhere"
+    expected |= {("data", "init_args", name): "somewhere" for name in needed}
     for keys, value in expected.items():
         found = asked
         for key in keys:
             found = found[key]
+        if keys == ("trainer", "callbacks"):  # objects, with every argument spelled out
+            found = [one["class_path"].rsplit(".", 1)[-1] for one in found]
+            value = [one["class_path"] for one in value]
         assert found == value or str(found) == str(value), keys
     assert asked["model"]["class_path"].endswith(f".{content(path)['model']['class_path']}")

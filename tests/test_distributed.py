@@ -15,6 +15,7 @@ pytestmark = pytest.mark.process
 
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
 BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))
+GAME = ("-c", str(ROOT / "tests" / "support" / "game.yaml"))
 TWO = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"))
 ODD = ("--data.init_args.test_size=101", "--data.init_args.val_size=101", "--data.init_args.eval_batch_size=7")
 QUIET = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--data.init_args.binarize=true")
@@ -75,3 +76,25 @@ def test_training_on_two_processes(lit_sparse: Command, tmp_path: Path) -> None:
         torch.testing.assert_close(got["state_dict"][name], tensor, atol=1e-6, rtol=0)
     total = "train/decoder_calls_total"
     assert metrics_of(cut / "0")[total] == metrics_of(whole / "0")[total]
+
+
+def test_a_sampler_learns_on_two_processes_and_its_game_is_scored_alike(
+    lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Baselines see the losses of both; what the language is like does not depend on who heard it."""
+    done = lit_sparse("fit", *GAME, *TWO)
+    assert done.returncode == 0, done.stderr
+    state = torch.load(tmp_path / "runs" / "game" / "0" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert float(state["estimator.mean.count"]) == 2 * 1594, "the games of both, in two epochs"
+    done = lit_sparse("test", *GAME, *TWO, "--ckpt_path", "last")
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
+    assert main(["test", *GAME, "--ckpt_path", "last"]) == 0
+    two, one = (metrics_of(tmp_path / "runs" / "game" / "0" / "test" / str(number)) for number in (0, 1))
+    assert one.keys() == two.keys()
+    assert {"test/topographic_similarity", "test/used_vocabulary", "test/success"} <= one.keys()
+    assert one["test/examples"] == [101.0]
+    assert one["test/used_vocabulary"][0] > 1
+    for name, values in one.items():
+        assert two[name] == pytest.approx(values, rel=1e-5), name

@@ -22,6 +22,7 @@ COMMON = (
 )
 
 BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))
+GAME = ("-c", str(ROOT / "tests" / "support" / "game.yaml"))
 
 pytestmark = pytest.mark.process
 
@@ -95,6 +96,36 @@ def test_a_bit_vector_vae_goes_on_too(lit_sparse: Command, tmp_path: Path, monke
         curves.append(callbacks["NegativeELBOPlot"])
     assert [row["epoch"] for row in curves[0]["history"]] == [1, 2, 3]
     assert curves[0]["history"] == [pytest.approx(row, rel=1e-6) for row in curves[1]["history"]]
+
+
+ANNEALED = (
+    *("--model.init_args.estimator=GumbelSoftmax", "--trainer.callbacks=TemperatureAnnealing"),
+    *("--trainer.callbacks.rate=0.01", "--trainer.callbacks.every=5"),
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "state"), [((), "mean.value"), (ANNEALED, "temperature")], ids=["learnt baseline", "temperature"]
+)
+def test_what_a_sampler_has_learnt_goes_on(
+    options: tuple[str, ...], state: str, lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Baselines, temperatures and what is drawn are those of a run that was never killed."""
+    fit = ("fit", *GAME, *options, "--checkpoint_every_n_steps=4")
+    killer = ("--trainer.callbacks+=interruptions.KillAtStep", "--trainer.callbacks.step=31")
+    killed = lit_sparse(*fit, *killer)  # 21 batches an epoch
+    assert killed.returncode == -9, killed.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
+    for arguments in ([*fit, "--ckpt_path", "last"], [*fit, "--name=whole"]):
+        assert main(list(arguments)) == 0
+    cut, whole = tmp_path / "runs" / "game" / "0", tmp_path / "runs" / "whole" / "0"
+    assert f"estimator.{state}" in weights(whole)
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(cut)[name], tensor, atol=1e-6, rtol=0)
+    for name in ("train/nll", "train/entropy", "val/success", "val/message_entropy"):
+        assert metrics_of(cut)[name] == pytest.approx(metrics_of(whole)[name], rel=1e-5), name
+    assert metrics_of(cut)["train/seconds"][-1] > metrics_of(cut)["train/seconds"][0] > 0
 
 
 def test_nothing_to_resume_is_an_error(lit_sparse: Command, tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import functools
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -11,18 +14,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from lit_sparse.mappings import functional as F
+
+from .data.test_mnist import idx
 
 SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
 ALGORITHMS = ("linear time", "alternating", "Hoyer 2004")
 
 
 def load(name: str) -> ModuleType:
-    """Import a script from its file."""
+    """Import a script from its file, with its neighbours in reach, as they are when it is run."""
+    if str(SCRIPTS) not in sys.path:
+        sys.path.append(str(SCRIPTS))
     spec = importlib.util.spec_from_file_location(name, SCRIPTS / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
     spec.loader.exec_module(module)
     return module
 
@@ -173,3 +182,136 @@ def test_compare_runs_draws_and_tabulates(
     with pytest.raises(SystemExit):
         script.main()
     assert "is no run folder" in capsys.readouterr().err
+
+
+TINY = (
+    "--trainer.max_epochs=2",
+    "--trainer.limit_train_batches=3",
+    "--trainer.check_val_every_n_epoch=1",
+    "--trainer.accelerator=cpu",
+)
+
+
+@pytest.mark.process
+def test_a_sweep_goes_on_and_names_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = load("sweep")
+    rate = "model.init_args.optimizer.init_args.lr"
+    config = str(SCRIPTS.parent / "configs" / "ssvae" / "digits.yaml")
+    options = ["--metric", "val/nelbo", "--output", str(tmp_path), "--jobs", "2", "--", *TINY]
+    assert sweep.main([config, "--grid", rate, "1e-3", "1e-1", *options]) == 0
+    printed = capsys.readouterr().out
+    rows = list(csv.DictReader((tmp_path / "ssvae" / "digits" / "sweep.csv").read_text().splitlines()))
+    assert [float(row["val/nelbo"]) for row in rows] == sorted(float(row["val/nelbo"]) for row in rows)
+    assert {row[rate] for row in rows} == {"1e-3", "1e-1"}
+    assert "best, with val/nelbo" in printed
+    best = yaml.safe_load((tmp_path / "ssvae" / "digits" / "best.yaml").read_text())
+    assert float(best["model"]["init_args"]["optimizer"]["init_args"]["lr"]) == float(rows[0][rate])
+    # Killed before its end, a cell goes on from its checkpoint; the other is only read.
+    cell = tmp_path / "ssvae" / "digits" / "lr=1e-1" / "0"
+    (cell / "finished").unlink()
+    before = (tmp_path / "ssvae" / "digits" / "lr=1e-3" / "0" / "metrics.csv").stat().st_mtime_ns
+    assert sweep.main([config, "--grid", rate, "1e-3", "1e-1", *options]) == 0
+    assert (cell / "config_resumed_1.yaml").is_file()
+    assert (tmp_path / "ssvae" / "digits" / "lr=1e-3" / "0" / "metrics.csv").stat().st_mtime_ns == before
+    # Other options would make results of another kind: they are refused, and lose nothing.
+    assert sweep.main([config, "--grid", rate, "1e-3", *options, "--trainer.max_epochs=3"]) == 1
+    assert "Choose another --output" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_a_job_that_was_cut_before_its_first_checkpoint_begins_anew(tmp_path: Path) -> None:
+    jobs = load("jobs")
+    config = str(SCRIPTS.parent / "configs" / "ssvae" / "digits.yaml")
+    job = jobs.Job(config, "some/run", tmp_path, TINY)
+    job.folder.mkdir(parents=True)
+    (job.folder / "config.yaml").write_text("begun")
+    assert jobs.run_all([functools.partial(jobs.Job.train, job), lambda threads: 1 / 0], 1) == [
+        "ZeroDivisionError: division by zero"
+    ]
+    assert job.last.is_file()
+    assert (job.folder / "finished").is_file()
+    assert (tmp_path / "some" / "run" / "cut_0" / "config.yaml").read_text() == "begun", "nothing is thrown away"
+    other = jobs.Job(str(SCRIPTS.parent / "configs" / "ssvae" / "digits_softmax.yaml"), "some/run", tmp_path, TINY)
+    with pytest.raises(jobs.JobFailedError, match="other config"):
+        other.train(1)
+
+
+def test_mistakes_in_a_sweep_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = load("sweep")
+    config = str(SCRIPTS.parent / "configs" / "ssvae" / "digits.yaml")
+    for arguments, words in (
+        (["missing.yaml", "--grid", "a", "1", "--metric", "m"], "there is no config"),
+        ([config, "--grid", "a", "--metric", "m"], "has no values"),
+        ([config, "--grid", "a", "1", "--grid", "a", "2", "--metric", "m"], "twice"),
+        ([config, "--grid", "a", "1", "--metric", "val/entropy"], "--mode min or --mode max"),
+    ):
+        with pytest.raises(SystemExit):
+            sweep.main(arguments)
+        assert words in capsys.readouterr().err
+    (tmp_path / "metrics.csv").write_text("epoch,val/loss\n0,3.5\n1,")
+    assert sweep.last_value(tmp_path, "val/loss") == 3.5
+    with pytest.raises(SystemExit, match="such as val/loss; got val/lose"):
+        sweep.last_value(tmp_path, "val/lose")
+
+
+def test_results_are_tabulated_beside_those_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From what is finished, over seeds; nothing is trained that is."""
+    script = load("reproduce_latent")
+    header = "epoch,train/decoder_calls_p10,train/decoder_calls_median,train/decoder_calls_p90,val/success"
+    for name, success in (("sparse", (0.9, 0.92)), ("dense", (0.91, 0.95))):
+        for seed, value in enumerate(success):
+            run = tmp_path / "game" / "cut" / name / f"seed_{seed}" / "0"
+            run.mkdir(parents=True)
+            (run / "finished").touch()
+            result = {"success": value, "entropy": 1.5, "calls": 3.0, "rows": 2e6, "seconds": 120.0}
+            (run / "result.json").write_text(json.dumps(result))
+            (run / "metrics.csv").write_text(f"{header}\n0,1,4,9,0.3\n1,1,2,3,{value}")
+    arguments = ["game", "--schedule", "cut", "--methods", "sparse", "dense", "--seeds", "0", "1", "--output", str(tmp_path)]
+    assert script.main(arguments) == 0
+    cells = ["91.00 ± 1.41", "1.50 ± 0.00", "3.00 ± 0.00", "2.00 ± 0.00", "2.0 ± 0.0", "93.35 (3.13)"]
+    line = f"| sparse marginalization (sparsemax) | 2 | {' | '.join(cells)} |"
+    assert line in capsys.readouterr().out
+    assert line in (tmp_path / "game_cut.md").read_text()
+    assert len((tmp_path / "game_cut.csv").read_text().splitlines()) == 3
+    assert_picture(tmp_path / "game_cut.png")
+    with pytest.raises(SystemExit):
+        script.main(["game", "--methods", "sparse", "guess"])
+    assert "are sparse, dense" in capsys.readouterr().err
+
+
+def test_every_method_of_the_tables_has_its_config() -> None:
+    script = load("reproduce_latent")
+    for experiment in script.EXPERIMENTS.values():
+        for method in experiment.methods.values():
+            assert (script.ROOT / "configs" / method.config).is_file()
+    assert {"sparse", "dense", "sfe", "sfe_plus", "nvil", "gumbel", "gumbel_st"} <= set(script.SSVAE.methods)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_taste_of_a_table_is_trained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Warm starts, trainings, exact scores; a second call only reads."""
+    script = load("reproduce_latent")
+    rng = np.random.default_rng(0)
+    for prefix, size in (("train", 200), ("t10k", 50)):
+        (tmp_path / f"{prefix}-images-idx3-ubyte").write_bytes(idx(rng.integers(0, 256, (size, 28, 28))))
+        (tmp_path / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(rng.integers(0, 10, size)))
+    data = [f"--data.init_args.folder={tmp_path}", "--data.init_args.val_size=50", "--data.init_args.labelled=0.3"]
+    common = ["ssvae", "--schedule", "taste", "--methods", "sparse", "nvil", "--jobs", "2", "--output", str(tmp_path / "runs")]
+    for _ in range(2):
+        assert script.main([*common, "--", *data, "--trainer.accelerator=cpu"]) == 0
+        assert "| NVIL | 1 |" in capsys.readouterr().out
+    result = json.loads((tmp_path / "runs/ssvae/taste/nvil/seed_0/0/result.json").read_text())
+    assert result["calls"] == 1.0
+    assert result["decoder_calls_mean"] == 10.0, "scored exactly"
+    warm = torch.load(tmp_path / "runs/ssvae/taste/warm_start_Softmax/seed_0/0/checkpoints/last.ckpt", weights_only=True)
+    assert warm["global_step"] > 0
+
+
+def test_benchmark_training_compares_the_same_mathematics(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    try:
+        load("benchmark_training").main(["--rounds", "1", "--steps", "2", "--threads", str(threads)])
+    finally:
+        torch.set_num_threads(threads)
+    assert "| sparse | 1." in capsys.readouterr().out

@@ -1,7 +1,27 @@
 """Callbacks: thin hooks that log, draw and write what the models return."""
 
 from lit_sparse.callbacks.counts import CountLogger
-from lit_sparse.callbacks.pictures import ClassSamplesPlot, DecoderCallsPlot, NegativeELBOPlot, ReconstructionPlot
+from lit_sparse.callbacks.language import LanguageLogger
+from lit_sparse.callbacks.pictures import (
+    ClassSamplesPlot,
+    DecoderCallsPlot,
+    NegativeELBOPlot,
+    ReconstructionPlot,
+    SupportSizePlot,
+)
 from lit_sparse.callbacks.predictions import PredictionWriter
+from lit_sparse.callbacks.seconds import SecondsLogger
+from lit_sparse.callbacks.temperature import TemperatureAnnealing
 
-__all__ = ["ClassSamplesPlot", "CountLogger", "DecoderCallsPlot", "NegativeELBOPlot", "PredictionWriter", "ReconstructionPlot"]
+__all__ = [
+    "ClassSamplesPlot",
+    "CountLogger",
+    "DecoderCallsPlot",
+    "LanguageLogger",
+    "NegativeELBOPlot",
+    "PredictionWriter",
+    "ReconstructionPlot",
+    "SecondsLogger",
+    "SupportSizePlot",
+    "TemperatureAnnealing",
+]

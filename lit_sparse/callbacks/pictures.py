@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
-__all__ = ["ClassSamplesPlot", "DecoderCallsPlot", "NegativeELBOPlot", "ReconstructionPlot"]
+__all__ = ["ClassSamplesPlot", "DecoderCallsPlot", "NegativeELBOPlot", "ReconstructionPlot", "SupportSizePlot"]
 
 
 class Picture(pl.Callback):
@@ -45,23 +45,19 @@ class Picture(pl.Callback):
                 logger.experiment.add_figure(self.name, figure, global_step=trainer.global_step)
 
 
-class DecoderCallsPlot(Picture):
-    """Draw decoder calls a decision over training: median with the band from the 10th to the 90th percentile.
+class CountPlot(Picture):
+    """Base of pictures of a count over training: median with the band from the 10th to the 90th percentile, and mean."""
 
-    Reads what ``CountLogger`` logs, so it must stand after it. To use it in a config (the command line adds it by itself)::
-
-        trainer:
-          callbacks: [CountLogger, DecoderCallsPlot]
-    """
-
-    name = "decoder_calls"
+    #: The name of the counts in a step's output, and how they are called.
+    count = "decoder_calls"
+    label = "decoder calls an example"
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__(folder)
         self.history: list[dict[str, float]] = []
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        logged = {key: trainer.callback_metrics.get(f"train/decoder_calls_{key}") for key in ("p10", "median", "p90", "mean")}
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        logged = {key: trainer.callback_metrics.get(f"train/{self.count}_{key}") for key in ("p10", "median", "p90", "mean")}
         if any(value is None for value in logged.values()):
             return
         self.history.append(
@@ -71,10 +67,10 @@ class DecoderCallsPlot(Picture):
             }
         )
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.history or not trainer.is_global_zero:
             return
-        figure, axes = _figure(1, 1, width=5.0, height=3.2)
+        figure, axes = new_figure(1, 1, width=5.0, height=3.2)
         axis = axes[0]
         epochs = [row["epoch"] for row in self.history]
         axis.fill_between(
@@ -87,7 +83,7 @@ class DecoderCallsPlot(Picture):
         axis.plot(epochs, [row["median"] for row in self.history], label="median", marker="." if len(epochs) < 20 else None)
         axis.plot(epochs, [row["mean"] for row in self.history], label="mean", linestyle="--", linewidth=1)
         axis.set_xlabel("epoch")
-        axis.set_ylabel("decoder calls an example")
+        axis.set_ylabel(self.label)
         axis.set_ylim(bottom=0)
         axis.legend()
         self.save(trainer, figure)
@@ -99,6 +95,35 @@ class DecoderCallsPlot(Picture):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the curve of a resumed run."""
         self.history = list(state_dict["history"])
+
+
+class DecoderCallsPlot(CountPlot):
+    """Draw decoder calls a decision over training: median with the band from the 10th to the 90th percentile.
+
+    Reads what ``CountLogger`` logs, so it must stand after it. To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks: [CountLogger, DecoderCallsPlot]
+    """
+
+    name = "decoder_calls"
+
+
+class SupportSizePlot(CountPlot):
+    """Draw the sizes of supports over training, as :class:`DecoderCallsPlot` draws decoder calls.
+
+    To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks: [CountLogger, SupportSizePlot]
+
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables via
+    Sparsity, figure 4.
+    """
+
+    name = "support_size"
+    count = "support_size"
+    label = "values with probability above zero"
 
 
 class NegativeELBOPlot(Picture):
@@ -142,7 +167,7 @@ class NegativeELBOPlot(Picture):
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
         if not self.history or not trainer.is_global_zero:
             return
-        figure, axes = _figure(1, 2, width=8.0, height=3.2)
+        figure, axes = new_figure(1, 2, width=8.0, height=3.2)
         marker = "." if len(self.history) < 20 else None
         for axis, key, label in zip(
             axes, ("epoch", "decoder_calls"), ("epoch", "cumulative median decoder calls an example"), strict=True
@@ -239,7 +264,7 @@ class ClassSamplesPlot(Picture):
         self.save(trainer, _image_grid(torch.stack(made).cpu(), [str(int(number)) for number in classes]))
 
 
-def _figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
+def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:
     """Return a matplotlib figure and its axes, without touching pyplot's state or needing a display."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -255,7 +280,7 @@ def _image_grid(images: Tensor, labels: list[str]) -> Any:
     side = math.isqrt(pixels)
     if side * side != pixels:
         images, side = torch.nn.functional.pad(images, (0, (side + 1) ** 2 - pixels)), side + 1
-    figure, axes = _figure(1, 1, width=0.5 * columns, height=0.5 * rows)
+    figure, axes = new_figure(1, 1, width=0.5 * columns, height=0.5 * rows)
     framed = torch.nn.functional.pad(images.reshape(rows, columns, side, side), (0, 1, 0, 1), value=0.3)
     side += 1
     sheet = framed.permute(0, 2, 1, 3).reshape(rows * side, columns * side)

@@ -29,15 +29,19 @@ from lit_sparse.callbacks import (
     ClassSamplesPlot,
     CountLogger,
     DecoderCallsPlot,
+    LanguageLogger,
     NegativeELBOPlot,
     PredictionWriter,
     ReconstructionPlot,
+    SecondsLogger,
+    SupportSizePlot,
 )
 from lit_sparse.cli.arguments import as_yaml_file, differences, read_checkpoint, split_model_options, value_of, without
 from lit_sparse.cli.loggers import RunCSVLogger
 from lit_sparse.cli.messages import plain_message
 from lit_sparse.cli.runs import CHECKPOINTS, claim_folder, discard_if_unused, experiment_name, find_checkpoint, run_of
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
+from lit_sparse.models.base import SHOWN_EVERY
 
 __all__ = ["LitSparseCLI", "run"]
 
@@ -164,10 +168,12 @@ class LitSparseCLI(LightningCLI):
         rest = without(rest, "--ckpt_path")
         checkpoint = read_checkpoint(self._checkpoint)
         self._resumed_step = checkpoint.get("global_step")
-        self._merge(parser, rest, checkpoint.get("hyper_parameters") or {})
+        self._merge(parser, rest, checkpoint.get("hyper_parameters") or {}, checkpoint.get("state_dict") or {})
         self._options()["ckpt_path"] = str(self._checkpoint)
 
-    def _merge(self, parser: LightningArgumentParser, rest: list[str], hyperparameters: dict[str, Any]) -> None:
+    def _merge(
+        self, parser: LightningArgumentParser, rest: list[str], hyperparameters: dict[str, Any], state: dict[str, Any]
+    ) -> None:
         """Parse the model of a checkpoint: as asked for when it is trained on, as it was trained when it is scored."""
         if "_class_path" not in hyperparameters:
             self.config = parser.parse_args([self.command, *rest])
@@ -184,6 +190,13 @@ class LitSparseCLI(LightningCLI):
             self.config = here
             self._tell_changes()
             self._note_optimizer(differences(model, here[self.command]["model"]))
+            for key, old, new in differences(model, here[self.command]["model"]):
+                if key.replace("init_args.", "") in state:
+                    raise ConfigurationError(
+                        f"model.{key} = {new} was {old} when this run began, and is part of what it has learnt since, which"
+                        " goes on. Leave it out, or start a new run from its weights: --model.init_args.initial_weights"
+                        " CHECKPOINT"
+                    )
             for key, old, new in differences(model, here[self.command]["model"]):
                 _say(f"note: model.{key} was {old} when {self._checkpoint} was written and is {new} from here on")
             return
@@ -274,13 +287,16 @@ class LitSparseCLI(LightningCLI):
         """Build the trainer with the package's loggers and callbacks, where the config leaves them to us."""
         self._choose_folder()  # now that all parts were built
         asked = self._get(self.config_init, "trainer")
-        callbacks: list[pl.Callback] = [CountLogger(max_count=4096)]
+        callbacks: list[pl.Callback] = [CountLogger(max_count=4096), SecondsLogger()]
         if asked.get("enable_progress_bar") is not False and _is_first():
-            callbacks.append(RichProgressBar())
+            callbacks.append(RichProgressBar(refresh_rate=SHOWN_EVERY))
         if self.run_folder is not None:
             if asked.get("logger") in (None, True):
                 kwargs["logger"] = self._loggers(self.run_folder)
-            callbacks += [DecoderCallsPlot(), NegativeELBOPlot(), ReconstructionPlot(), ClassSamplesPlot(), PredictionWriter()]
+            callbacks += [
+                *(DecoderCallsPlot(), SupportSizePlot(), NegativeELBOPlot(), ReconstructionPlot(), ClassSamplesPlot()),
+                *(LanguageLogger(), PredictionWriter()),
+            ]
             if self.command == "fit" and asked.get("enable_checkpointing") is not False:
                 callbacks += self._checkpoints(self.run_folder / CHECKPOINTS)
         if self._optimizer_options:

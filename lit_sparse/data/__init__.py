@@ -5,5 +5,13 @@ from lit_sparse.data.digits import DigitsDataModule
 from lit_sparse.data.images import ImageDataModule
 from lit_sparse.data.loader import EpochLoader
 from lit_sparse.data.mnist import MNISTDataModule
+from lit_sparse.data.referential_game import ReferentialGameDataModule
 
-__all__ = ["DigitsDataModule", "EpochLoader", "ImageDataModule", "MNISTDataModule", "ResumableDataModule"]
+__all__ = [
+    "DigitsDataModule",
+    "EpochLoader",
+    "ImageDataModule",
+    "MNISTDataModule",
+    "ReferentialGameDataModule",
+    "ResumableDataModule",
+]

@@ -94,6 +94,7 @@ class ImageDataModule(ResumableDataModule):
         self._splits: dict[Split, Images] = {}
         self._told = torch.empty(0, dtype=torch.int64)
         self._untold = torch.empty(0, dtype=torch.int64)
+        self._is_told = torch.empty(0, dtype=torch.bool)
 
     @abstractmethod
     def load(self) -> dict[Split, Images]:
@@ -120,6 +121,8 @@ class ImageDataModule(ResumableDataModule):
             )
         order = shuffled(size, self.seed, stream=1)
         self._told, self._untold = order[:told], order[told:]
+        self._is_told = torch.zeros(size, dtype=torch.bool)
+        self._is_told[self._told] = True
         self._splits = splits
 
     def size(self, split: Split) -> int:
@@ -148,7 +151,7 @@ class ImageDataModule(ResumableDataModule):
             draws = seeded_uniform(self.seed + 7919 * epoch, indices, pixels.shape[1:], stream=STREAMS[split])
             pixels = (draws < pixels).float()
         if split == "train":
-            labels = torch.where(torch.isin(indices, self._told), labels, UNLABELLED)
+            labels = torch.where(self._is_told[indices], labels, UNLABELLED)
         return {"pixels": pixels, "label": labels, "index": indices}
 
 

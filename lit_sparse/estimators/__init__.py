@@ -1,18 +1,31 @@
 """Expected losses under a discrete latent variable, and their gradients."""
 
 from lit_sparse.estimators.base import Estimator, Expectation, LatentBatch
+from lit_sparse.estimators.gumbel_softmax import GumbelSoftmax
+from lit_sparse.estimators.latents import LatentDistribution
+from lit_sparse.estimators.leave_one_out import LeaveOneOut
 from lit_sparse.estimators.marginal_likelihood import MarginalLikelihood, marginal_likelihood
 from lit_sparse.estimators.marginalize import Marginalize
+from lit_sparse.estimators.sampler import Sampler, with_gradient_of
+from lit_sparse.estimators.score_function import ScoreFunction
 from lit_sparse.estimators.sparsemap_marginalize import SparseMAPMarginalize
+from lit_sparse.estimators.sum_and_sample import SumAndSample
 from lit_sparse.estimators.top_k_marginalize import TopKMarginalize
 
 __all__ = [
     "Estimator",
     "Expectation",
+    "GumbelSoftmax",
     "LatentBatch",
+    "LatentDistribution",
+    "LeaveOneOut",
     "MarginalLikelihood",
     "Marginalize",
+    "Sampler",
+    "ScoreFunction",
     "SparseMAPMarginalize",
+    "SumAndSample",
     "TopKMarginalize",
     "marginal_likelihood",
+    "with_gradient_of",
 ]

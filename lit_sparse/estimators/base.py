@@ -45,6 +45,7 @@ class Expectation:
         rows: (R,) int64: the example of each decoded row.
         support_size: (B,) int64, number of values with probability above zero; None where it is not enumerated.
         decoder_calls: (B,) int64, number of rows really decoded for each example.
+        known_entropy: (B,) the entropy where it is known without the support; see :meth:`entropy`.
     """
 
     loss: Tensor
@@ -52,13 +53,16 @@ class Expectation:
     rows: Tensor
     support_size: Tensor | None
     decoder_calls: Tensor
+    known_entropy: Tensor | None = None
 
     def entropy(self) -> Tensor:
         """Return the entropy (B,) of the distribution in nats, ``-sum p log p`` over its support, with a gradient.
 
         Raises:
-            ConfigurationError: where the support is not enumerated.
+            ConfigurationError: where it is not known, nor the support enumerated.
         """
+        if self.known_entropy is not None:
+            return self.known_entropy
         if self.support_size is None:
             raise ConfigurationError(
                 "Expected an estimator that enumerates its support: without it there is no sum for the entropy."
@@ -80,8 +84,13 @@ class Estimator(nn.Module, ABC):
 
     #: The loss is the exact expectation and its gradient exact, not a sample of them.
     exact: ClassVar[bool] = False
+    #: In training, loss and gradients are those of the expected loss on average.
+    unbiased: ClassVar[bool] = False
     #: What the variable is: one of K values, each with a score, or D bits, each with a score.
     latent: Latent = "categorical"
+
+    #: How much is decoded depends on the scores: values of probability zero are left out.
+    ragged: bool = True
 
     mapping: SparseMapping | None
 
@@ -119,6 +128,10 @@ class Estimator(nn.Module, ABC):
                 f" but {type(mapping).__name__} gives none."
             )
         self.mapping = mapping
+        return self
+
+    def expect_context(self, features: int) -> Self:
+        """Prepare for contexts of that many features, which a model tells when it is built. Only learnt baselines need it."""
         return self
 
     def forward(self, scores: Tensor, loss_fn: LossFunction, *, context: Tensor | None = None) -> Expectation:
@@ -165,7 +178,7 @@ class Estimator(nn.Module, ABC):
 
     @staticmethod
     def losses(loss_fn: LossFunction, batch: LatentBatch) -> Tensor:
-        """Return ``loss_fn(batch)``, which must be one loss a row.
+        """Return ``loss_fn(batch)``, which must be one loss a row; integers and booleans are made floating.
 
         Raises:
             ConfigurationError: if it is not of shape (R,).
@@ -177,7 +190,7 @@ class Estimator(nn.Module, ABC):
                 f"Expected loss_fn to return one loss for each of the {len(batch.rows)} rows, a tensor of shape"
                 f" ({len(batch.rows)},), but got {shape}."
             )
-        return losses
+        return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 
     def over_support(self, probs: Tensor, values: Tensor, loss_fn: LossFunction) -> Expectation:
         """Sum the loss over those of the listed values whose probability is not zero, in one call of ``loss_fn``.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as nnf
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import LatentBatch, LossFunction
@@ -44,7 +45,14 @@ class MarginalLikelihood:
 
 @torch.no_grad()
 def marginal_likelihood(
-    loss_fn: LossFunction, support: LatentBatch, index: Tensor, *, samples: int = 1024, seed: int = 0, rows_at_once: int = 4096
+    loss_fn: LossFunction,
+    support: LatentBatch,
+    index: Tensor,
+    *,
+    posterior: Tensor | None = None,
+    samples: int = 1024,
+    seed: int = 0,
+    rows_at_once: int = 4096,
 ) -> MarginalLikelihood:
     r"""Estimate ``log p(x) = log sum over z of p(z) p(x|z)`` under the uniform prior ``p(z) = 2^-D``.
 
@@ -52,6 +60,10 @@ def marginal_likelihood(
     rejected, until there are n for each example:
 
         p(x) ~ sum over z in Z of p(z) p(x|z) + (1 - p(Z)) 1/n sum over i of p(x|z_i)
+
+    A dense posterior q(z|x) of independent bits draws better: then n values are drawn from it, and those in Z do not count,
+
+        p(x) ~ sum over z in Z of p(z) p(x|z) + 1/n sum over i of [z_i not in Z] p(z_i) p(x|z_i) / q(z_i|x)
 
     Where Z holds all values nothing is drawn, and the result is exact. The error of log p(x) is by the delta method
     ``(1 - p(Z)) s / (sqrt(n) p(x))``, s the standard deviation of the p(x|z_i). It says nothing of values so unlikely to be
@@ -62,6 +74,7 @@ def marginal_likelihood(
         support: the values in Z, (R, D), none twice for an example.
         index: (B,) int64: what the draws for each example are a function of, such as its place in the data set; so they do not
             depend on how examples are batched or spread over processes.
+        posterior: (B, D) logits of the bits of q(z|x); None to draw from p(z).
         samples: n, >= 2.
         seed: of the draws.
         rows_at_once: most rows in a call of ``loss_fn`` on drawn values.
@@ -95,16 +108,19 @@ def marginal_likelihood(
     log_outside = torch.log1p(-sizes.double() * 2.0**-bits)  # -inf where the support holds all values
     open_ended = (log_outside > -torch.inf).nonzero().squeeze(-1)
     for some in torch.split(open_ended, max(1, rows_at_once // samples)) if len(open_ended) else ():
-        drawn = _drawn_outside(signs[some], index[some], samples, seed).reshape(-1, bits)
+        if posterior is None:
+            drawn = _drawn_outside(signs[some], index[some], samples, seed)
+            log_weights = log_outside[some].unsqueeze(-1)
+        else:
+            drawn, log_weights = _drawn_from(posterior[some].double(), signs[some], index[some], samples, seed)
         rows = some.repeat_interleave(samples)
-        parts = zip(torch.split(drawn, rows_at_once), torch.split(rows, rows_at_once), strict=True)
-        logs = torch.cat([-loss_fn(LatentBatch(values, of)).double() for values, of in parts]).view(-1, samples)
+        parts = zip(torch.split(drawn.reshape(-1, bits), rows_at_once), torch.split(rows, rows_at_once), strict=True)
+        logs = torch.cat([-loss_fn(LatentBatch(values, of)).double() for values, of in parts]).view(-1, samples) + log_weights
         top = logs.amax(-1)
         top = torch.where(top == -torch.inf, 0.0, top)
         weights = (logs - top.unsqueeze(-1)).exp()
-        scale = log_outside[some] + top
-        log_likelihood[some] = torch.logaddexp(log_likelihood[some], scale + weights.mean(-1).log())
-        spread = (scale + weights.std(-1).log() - 0.5 * math.log(samples) - log_likelihood[some]).exp()
+        log_likelihood[some] = torch.logaddexp(log_likelihood[some], top + weights.mean(-1).log())
+        spread = (top + weights.std(-1).log() - 0.5 * math.log(samples) - log_likelihood[some]).exp()
         error[some] = torch.where(log_likelihood[some] == -torch.inf, torch.inf, spread)  # no draw says anything
     return MarginalLikelihood(log_likelihood, error)
 
@@ -123,8 +139,7 @@ def _drawn_outside(signs: Tensor, index: Tensor, samples: int, seed: int) -> Ten
     count = torch.zeros(examples, dtype=torch.int64, device=signs.device)
     for stream in itertools.count(FIRST_STREAM):
         proposed = (seeded_uniform(seed, index, (samples, bits), stream=stream) >= 0.5).to(signs.dtype)
-        with torch.autocast(signs.device.type, enabled=False):  # the products count bits, which half types round
-            inside = ((2 * proposed - 1) @ signs.transpose(1, 2) == bits).any(-1)
+        inside = _inside(proposed, signs)
         place = count.unsqueeze(-1) + (~inside).cumsum(-1) - 1
         taken = ~inside & (place < samples)
         which, _ = taken.nonzero(as_tuple=True)
@@ -133,3 +148,27 @@ def _drawn_outside(signs: Tensor, index: Tensor, samples: int, seed: int) -> Ten
         if bool((count >= samples).all()):
             break
     return drawn
+
+
+def _drawn_from(logits: Tensor, signs: Tensor, index: Tensor, samples: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw bit vectors (G, n, D) from independent bits, and return log p(z) - log q(z) of each, -inf for those of a support.
+
+    Args:
+        logits: (G, D).
+        signs: (G, S, D) the support, as +1 and -1; rows of zeros stand for nothing.
+        index: (G,).
+        samples: n.
+        seed: of the draws.
+    """
+    bits = logits.shape[-1]
+    uniform = seeded_uniform(seed, index, (samples, bits), stream=FIRST_STREAM).to(logits)
+    drawn = (uniform < logits.sigmoid().unsqueeze(1)).to(signs.dtype)
+    chances = torch.where(drawn > 0, nnf.logsigmoid(logits).unsqueeze(1), nnf.logsigmoid(-logits).unsqueeze(1))
+    log_weights = -bits * math.log(2.0) - chances.sum(-1)
+    return drawn, log_weights.masked_fill(_inside(drawn, signs), -torch.inf)
+
+
+def _inside(drawn: Tensor, signs: Tensor) -> Tensor:
+    """Tell which of the bit vectors (G, n, D) are in a support; see :func:`_drawn_from`."""
+    with torch.autocast(signs.device.type, enabled=False):  # the products count bits, which half types round
+        return ((2 * drawn - 1) @ signs.transpose(1, 2) == signs.shape[-1]).any(-1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Estimator, Expectation, LatentBatch, LossFunction
+from lit_sparse.mappings import SparseMapping
 
 __all__ = ["Marginalize"]
 
@@ -16,10 +19,17 @@ class Marginalize(Estimator):
     """Sum the loss over the support: ``sum over z with pi(z) > 0 of pi(z) loss(z)``.
 
     Exact for any mapping onto the simplex, and as cheap as the support is small: the (example, value) pairs of the support
-    are flattened and the decoder runs once, on exactly those rows. A dense mapping decodes all K values of each example.
+    are flattened and the decoder runs once, on exactly those rows. A dense mapping decodes all K values of each example, but
+    for those whose probability is too small for the type, as happens to softmax when scores are far apart.
 
     Args:
         mapping: from scores to probabilities; None when a model gives its own.
+        decode: ``"support"``, or ``"all"`` for the K values of each example whatever their probability. The result is the same.
+            It costs more rows, but their number does not depend on the scores: nothing waits for a GPU to tell it, and
+            ``torch.compile`` sees no shapes that change. Losses and their gradients must then be finite for all values.
+
+    Raises:
+        ConfigurationError: if ``decode`` is none of its values.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 4.
@@ -34,14 +44,39 @@ class Marginalize(Estimator):
     """
 
     exact: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
+
+    def __init__(self, mapping: SparseMapping | None = None, *, decode: Literal["support", "all"] = "support") -> None:
+        if decode not in ("support", "all"):
+            raise ConfigurationError(f"Expected argument `decode` to be 'support' or 'all' but got {decode!r}.")
+        super().__init__(mapping)
+        self.decode = decode
+        self.ragged = decode == "support"
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return both forms."""
+        return [cls(), cls(decode="all")]
 
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
         """See :meth:`Estimator.forward`; ``context`` is not needed."""
         probs = self.probabilities(scores)
         support = probs != 0  # NaN counts: a broken row must show in the loss
+        return self._over_support(probs, support, loss_fn) if self.ragged else self._over_all(probs, support, loss_fn)
+
+    def _over_support(self, probs: Tensor, support: Tensor, loss_fn: LossFunction) -> Expectation:
         rows, values = support.nonzero(as_tuple=True)
-        one_hot = torch.nn.functional.one_hot(values, scores.shape[-1]).to(probs.dtype)
+        one_hot = torch.nn.functional.one_hot(values, probs.shape[-1]).to(probs.dtype)
         losses = self.losses(loss_fn, LatentBatch(one_hot, rows))
-        loss = self.sum_by_example(probs[rows, values] * losses, rows, scores.shape[0])
+        loss = self.sum_by_example(probs[rows, values] * losses, rows, len(probs))
         size = support.sum(-1)
         return Expectation(loss=loss, probs=probs, rows=rows, support_size=size, decoder_calls=size)
+
+    def _over_all(self, probs: Tensor, support: Tensor, loss_fn: LossFunction) -> Expectation:
+        examples, values = probs.shape
+        rows = torch.arange(examples, device=probs.device).repeat_interleave(values, output_size=examples * values)
+        one_hot = torch.eye(values, dtype=probs.dtype, device=probs.device).repeat(examples, 1)
+        losses = self.losses(loss_fn, LatentBatch(one_hot, rows)).view(examples, values)
+        loss = (probs * torch.where(support, losses, 0.0)).sum(-1)
+        calls = torch.full((examples,), values, dtype=torch.int64, device=probs.device)
+        return Expectation(loss=loss, probs=probs, rows=rows, support_size=support.sum(-1), decoder_calls=calls)

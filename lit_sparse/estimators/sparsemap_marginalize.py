@@ -52,6 +52,7 @@ class SparseMAPMarginalize(Estimator):
     """
 
     exact: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
     latent: Latent = "bits"
 
     def __init__(

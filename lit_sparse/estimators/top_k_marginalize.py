@@ -45,6 +45,7 @@ class TopKMarginalize(Estimator):
     """
 
     exact: ClassVar[bool] = True
+    unbiased: ClassVar[bool] = True
     latent: Latent = "bits"
 
     def __init__(self, k: int) -> None:

@@ -16,8 +16,10 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.estimators import Sampler
 from lit_sparse.metrics import MeanOverExamples
 from lit_sparse.models.hyperparameters import describe_arguments
+from lit_sparse.nn import seed_generator
 
 __all__ = ["LitSparseModule", "Stage", "StepOutput", "check_pixels"]
 
@@ -25,8 +27,12 @@ Stage: TypeAlias = Literal["train", "val", "test"]
 Batch: TypeAlias = dict[str, Tensor]
 
 
+#: Where the state of an estimator is kept.
+ESTIMATOR = "estimator."
 #: What the progress bar shows of validation.
 SHOWN = ("loss", "accuracy")
+#: Steps between what it shows of training; logging costs about as much as a small layer.
+SHOWN_EVERY = 10
 
 
 class StepOutput(dict[str, Any]):
@@ -91,7 +97,12 @@ class LitSparseModule(pl.LightningModule, ABC):
         self.lr_scheduler = lr_scheduler
         self.initial_weights = initial_weights
         given = _given_hyperparameters.get() or {}  # by the command line, which builds optimizers in its own way
-        self.save_hyperparameters({**given, **describe_arguments(self, self._arguments())}, logger=False)
+        arguments = self._arguments()
+        described = {**given, **describe_arguments(self, arguments)}
+        self.save_hyperparameters(described, logger=False)
+        self._undescribed = [
+            name for name, value in arguments.items() if isinstance(value, torch.nn.Module) and name not in described
+        ]
         self.train_means = self._means()
         self.val_means = self._means()
         self.test_means = self._means()
@@ -109,7 +120,8 @@ class LitSparseModule(pl.LightningModule, ABC):
 
     def training_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
         output = self._measured(batch, batch_idx, "train")
-        self.log("train/loss_step", output["loss"].detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
+        if self._shows(batch_idx):
+            self.log("train/loss_step", output["loss"].detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         return output
 
     def validation_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
@@ -134,8 +146,15 @@ class LitSparseModule(pl.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Read the initial weights of a warm start."""
         if stage == "fit" and self.initial_weights and self.trainer.ckpt_path is None:
+            weights, own = _weights(self.initial_weights), self.state_dict()
+            # What a sampler has learnt or counted is part of its run; other estimators have weights of the model.
+            if isinstance(getattr(self, "estimator", None), Sampler):
+                kept = {name: value for name, value in own.items() if _is_of_sampler(name)}
+            else:
+                kept = {name: value for name, value in own.items() if _is_of_sampler(name) and name not in weights}
+            read = {name: value for name, value in weights.items() if name in own or not _is_of_sampler(name)}
             try:
-                self.load_state_dict(_weights(self.initial_weights))
+                self.load_state_dict({**read, **kept})
             except RuntimeError as error:
                 reason = " ".join(str(error).split())[:300]
                 raise CheckpointError(f"The weights of {self.initial_weights!r} do not fit this model: {reason}") from error
@@ -148,7 +167,7 @@ class LitSparseModule(pl.LightningModule, ABC):
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and begin the means anew with the first batch of an epoch."""
         place = f"{self._training_seed} {self.current_epoch} {batch_idx} {self.global_rank}"
-        torch.manual_seed(int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big"))
+        seed_generator(int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big"), self.device)
         if batch_idx == 0:
             self._reset("train")
 
@@ -170,6 +189,7 @@ class LitSparseModule(pl.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the seed of training, and the means of the epoch so far, summed over processes."""
         checkpoint["training_seed"] = self._training_seed
+        checkpoint["undescribed"] = self._undescribed
         sums = {}
         for name, metric in self.train_means.items():
             with metric.sync_context():  # type: ignore[operator]
@@ -177,7 +197,14 @@ class LitSparseModule(pl.LightningModule, ABC):
         checkpoint["train_means"] = sums
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the seed of training and the means of the epoch so far."""
+        """Restore the seed of training and the means of the epoch so far.
+
+        Raises:
+            CheckpointError: if a part was built in Python in a way that the checkpoint cannot tell, and is not given here.
+        """
+        unknown = [name for name in checkpoint.get("undescribed", ()) if name not in self._undescribed]
+        if unknown:
+            raise _not_given(type(self), unknown)
         self._training_seed = checkpoint.get("training_seed")
         means = dict(self.train_means.items())
         for name, sums in checkpoint.get("train_means", {}).items():
@@ -187,6 +214,11 @@ class LitSparseModule(pl.LightningModule, ABC):
                 first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
                 metric.total += sums["total"].to(metric.device) * first  # the sums are those of all processes: one takes them
                 metric.count += sums["count"].to(metric.device) * first
+
+    def _shows(self, batch_idx: int) -> bool:
+        """Tell whether the loss of this step is shown: where the logger is due, and often enough for a progress bar."""
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return batch_idx % SHOWN_EVERY == 0 or (every > 0 and (self.global_step + 1) % every == 0)
 
     def _means(self) -> torch.nn.ModuleDict:
         return torch.nn.ModuleDict({name: MeanOverExamples() for name in self.example_metrics})
@@ -224,6 +256,20 @@ class LitSparseModule(pl.LightningModule, ABC):
                         found |= found.pop(name, {})
             frame = frame.f_back
         return found
+
+
+def _is_of_sampler(name: str) -> bool:
+    """Tell whether a name in a state stands for what an estimator keeps beside its mapping."""
+    return name.startswith(ESTIMATOR) and not name.startswith(f"{ESTIMATOR}mapping.")
+
+
+def _not_given(model: type, names: list[str]) -> CheckpointError:
+    parts = ", ".join(f"{name}=..." for name in names)
+    return CheckpointError(
+        f"This model was built with {' and '.join(f'`{name}`' for name in names)} of your own, which the checkpoint cannot"
+        f" build: give them again, as in {model.__name__}.load_from_checkpoint(path, {parts}). A module that keeps its"
+        " arguments as attributes of their names is built by itself."
+    )
 
 
 def check_pixels(pixels: Tensor, in_features: int) -> None:

@@ -11,7 +11,7 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.estimators import Estimator, Expectation, LatentBatch, marginal_likelihood
+from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Sampler, marginal_likelihood
 from lit_sparse.metrics import BitsPerDim
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_pixels
 from lit_sparse.nn import MLP, SharedCategorical
@@ -98,7 +98,7 @@ class BitVectorVAE(LitSparseModule):
         for name, value, least in (("bits", bits, 1), ("levels", levels, 2), ("importance_samples", importance_samples, 2)):
             if value < least:
                 raise ConfigurationError(f"Expected argument `{name}` to be at least {least} but got {value}.")
-        self.estimator = estimator
+        self.estimator = estimator.expect_context(in_features)
         self.in_features = in_features
         self.bits = bits
         self.pixel_features = pixel_features
@@ -144,8 +144,11 @@ class BitVectorVAE(LitSparseModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,), ``nelbo`` (B,) and the posterior probability of each bit, ``marginals`` (B, D)."""
         out, latent = self._expectation(batch["pixels"])
-        marginals = latent.values.new_zeros(len(batch["index"]), self.bits)
-        marginals = marginals.index_add(0, out.rows, out.probs.unsqueeze(-1) * latent.values)
+        if isinstance(self.estimator, Sampler):
+            marginals = self(batch["pixels"]).sigmoid()
+        else:
+            marginals = latent.values.new_zeros(len(batch["index"]), self.bits)
+            marginals = marginals.index_add(0, out.rows, out.probs.unsqueeze(-1) * latent.values)
         nelbo = out.loss + self.bits * math.log(2.0) - out.entropy()
         return {"index": batch["index"], "nelbo": nelbo, "marginals": marginals}
 
@@ -172,9 +175,19 @@ class BitVectorVAE(LitSparseModule):
         return out, decoded[0]
 
     def _score(self, pixels: Tensor, latent: LatentBatch, index: Tensor) -> None:
-        """Measure the bits per dimension of some images."""
+        """Measure the bits per dimension of some images, whose posteriors have their support, or some of it, in ``latent``."""
+        posterior = None
+        if isinstance(self.estimator, Sampler):  # a dense posterior: its best vector exactly, the others drawn from it
+            posterior = self(pixels)
+            best = self.estimator.distribution(posterior).best(1)[0][:, 0]
+            latent = LatentBatch(best, torch.arange(len(best), device=best.device))
         found = marginal_likelihood(
-            lambda drawn: self.distortion(pixels, drawn), latent, index, samples=self.importance_samples, seed=self.sample_seed
+            lambda drawn: self.distortion(pixels, drawn),
+            latent,
+            index,
+            posterior=posterior,
+            samples=self.importance_samples,
+            seed=self.sample_seed,
         )
         self.test_bits_per_dim.update(found.corrected, found.standard_error)
 
@@ -183,8 +196,11 @@ class BitVectorVAE(LitSparseModule):
         return features.view(-1, self.in_features, self.pixel_features)
 
     def _drawn(self, pixels: Tensor, out: Expectation, latent: LatentBatch) -> dict[str, Tensor]:
-        """Return images beside what the model expects of their posterior."""
+        """Return images beside what the model expects of those vectors of their posterior that were decoded."""
         some = out.rows < len(pixels)
-        means = out.probs[some].detach().unsqueeze(-1) * self.generate(latent.values[some])
+        probs = out.probs[some].detach()
+        probs = torch.where(probs == 0, torch.finfo(probs.dtype).tiny, probs)  # of many bits it may be too small for the type
+        shares = probs / Estimator.sum_by_example(probs, out.rows[some], len(pixels))[out.rows[some]]
+        means = shares.unsqueeze(-1) * self.generate(latent.values[some])
         made = torch.zeros_like(pixels).index_add(0, out.rows[some], means.to(pixels.dtype))
         return {"images": pixels.detach(), "reconstructions": made}

@@ -68,8 +68,10 @@ def describe_arguments(model: nn.Module, arguments: Mapping[str, Any]) -> dict[s
 def _init_args(part: nn.Module | Structure) -> dict[str, Any]:
     described = {}
     for name, parameter in inspect.signature(type(part).__init__).parameters.items():
-        if name == "self" or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if name == "self":
             continue
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            raise TypeError(f"{type(part).__name__} takes any arguments, which it does not keep by their names")
         value = getattr(part, name, _MISSING)
         if value is _MISSING:
             raise TypeError(f"{type(part).__name__} does not keep its argument `{name}` as an attribute of that name")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar, Literal, TypedDict
 
 import torch
@@ -28,6 +29,28 @@ class Counts(TypedDict, total=False):
     decoder_calls: Tensor
     support_size: Tensor | None
     sizes: Tensor
+
+
+@dataclass
+class Decoding:
+    """What is decoded in one pass.
+
+    Attributes:
+        pixels: (R, D) images.
+        values: (R, K) their classes, one-hot or relaxed.
+        noise: (R, H) standard normal, of the style.
+        losses: (R,) l(z), once they are known.
+    """
+
+    pixels: Tensor
+    values: Tensor
+    noise: Tensor
+    losses: Tensor | None = None
+
+    def and_also(self, other: Decoding) -> Decoding:
+        """Return the rows of both."""
+        pairs = ((self.pixels, other.pixels), (self.values, other.values), (self.noise, other.noise))
+        return Decoding(*(torch.cat(pair) for pair in pairs))
 
 
 class SemiSupervisedVAE(LitSparseModule):
@@ -96,7 +119,7 @@ class SemiSupervisedVAE(LitSparseModule):
     ) -> None:
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.mapping = mapping
-        self.estimator = estimator.bind(mapping)
+        self.estimator = estimator.bind(mapping).expect_context(in_features)
         self.in_features = in_features
         self.classes = classes
         self.style_features = style_features
@@ -148,46 +171,62 @@ class SemiSupervisedVAE(LitSparseModule):
         loss = scores.new_zeros(())
         examples: dict[str, Tensor] = {}
         counts: Counts = {}
+        known: Decoding | None = None
         if len(labelled):
             x, s, y = pixels[labelled], scores[labelled], label[labelled]
-            one_hot = nnf.one_hot(y, self.classes).to(x.dtype)
             classification = self._classify(s, y)
-            supervised = self._losses(x, one_hot, torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype))
-            loss = loss + (supervised + classification).mean()
+            noise = torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype)
+            known = Decoding(x, nnf.one_hot(y, self.classes).to(x.dtype), noise)
+            loss = loss + classification.mean()
             examples["classification"] = classification
             examples["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
-        if len(unlabelled):
+        if len(unlabelled) or self._among_others():
             x = pixels[unlabelled]
             noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
-            nelbo, counts = self._unlabelled_loss(x, scores[unlabelled], noise)
-            loss = loss + self.unlabelled_weight * nelbo.mean()
+            nelbo, counts = self._unlabelled_loss(x, scores[unlabelled], noise, beside=known)
+            loss = loss + self.unlabelled_weight * nelbo.sum() / max(len(unlabelled), 1)
             examples["nelbo"] = nelbo
+        if known is not None:
+            supervised = self._losses(known) if known.losses is None else known.losses
+            loss = loss + supervised.mean()
         return StepOutput(loss, examples=examples, **counts)
 
-    def _unlabelled_loss(self, pixels: Tensor, scores: Tensor, noise: Tensor) -> tuple[Tensor, Counts]:
+    @staticmethod
+    def _among_others() -> bool:
+        """Tell whether there are other processes, which may wait for this one's share of a baseline."""
+        return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+    def _unlabelled_loss(
+        self, pixels: Tensor, scores: Tensor, noise: Tensor, beside: Decoding | None = None
+    ) -> tuple[Tensor, Counts]:
         """Return the negative ELBO (B,) with the class summed out or sampled, and what it took.
 
         Args:
             pixels: (B, D).
             scores: (B, K).
             noise: (B, K, H) standard normal, one draw for each example and class.
+            beside: what else is to be decoded; it gets its losses.
         """
 
         def loss_fn(latent: LatentBatch) -> Tensor:
-            drawn = noise[latent.rows, latent.values.argmax(-1)]
-            return self._losses(pixels[latent.rows], latent.values, drawn)
+            rows = Decoding(pixels[latent.rows], latent.values, noise[latent.rows, latent.values.argmax(-1)])
+            if beside is None or beside.losses is not None:
+                return self._losses(rows)
+            found = self._losses(rows.and_also(beside))  # the networks run once for both
+            beside.losses = found[len(latent.rows) :]
+            return found[: len(latent.rows)]
 
-        out = self.estimator(scores, loss_fn)
+        out = self.estimator(scores, loss_fn, context=pixels)
         sizes = torch.full_like(out.decoder_calls, self.classes)
         counts = Counts(decoder_calls=out.decoder_calls, support_size=out.support_size, sizes=sizes)
         return out.loss - out.entropy(), counts
 
-    def _losses(self, pixels: Tensor, values: Tensor, noise: Tensor) -> Tensor:
-        """Return l(z), (R,), of images (R, D), classes (R, K) and noise (R, H)."""
-        mean, log_variance = self.inference(torch.cat([pixels, values], -1)).chunk(2, -1)
-        style = mean + torch.exp(0.5 * log_variance) * noise
-        logits = self.generator(torch.cat([style, values], -1))
-        reconstruction = nnf.binary_cross_entropy_with_logits(logits, pixels, reduction="none").sum(-1)
+    def _losses(self, rows: Decoding) -> Tensor:
+        """Return l(z), (R,)."""
+        mean, log_variance = self.inference(torch.cat([rows.pixels, rows.values], -1)).chunk(2, -1)
+        style = mean + torch.exp(0.5 * log_variance) * rows.noise
+        logits = self.generator(torch.cat([style, rows.values], -1))
+        reconstruction = nnf.binary_cross_entropy_with_logits(logits, rows.pixels, reduction="none").sum(-1)
         divergence = 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).sum(-1)
         losses: Tensor = reconstruction + divergence + math.log(self.classes)
         return losses

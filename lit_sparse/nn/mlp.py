@@ -28,3 +28,4 @@ class MLP(nn.Sequential):
                 layers.append(nn.ReLU())
             layers.append(nn.Linear(before, after))
         super().__init__(*layers)
+        self.sizes = list(sizes)

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["seeded_normal", "seeded_uniform"]
+__all__ = ["seed_generator", "seeded_normal", "seeded_uniform"]
 
 
 def _signed(value: int) -> int:
@@ -24,13 +24,18 @@ FIRST, SECOND = _signed(0xBF58476D1CE4E5B9), _signed(0x94D049BB133111EB)
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+    return (x >> bits).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def _scrambled(x: Tensor) -> Tensor:
-    x = (x ^ _shifted(x, 30)) * FIRST
-    x = (x ^ _shifted(x, 27)) * SECOND
-    return x ^ _shifted(x, 31)
+    x = _folded(x, 30).mul_(FIRST)
+    x = _folded(x, 27).mul_(SECOND)
+    return _folded(x, 31)
+
+
+def _folded(x: Tensor, bits: int) -> Tensor:
+    """Return ``x ^ (x >> bits)`` in one new tensor: asking for memory takes longer than the arithmetic."""
+    return _shifted(x, bits).bitwise_xor_(x)
 
 
 def _bits(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
@@ -57,7 +62,7 @@ def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, str
         >>> bool((a[1] == seeded_uniform(0, torch.tensor([3]), (2,))[0]).all())
         True
     """
-    return _shifted(_bits(seed, index, shape, stream), 40).float() * 2.0**-24
+    return _shifted(_bits(seed, index, shape, stream), 40).float().mul_(2.0**-24)
 
 
 def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
@@ -75,3 +80,23 @@ def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stre
     bits = _bits(seed, index, (*shape, 2), stream)
     radius = torch.sqrt(-2.0 * torch.log((_shifted(bits[..., 0], 40).float() + 1.0) * 2.0**-24))
     return radius * torch.cos(2.0 * math.pi * _shifted(bits[..., 1], 40).float() * 2.0**-24)
+
+
+def seed_generator(seed: int, device: torch.device) -> None:
+    """Seed torch's generator of the CPU and that of a device, as ``torch.manual_seed`` does for all devices there are.
+
+    That function keeps a stack trace for each kind of device which is not in use yet, and takes a millisecond: too much for
+    something that is done at every step.
+
+    Args:
+        seed: 0 .. 2^64 - 1.
+        device: where a model is.
+    """
+    if device.type == "cpu":
+        torch.default_generator.manual_seed(seed)
+    elif device.type == "cuda":
+        torch.default_generator.manual_seed(seed)
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+    else:
+        torch.manual_seed(seed)

@@ -31,8 +31,7 @@ class OnePerRow(Structure):
         if not grid.shape[-1]:
             return scores
         largest = grid.detach().amax(-1, keepdim=True)
-        less = grid - torch.where(largest.isfinite(), largest, 0.0)
-        return torch.where(grid == -torch.inf, grid, less).flatten(-2)
+        return (grid - torch.where(largest.isfinite(), largest, 0.0)).flatten(-2)
 
     def validate(self, structures: Tensor) -> Tensor:
         """See the base class; rows may be left out."""

@@ -22,6 +22,7 @@ __all__ = ["ESTIMATOR_CHECKS", "check_estimator"]
 ESTIMATOR_CHECKS: Promises[Estimator] = Promises()
 
 EXAMPLES, VALUES = 7, 5  # VALUES categories, or as many bits
+DRAWS = 20_000  # of samplers, to tell their mean
 
 
 def check_estimator(estimator: Estimator) -> None:
@@ -76,9 +77,14 @@ def _values(estimator: Estimator) -> Tensor:
 
 
 def _run(estimator: Estimator, scores: Tensor, decoder: Decoder) -> Expectation:
-    out = estimator(scores, decoder)
+    out = estimator(scores, decoder, context=_context(len(scores)))
     assert isinstance(out, Expectation), "an Expectation comes back"
     return out
+
+
+def _context(size: int) -> Tensor:
+    """What a learnt baseline may look at: (B, 3)."""
+    return torch.linspace(-1.0, 1.0, 3 * size, dtype=torch.float64).reshape(size, 3).float()
 
 
 def _table(estimator: Estimator, scores: Tensor) -> Tensor:
@@ -159,19 +165,109 @@ def _is_its_own_gradient(estimator: Estimator) -> bool:
 
 
 @ESTIMATOR_CHECKS.add
-def _entropy(estimator: Estimator) -> None:
-    """An exact estimator's distribution has the entropy of its probabilities."""
-    if not type(estimator).exact:
+def _unbiased(estimator: Estimator) -> None:
+    """Over many draws, loss and gradients are on average those of the expected loss under the distribution."""
+    if type(estimator).exact or not type(estimator).unbiased:
         return
+    generator = torch.Generator().manual_seed(2)
     for ready in _ready(estimator):
-        probs = _table(ready, _scores())
-        expected = -torch.special.xlogy(probs, probs).sum(-1)
-        torch.testing.assert_close(_run(ready, _scores(), Decoder()).entropy(), expected)
+        one = torch.randn(1, VALUES, generator=generator, dtype=torch.float64).requires_grad_()
+        probs = _probabilities(ready, one)
+        values = _values(ready)
+        weight = Decoder().weight.detach().requires_grad_()
+
+        def losses(drawn: Tensor, weight: Tensor = weight) -> Tensor:
+            return (drawn @ weight).square().sum(-1) + 3.0
+
+        exact = (probs * losses(values)).sum()
+        expected = torch.autograd.grad(exact, [one, weight], retain_graph=True)
+        scores = one.detach().expand(DRAWS, -1).clone().requires_grad_()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            out = ready.train()(scores, lambda latent: losses(latent.values), context=_context(DRAWS))
+        _is_mean(out.loss.detach(), exact.detach(), "the loss")
+        (per_row,) = torch.autograd.grad(out.loss.sum(), scores, retain_graph=True)
+        _is_mean(per_row, expected[0][0], "the gradient in the scores")
+        (of_decoder,) = torch.autograd.grad(out.loss.sum(), weight)
+        near = (of_decoder / DRAWS - expected[1]).abs().max() / expected[1].abs().max()
+        assert float(near) < 0.1, "the gradient in the decoder is that of the expected loss"
+
+
+def _is_mean(draws: Tensor, expected: Tensor, what: str) -> None:
+    """Check that the mean of draws (N, ...) is within 4.5 standard errors of what is expected."""
+    error = draws.std(0) / len(draws) ** 0.5
+    off = (draws.mean(0) - expected).abs()
+    assert bool((off <= 4.5 * error + 1e-9).all()), f"{what} is off on average: by {off.tolist()}, errors {error.tolist()}"
+
+
+def _probabilities(estimator: Estimator, scores: Tensor) -> Tensor:
+    """The probability of every value (B, V) that a sampler draws from, with a gradient."""
+    if estimator.mapping is not None:
+        return estimator.mapping.map(scores, None, -1)
+    on, off = scores.sigmoid().unsqueeze(1), (-scores).sigmoid().unsqueeze(1)
+    return torch.where(_values(estimator) > 0, on, off).prod(-1)
+
+
+@ESTIMATOR_CHECKS.add
+def _evaluation(estimator: Estimator) -> None:
+    """In evaluation the result is always the same; estimators that are not exact decode the most probable value alone."""
+    for ready in _ready(estimator):
+        ready.eval()
+        decoder = _Recorder()
+        first, second = _run(ready, _scores(), decoder), _run(ready, _scores(), Decoder())
+        assert torch.equal(first.loss, second.loss), "evaluation does not depend on chance"
+        if type(estimator).exact:
+            assert torch.equal(first.loss, _run(ready.train(), _scores(), Decoder()).loss), "nor do exact estimators change"
+            continue
+        assert bool((first.decoder_calls == 1).all()), "one decoder call in evaluation"
+        probs = _probabilities(ready, _scores())
+        best = _values(ready)[probs.argmax(-1)]
+        mine = (probs * (decoder.latent.values.unsqueeze(1) == _values(ready)).all(-1)).sum(-1)
+        assert torch.allclose(mine, probs.amax(-1)), f"the most probable values are {best.tolist()}"
+
+
+@ESTIMATOR_CHECKS.add
+def _state(estimator: Estimator) -> None:
+    """What an estimator has learnt or counted is in its state: a copy that loads it goes on in the same way."""
+    for ready in _ready(estimator):
+        fresh = copy.deepcopy(ready)
+        ready.train()
+        for _ in range(3):
+            _run(ready, _scores(), Decoder())
+        fresh.load_state_dict(ready.state_dict())
+        results = []
+        for twin in (ready, fresh.train()):
+            scores = _scores()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(5)
+                out = _run(twin, scores, Decoder())
+            (gradient,) = torch.autograd.grad(out.loss.sum(), scores, allow_unused=True)
+            results.append((out.loss.detach(), torch.zeros(()) if gradient is None else gradient))
+        for ours, theirs in zip(*results, strict=True):
+            assert torch.equal(ours, theirs), "the state holds all that training has changed"
+
+
+@ESTIMATOR_CHECKS.add
+def _entropy(estimator: Estimator) -> None:
+    """The entropy that is reported is that of the distribution, with its gradient."""
+    for ready in _ready(estimator):
+        scores = _scores()
+        probs = _table(ready, scores) if type(estimator).exact else _probabilities(ready, scores)
+        inside = torch.where(probs > 0, probs, 1.0)
+        expected = -(inside * inside.log()).sum(-1)
+        got = _run(ready, scores, Decoder()).entropy()
+        torch.testing.assert_close(got, expected)
+        generic = torch.arange(EXAMPLES) > 1  # in the others scores are equal, or a probability at its end
+        ours, theirs = (  # a distribution over one value has no gradient of its own
+            torch.autograd.grad(value[generic].sum() + 0 * scores.sum(), scores, retain_graph=True)[0]
+            for value in (got, expected)
+        )
+        torch.testing.assert_close(ours, theirs)
 
 
 @ESTIMATOR_CHECKS.add
 def _cost(estimator: Estimator) -> None:
-    """An exact estimator decodes the support and nothing else, in one call."""
+    """An exact estimator decodes the support and nothing else, or everything if it says so, in one call."""
     if not type(estimator).exact:
         return
     for ready in _ready(estimator):
@@ -180,9 +276,12 @@ def _cost(estimator: Estimator) -> None:
         out = _run(ready, _scores(), decoder)
         assert out.support_size is not None, "support sizes are reported"
         assert torch.equal(out.support_size, support), "support sizes are those of the distribution"
-        assert torch.equal(out.decoder_calls, support), "each value of the support costs one decoder call"
-        assert decoder.rows == int(support.sum()), "nothing else is decoded"
+        calls = support if ready.ragged else torch.full_like(support, VALUES)
+        assert torch.equal(out.decoder_calls, calls), "each value of the support costs one decoder call"
+        assert decoder.rows == int(calls.sum()), "nothing else is decoded"
         assert decoder.calls == 1, "the decoder runs once"
+    if not estimator.ragged:
+        return
     sparse = _run(_ready(estimator)[0], _scores(), Decoder())
     assert int(sparse.decoder_calls[0]) == 1, "one value in the support costs one decoder call"
     if estimator.latent == "categorical":
@@ -192,8 +291,6 @@ def _cost(estimator: Estimator) -> None:
 @ESTIMATOR_CHECKS.add
 def _odd_scores(estimator: Estimator) -> None:
     """A NaN row stays in its row; what is forbidden costs and weighs nothing."""
-    if not type(estimator).exact:
-        return
     for ready in _ready(estimator):
         scores = _scores().detach().clone()
         scores[2, 1] = torch.nan
@@ -203,7 +300,9 @@ def _odd_scores(estimator: Estimator) -> None:
         out = _run(ready, scores, decoder)
         others = torch.tensor([0, 1, 4, 5, 6])
         assert bool(out.loss[2].isnan()), "NaN scores give a NaN loss"
-        torch.testing.assert_close(out.loss[others], _run(ready, _scores(), Decoder()).loss[others])
+        if type(estimator).exact:
+            torch.testing.assert_close(out.loss[others], _run(ready, _scores(), Decoder()).loss[others])
+        assert bool(out.loss[others].isfinite().all()), "a NaN row harms no other"
         values = decoder.latent.values[decoder.latent.rows == 3]
         if ready.latent == "bits":
             assert len(values), "without one bit, the others are left"
@@ -211,7 +310,7 @@ def _odd_scores(estimator: Estimator) -> None:
             assert bool(out.loss[3].isfinite()), "a forbidden bit is no broken one"
         else:
             assert float(out.loss[3].detach()) == 0, "nothing allowed, nothing lost"
-            assert len(values) == 0, "nothing allowed, nothing decoded"
+            assert len(values) == (0 if ready.ragged else VALUES), "nothing allowed, nothing decoded"
         (gradient,) = torch.autograd.grad(out.loss[others].sum() + out.loss[3], scores, allow_unused=True)
         assert gradient is None or bool(gradient[[0, 1, 3, 4, 5, 6]].isfinite().all()), "a NaN row harms no gradient"
 
@@ -220,10 +319,10 @@ def _odd_scores(estimator: Estimator) -> None:
 def _objects(estimator: Estimator) -> None:
     """Pickle and deepcopy keep what an estimator does in evaluation; an empty batch is no error."""
     ready = _ready(estimator)[0].eval()
-    expected = ready(_scores(), Decoder()).loss
+    expected = _run(ready, _scores(), Decoder()).loss
     for twin in (pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):
-        torch.testing.assert_close(twin(_scores(), Decoder()).loss, expected)
-    empty = ready(torch.zeros(0, VALUES, dtype=torch.float64), Decoder())
+        torch.testing.assert_close(_run(twin, _scores(), Decoder()).loss, expected)
+    empty = ready.train()(torch.zeros(0, VALUES, dtype=torch.float64), Decoder(), context=_context(0))
     assert empty.loss.shape == (0,), "an empty batch has an empty loss"
 
 

@@ -146,3 +146,43 @@ def test_no_examples_and_many_bits() -> None:
 def test_one_draw_has_no_error() -> None:
     with pytest.raises(ConfigurationError, match="`samples` to be at least 2"):
         estimate(Table(1.0), 1, samples=1)
+
+
+def _posterior(seed: int) -> Tensor:
+    """Logits of bits, far from even."""
+    return 2 * torch.randn(EXAMPLES, BITS, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class Shaped(Table):
+    """A model whose posterior is nearly that of independent bits."""
+
+    def __init__(self, logits: Tensor, spread: float) -> None:
+        super().__init__(spread)
+        chances = torch.where(ALL > 0, logits.sigmoid().unsqueeze(1), (-logits).sigmoid().unsqueeze(1)).log().sum(-1)
+        self.logs = self.logs + chances
+        self.exact = self.logs.logsumexp(-1) - BITS * math.log(2)
+
+
+@pytest.mark.parametrize("size", [0, 1, 10, 256])
+def test_draws_from_a_posterior_agree_with_the_exact_sum(size: int) -> None:
+    logits = _posterior(5)
+    table = Shaped(logits, 0.5)
+    found = marginal_likelihood(table, table.best(size), torch.arange(EXAMPLES), posterior=logits)
+    if size == 256:
+        torch.testing.assert_close(found.log_likelihood, table.exact)
+        return
+    off = (found.log_likelihood - table.exact) / found.standard_error
+    assert int((off.abs() > 3).sum()) <= 1
+    assert 0.6 < float(off.square().mean().sqrt()) < 1.4
+    from_prior = marginal_likelihood(table, table.best(size), torch.arange(EXAMPLES))
+    assert float(found.standard_error.mean()) < 0.7 * float(from_prior.standard_error.mean()), "draws there say more"
+
+
+def test_forbidden_bits_of_a_posterior_are_never_drawn_and_weigh_nothing() -> None:
+    """The posterior must reach all that matters: what it forbids is left out, and no NaN comes of it."""
+    logits = _posterior(6)
+    logits[:, 0] = -torch.inf
+    table = Shaped(_posterior(6), 0.5)
+    found = marginal_likelihood(table, table.best(0), torch.arange(EXAMPLES), posterior=logits)
+    allowed = table.logs[:, :128].logsumexp(-1) - BITS * math.log(2)
+    assert bool(((found.log_likelihood - allowed).abs() <= 4 * found.standard_error).all())

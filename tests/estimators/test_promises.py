@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
-from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Marginalize, TopKMarginalize
+from lit_sparse.estimators import (
+    Estimator,
+    Expectation,
+    GumbelSoftmax,
+    LatentBatch,
+    LatentDistribution,
+    LeaveOneOut,
+    Marginalize,
+    ScoreFunction,
+    SumAndSample,
+    TopKMarginalize,
+    with_gradient_of,
+)
 from lit_sparse.estimators.base import LossFunction
 from lit_sparse.testing import ESTIMATOR_CHECKS, check_estimator, concrete_subclasses
 
@@ -61,9 +76,76 @@ class _DecodesTwice(TopKMarginalize):
         return super().over_support(probs.repeat(1, 2) / 2, values.repeat(1, 2, 1), loss_fn)
 
 
+class _KnowsItself(LeaveOneOut):
+    """Each draw is among those that it is compared with."""
+
+    def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        decoded = self.decode(latent, latent.sample(self.k), loss_fn)
+        seen = decoded.losses.detach()
+        score = (seen - seen.mean(-1, keepdim=True)) * latent.log_prob(decoded.values)
+        return self.expectation(latent, with_gradient_of(decoded.losses.mean(-1), score.mean(-1)), decoded)
+
+
+class _Doubles(GumbelSoftmax):
+    """Its loss is not that of a draw."""
+
+    unbiased = True
+
+    def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        return super().estimate(latent, lambda batch: 2 * loss_fn(batch), context)
+
+
+class _DrawsInEvaluation(ScoreFunction):
+    def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        return self.estimate(self.distribution(scores), loss_fn, context)
+
+
+class _CountsForItself(ScoreFunction):
+    """What it has learnt is in no state."""
+
+    steps = 0
+
+    def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        self.steps += 1
+        return super().estimate(latent, lambda batch: loss_fn(batch) + self.steps, context)
+
+
+class _SpreadsNaN(SumAndSample):
+    """A broken row reaches the others by their mean."""
+
+    def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        out = super().estimate(latent, loss_fn, context)
+        return dataclasses.replace(out, loss=out.loss + 0 * out.loss.mean())
+
+
+class _MissesEntropy(ScoreFunction):
+    """Its entropy has no gradient."""
+
+    def expectation(self, *arguments: Any, **options: Any) -> Expectation:
+        out = super().expectation(*arguments, **options)
+        return dataclasses.replace(out, known_entropy=out.entropy().detach())
+
+
+class _MissesCalls(ScoreFunction):
+    """The second draw is not counted."""
+
+    def expectation(self, *arguments: Any, **options: Any) -> Expectation:
+        out = super().expectation(*arguments, **options)
+        return dataclasses.replace(out, decoder_calls=out.decoder_calls.clamp_max(1))
+
+
 @pytest.mark.parametrize(
     ("broken", "check"),
     [
+        (_KnowsItself(2), "unbiased"),
+        (_KnowsItself(2, "bits"), "unbiased"),
+        (_Doubles(), "unbiased"),
+        (_DrawsInEvaluation(), "evaluation"),
+        (_CountsForItself(), "state"),
+        (_SpreadsNaN(1), "odd_scores"),
+        (_MissesEntropy(), "entropy"),
+        (_MissesEntropy(latent="bits"), "entropy"),
+        (_MissesCalls("self_critic"), "interface"),
         (_DecodesEverything(), "cost"),
         (_ForgetsProbabilities(), "value_and_gradient"),
         (_ForgetsScores(3), "value_and_gradient"),

@@ -15,7 +15,16 @@ from torch import Tensor
 from lit_sparse.callbacks import CountLogger
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.estimators import LatentBatch, Marginalize, TopKMarginalize
+from lit_sparse.estimators import (
+    Estimator,
+    GumbelSoftmax,
+    LatentBatch,
+    LeaveOneOut,
+    Marginalize,
+    ScoreFunction,
+    SumAndSample,
+    TopKMarginalize,
+)
 from lit_sparse.mappings import functional as F
 from lit_sparse.models import BitVectorVAE
 
@@ -244,3 +253,34 @@ def test_distortion_is_that_of_a_categorical_distribution() -> None:
     latent = LatentBatch(ALL[:12], torch.arange(12))
     expected = -log_likelihoods(model, images["pixels"])[torch.arange(12), torch.arange(12)]
     torch.testing.assert_close(model.distortion(images["pixels"], latent), expected)
+
+
+SAMPLERS = [
+    ScoreFunction(latent="bits"),
+    ScoreFunction("self_critic", "bits"),
+    ScoreFunction("learnt", "bits"),
+    LeaveOneOut(2, "bits", evaluation="sample"),
+    SumAndSample(2, "bits"),
+    GumbelSoftmax(latent="bits"),
+    GumbelSoftmax(straight_through=True, latent="bits"),
+]
+
+
+@pytest.mark.parametrize("estimator", SAMPLERS, ids=repr)
+def test_samplers_train_test_and_predict(estimator: Estimator, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"in_features": 64, "bits": 8, "levels": 17, "encoder_hidden": (32,), "decoder_hidden": (16,)}
+    model = BitVectorVAE(estimator, optimizer=functools.partial(torch.optim.Adam, lr=5e-3), **sizes)  # type: ignore[arg-type]
+    fitting = trainer(tmp_path, max_epochs=2)
+    fitting.validate(model, digits(), verbose=False)
+    before = float(fitting.callback_metrics["val/distortion"])
+    fitting.fit(model, digits(batch_size=32))
+    assert float(fitting.callback_metrics["val/distortion"]) < before
+    (tested,) = fitting.test(model, digits(), verbose=False)
+    pixels = torch.cat([images["pixels"] for images in digits().test_dataloader()])
+    off = abs(tested["test/bits_per_dim"] - exact_bits_per_dim(model, pixels))
+    assert off < 4 * tested["test/bits_per_dim_standard_error"]
+    predicted = model.predict_step(digits().fetch("test", 0, torch.arange(5)), 0)
+    torch.testing.assert_close(predicted["marginals"], model.encoder(pixels[:5]).sigmoid())
+    images = model.step(digits().fetch("test", 0, torch.arange(5)), 0, "val")["artifacts"]["reconstructions"]
+    assert 0.5 < float(images.mean() / pixels[:5].mean()) < 2, "as bright as the images"

@@ -37,7 +37,7 @@ def test_callables_and_containers() -> None:
     assert describe(functools.partial(torch.optim.Adam, lr=0.1, betas=(0.5, 0.9))) == expected
 
 
-@pytest.mark.parametrize("thing", [lambda x: x, object(), nn.Linear(2, 3), {"a": object()}])
+@pytest.mark.parametrize("thing", [lambda x: x, object(), nn.Linear(2, 3), nn.Sequential(nn.ReLU()), {"a": object()}])
 def test_what_has_no_description(thing: object) -> None:
     with pytest.raises(TypeError):
         describe(thing)

@@ -1,0 +1,129 @@
+"""Logs and draws what the messages of a signaling game are like."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from lit_sparse.callbacks.pictures import Picture, new_figure
+from lit_sparse.metrics import MessageCounts, MessageStructure
+
+__all__ = ["LanguageLogger"]
+
+NEEDED = ("messages", "labels", "targets", "index")
+
+
+@runtime_checkable
+class SendsMessages(Protocol):
+    """What a model needs for its messages to be looked at."""
+
+    in_features: int
+    vocabulary: int
+
+
+class LanguageLogger(Picture):
+    """Log and draw, for each validation and test, which messages are sent for what.
+
+    Logs ``{stage}/message_entropy`` (nats), ``{stage}/used_vocabulary``, ``{stage}/class_information`` (nats),
+    ``{stage}/topographic_similarity`` and, where the data module has ``attributes``, ``{stage}/posdis`` and ``{stage}/bosdis``;
+    draws how often each symbol is sent for each class. Reads ``messages`` (B,), ``labels`` (B,), ``targets`` (B, F),
+    ``index`` (B,) and ``attributes`` (B, A) of a step's artifacts; other models are left alone.
+
+    To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks: [LanguageLogger]
+
+    Args:
+        examples: how many examples of a split are compared with one another.
+        folder: where pictures go; the logger's folder by default.
+    """
+
+    name = "messages_by_class"
+
+    def __init__(self, examples: int = 1000, folder: str | None = None) -> None:
+        super().__init__(folder)
+        self.examples = examples
+        self._counts: MessageCounts | None = None
+        self._structure: MessageStructure | None = None
+        self._drawn: Tensor | None = None
+
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._begin(trainer, pl_module)
+
+    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._begin(trainer, pl_module)
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
+        self._update(outputs)
+
+    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
+        self._update(outputs)
+
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._log(pl_module, "val")
+
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._log(pl_module, "test")
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._draw(trainer)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._draw(trainer)
+
+    def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._counts = self._structure = None
+        if isinstance(pl_module, SendsMessages):
+            attributes = getattr(getattr(trainer, "datamodule", None), "attribute_count", 0)
+            self._counts = MessageCounts(pl_module.vocabulary).to(pl_module.device)
+            self._structure = MessageStructure(pl_module.in_features, attributes, examples=self.examples).to(pl_module.device)
+
+    def _update(self, outputs: Any) -> None:
+        artifacts = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
+        if self._counts is None or self._structure is None or not set(NEEDED) <= set(artifacts):
+            return
+        messages, labels, targets, index = (artifacts[name].detach() for name in NEEDED)
+        self._counts.update(messages, labels)
+        self._structure.update(index, targets, messages.unsqueeze(-1), artifacts.get("attributes"))
+
+    def _log(self, pl_module: pl.LightningModule, stage: str) -> None:
+        if self._counts is None or self._structure is None:
+            return
+        for metric in (self._counts, self._structure):
+            metric.update(*_nothing(metric))  # a process may have got no batch at all
+            for name, value in metric.compute().items():
+                pl_module.log(f"{stage}/{name}", value.float(), sync_dist=True)
+        with self._counts.sync_context():
+            self._drawn = self._counts.counts.cpu()
+
+    def _draw(self, trainer: pl.Trainer) -> None:
+        if self._drawn is None or not trainer.is_global_zero or not bool(self._drawn.any()):
+            return
+        classes = (self._drawn.sum(1) > 0).nonzero().squeeze(-1)
+        counts = self._drawn[classes].double()
+        # Symbols in use, each beside others that are mostly sent for the same class.
+        used = (counts.sum(0) > 0).nonzero().squeeze(-1)
+        shares = counts[:, used] / counts[:, used].sum(0)
+        order = (shares.argmax(0) * 2 - shares.amax(0)).argsort()
+        picture = (counts[:, used] / counts.sum(1, keepdim=True))[:, order]
+        figure, axes = new_figure(1, 1, width=2.0 + 0.08 * len(used), height=1.5 + 0.08 * len(classes))
+        axes[0].imshow(picture.numpy(), cmap="gray_r", vmin=0, aspect="auto", interpolation="nearest")
+        axes[0].set_xlabel(f"symbol ({len(used)} in use)")
+        axes[0].set_ylabel("class")
+        axes[0].set_xticks([])
+        axes[0].set_yticks([])
+        axes[0].set_title("share of a class's messages", fontsize=9)
+        self.save(trainer, figure)
+
+
+def _nothing(metric: MessageCounts | MessageStructure) -> tuple[Tensor, ...]:
+    """Return arguments of an update without examples."""
+    none = torch.zeros(0, dtype=torch.int64, device=metric.device)
+    if isinstance(metric, MessageCounts):
+        return none, none
+    features, length = metric.inputs.shape[1], metric.messages.shape[1]
+    return none, torch.zeros(0, features, device=metric.device), none.new_zeros(0, length)

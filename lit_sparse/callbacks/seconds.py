@@ -1,0 +1,64 @@
+"""Logs how long training has taken."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytorch_lightning as pl
+
+__all__ = ["SecondsLogger"]
+
+
+class SecondsLogger(pl.Callback):
+    """Log ``train/seconds`` after each epoch: wall-clock seconds of training so far, without validation.
+
+    A resumed run goes on counting from its checkpoint. On several processes it is the time of the first.
+
+    To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks: [SecondsLogger]
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before = 0.0
+        self._since: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """The time so far."""
+        return self._before + (0.0 if self._since is None else time.perf_counter() - self._since)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._go_on()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: D102
+        self._go_on()  # a run that is resumed within an epoch does not start it again
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._pause()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._go_on()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        self._pause()
+        pl_module.log("train/seconds", self._before, rank_zero_only=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the time so far."""
+        return {"seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting from there."""
+        self._before, self._since = float(state_dict["seconds"]), None
+
+    def _go_on(self) -> None:
+        if self._since is None:
+            self._since = time.perf_counter()
+
+    def _pause(self) -> None:
+        self._before, self._since = self.seconds, None

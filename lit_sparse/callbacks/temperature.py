@@ -1,0 +1,66 @@
+"""Lowers the temperature of relaxed samples while training goes on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytorch_lightning as pl
+
+from lit_sparse.checks import check_count, check_positive
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.estimators import GumbelSoftmax
+
+__all__ = ["TemperatureAnnealing"]
+
+
+class TemperatureAnnealing(pl.Callback):
+    """Set the temperature of every Gumbel-softmax estimator to ``max(minimum, exp(-rate * step))`` every so many steps.
+
+    It is logged as ``train/temperature``. The step is the optimizer's, so a resumed run goes on where it was.
+
+    Args:
+        rate: by which the temperature decays in a step, >= 0.
+        every: number of steps between changes, >= 1.
+        minimum: the lowest temperature, > 0.
+
+    Raises:
+        ConfigurationError: if an argument is not as described, or the model has no Gumbel-softmax estimator.
+
+    Source: Jang, Gu & Poole (2017), Categorical reparameterization with Gumbel-softmax, appendix.
+
+    In a config::
+
+        trainer:
+          callbacks:
+            - class_path: TemperatureAnnealing
+              init_args: {rate: 1.0e-5, every: 500}
+    """
+
+    def __init__(self, rate: float = 1e-5, every: int = 500, minimum: float = 0.5) -> None:
+        if not 0 <= rate < math.inf:
+            raise ConfigurationError(f"Expected argument `rate` to be a number >= 0 but got {rate!r}.")
+        self.rate = rate
+        self.every = check_count("every", every)
+        self.minimum = check_positive("minimum", minimum)
+
+    def temperature(self, step: int) -> float:
+        """Return the temperature at a step."""
+        return max(self.minimum, math.exp(-self.rate * (step - step % self.every)))
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+        if not self._estimators(pl_module):
+            raise ConfigurationError(
+                f"TemperatureAnnealing found no GumbelSoftmax in {type(pl_module).__name__}. Leave it out, or set"
+                " --model.estimator GumbelSoftmax."
+            )
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: D102
+        temperature = self.temperature(trainer.global_step)
+        for estimator in self._estimators(pl_module):
+            estimator.temperature.data.fill_(temperature)
+        pl_module.log("train/temperature", temperature, batch_size=1)
+
+    @staticmethod
+    def _estimators(model: pl.LightningModule) -> list[GumbelSoftmax]:
+        return [part for part in model.modules() if isinstance(part, GumbelSoftmax)]

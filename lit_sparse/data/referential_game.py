@@ -1,0 +1,307 @@
+"""Games about images: a target and distractors, from any array of feature vectors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count
+from lit_sparse.data.base import ResumableDataModule, Split, shuffled
+from lit_sparse.data.images import STREAMS, ImageDataModule, Images
+from lit_sparse.data.loader import Batch
+from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
+from lit_sparse.nn import seeded_uniform
+
+__all__ = ["ReferentialGameDataModule", "distinct"]
+
+
+class ReferentialGameDataModule(ResumableDataModule):
+    """Every image of a split is the target of one game an epoch, hidden among distractors of the same split.
+
+    Distractors and the target's place are drawn anew in every training epoch; in validation and test they are a function of
+    (seed, index), always the same. Batches are dicts of ``target`` (B, F) and ``candidates`` (B, N, F) float32, ``position``
+    (B,), where among them the target is, ``label`` (B,), its class, and ``index`` (B,), its place in the split; also its
+    ``attributes`` (B, A) int64, where they are known.
+
+    Args:
+        images: a data module whose images serve, pixels as features, split as it says; such as ``DigitsDataModule``.
+        path: in place of images, a file of feature vectors: ``.npy``, ``.npz``, or ``.h5`` (with the extra ``h5``).
+        features: name of the array (M, F) in a file that holds several.
+        labels: name of the array (M,) of classes there, numbers or words; None for ``label``, if there is one.
+        attributes: name of an array (M, A) of integers there, what is known of each image, for analyses of the language; it
+            may be that of the features. None for no such analyses.
+        parts: name of the array (M,) that says which vectors are held out for the test, those that are not 0; None for
+            ``split``, if there is one, and else ``test_share`` of all.
+        val_share: share of the other vectors that are held out for validation.
+        test_share: share of all vectors that are held out for the test, where ``parts`` does not say so.
+        candidates: N, images a game, >= 2.
+        distractors: ``"any"`` other images, one of each of ``"other_classes"``, or others of the ``"same_class"``.
+        normalize: scale vectors to length 1.
+        batch_size: games in a training batch of one process.
+        eval_batch_size: games in a batch of validation, test and prediction.
+        num_workers: processes that fetch batches ahead.
+        seed: of splits, orders, distractors and places.
+
+    Raises:
+        ConfigurationError: if not exactly one of images and path is given, or another argument is not as described.
+    """
+
+    def __init__(
+        self,
+        images: ImageDataModule | None = None,
+        *,
+        path: str | None = None,
+        features: str = "features",
+        labels: str | None = None,
+        attributes: str | None = None,
+        parts: str | None = None,
+        val_share: float = 0.1,
+        test_share: float = 0.2,
+        candidates: int = 16,
+        distractors: Literal["any", "other_classes", "same_class"] = "any",
+        normalize: bool = True,
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
+        if (images is None) == (path is None):
+            raise ConfigurationError(
+                "Expected either `images`, a data module as in --data.init_args.images DigitsDataModule, or `path`, a file of"
+                " feature vectors (.npy, .npz, .h5), and not both."
+            )
+        if images is not None and attributes is not None:
+            raise ConfigurationError("Expected `attributes` only with `path`, whose file holds them; a data module has none.")
+        if type(candidates) is not int or candidates < 2:
+            raise ConfigurationError(f"Expected argument `candidates` to be an integer >= 2 but got {candidates!r}.")
+        if distractors not in ("any", "other_classes", "same_class"):
+            raise ConfigurationError(
+                f"Expected argument `distractors` to be 'any', 'other_classes' or 'same_class' but got {distractors!r}."
+            )
+        for name, share in (("val_share", val_share), ("test_share", test_share)):
+            if not 0 < share < 1:
+                raise ConfigurationError(f"Expected argument `{name}` to be between 0 and 1 but got {share!r}.")
+        check_count("batch_size", batch_size)
+        self.images = images
+        self.path = path
+        self.features = features
+        self.labels = labels
+        self.attributes = attributes
+        self.parts = parts
+        self.val_share = val_share
+        self.test_share = test_share
+        self.candidates = candidates
+        self.distractors = distractors
+        self.normalize = normalize
+        self._splits: dict[Split, _Split] = {}
+        self._attributes: dict[Split, Tensor] = {}
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the vectors and split them."""
+        if self._splits:
+            return
+        read = self._from_file(Path(str(self.path)).expanduser()) if self.images is None else self.images.load()
+        for split, images in read.items():
+            vectors = images.pixels
+            if self.normalize:
+                vectors = torch.nn.functional.normalize(vectors, dim=-1)
+            self._splits[split] = _Split(split, Images(vectors, images.labels), self.candidates, self.distractors)
+
+    @property
+    def in_features(self) -> int:
+        """F, once ``setup`` has run."""
+        return self._splits["train"].images.pixels.shape[1]
+
+    @property
+    def attribute_count(self) -> int:
+        """A, once ``setup`` has run; 0 without attributes."""
+        return self._attributes["train"].shape[1] if self._attributes else 0
+
+    def size(self, split: Split) -> int:
+        """Return the number of games of a split."""
+        return len(self._splits[split].images)
+
+    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
+        """Return a batch of games; see the class."""
+        mine = self._splits[split]
+        draws = seeded_uniform(self.seed + 7919 * epoch, indices, (2 * self.candidates,), stream=STREAMS[split]).double()
+        others = mine.others(indices, draws[:, : self.candidates - 1], draws[:, self.candidates : -1])
+        position = (draws[:, -1] * self.candidates).long().clamp_max(self.candidates - 1)
+        places = torch.arange(self.candidates - 1).expand_as(others)
+        chosen = torch.empty(len(indices), self.candidates, dtype=torch.int64)
+        chosen.scatter_(1, places + (places >= position.unsqueeze(-1)).long(), others)
+        chosen.scatter_(1, position.unsqueeze(-1), indices.unsqueeze(-1))
+        vectors = mine.images.pixels
+        known = {"attributes": self._attributes[split][indices]} if self._attributes else {}
+        return {
+            **known,
+            "target": vectors[indices],
+            "candidates": vectors[chosen],
+            "position": position,
+            "label": mine.images.labels[indices],
+            "index": indices,
+        }
+
+    def _from_file(self, path: Path) -> dict[Split, Images]:
+        arrays = _arrays_of(path)
+        name = self.features if self.features in arrays else next(iter(arrays)) if len(arrays) == 1 else None
+        if name is None:
+            raise DataError(
+                f"Expected an array {self.features!r} in {str(path)!r} but it holds {', '.join(sorted(arrays))}. Name it by"
+                " --data.init_args.features."
+            )
+        vectors = np.asarray(arrays[name], dtype=np.float32)
+        if vectors.ndim != 2 or not np.isfinite(vectors).all():
+            raise DataError(
+                f"Expected {name!r} in {str(path)!r} to hold finite vectors (M, F) but its shape is {vectors.shape}."
+            )
+        labels = _one_each(arrays, self.labels, "label", path, len(vectors))
+        held_out = _one_each(arrays, self.parts, "split", path, len(vectors))
+        if labels is None:
+            labels = np.zeros(len(vectors), dtype=np.int64)
+        elif labels.dtype.kind in "US":
+            labels = np.unique(labels, return_inverse=True)[1]
+        every = Images(torch.from_numpy(vectors), torch.from_numpy(labels.astype(np.int64)))
+        order = shuffled(len(every), self.seed)
+        if held_out is not None:
+            held = torch.from_numpy(held_out != 0)[order]
+        else:
+            held = torch.arange(len(every)) < round(self.test_share * len(every))
+        rest = order[~held]
+        val = round(self.val_share * len(rest))
+        places: dict[Split, Tensor] = {"train": rest[val:], "val": rest[:val], "test": order[held]}
+        if self.attributes is not None:
+            known = torch.from_numpy(_integers(arrays, self.attributes, path, len(vectors)))
+            self._attributes = {split: known[place] for split, place in places.items()}
+        return {split: every[place] for split, place in places.items()}
+
+
+class _Split:
+    """The images of a split, by class.
+
+    Args:
+        name: of the split.
+        images: the images.
+        candidates: images a game.
+        kind: of the distractors.
+    """
+
+    def __init__(self, name: Split, images: Images, candidates: int, kind: str) -> None:
+        self.images = images
+        self.kind = kind
+        self.classes, place = torch.unique(images.labels, return_inverse=True)
+        self.class_of = place
+        self.order: Tensor = place.argsort(stable=True)  # images class by class
+        self.counts = torch.bincount(place, minlength=len(self.classes))
+        self.starts = self.counts.cumsum(0) - self.counts
+        self.rank = torch.empty_like(place)
+        self.rank[self.order] = torch.arange(len(place)) - self.starts[place[self.order]]
+        most = {
+            "any": len(images),
+            "other_classes": len(self.classes),
+            "same_class": int(self.counts.min()) if len(images) else 0,
+        }
+        if most[kind] < candidates:
+            what = {"any": "images", "other_classes": "classes", "same_class": "images in the smallest class"}[kind]
+            raise DataError(
+                f"Expected at least candidates={candidates} {what} in the {name} split but there are {most[kind]}. Play with"
+                " fewer candidates, hold out more, or draw other distractors."
+            )
+
+    def others(self, indices: Tensor, draws: Tensor, more: Tensor) -> Tensor:
+        """Return the distractors (B, n) of some targets, all different.
+
+        Args:
+            indices: (B,) the targets.
+            draws: (B, n) uniform in [0, 1).
+            more: (B, n) others.
+        """
+        if self.kind == "any":
+            return _without(distinct(draws, torch.full_like(indices, len(self.images) - 1)), indices)
+        mine = self.class_of[indices]
+        if self.kind == "same_class":
+            chosen = _without(distinct(draws, self.counts[mine] - 1), self.rank[indices])
+            place: Tensor = self.starts[mine].unsqueeze(-1) + chosen
+            return self.order[place]
+        classes = _without(distinct(draws, torch.full_like(indices, len(self.classes) - 1)), mine)
+        sizes = self.counts[classes]
+        place = self.starts[classes] + torch.minimum((more * sizes).long(), sizes - 1)
+        return self.order[place]
+
+
+def _one_each(arrays: dict[str, Any], name: str | None, usual: str, path: Path, size: int) -> Any:
+    """Return an array (M,) that holds something of each vector; None if none is asked for and the usual one is not there."""
+    if name is None and usual not in arrays:
+        return None
+    found = np.asarray(arrays.get(name or usual, np.zeros(())))
+    whole = found.dtype.kind in "biuUS" or (found.dtype.kind == "f" and np.array_equal(found, np.round(found)))
+    if found.shape != (size,) or not whole:
+        raise DataError(
+            f"Expected an array {name or usual!r} in {str(path)!r} with a whole number or a word for each of the {size} vectors"
+            f" but it holds {', '.join(f'{key} {np.shape(array)}' for key, array in sorted(arrays.items()))}."
+        )
+    return found
+
+
+def _integers(arrays: dict[str, Any], name: str, path: Path, size: int) -> Any:
+    """Return an array (M, A) of integers."""
+    found = np.asarray(arrays.get(name, np.zeros(0)))
+    if found.ndim != 2 or len(found) != size or not np.array_equal(found, found.astype(np.int64)):
+        raise DataError(
+            f"Expected an array {name!r} of integers ({size}, A) in {str(path)!r}, the `attributes`, but it holds"
+            f" {', '.join(f'{key} {np.shape(array)}' for key, array in sorted(arrays.items()))}."
+        )
+    return found.astype(np.int64)
+
+
+def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
+    """Return n different numbers (B, n) of ``0 .. size - 1`` for each row, all choices of n alike, by Floyd's algorithm.
+
+    Args:
+        draws: (B, n) uniform in [0, 1).
+        sizes: (B,), each at least n.
+
+    Example:
+        >>> sorted(distinct(torch.tensor([[0.1, 0.9, 0.2]]), torch.tensor([3]))[0].tolist())
+        [0, 1, 2]
+    """
+    count = draws.shape[1]
+    chosen = torch.full(draws.shape, -1, dtype=torch.int64)
+    for i in range(count):
+        last = sizes - count + i
+        drawn = torch.minimum((draws[:, i] * (last + 1)).long(), last)
+        taken = (chosen == drawn.unsqueeze(-1)).any(-1)
+        chosen[:, i] = torch.where(taken, last, drawn)
+    return chosen
+
+
+def _without(numbers: Tensor, left_out: Tensor) -> Tensor:
+    """Shift numbers (B, n) past one that is left out (B,)."""
+    return numbers + (numbers >= left_out.unsqueeze(-1)).long()
+
+
+def _arrays_of(path: Path) -> dict[str, Any]:
+    """Return the arrays of a file by their names; that of a ``.npy`` file has none."""
+    if not path.is_file():
+        raise DataError(f"There is no file {str(path)!r} of feature vectors.")
+    try:
+        if path.suffix in (".npy", ".npz"):
+            with path.open("rb") as file:  # numpy leaves it open if it is broken
+                found = np.load(file, allow_pickle=False)
+                return {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
+        if path.suffix in (".h5", ".hdf5"):
+            import h5py
+
+            with h5py.File(path) as file:
+                return {name: file[name][()] for name in file if isinstance(file[name], h5py.Dataset)}
+    except ImportError as error:
+        raise MissingExtraError("Feature vectors in HDF5 files", "h5") from error
+    except (OSError, ValueError, BadZipFile) as error:
+        raise DataError(f"{str(path)!r} cannot be read: {error}") from error
+    raise DataError(f"Expected a file .npy, .npz or .h5 of feature vectors but got {str(path)!r}.")

@@ -1,0 +1,77 @@
+"""Relaxed draws, whose gradient is that of the path."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lit_sparse.checks import check_positive
+from lit_sparse.estimators.base import Expectation, Latent, LossFunction
+from lit_sparse.estimators.latents import LatentDistribution
+from lit_sparse.estimators.sampler import Evaluation, Sampler
+from lit_sparse.mappings import SparseMapping
+
+__all__ = ["GumbelSoftmax"]
+
+
+class GumbelSoftmax(Sampler):
+    """Decode one point near a value: a softmax of scores with Gumbel noise, or a sigmoid of each bit's with logistic noise.
+
+    The loss is differentiated along the path from the scores to the point, which is biased, the less so the lower the
+    temperature, and varies the more. The entropy is that of the discrete distribution.
+
+    Args:
+        temperature: of the relaxation, > 0; a callback may lower it while training goes on, and checkpoints keep it.
+        straight_through: decode the value itself, with the gradient of the point.
+        latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
+        mapping: from scores to probabilities of categories; None when a model gives its own.
+        evaluation: ``"most_probable"`` or ``"sample"``.
+
+    Raises:
+        ConfigurationError: if the temperature is not a positive number, or another argument none of its values.
+
+    Source: Jang, Gu & Poole (2017), Categorical reparameterization with Gumbel-softmax; Maddison, Mnih & Teh (2017), The
+    concrete distribution.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.mappings import Softmax
+        >>> seen = []
+        >>> estimator = GumbelSoftmax(0.5, straight_through=True, mapping=Softmax())
+        >>> estimator(torch.zeros(2, 3), lambda latent: seen.append(latent.values) or latent.values[:, 0]).loss.shape
+        torch.Size([2])
+        >>> sorted(seen[0].unique().tolist())
+        [0.0, 1.0]
+    """
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        straight_through: bool = False,
+        latent: Latent = "categorical",
+        *,
+        mapping: SparseMapping | None = None,
+        evaluation: Evaluation = "most_probable",
+    ) -> None:
+        super().__init__(latent, mapping, evaluation)
+        # Checkpointed, and no buffer: those are broadcast at every call of a distributed model, also where calls are uneven.
+        initial = torch.tensor(check_positive("temperature", temperature), dtype=torch.float64)
+        self.temperature = nn.Parameter(initial, requires_grad=False)
+        self.straight_through = straight_through
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return both forms for both kinds of variables."""
+        return [cls(), cls(0.5, True), cls(0.7, latent="bits"), cls(1.0, True, "bits")]
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"temperature={float(self.temperature):g}, straight_through={self.straight_through}, latent={self.latent!r}"
+
+    def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        """See :class:`Sampler`; ``context`` is not needed."""
+        point, near = latent.relaxed(self.temperature)
+        point = point.to(near.dtype)
+        values: Tensor = near + (point - point.detach()) if self.straight_through else point
+        decoded = self.decode(latent, values, loss_fn)
+        return self.expectation(latent, decoded.losses[:, 0], decoded, near)

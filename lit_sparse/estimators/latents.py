@@ -1,0 +1,217 @@
+"""Distributions of a latent variable that samplers draw from: over K categories, or over independent bits."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+from torch.nn import functional as nnf
+
+from lit_sparse.kernels.dispatch import HALVES
+from lit_sparse.kernels.kbest import best_bits
+
+__all__ = ["Bits", "Categories", "LatentDistribution", "widened"]
+
+
+class LatentDistribution(ABC):
+    """One distribution a row. Values are floating, (B, n, K) one-hot or (B, n, D) bits.
+
+    Of half types the values are of the same type, all else is computed in float32: their steps are too coarse to draw by.
+
+    Attributes:
+        broken: (B,) rows with NaN, which have no distribution.
+        empty: (B,) rows in which nothing is allowed.
+        support_size: (B,) number of values with a probability above zero; None where it is not enumerated.
+    """
+
+    broken: Tensor
+    empty: Tensor
+    support_size: Tensor | None
+
+    @abstractmethod
+    def log_prob(self, values: Tensor) -> Tensor:
+        """Return the log-probabilities (B, n) of values of the support, with a gradient in the scores."""
+
+    @abstractmethod
+    def sample(self, count: int) -> Tensor:
+        """Draw independent values (B, count, .)."""
+
+    @abstractmethod
+    def relaxed(self, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a point near a value (B, 1, .), differentiable in the scores, and the value that it is near."""
+
+    @abstractmethod
+    def best(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return the most probable values (B, n, .), n <= count, best first, and which of them there are, (B, n)."""
+
+    @abstractmethod
+    def outside(self, values: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """Draw a value (B, 1, .) that is none of some, in proportion to its probability; and how probable all such are, (B,).
+
+        Args:
+            values: (B, n, .), distinct.
+            there: (B, n), which of them count.
+        """
+
+    @abstractmethod
+    def entropy(self) -> Tensor:
+        """Return the entropy (B,) in nats, with a gradient in the scores."""
+
+    @abstractmethod
+    def reported(self, values: Tensor, there: Tensor) -> Tensor:
+        """Return what an expectation reports as ``probs`` where values (B, n, .) are decoded, those that there are (B, n)."""
+
+
+class Categories(LatentDistribution):
+    """One of K categories.
+
+    Args:
+        probs: (B, K), on the simplex, with a gradient; a row of zeros where nothing is allowed.
+    """
+
+    def __init__(self, probs: Tensor) -> None:
+        self.dtype = probs.dtype
+        self.probs = widened(probs)
+        plain = self.probs.detach()
+        self.broken = plain.isnan().any(-1)
+        self._plain = torch.where(self.broken.unsqueeze(-1), 0.0, plain)
+        self._plain[..., :1] += self.broken.unsqueeze(-1).to(plain.dtype)  # what is drawn there does not matter
+        self.empty = (self._plain == 0).all(-1)
+        self.support_size = (plain != 0).sum(-1)
+
+    def log_prob(self, values: Tensor) -> Tensor:
+        """See the base class."""
+        chosen = (values * torch.where(values > 0, self.probs.unsqueeze(1), 0.0)).sum(-1)
+        return torch.where(chosen != 0, chosen, 1.0).log()
+
+    def sample(self, count: int) -> Tensor:
+        """See the base class."""
+        return self._one_hot(_drawn(self._plain, count))
+
+    def relaxed(self, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base class: the Gumbel-softmax, or concrete, distribution."""
+        inside = self._plain > 0
+        logits = torch.where(inside, torch.where(inside, self.probs, 1.0).log(), -torch.inf)
+        noisy = (logits + _gumbel(logits)).masked_fill(self.empty.unsqueeze(-1), 0.0)
+        point = (noisy / temperature).softmax(-1).unsqueeze(1)
+        return point.to(self.dtype), self._one_hot(noisy.argmax(-1, keepdim=True))
+
+    def best(self, count: int) -> tuple[Tensor, Tensor]:
+        """See the base class; ties go to the lowest category."""
+        count = min(count, self._plain.shape[-1])
+        top, order = self._plain.sort(dim=-1, descending=True, stable=True)
+        return self._one_hot(order[:, :count]), top[:, :count] > 0
+
+    def outside(self, values: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base class."""
+        taken = (values * there.unsqueeze(-1)).sum(1) > 0
+        rest = self._plain.masked_fill(taken, 0.0)
+        return self._one_hot(_drawn(rest, 1)), torch.where(rest > 0, self.probs, 0.0).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """See the base class."""
+        inside = torch.where(self.probs > 0, self.probs, 1.0)
+        return -(inside * inside.log()).sum(-1)
+
+    def reported(self, values: Tensor, there: Tensor) -> Tensor:
+        """The probabilities of all categories."""
+        return self.probs
+
+    def _one_hot(self, index: Tensor) -> Tensor:
+        return nnf.one_hot(index, self.probs.shape[-1]).to(self.dtype)
+
+
+class Bits(LatentDistribution):
+    """D independent bits.
+
+    Args:
+        scores: (B, D) their logits; -inf forbids a bit.
+    """
+
+    def __init__(self, scores: Tensor) -> None:
+        self.dtype = scores.dtype
+        self.scores = widened(scores)
+        plain = self.scores.detach()
+        self.broken = (plain.isnan() | (plain == torch.inf)).any(-1)
+        self._plain = torch.where(self.broken.unsqueeze(-1), 0.0, plain)
+        self.empty = torch.zeros_like(self.broken)  # the vector of zeros is always there
+        self.support_size = None
+
+    def log_prob(self, values: Tensor) -> Tensor:
+        """See the base class."""
+        on, off = nnf.logsigmoid(self.scores), nnf.logsigmoid(-self.scores)
+        return torch.where(values > 0, on.unsqueeze(1), off.unsqueeze(1)).sum(-1)
+
+    def sample(self, count: int) -> Tensor:
+        """See the base class."""
+        uniform = torch.rand(len(self._plain), count, self._plain.shape[-1], dtype=self._plain.dtype, device=self._plain.device)
+        return (uniform < self._plain.sigmoid().unsqueeze(1)).to(self.dtype)
+
+    def relaxed(self, temperature: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base class: the binary concrete distribution of each bit."""
+        noisy = torch.where(self.broken.unsqueeze(-1), 0.0, self.scores) + _gumbel(self._plain) - _gumbel(self._plain)
+        point = (noisy / temperature).sigmoid().unsqueeze(1)
+        return point.to(self.dtype), (noisy > 0).to(self.dtype).unsqueeze(1)
+
+    def best(self, count: int) -> tuple[Tensor, Tensor]:
+        """See the base class."""
+        values, counts = best_bits(self._plain, count)
+        return values.to(self.dtype), torch.arange(values.shape[1], device=values.device) < counts.unsqueeze(-1)
+
+    def outside(self, values: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
+        """See the base class. Bit by bit, each given those before it and that the vector is none of the given ones."""
+        exact = Bits(self.scores.double())
+        share = 1.0 - torch.where(there, exact.log_prob(values), -torch.inf).exp().sum(-1)
+        all_of_them = there.sum(-1) >= 2.0 ** (self._plain > -torch.inf).sum(-1)
+        share = torch.where(all_of_them, 0.0, share.clamp_min(0.0)).to(self.scores.dtype)
+        scores = self._plain.double()
+        on = scores.sigmoid()
+        chance = torch.where(values > 0, on.unsqueeze(1), 1.0 - on.unsqueeze(1))  # (B, n, D) of each bit of each given vector
+        # What is left of a given vector from each bit on: of those that agree so far, this is what they take from the rest.
+        tails = chance.flip(-1).cumprod(-1).flip(-1)
+        tails = torch.cat([tails, torch.ones_like(tails[..., :1])], -1)
+        agrees = there.clone()
+        drawn = torch.zeros_like(scores)
+        uniform = torch.rand_like(scores)
+        for i in range(scores.shape[-1]):
+            bit = values[..., i] > 0
+            taken_on = (tails[..., i + 1] * (agrees & bit)).sum(-1)
+            taken_off = (tails[..., i + 1] * (agrees & ~bit)).sum(-1)
+            weight_on = on[:, i] * (1.0 - taken_on).clamp_min(0.0)
+            weight_off = (1.0 - on[:, i]) * (1.0 - taken_off).clamp_min(0.0)
+            chosen = uniform[:, i] * (weight_on + weight_off) < weight_on
+            drawn[:, i] = chosen.double()
+            agrees = agrees & (bit == chosen.unsqueeze(-1))
+        return drawn.to(self.dtype).unsqueeze(1), share
+
+    def entropy(self) -> Tensor:
+        """See the base class."""
+        finite = torch.where(self.scores == -torch.inf, 0.0, self.scores)
+        each = nnf.softplus(finite) - finite * finite.sigmoid()
+        return torch.where(self.scores == -torch.inf, 0.0, each).sum(-1)
+
+    def reported(self, values: Tensor, there: Tensor) -> Tensor:
+        """The probabilities of the decoded values."""
+        return self.log_prob(values)[there].exp()
+
+
+def widened(values: Tensor) -> Tensor:
+    """Return values of a half type in float32, others as they are."""
+    return values.float() if values.dtype in HALVES else values
+
+
+def _drawn(weights: Tensor, count: int) -> Tensor:
+    """Draw indices (B, count) in proportion to weights (B, K) >= 0, never one of weight 0; 0 where all are.
+
+    Each waits for a time drawn from an exponential distribution, the shorter the larger its weight; the first is taken.
+    """
+    shares = (weights / weights.amax(-1, keepdim=True)).double().unsqueeze(1)
+    waiting = -torch.log1p(-torch.rand(len(weights), count, weights.shape[-1], dtype=torch.float64, device=weights.device))
+    return torch.where(shares > 0, waiting / shares, torch.inf).argmin(-1)
+
+
+def _gumbel(like: Tensor) -> Tensor:
+    """Draw standard Gumbel noise."""
+    tiny = torch.finfo(like.dtype).tiny
+    return -torch.rand_like(like.detach()).clamp_min(tiny).log().neg().clamp_min(tiny).log()

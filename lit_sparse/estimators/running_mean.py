@@ -1,0 +1,55 @@
+"""The mean of all numbers seen so far, over all processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+__all__ = ["RunningMean"]
+
+
+class RunningMean(nn.Module):
+    """A mean that is checkpointed, and the same on all processes.
+
+    It is kept in parameters without a gradient, not in buffers: those DistributedDataParallel would broadcast at every call,
+    which hangs where processes make different numbers of calls, as in validation.
+
+    Example:
+        >>> mean = RunningMean()
+        >>> mean.update(torch.tensor([1.0, 2.0])), mean.update(torch.tensor([6.0]))
+        (None, None)
+        >>> float(mean.value)
+        3.0
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
+        self.count = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
+
+    @torch.no_grad()
+    def update(self, numbers: Tensor, used: Tensor | None = None) -> None:
+        """Take in some finite numbers; in a distributed run all processes must do so together.
+
+        Args:
+            numbers: of any shape.
+            used: which of them count, of the same shape; by default all. Those that are not finite never do.
+        """
+        some = numbers.isfinite() if used is None else used & numbers.isfinite()
+        sums = torch.stack([torch.where(some, numbers, 0.0).double().sum(), some.double().sum()])
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(sums)
+        total, count = sums.unbind()
+        self.count.add_(count)
+        self.value.add_(torch.where(count > 0, (total - count * self.value) / self.count.clamp_min(1.0), 0.0))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Go to another device with the model, but not to another type: counts need all digits."""
+        exact = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, parameter in self.named_parameters():
+            parameter.data = exact[name].to(parameter.device)
+        return self

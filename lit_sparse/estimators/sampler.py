@@ -1,0 +1,124 @@
+"""What all samplers have in common: the variable they draw, ragged decoding of the draws, and evaluation without drawing."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.estimators.base import Estimator, Expectation, Latent, LatentBatch, LossFunction
+from lit_sparse.estimators.latents import Bits, Categories, LatentDistribution, widened
+from lit_sparse.mappings import SparseMapping
+
+__all__ = ["Decoded", "Evaluation", "Sampler"]
+
+Evaluation: TypeAlias = Literal["most_probable", "sample"]
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Values and their losses.
+
+    Attributes:
+        values: (B, n, .).
+        there: (B, n), which of them were decoded.
+        losses: (B, n), zero where nothing was.
+        rows: (R,) the example of each decoded row.
+    """
+
+    values: Tensor
+    there: Tensor
+    losses: Tensor
+    rows: Tensor
+
+
+class Sampler(Estimator):
+    """Estimates the expected loss by a few values of the latent variable, most of them drawn at random.
+
+    In evaluation the most probable value alone is decoded, so that results do not depend on chance; ask for
+    ``evaluation="sample"`` to draw there too. Draws are those of torch's generator.
+
+    Args:
+        latent: ``"categorical"``, with a mapping from scores to probabilities, or ``"bits"``, independent ones whose logits the
+            scores are.
+        mapping: from scores to probabilities of categories; None when a model gives its own.
+        evaluation: ``"most_probable"`` or ``"sample"``.
+
+    Raises:
+        ConfigurationError: if an argument is none of its values.
+    """
+
+    def __init__(
+        self, latent: Latent = "categorical", mapping: SparseMapping | None = None, evaluation: Evaluation = "most_probable"
+    ) -> None:
+        for name, value, allowed in (
+            ("latent", latent, ("categorical", "bits")),
+            ("evaluation", evaluation, ("most_probable", "sample")),
+        ):
+            if value not in allowed:
+                raise ConfigurationError(f"Expected argument `{name}` to be one of {allowed} but got {value!r}.")
+        torch.nn.Module.__init__(self)
+        self.latent = latent
+        self.evaluation = evaluation
+        super().__init__(mapping)
+
+    def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        """See :meth:`Estimator.forward`."""
+        latent = self.distribution(scores)
+        if self.training or self.evaluation == "sample":
+            return self.estimate(latent, loss_fn, context)
+        decoded = self.decode(latent, latent.best(1)[0], loss_fn)
+        return self.expectation(latent, decoded.losses[:, 0], decoded)
+
+    @abstractmethod
+    def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        """Estimate the expected loss by sampling; see :meth:`Estimator.forward`."""
+
+    def distribution(self, scores: Tensor) -> LatentDistribution:
+        """Return the distributions that scores (B, K) or (B, D) stand for."""
+        return Bits(scores) if self.latent == "bits" else Categories(self.probabilities(scores))
+
+    def decode(self, latent: LatentDistribution, values: Tensor, loss_fn: LossFunction, there: Tensor | None = None) -> Decoded:
+        """Return the losses of values in one call of ``loss_fn``.
+
+        Args:
+            latent: their distribution; nothing is decoded where nothing is allowed.
+            values: (B, n, .).
+            loss_fn: see :meth:`Estimator.forward`.
+            there: (B, n), which of them to decode; by default all.
+        """
+        allowed = ~latent.empty.unsqueeze(-1).expand(values.shape[:2])
+        there = allowed if there is None else allowed & there
+        rows, places = there.nonzero(as_tuple=True)
+        found = widened(self.losses(loss_fn, LatentBatch(values[rows, places], rows)))
+        losses = torch.zeros(there.shape, dtype=found.dtype, device=found.device).index_put((rows, places), found)
+        return Decoded(values, there, losses, rows)
+
+    def expectation(
+        self, latent: LatentDistribution, loss: Tensor, decoded: Decoded, near: Tensor | None = None
+    ) -> Expectation:
+        """Return an estimate (B,) with what it took; that of a broken row is NaN.
+
+        Args:
+            latent: the distribution.
+            loss: (B,).
+            decoded: what was decoded.
+            near: values that the decoded points are relaxed from; by default the points themselves.
+        """
+        return Expectation(
+            loss=torch.where(latent.broken, torch.nan, loss),
+            probs=latent.reported(decoded.values if near is None else near, decoded.there),
+            rows=decoded.rows,
+            support_size=latent.support_size,
+            decoder_calls=decoded.there.sum(-1),
+            known_entropy=latent.entropy(),
+        )
+
+
+def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
+    """Return a value with the gradient of something else besides its own."""
+    return value + (surrogate - surrogate.detach())

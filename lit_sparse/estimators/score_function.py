@@ -1,0 +1,141 @@
+"""The score-function estimator, also known as REINFORCE, with three baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.estimators.base import Expectation, Latent, LossFunction
+from lit_sparse.estimators.latents import LatentDistribution
+from lit_sparse.estimators.running_mean import RunningMean
+from lit_sparse.estimators.sampler import Evaluation, Sampler, with_gradient_of
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn import MLP
+
+__all__ = ["ScoreFunction"]
+
+BASELINES = ("mean", "self_critic", "learnt")
+
+
+class ScoreFunction(Sampler):
+    """Draw one value z; its loss is the estimate, and ``(loss - baseline) grad log pi(z)`` the gradient of the scores.
+
+    Unbiased whatever the baseline, which must not know z; the nearer it comes to the expected loss, the less the gradient
+    varies.
+
+    Args:
+        baseline: ``"mean"``, the mean loss of all training batches so far (SFE); ``"self_critic"``, the loss of a second,
+            independent draw (SFE+), which costs another decoder call; ``"learnt"``, that mean plus a network's output for the
+            example's context, fitted to the loss by squared error (NVIL). That error's gradient reaches the network alone, and
+            its value no loss.
+        latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
+        context_features: size of the context that a learnt baseline looks at; None where a model tells it.
+        hidden: widths of the hidden layers of a learnt baseline.
+        mapping: from scores to probabilities of categories; None when a model gives its own.
+        evaluation: ``"most_probable"`` or ``"sample"``.
+
+    Raises:
+        ConfigurationError: if an argument is not as described, or a learnt baseline gets no context.
+
+    Source: Williams (1992), Simple statistical gradient-following algorithms; Rennie et al. (2017), Self-critical sequence
+    training, for its two samples; Mnih & Gregor (2014), Neural variational inference and learning.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.mappings import Softmax
+        >>> scores = torch.zeros(1000, 2, requires_grad=True)
+        >>> out = ScoreFunction("self_critic", mapping=Softmax())(scores, lambda latent: latent.values[:, 0])
+        >>> out.loss.sum().backward()
+        >>> bool((scores.grad.mean(0) - torch.tensor([0.25, -0.25])).abs().max() < 0.1)
+        True
+    """
+
+    unbiased: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        baseline: Literal["mean", "self_critic", "learnt"] = "mean",
+        latent: Latent = "categorical",
+        *,
+        context_features: int | None = None,
+        hidden: Sequence[int] = (128, 128),
+        mapping: SparseMapping | None = None,
+        evaluation: Evaluation = "most_probable",
+    ) -> None:
+        if baseline not in BASELINES:
+            raise ConfigurationError(f"Expected argument `baseline` to be one of {BASELINES} but got {baseline!r}.")
+        super().__init__(latent, mapping, evaluation)
+        self.baseline = baseline
+        self.hidden = tuple(hidden)
+        self.context_features: int | None = None
+        self.mean = RunningMean() if baseline != "self_critic" else None
+        self.network: nn.Module | None = None
+        if context_features is not None:
+            self.expect_context(check_count("context_features", context_features))
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return one for each baseline and kind of variable."""
+        kinds: tuple[Latent, ...] = ("categorical", "bits")
+        plain = [cls(baseline, latent) for latent in kinds for baseline in ("mean", "self_critic")]
+        return plain + [cls("learnt", latent, context_features=3) for latent in kinds]
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return f"baseline={self.baseline!r}, latent={self.latent!r}"
+
+    def expect_context(self, features: int) -> Self:
+        """See the base class."""
+        if self.baseline == "learnt" and self.context_features != features:
+            if self.context_features is not None:
+                raise ConfigurationError(
+                    f"{type(self).__name__} was made for contexts of {self.context_features} features, but its model gives"
+                    f" {features}. Leave `context_features` out."
+                )
+            self.network = MLP([features, *self.hidden, 1])
+        self.context_features = features
+        return self
+
+    def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        """See :class:`Sampler`."""
+        decoded = self.decode(latent, latent.sample(2 if self.baseline == "self_critic" else 1), loss_fn)
+        losses = decoded.losses[:, 0]
+        seen = losses.detach()
+        used = ~latent.broken & ~latent.empty
+        if self.baseline == "self_critic":
+            expected = decoded.losses[:, 1].detach()
+        else:
+            expected = self._mean().value.to(seen.dtype).expand_as(seen)
+        loss = losses
+        if self.baseline == "learnt":
+            guess = expected + self._network_of(context, len(seen)).to(seen.dtype)
+            expected = guess.detach()
+            loss = with_gradient_of(loss, torch.where(used, (guess - seen).square(), 0.0))
+        if self.mean is not None and self.training:
+            self.mean.update(seen, used)
+        log_prob = latent.log_prob(decoded.values[:, :1])[:, 0]
+        loss = with_gradient_of(loss, torch.where(used, (seen - expected) * log_prob, 0.0))
+        return self.expectation(latent, loss, decoded)
+
+    def _mean(self) -> RunningMean:
+        assert self.mean is not None
+        return self.mean
+
+    def _network_of(self, context: Tensor | None, size: int) -> Tensor:
+        if self.network is None or context is None:
+            raise ConfigurationError(
+                "A learnt baseline looks at a context: expected `context` (B, C) at each call, and its size, as in"
+                " ScoreFunction('learnt', context_features=C)."
+            )
+        if context.shape != (size, self.context_features):
+            raise ConfigurationError(
+                f"Expected a context of shape {(size, self.context_features)} for the learnt baseline but got"
+                f" {tuple(context.shape)}."
+            )
+        guess: Tensor = self.network(context.detach())
+        return guess.squeeze(-1)

@@ -1,0 +1,269 @@
+"""What the messages of a signaling game are like: which are used, for what, and whether alike things get alike messages."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+
+__all__ = [
+    "MessageCounts",
+    "MessageStructure",
+    "bag_of_symbols_disentanglement",
+    "positional_disentanglement",
+    "topographic_similarity",
+]
+
+#: Most columns of a table of counts that is made at once.
+COLUMNS = 20_000
+
+
+def topographic_similarity(inputs: Tensor, messages: Tensor) -> Tensor:
+    """Return Spearman's correlation between the distances of all pairs of inputs and those of their messages, a scalar.
+
+    Inputs are compared by the cosine of their angle, messages by the number of positions in which they differ. NaN where all
+    inputs, or all messages, are alike.
+
+    Args:
+        inputs: (N, F).
+        messages: (N, L) symbols.
+
+    Source: Brighton & Kirby (2006), Understanding linguistic evolution by visualizing the emergence of topographic mappings;
+    Lazaridou et al. (2018), Emergence of linguistic communication from referential games with symbolic and pixel input.
+
+    Example:
+        >>> alike = topographic_similarity(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]), torch.tensor([[3], [3], [5]]))
+        >>> bool(alike > 0.8)
+        True
+    """
+    first, second = torch.triu_indices(len(inputs), len(inputs), 1, device=inputs.device)
+    directions = torch.nn.functional.normalize(inputs.double(), dim=-1)
+    of_inputs = 1.0 - (directions @ directions.mT)[first, second]
+    of_messages = (messages[first] != messages[second]).sum(-1)
+    return _correlation(_ranks(of_inputs), _ranks(of_messages.double()))
+
+
+def positional_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
+    """Return how far each position of a message tells of one attribute alone, a scalar in [0, 1] (posdis).
+
+    For each position the information that it has on the attribute it tells most of, less that on the next, over the position's
+    entropy; on average over the positions that vary. NaN where none does, or with fewer than two attributes.
+
+    Args:
+        attributes: (N, A) integers, A >= 2.
+        messages: (N, L) symbols.
+
+    Source: Chaabouni et al. (2020), Compositionality and generalization in emergent languages.
+
+    Example:
+        >>> every = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+        >>> round(float(positional_disentanglement(every, every + 7)), 6)
+        1.0
+    """
+    return _disentanglement(messages, attributes)
+
+
+def bag_of_symbols_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
+    """Return how far the number of times that a symbol occurs tells of one attribute alone, a scalar in [0, 1] (bosdis).
+
+    As :func:`positional_disentanglement`, with the counts of the symbols that occur in place of positions.
+
+    Args:
+        attributes: (N, A) integers, A >= 2.
+        messages: (N, L) symbols.
+
+    Source: Chaabouni et al. (2020), Compositionality and generalization in emergent languages.
+
+    Example:
+        >>> every = torch.cartesian_prod(torch.arange(2), torch.arange(2))
+        >>> swapped = torch.where(torch.rand(4, 1) < 0.5, every + torch.tensor([0, 2]), every.flip(-1) + torch.tensor([2, 0]))
+        >>> round(float(bag_of_symbols_disentanglement(every, swapped)), 6)
+        1.0
+    """
+    symbols = torch.unique(messages)
+    return _disentanglement((messages.unsqueeze(-1) == symbols).sum(1), attributes)
+
+
+def _disentanglement(parts: Tensor, attributes: Tensor) -> Tensor:
+    """Average over the parts (N, P) that vary; see :func:`positional_disentanglement`."""
+    nothing = torch.tensor(torch.nan, dtype=torch.float64, device=parts.device)
+    if attributes.shape[-1] < 2 or not len(parts):
+        return nothing
+    entropies, informations = _informations(parts, attributes)
+    varies = entropies > 1e-12
+    if not bool(varies.any()):
+        return nothing
+    best, second = informations[varies].topk(2).values.unbind(-1)
+    return ((best - second) / entropies[varies]).mean()
+
+
+def _informations(parts: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the entropies (P,) of variables observed (N, P), and the information (P, A) of each on others (N, A), in nats.
+
+    All pairs are counted by one product of matrices, some attributes at a time.
+    """
+    first, of_first = _indicators(parts)
+    entropies = _grouped(_surprise(first.sum(0)), of_first, parts.shape[-1])
+    informations = []
+    for some in torch.split(attributes, max(1, COLUMNS // len(attributes)), dim=-1):
+        second, of_second = _indicators(some)
+        rows = _grouped(_surprise(first.mT @ second), of_first, parts.shape[-1])
+        joint = _grouped(rows.mT, of_second, some.shape[-1]).mT
+        alone = _grouped(_surprise(second.sum(0)), of_second, some.shape[-1])
+        informations.append(entropies.unsqueeze(-1) + alone - joint)
+    scale = 1.0 / len(parts)
+    constant = math.log(len(parts))  # counts in place of shares: entropy = log N - (sum of n log n) / N
+    return entropies * scale + constant, torch.cat(informations, -1) * scale + constant
+
+
+def _indicators(variables: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which value (N, V) each of several variables (N, P) has, and which variable (V,) each value belongs to."""
+    found, of = [], []
+    for number, variable in enumerate(variables.unbind(-1)):
+        values, place = torch.unique(variable, return_inverse=True)
+        found.append(torch.nn.functional.one_hot(place, len(values)))
+        of += [number] * len(values)
+    return torch.cat(found, -1).double(), torch.tensor(of, device=variables.device)
+
+
+def _surprise(counts: Tensor) -> Tensor:
+    """Return ``-n log n``."""
+    surprise: Tensor = -torch.special.xlogy(counts, counts)
+    return surprise
+
+
+def _grouped(values: Tensor, group: Tensor, number: int) -> Tensor:
+    """Add up values (V, ...) by their group."""
+    return torch.zeros(number, *values.shape[1:], dtype=values.dtype, device=values.device).index_add(0, group, values)
+
+
+def entropy_of(counts: Tensor) -> Tensor:
+    """Return the entropy in nats of a distribution given by counts of any shape; NaN without any."""
+    probs = counts.double() / counts.sum()
+    entropy: Tensor = -torch.special.xlogy(probs, probs).sum()
+    return entropy
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return the ranks of values (P,); equal ones share the mean of theirs."""
+    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    last = counts.cumsum(0).double()
+    middle: Tensor = (last - (counts.double() - 1) / 2)[inverse]
+    return middle
+
+
+def _correlation(first: Tensor, second: Tensor) -> Tensor:
+    first, second = first - first.mean(), second - second.mean()
+    return (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
+
+
+class MessageCounts(Metric):
+    """Counts of the symbols sent for things of each class, summed over processes.
+
+    Args:
+        vocabulary: V, number of symbols.
+        classes: C; things of higher class count as of the last.
+
+    Raises:
+        ConfigurationError: if a number is not positive.
+
+    Example:
+        >>> counts = MessageCounts(vocabulary=4, classes=2)
+        >>> counts.update(torch.tensor([3, 3, 1, 1]), torch.tensor([0, 0, 1, 1]))
+        >>> {name: round(float(value), 3) for name, value in counts.compute().items()}
+        {'message_entropy': 0.693, 'used_vocabulary': 2.0, 'class_information': 0.693}
+    """
+
+    full_state_update = False
+    counts: Tensor
+
+    def __init__(self, vocabulary: int, classes: int = 256) -> None:
+        super().__init__()
+        check_count("vocabulary", vocabulary)
+        check_count("classes", classes)
+        self.add_state("counts", torch.zeros(classes, vocabulary, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, messages: Tensor, labels: Tensor) -> None:
+        """Add some messages.
+
+        Args:
+            messages: (B,) symbols.
+            labels: (B,) classes of the things that they were sent for.
+        """
+        classes, vocabulary = self.counts.shape
+        pairs = labels.clamp(0, classes - 1) * vocabulary + messages
+        self.counts += torch.bincount(pairs, minlength=classes * vocabulary).view(classes, vocabulary)
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the entropy of the messages, the number of symbols in use, and the information on the class, in nats."""
+        of_messages = entropy_of(self.counts.sum(0))
+        return {
+            "message_entropy": of_messages,
+            "used_vocabulary": (self.counts.sum(0) > 0).sum().double(),
+            "class_information": of_messages + entropy_of(self.counts.sum(1)) - entropy_of(self.counts),
+        }
+
+
+class MessageStructure(Metric):
+    """Topographic similarity, and posdis and bosdis where attributes are known, of the first examples of a split.
+
+    States are of fixed size and summed over processes, so results do not depend on how many there are.
+
+    Args:
+        features: F, of an input.
+        attributes: A; 0 where there are none.
+        length: L, symbols in a message.
+        examples: how many examples, those of the lowest index, are compared with one another.
+
+    Raises:
+        ConfigurationError: if a number is not positive, or negative for attributes.
+    """
+
+    full_state_update = False
+    inputs: Tensor
+    attributes: Tensor
+    messages: Tensor
+    seen: Tensor
+
+    def __init__(self, features: int, attributes: int = 0, length: int = 1, examples: int = 1000) -> None:
+        super().__init__()
+        for name, value in (("features", features), ("length", length), ("examples", examples)):
+            check_count(name, value)
+        if attributes < 0:
+            raise ConfigurationError(f"Expected argument `attributes` to be 0 or more but got {attributes}.")
+        self.add_state("inputs", torch.zeros(examples, features), dist_reduce_fx="sum")
+        self.add_state("attributes", torch.zeros(examples, attributes, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("messages", torch.zeros(examples, length, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("seen", torch.zeros(examples, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, index: Tensor, inputs: Tensor, messages: Tensor, attributes: Tensor | None = None) -> None:
+        """Add some examples; those whose index is too high are passed over.
+
+        Args:
+            index: (B,) their places in the split, none twice.
+            inputs: (B, F).
+            messages: (B, L).
+            attributes: (B, A), if there are any.
+        """
+        some = index < len(self.seen)
+        place = index[some]
+        self.inputs[place] = inputs[some].to(self.inputs)
+        self.messages[place] = messages[some]
+        if attributes is not None:
+            self.attributes[place] = attributes[some]
+        self.seen[place] = 1
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return ``topographic_similarity`` and, with two attributes or more, ``posdis`` and ``bosdis``."""
+        some = self.seen > 0
+        messages = self.messages[some]
+        found = {"topographic_similarity": topographic_similarity(self.inputs[some], messages)}
+        if self.attributes.shape[-1] >= 2:
+            found["posdis"] = positional_disentanglement(self.attributes[some], messages)
+            found["bosdis"] = bag_of_symbols_disentanglement(self.attributes[some], messages)
+        return found

@@ -1,0 +1,186 @@
+"""A referential game: a sender names an image by a symbol, a receiver picks it out of several (Lazaridou et al. 2017)."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.estimators import Estimator, Expectation, LatentBatch
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.nn import Receiver, Sender
+
+__all__ = ["SignalingGame"]
+
+
+class SignalingGame(LitSparseModule):
+    """A sender sees one image and sends a symbol; a receiver sees several images and the symbol, and picks one.
+
+    The sender scores the symbols, a mapping turns scores into q(symbol|image), and the estimator sums out or draws the symbol.
+    The loss is the receiver's negative log-likelihood of the right image less ``entropy_weight`` times the entropy of q.
+
+    Logged: ``success``, whether the receiver picks the right image for the most probable symbol that was decoded;
+    ``expected_success``, over all that were decoded in proportion to their probability; ``nll`` and ``entropy``, in nats.
+
+    Batches are dicts of ``target`` (B, F), ``candidates`` (B, N, F), of which the one at ``position`` (B,) shows the target,
+    and ``index`` (B,); ``label`` (B,), the class of the target, is used by pictures.
+
+    Args:
+        mapping: from the sender's scores to probabilities of symbols.
+        estimator: of the expected loss; it is given no mapping of its own.
+        in_features: F, features of an image.
+        vocabulary: V, number of symbols.
+        sender: scores symbols (B, V) of images (B, F); by default the published one, :class:`lit_sparse.nn.Sender`.
+        receiver: scores candidates (R, N), of candidates (B, N, F), messages (R, V) and their games (R,); by default the
+            published one, :class:`lit_sparse.nn.Receiver`.
+        entropy_weight: of the entropy of the message that is added to what is maximized.
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: if the mapping gives no probabilities or the estimator has another mapping.
+
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
+    via Sparsity, section 5.2 and appendix.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.estimators import Marginalize
+        >>> from lit_sparse.mappings import Sparsemax
+        >>> game = SignalingGame(Sparsemax(), Marginalize(), in_features=20, vocabulary=8)
+        >>> images = torch.rand(3, 4, 20)
+        >>> batch = {"target": images[:, 1], "candidates": images, "position": torch.ones(3).long(), "index": torch.arange(3)}
+        >>> game.step(batch, 0, "train")["loss"].isfinite().item()
+        True
+    """
+
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "success", "expected_success", "nll", "entropy")
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/success", "max")
+
+    def __init__(
+        self,
+        mapping: SparseMapping,
+        estimator: Estimator,
+        *,
+        in_features: int = 4096,
+        vocabulary: int = 256,
+        sender: nn.Module | None = None,
+        receiver: nn.Module | None = None,
+        entropy_weight: float = 0.1,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        for name, value in (("in_features", in_features), ("vocabulary", vocabulary)):
+            if value < 1:
+                raise ConfigurationError(f"Expected argument `{name}` to be at least 1 but got {value}.")
+        self.mapping = mapping
+        self.estimator = estimator.bind(mapping).expect_context(in_features)
+        self.in_features = in_features
+        self.vocabulary = vocabulary
+        self.sender = Sender(in_features, vocabulary) if sender is None else sender
+        self.receiver = Receiver(in_features, vocabulary) if receiver is None else receiver
+        self.entropy_weight = entropy_weight
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the scores (B, V) of the symbols for images (B, F)."""
+        scores: Tensor = self.sender(images)
+        return scores
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        target, candidates, position = batch["target"], batch["candidates"], batch["position"]
+        self._check(target)
+        picked: list[Tensor] = []
+        heard: list[LatentBatch] = []
+
+        def loss_fn(latent: LatentBatch) -> Tensor:
+            picks: Tensor = self.receiver(candidates, latent.values, latent.rows)
+            if picks.shape != (len(latent.rows), candidates.shape[1]):
+                raise ConfigurationError(
+                    f"Expected the receiver to give one score for each of the {candidates.shape[1]} candidates of each of"
+                    f" {len(latent.rows)} messages but its result is of shape {tuple(picks.shape)}."
+                )
+            picked.append(picks.detach().argmax(-1))
+            heard.append(latent)
+            right: Tensor = torch.nn.functional.cross_entropy(picks, position[latent.rows], reduction="none")
+            return right
+
+        scores = self(target)
+        if scores.shape != (len(target), self.vocabulary):
+            raise ConfigurationError(
+                f"Expected the sender to score vocabulary={self.vocabulary} symbols for each of {len(target)} images but its"
+                f" result is of shape {tuple(scores.shape)}."
+            )
+        out = self.estimator(scores, loss_fn, context=target)
+        entropy = out.entropy()
+        loss = out.loss - self.entropy_weight * entropy
+        messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.rows for part in heard]))
+        right = (torch.cat(picked) == position[messages.rows]).to(target.dtype)
+        success, expected = _successes(out, messages, right)
+        examples = {
+            "loss": loss,
+            "success": success,
+            "expected_success": expected,
+            "nll": out.loss,
+            "entropy": entropy,
+        }
+        return StepOutput(
+            loss.mean(),
+            examples=examples,
+            support_size=out.support_size,
+            decoder_calls=out.decoder_calls,
+            sizes=torch.full_like(out.decoder_calls, self.vocabulary),
+            artifacts={} if stage == "train" else self._sent(out, batch),
+        )
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``index`` (B,), the most probable ``symbol`` (B,) for the target, and the ``pick`` (B,) of the receiver."""
+        symbol = self(batch["target"]).argmax(-1)
+        messages = torch.nn.functional.one_hot(symbol, self.vocabulary).to(batch["target"].dtype)
+        rows = torch.arange(len(symbol), device=symbol.device)
+        pick = self.receiver(batch["candidates"], messages, rows).argmax(-1)
+        return {"index": batch["index"], "symbol": symbol, "pick": pick, "position": batch["position"]}
+
+    @staticmethod
+    def _sent(out: Expectation, batch: Batch) -> dict[str, Tensor]:
+        """Return the most probable symbol (B,) of each game and what it was sent for."""
+        sent = {"messages": out.probs.detach().argmax(-1), "targets": batch["target"], "index": batch["index"]}
+        sent["labels"] = batch.get("label", torch.zeros_like(batch["index"]))
+        return sent | ({"attributes": batch["attributes"]} if "attributes" in batch else {})
+
+    def _check(self, images: Tensor) -> None:
+        if images.shape[-1] != self.in_features:
+            raise ConfigurationError(
+                f"Expected images of in_features={self.in_features} features but the data have {images.shape[-1]}."
+                f" Set in_features={images.shape[-1]}."
+            )
+
+
+def _successes(out: Expectation, heard: LatentBatch, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Return for each game (B,) whether the most probable decoded symbol was right, and the share of symbols that were.
+
+    Args:
+        out: the expectation.
+        heard: the messages that were decoded (R, V).
+        right: (R,) whether the receiver picked the right image.
+    """
+    size = len(out.loss)
+    weights = (out.probs.detach()[heard.rows] * heard.values.detach()).sum(-1).nan_to_num(0.0).clamp_min(0.0)
+    best = torch.full((size,), -math.inf, dtype=weights.dtype, device=weights.device)
+    best = best.scatter_reduce(0, heard.rows, weights, "amax")
+    # Several symbols of the same probability count alike.
+    most = (weights == best[heard.rows]).to(right.dtype)
+    zeros = torch.zeros(size, dtype=right.dtype, device=right.device)
+    number = zeros.index_add(0, heard.rows, most).clamp_min(1.0)
+    success = zeros.index_add(0, heard.rows, most * right) / number
+    total = zeros.index_add(0, heard.rows, weights.to(right.dtype))
+    share = zeros.index_add(0, heard.rows, weights.to(right.dtype) * right)
+    return success, share / total.clamp_min(torch.finfo(right.dtype).tiny)

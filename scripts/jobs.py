@@ -1,0 +1,132 @@
+"""Trainings by ``lit-sparse fit``: done once, some at a time, continued where they were killed; used by other scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+__all__ = ["Job", "JobFailedError", "call", "run_all"]
+
+
+class JobFailedError(RuntimeError):
+    """A command failed, or is not the one that was begun."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One training.
+
+    Args:
+        config: path of its config.
+        name: of the run, a path in the folder of all runs.
+        output: the folder of all runs.
+        options: more options of ``lit-sparse fit``.
+        every: steps between checkpoints.
+    """
+
+    config: str
+    name: str
+    output: Path
+    options: Sequence[str]
+    every: int = 2000
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return self.output / self.name / "0"
+
+    @property
+    def log(self) -> Path:
+        """What its commands printed."""
+        return self.output / f"{self.name}.log"
+
+    @property
+    def last(self) -> Path:
+        """Its last checkpoint."""
+        return self.folder / "checkpoints" / "last.ckpt"
+
+    def command(self) -> list[str]:
+        """Return the command that starts it, or continues it where there is something to continue."""
+        return [
+            *(sys.executable, "-m", "lit_sparse", "fit", "-c", self.config, *self.options),
+            *("--output_dir", str(self.output), "--name", self.name),
+            *("--checkpoint_every_n_steps", str(self.every), "--trainer.enable_progress_bar", "false"),
+            *(("--ckpt_path", "last") if self.last.is_file() else ()),
+        ]
+
+    def train(self, threads: int) -> None:
+        """Train to the end, unless that is done.
+
+        Raises:
+            JobFailedError: if it fails, or was begun with other options.
+        """
+        self._same_as_begun()
+        if (self.folder / "finished").is_file():
+            return
+        if self.folder.is_dir() and not self.last.is_file():  # killed before there was anything to continue
+            number = len(list(self.folder.parent.glob("cut_*")))
+            self.folder.rename(self.folder.parent / f"cut_{number}")
+        call(self.command(), self.log, threads)
+        if not self.last.is_file():
+            raise JobFailedError(f"{self.folder} has no last checkpoint at its end; see {self.log}")
+        (self.folder / "finished").touch()
+
+    def _same_as_begun(self) -> None:
+        asked = {"config": yaml.safe_load(Path(self.config).read_text()), "options": list(self.options)}
+        path = self.output / f"{self.name}.json"
+        if path.is_file():
+            begun = json.loads(path.read_text())
+            if begun != asked:
+                key = "options" if begun["config"] == asked["config"] else "config"
+                raise JobFailedError(
+                    f"{self.folder} was begun with other {key}: {begun[key]}, now {asked[key]}. Choose another --output, or"
+                    f" remove it with {path}."
+                )
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(asked))
+
+
+def call(arguments: Sequence[str], log: Path, threads: int) -> None:
+    """Run a command with its output appended to a file.
+
+    Raises:
+        JobFailedError: if it fails.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        found = subprocess.run(arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
+    if found.returncode != 0:
+        tail = "\n".join(log.read_text().splitlines()[-5:])
+        raise JobFailedError(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
+
+
+def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
+    """Run tasks, some at a time, each with its share of the cores; return the messages of those that failed.
+
+    The environment variable ``OMP_NUM_THREADS`` gives each another number of threads.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = int(asked) if asked.isdigit() and int(asked) else max(1, (os.cpu_count() or 1) // at_once)
+    failed: list[str] = []
+
+    def attempt(task: Callable[[int], None]) -> None:
+        try:
+            task(threads)
+        except JobFailedError as error:
+            failed.append(str(error))
+        except Exception as error:  # the others go on
+            failed.append(f"{type(error).__name__}: {error}")
+
+    with ThreadPoolExecutor(at_once) as pool:
+        list(pool.map(attempt, tasks))
+    return failed

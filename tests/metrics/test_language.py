@@ -1,0 +1,152 @@
+"""Measures of what messages are like, against languages whose measures are known and against slower ways to compute them."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import scipy.stats
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.metrics import (
+    MessageCounts,
+    MessageStructure,
+    bag_of_symbols_disentanglement,
+    positional_disentanglement,
+    topographic_similarity,
+)
+
+#: All things of three attributes with four values each.
+THINGS = torch.tensor(list(itertools.product(range(4), repeat=3)))
+
+
+def random_messages(seed: int, size: int = 40, length: int = 2, vocabulary: int = 6) -> Tensor:
+    return torch.randint(vocabulary, (size, length), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("length", [1, 3])
+def test_topographic_similarity_is_spearmans_correlation_of_distances(length: int) -> None:
+    for seed in range(5):
+        inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        messages = random_messages(seed, length=length)
+        of_inputs, of_messages = [], []
+        for i, j in itertools.combinations(range(40), 2):
+            of_inputs.append(1 - float(torch.cosine_similarity(inputs[i], inputs[j], dim=0)))
+            of_messages.append(sum(int(a != b) for a, b in zip(messages[i], messages[j], strict=True)))
+        expected = scipy.stats.spearmanr(of_inputs, of_messages).statistic
+        assert float(topographic_similarity(inputs, messages)) == pytest.approx(expected, abs=1e-9)
+
+
+def test_topographic_similarity_of_nothing_to_compare() -> None:
+    assert math.isnan(topographic_similarity(torch.randn(5, 3), torch.zeros(5, 1).long()))
+    assert math.isnan(topographic_similarity(torch.randn(1, 3), torch.zeros(1, 1).long()))
+
+
+def test_languages_that_are_known() -> None:
+    permuted = torch.stack([THINGS[:, 2] + 4, THINGS[:, 0], 3 - THINGS[:, 1] + 8], -1)
+    assert float(positional_disentanglement(THINGS, permuted)) == pytest.approx(1)
+    assert float(bag_of_symbols_disentanglement(THINGS, permuted)) == pytest.approx(1)
+    same_symbols = THINGS.clone()  # the place tells, what symbols there are tells of all attributes alike
+    assert float(positional_disentanglement(THINGS, same_symbols)) == pytest.approx(1)
+    assert float(bag_of_symbols_disentanglement(THINGS, same_symbols)) == pytest.approx(0, abs=1e-9)
+    sums = (THINGS[:, :2].sum(-1, keepdim=True)) % 4  # tells of the two attributes together, of none alone
+    assert float(positional_disentanglement(THINGS[:, :2], sums)) == pytest.approx(0, abs=1e-9)
+
+
+def brute_force(parts: Tensor, attributes: Tensor) -> float:
+    """Chaabouni et al., term by term, from probabilities of pairs."""
+    shares = []
+    for column in parts.unbind(-1):
+        n = len(column)
+        p = {s: float((column == s).sum()) / n for s in column.tolist()}
+        entropy = -sum(q * math.log(q) for q in p.values())
+        if entropy == 0:
+            continue
+        informations = []
+        for attribute in attributes.unbind(-1):
+            total = 0.0
+            for s, a in itertools.product(set(column.tolist()), set(attribute.tolist())):
+                joint = float(((column == s) & (attribute == a)).sum()) / n
+                if joint > 0:
+                    total += joint * math.log(joint / p[s] / (float((attribute == a).sum()) / n))
+            informations.append(total)
+        first, second, *_ = sorted(informations, reverse=True)
+        shares.append((first - second) / entropy)
+    return sum(shares) / len(shares)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_disentanglement_equals_its_definition(seed: int) -> None:
+    messages, attributes = random_messages(seed, length=3), random_messages(seed + 9, length=4, vocabulary=3)
+    assert float(positional_disentanglement(attributes, messages)) == pytest.approx(brute_force(messages, attributes))
+    counts = torch.stack([(messages == symbol).sum(-1) for symbol in range(6)], -1)
+    assert float(bag_of_symbols_disentanglement(attributes, messages)) == pytest.approx(brute_force(counts, attributes))
+
+
+def test_disentanglement_needs_two_attributes_and_something_said() -> None:
+    for measure in (positional_disentanglement, bag_of_symbols_disentanglement):
+        assert math.isnan(measure(THINGS[:, :1], THINGS))
+        assert math.isnan(measure(THINGS, torch.zeros_like(THINGS)))
+
+
+def test_counts_of_messages() -> None:
+    messages, labels = random_messages(0, 500, 1, 7)[:, 0], random_messages(1, 500, 1, 5)[:, 0]
+    counts = MessageCounts(vocabulary=9, classes=5)
+    for part in torch.arange(500).split(64):
+        counts.update(messages[part], labels[part])
+    found = {name: float(value) for name, value in counts.compute().items()}
+    p = torch.bincount(messages).double() / 500
+    assert found["message_entropy"] == pytest.approx(float(-(p * p.log()).sum()))
+    assert found["used_vocabulary"] == 7
+    pairs = torch.bincount(messages * 5 + labels, minlength=35).view(7, 5).double() / 500
+    independent = pairs.sum(0) * pairs.sum(1, keepdim=True)
+    assert found["class_information"] == pytest.approx(float(torch.special.xlogy(pairs, pairs / independent).sum()))
+
+
+def _process(rank: int, world: int, store: str, folder: str) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    metric = MessageStructure(features=3, attributes=2, length=2, examples=30)
+    if rank < 2:  # the last one has nothing
+        _fill(metric, torch.arange(50)[rank::2])
+    torch.save(metric.compute(), f"{folder}/{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def _fill(metric: MessageStructure, index: Tensor) -> None:
+    inputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    metric.update(index, inputs[index], random_messages(0, 50)[index], random_messages(1, 50)[index])
+
+
+@pytest.mark.process
+def test_structure_is_that_of_one_process(tmp_path: Path) -> None:
+    mp.spawn(_process, (3, str(tmp_path / "store"), str(tmp_path)), nprocs=3)  # type: ignore[no-untyped-call]
+    whole = MessageStructure(features=3, attributes=2, length=2, examples=30)
+    _fill(whole, torch.arange(50).flip(0))
+    expected = whole.compute()
+    assert expected.keys() == {"topographic_similarity", "posdis", "bosdis"}
+    inputs = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))[:30]
+    torch.testing.assert_close(expected["topographic_similarity"], topographic_similarity(inputs, random_messages(0, 50)[:30]))
+    for rank in range(3):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: MessageCounts(0), "`vocabulary`"),
+        (lambda: MessageCounts(3, classes=0), "`classes`"),
+        (lambda: MessageStructure(0), "`features`"),
+        (lambda: MessageStructure(3, attributes=-1), "`attributes`"),
+    ],
+)
+def test_bad_arguments_are_explained(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make()

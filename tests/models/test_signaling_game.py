@@ -1,0 +1,321 @@
+"""The game of sender and receiver: its loss, its success, what it costs, and how it travels."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch import Tensor, nn
+
+from lit_sparse.callbacks import CountLogger, LanguageLogger, SupportSizePlot, TemperatureAnnealing
+from lit_sparse.data import DigitsDataModule, ReferentialGameDataModule
+from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.estimators import (
+    Estimator,
+    GumbelSoftmax,
+    LeaveOneOut,
+    Marginalize,
+    ScoreFunction,
+    SumAndSample,
+    TopKMarginalize,
+)
+from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax
+from lit_sparse.models import SignalingGame
+from lit_sparse.nn import MLP, Receiver, Sender
+
+
+def game(mapping: SparseMapping | None = None, estimator: Estimator | None = None, **options: object) -> SignalingGame:
+    torch.manual_seed(0)
+    parts = {"in_features": 6, "vocabulary": 5, **options}
+    return SignalingGame(mapping or Sparsemax(), estimator or Marginalize(), **parts)  # type: ignore[arg-type]
+
+
+def batch(size: int = 7) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    candidates = torch.rand(size, 4, 6, generator=generator)
+    position = torch.randint(4, (size,), generator=generator)
+    index = torch.arange(size)
+    return {"target": candidates[index, position], "candidates": candidates, "position": position, "index": index}
+
+
+def test_published_architecture_is_the_default() -> None:
+    model = SignalingGame(Sparsemax(), Marginalize())
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    assert shapes == {
+        "sender.embed.weight": (256, 4096),
+        "sender.widen.weight": (512, 1),
+        "sender.widen.bias": (512,),
+        "sender.narrow.weight": (1, 512),
+        "sender.narrow.bias": (1,),
+        "sender.score.weight": (256, 256),
+        "sender.score.bias": (256,),
+        "receiver.see.weight": (256, 4096),
+        "receiver.hear.weight": (256, 256),
+    }
+    assert abs(float(model.receiver.hear.weight.detach().std()) - 1) < 0.02  # type: ignore[union-attr]
+
+
+def test_sender_equals_its_convolutions() -> None:
+    """However the features are cut into parts."""
+    sender = Sender(9, vocabulary=4, embedding=300, filters=600).double()
+    wide, narrow = nn.Conv1d(1, 600, 1).double(), nn.Conv1d(600, 1, 1).double()
+    with torch.no_grad():
+        wide.weight.copy_(sender.widen.weight.unsqueeze(-1))
+        wide.bias.copy_(sender.widen.bias)  # type: ignore[union-attr]
+        narrow.weight.copy_(sender.narrow.weight.unsqueeze(-1))
+        narrow.bias.copy_(sender.narrow.bias)  # type: ignore[union-attr]
+    images = torch.randn(11, 9, dtype=torch.float64)
+    embedded = images @ sender.embed.weight.mT
+    hidden = torch.sigmoid(narrow(torch.sigmoid(wide(embedded.unsqueeze(1)))).squeeze(1))
+    expected = (hidden @ sender.score.weight.mT + sender.score.bias) / 10
+    torch.testing.assert_close(sender(images), expected)
+    assert sender(images[:0]).shape == (0, 4)
+
+
+@pytest.mark.parametrize("most", [1, 6, 200])
+def test_receiver_equals_inner_products(most: int) -> None:
+    """Whether few or many symbols are sent, both ways to compute it."""
+    receiver = Receiver(6, vocabulary=5, embedding=40).double()
+    candidates = torch.randn(3, 4, 6, dtype=torch.float64)
+    rows = torch.repeat_interleave(torch.tensor([0, 2]), torch.tensor([most, 1]))
+    messages = torch.rand(len(rows), 5, dtype=torch.float64, requires_grad=True)
+    got = receiver(candidates, messages, rows)
+    heard, seen = messages @ receiver.hear.weight.mT, candidates @ receiver.see.weight.mT
+    expected = torch.einsum("re,rne->rn", heard, seen[rows])
+    torch.testing.assert_close(got, expected)
+    parameters = [messages, *receiver.parameters()]
+    weights = torch.randn_like(got)
+    ours, theirs = (torch.autograd.grad((value * weights).sum(), parameters) for value in (got, expected))
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other)
+    assert receiver(candidates, messages[:0], rows[:0]).shape == (0, 4)
+
+
+@pytest.mark.parametrize("mapping", [Sparsemax(gamma=0.02), Softmax(gamma=0.1)])
+def test_loss_and_successes_equal_those_of_a_loop(mapping: SparseMapping) -> None:
+    model, games = (
+        game(mapping, entropy_weight=0.3).double(),
+        {k: v.double() if v.is_floating_point() else v for k, v in batch().items()},
+    )
+    output = model.step(games, 0, "val")
+    probs = mapping(model.sender(games["target"]))
+    for i in range(len(probs)):
+        nll = success = expected = 0.0
+        for symbol, p in enumerate(probs[i].tolist()):
+            message = nn.functional.one_hot(torch.tensor([symbol]), 5).double()
+            picks = model.receiver(games["candidates"][i : i + 1], message, torch.tensor([0]))[0].log_softmax(-1)
+            right = float(picks.argmax() == games["position"][i])
+            nll -= p * float(picks[games["position"][i]].detach())
+            expected += p * right
+            success = right if symbol == int(probs[i].argmax()) else success
+        entropy = -float(torch.special.xlogy(probs[i], probs[i]).sum().detach())
+        found = {name: float(values[i]) for name, values in output["examples"].items()}
+        assert found == pytest.approx(
+            {"loss": nll - 0.3 * entropy, "nll": nll, "entropy": entropy, "success": success, "expected_success": expected}
+        )
+    assert torch.equal(output["decoder_calls"], (probs > 0).sum(-1))
+    assert torch.equal(output["artifacts"]["messages"], probs.argmax(-1))
+
+
+SAMPLERS = [
+    ScoreFunction(),
+    ScoreFunction("self_critic"),
+    ScoreFunction("learnt"),
+    LeaveOneOut(3),
+    SumAndSample(2),
+    GumbelSoftmax(),
+    GumbelSoftmax(straight_through=True),
+]
+
+
+@pytest.mark.parametrize("estimator", SAMPLERS, ids=repr)
+def test_any_estimator_plays(estimator: Estimator) -> None:
+    model = game(Softmax(), estimator)
+    output = model.step(batch(), 0, "train")
+    output["loss"].backward()
+    assert bool(output["loss"].isfinite())
+    assert all(parameter.grad is not None for name, parameter in model.named_parameters() if name.startswith(("sender", "rec")))
+    assert set(output["examples"]) == set(SignalingGame.example_metrics)
+    model.eval()
+    first, second = (model.step(batch(), 0, "val")["examples"] for _ in range(2))
+    for name, values in first.items():
+        assert torch.equal(values, second[name])
+    assert torch.equal(first["success"], first["expected_success"]), "one symbol is decoded"
+
+
+def data(**options: object) -> ReferentialGameDataModule:
+    digits = DigitsDataModule(binarize=False, val_size=60, test_size=60)
+    return ReferentialGameDataModule(digits, candidates=8, **options)  # type: ignore[arg-type]
+
+
+def small(estimator: Estimator | None = None, mapping: SparseMapping | None = None) -> SignalingGame:
+    adam = functools.partial(torch.optim.Adam, lr=3e-3)
+    torch.manual_seed(0)
+    parts = {"in_features": 64, "vocabulary": 16, "sender": MLP([64, 64, 16]), "entropy_weight": 0.03, "optimizer": adam}
+    return SignalingGame(mapping or Sparsemax(), estimator or Marginalize(), **parts)  # type: ignore[arg-type]
+
+
+def trainer(folder: Path, **options: object) -> pl.Trainer:
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "logger": False, "accelerator": "cpu"}
+    return pl.Trainer(default_root_dir=folder, **{**quiet, "enable_checkpointing": False, **options})  # type: ignore[arg-type]
+
+
+def test_players_come_to_understand_each_other(tmp_path: Path) -> None:
+    pictures = [LanguageLogger(folder=str(tmp_path)), SupportSizePlot(folder=str(tmp_path))]
+    fitting = trainer(tmp_path, max_epochs=6, callbacks=[CountLogger(), *pictures])
+    model, games = small(), data()
+    fitting.fit(model, games)
+    logged = fitting.callback_metrics
+    assert float(logged["val/success"]) > 0.4, "chance is 1 in 8"
+    assert float(logged["train/decoder_calls_mean"]) < 8
+    assert 0 < float(logged["val/message_entropy"]) <= math.log(float(logged["val/used_vocabulary"])) + 1e-6
+    assert 0 < float(logged["val/class_information"]) <= float(logged["val/message_entropy"])
+    assert 0 < float(logged["val/topographic_similarity"]) < 1
+    assert "val/posdis" not in logged
+    for name in ("messages_by_class", "support_size"):
+        assert (tmp_path / "pictures" / f"{name}.png").stat().st_size > 2000
+    (tested,) = fitting.test(model, data(eval_batch_size=7), verbose=False)
+    (again,) = fitting.test(model, data(), verbose=False)
+    assert tested == pytest.approx(again, rel=1e-5), "results do not depend on batches"
+
+
+def test_attributes_of_a_file_give_disentanglement(shared: Path, tmp_path: Path) -> None:
+    file = shared / "data" / "visa_attributes" / "visa_us.npz"
+    games = ReferentialGameDataModule(path=str(file), features="attributes", attributes="attributes", candidates=8)
+    model = game(in_features=638, vocabulary=16)
+    (tested,) = trainer(tmp_path, callbacks=[LanguageLogger(folder=str(tmp_path))]).test(model, games, verbose=False)
+    if tested["test/used_vocabulary"] > 1:
+        assert 0 <= tested["test/posdis"] <= 1
+        assert 0 <= tested["test/bosdis"] <= 1
+    else:
+        assert math.isnan(tested["test/posdis"])
+
+
+def test_checkpoints_keep_players_and_baselines(tmp_path: Path) -> None:
+    model = small(ScoreFunction("learnt"), Softmax())
+    fitting = trainer(tmp_path, max_epochs=1, limit_train_batches=3)
+    fitting.fit(model, data())
+    fitting.save_checkpoint(tmp_path / "game.ckpt")
+    loaded = SignalingGame.load_from_checkpoint(tmp_path / "game.ckpt", weights_only=True)
+    assert isinstance(loaded.sender, MLP)
+    assert float(loaded.estimator.mean.count) == 3 * 64  # type: ignore[union-attr]
+    games = data()
+    games.setup()
+    images = games.fetch("test", 0, torch.arange(9))
+    predicted, expected = (one.eval().predict_step(images, 0) for one in (loaded, model))
+    for name, values in expected.items():
+        assert torch.equal(predicted[name], values)
+    assert torch.equal(images["candidates"][torch.arange(9), predicted["position"]], images["target"])
+
+
+def test_players_that_cannot_be_described_are_asked_for(tmp_path: Path) -> None:
+    own = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5))
+    for sender, players in ((own, {"sender": own}), (Sender(6, 5, embedding=3, filters=2), {})):
+        model = game(sender=sender)
+        fitting = trainer(tmp_path)
+        fitting.strategy.connect(model)
+        fitting.save_checkpoint(tmp_path / "game.ckpt")
+        loaded = SignalingGame.load_from_checkpoint(tmp_path / "game.ckpt", weights_only=True, **players)
+        assert type(loaded.sender) is type(sender)
+        if players:
+            with pytest.raises(CheckpointError, match=r"load_from_checkpoint\(path, sender=\.\.\.\)"):
+                SignalingGame.load_from_checkpoint(tmp_path / "game.ckpt", weights_only=True)
+
+
+class _Loud(Sender):
+    """Differs from its base in what it does, not in what it keeps."""
+
+    def __init__(self, features: int, volume: float) -> None:
+        super().__init__(features, 5)
+        self.by = volume
+
+    def forward(self, image: Tensor) -> Tensor:
+        return super().forward(image) * self.by
+
+
+def test_players_that_look_like_others_are_asked_for_too(tmp_path: Path) -> None:
+    model = game(sender=_Loud(6, 3.0))
+    fitting = trainer(tmp_path)
+    fitting.strategy.connect(model)
+    fitting.save_checkpoint(tmp_path / "game.ckpt")
+    with pytest.raises(CheckpointError, match="sender="):
+        SignalingGame.load_from_checkpoint(tmp_path / "game.ckpt", weights_only=True)
+    loaded = SignalingGame.load_from_checkpoint(tmp_path / "game.ckpt", weights_only=True, sender=_Loud(6, 3.0))
+    assert torch.equal(loaded(torch.ones(1, 6)), model(torch.ones(1, 6)))
+
+
+def test_temperatures_fall_are_kept_and_go_on(tmp_path: Path) -> None:
+    annealing = TemperatureAnnealing(rate=0.01, every=4, minimum=0.2)
+    assert [round(annealing.temperature(step), 4) for step in (0, 3, 4, 1000)] == [1.0, 1.0, round(math.exp(-0.04), 4), 0.2]
+    model = small(GumbelSoftmax(), Softmax())
+    fitting = trainer(tmp_path, max_steps=10, callbacks=[annealing])
+    fitting.fit(model, data())
+    fitting.save_checkpoint(tmp_path / "game.ckpt")
+    assert float(fitting.callback_metrics["train/temperature"]) == pytest.approx(math.exp(-0.08))
+    loaded = SignalingGame.load_from_checkpoint(tmp_path / "game.ckpt", weights_only=True)
+    assert float(loaded.estimator.temperature) == pytest.approx(math.exp(-0.08))  # type: ignore[arg-type]
+    resumed = small(GumbelSoftmax(), Softmax())
+    trainer(tmp_path, max_steps=13, callbacks=[TemperatureAnnealing(rate=0.01, every=4, minimum=0.2)]).fit(
+        resumed, data(), ckpt_path=tmp_path / "game.ckpt", weights_only=True
+    )
+    assert float(resumed.estimator.temperature) == pytest.approx(math.exp(-0.12))  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="no GumbelSoftmax"):
+        trainer(tmp_path, max_steps=1, callbacks=[annealing]).fit(small(), data())
+
+
+def test_weights_of_another_estimator_start_a_run(tmp_path: Path) -> None:
+    """A warm start leaves an estimator's own state as it is, and reads the rest."""
+    first = trainer(tmp_path, max_steps=2)
+    model = small()
+    first.fit(model, data())
+    first.save_checkpoint(tmp_path / "exact.ckpt")
+    for estimator in (ScoreFunction("learnt"), GumbelSoftmax(0.7)):
+        warm = small(estimator, Softmax())
+        warm.initial_weights = str(tmp_path / "exact.ckpt")
+        fitting = trainer(tmp_path, max_steps=1, limit_val_batches=0)
+        warm.trainer = fitting
+        warm.setup("fit")
+        torch.testing.assert_close(warm.receiver.see.weight, model.receiver.see.weight)  # type: ignore[union-attr]
+        second = trainer(tmp_path, max_steps=1)
+        second.fit(warm, data())
+        second.save_checkpoint(tmp_path / "sampled.ckpt")
+        back = small()
+        back.initial_weights = str(tmp_path / "sampled.ckpt")
+        back.trainer = second
+        back.setup("fit")
+        torch.testing.assert_close(back.receiver.see.weight, warm.receiver.see.weight)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: game(vocabulary=0), "`vocabulary`"),
+        (lambda: game(in_features=0), "`in_features`"),
+        (lambda: game(estimator=TopKMarginalize(3)), "takes no mapping"),
+        (lambda: game(estimator=Marginalize(Softmax())), "Give the mapping to the model alone"),
+        (lambda: game(in_features=5).step(batch(), 0, "train"), "Set in_features=6"),
+        (lambda: game(receiver=_Deaf()).step(batch(), 0, "train"), "one score for each of the 4 candidates"),
+        (lambda: game(sender=MLP([6, 4])).step(batch(), 0, "train"), "vocabulary=5"),
+    ],
+)
+def test_mistakes_are_explained(make: object, words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        make()  # type: ignore[operator]
+
+
+class _Deaf(nn.Module):
+    def forward(self, candidates: Tensor, messages: Tensor, rows: Tensor) -> Tensor:
+        return candidates.sum((1, 2))[rows]
+
+
+def test_a_broken_image_breaks_its_own_game_alone() -> None:
+    model, games = game(), batch()
+    games["target"] = games["target"].clone()
+    games["target"][2, 0] = torch.nan
+    output = model.step(games, 0, "val")
+    assert bool(output["examples"]["nll"][2].isnan())
+    assert bool(output["examples"]["nll"][[0, 1, 3, 4, 5, 6]].isfinite().all())
