@@ -27,8 +27,8 @@ def label(path: Path) -> str:
 
 ALL = sorted(CONFIGS.rglob("*.yaml"))
 EXPERIMENTS = [path for path in ALL if "model" in content(path)]
-#: Configs that differ from another in an argument alone: they take long and find little.
-LIKE_ANOTHER = re.compile("_128$|sfe_plus|sum_and_sample|gumbel_st|^leave_one_out")
+#: Configs that differ from another in the estimator or an argument alone: they take long and find little.
+LIKE_ANOTHER = re.compile("_128$|sfe|nvil|sum_and_sample|gumbel_st|leave_one_out|^mnist_gumbel$|^gumbel$")
 #: What an overlay meets: one experiment of each folder for each set of settings of the trainer.
 DIFFERENT = list({(path.parent, *sorted(content(path)["trainer"])): path for path in reversed(EXPERIMENTS)}.values())
 #: An overlay among experiments is for those beside it, one in the folder ``trainer`` for all.

@@ -192,6 +192,7 @@ TINY = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_sweep_goes_on_and_names_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = load("sweep")
