@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = [
     "FLOATS",
+    "check_choice",
     "check_count",
     "check_integer",
     "check_number",
@@ -17,6 +20,7 @@ __all__ = [
     "check_shape",
 ]
 
+Choice = TypeVar("Choice", bound=str)
 #: Dtypes of scores.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 # Strengths that float32 can divide by and multiply with.
@@ -47,14 +51,25 @@ def check_integer(name: str, value: int) -> int:
     return value
 
 
-def check_count(name: str, value: int) -> int:
-    """Return an integer that must be at least 1.
+def check_count(name: str, value: int, least: int = 1) -> int:
+    """Return an integer that must be at least 1, or another number.
 
     Raises:
         ConfigurationError: if it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigurationError(f"Expected argument `{name}` to be an integer of at least 1 but got {value!r}.")
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigurationError(f"Expected argument `{name}` to be an integer of at least {least} but got {value!r}.")
+    return value
+
+
+def check_choice(name: str, value: Choice, allowed: tuple[str, ...]) -> Choice:
+    """Return a word that must be one of some.
+
+    Raises:
+        ConfigurationError: if it is none of them.
+    """
+    if value not in allowed:
+        raise ConfigurationError(f"Expected argument `{name}` to be one of {allowed} but got {value!r}.")
     return value
 
 

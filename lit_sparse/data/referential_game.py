@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import check_choice, check_count, check_number
 from lit_sparse.data.base import ResumableDataModule, Split, shuffled
 from lit_sparse.data.images import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
@@ -78,16 +78,8 @@ class ReferentialGameDataModule(ResumableDataModule):
             )
         if images is not None and attributes is not None:
             raise ConfigurationError("Expected `attributes` only with `path`, whose file holds them; a data module has none.")
-        if type(candidates) is not int or candidates < 2:
-            raise ConfigurationError(f"Expected argument `candidates` to be an integer >= 2 but got {candidates!r}.")
-        if distractors not in ("any", "other_classes", "same_class"):
-            raise ConfigurationError(
-                f"Expected argument `distractors` to be 'any', 'other_classes' or 'same_class' but got {distractors!r}."
-            )
         for name, share in (("val_share", val_share), ("test_share", test_share)):
-            if not 0 < share < 1:
-                raise ConfigurationError(f"Expected argument `{name}` to be between 0 and 1 but got {share!r}.")
-        check_count("batch_size", batch_size)
+            check_number(name, share, 0.0, 1.0, open_low=True, open_high=True)
         self.images = images
         self.path = path
         self.features = features
@@ -96,8 +88,8 @@ class ReferentialGameDataModule(ResumableDataModule):
         self.parts = parts
         self.val_share = val_share
         self.test_share = test_share
-        self.candidates = candidates
-        self.distractors = distractors
+        self.candidates = check_count("candidates", candidates, 2)
+        self.distractors = check_choice("distractors", distractors, ("any", "other_classes", "same_class"))
         self.normalize = normalize
         self._splits: dict[Split, _Split] = {}
         self._attributes: dict[Split, Tensor] = {}

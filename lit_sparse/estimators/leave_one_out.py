@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import check_count
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
 from lit_sparse.estimators.sampler import Evaluation, Sampler, with_gradient_of
@@ -50,10 +50,8 @@ class LeaveOneOut(Sampler):
         mapping: SparseMapping | None = None,
         evaluation: Evaluation = "most_probable",
     ) -> None:
-        if type(k) is not int or k < 2:
-            raise ConfigurationError(f"Expected argument `k` to be an integer >= 2, so that others are left, but got {k!r}.")
         super().__init__(latent, mapping, evaluation)
-        self.k = k
+        self.k = check_count("k", k, 2)  # so that others are left
 
     @classmethod
     def examples(cls) -> list[Self]:

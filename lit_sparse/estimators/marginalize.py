@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import check_choice
 from lit_sparse.estimators.base import Estimator, Expectation, LatentBatch, LossFunction
 from lit_sparse.mappings import SparseMapping
 
@@ -47,10 +47,8 @@ class Marginalize(Estimator):
     unbiased: ClassVar[bool] = True
 
     def __init__(self, mapping: SparseMapping | None = None, *, decode: Literal["support", "all"] = "support") -> None:
-        if decode not in ("support", "all"):
-            raise ConfigurationError(f"Expected argument `decode` to be 'support' or 'all' but got {decode!r}.")
         super().__init__(mapping)
-        self.decode = decode
+        self.decode = check_choice("decode", decode, ("support", "all"))
         self.ragged = decode == "support"
 
     @classmethod

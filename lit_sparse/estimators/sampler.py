@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.checks import check_choice
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LatentBatch, LossFunction
 from lit_sparse.estimators.latents import Bits, Categories, LatentDistribution, widened
 from lit_sparse.mappings import SparseMapping
@@ -55,15 +55,9 @@ class Sampler(Estimator):
     def __init__(
         self, latent: Latent = "categorical", mapping: SparseMapping | None = None, evaluation: Evaluation = "most_probable"
     ) -> None:
-        for name, value, allowed in (
-            ("latent", latent, ("categorical", "bits")),
-            ("evaluation", evaluation, ("most_probable", "sample")),
-        ):
-            if value not in allowed:
-                raise ConfigurationError(f"Expected argument `{name}` to be one of {allowed} but got {value!r}.")
         torch.nn.Module.__init__(self)
-        self.latent = latent
-        self.evaluation = evaluation
+        self.latent = check_choice("latent", latent, ("categorical", "bits"))
+        self.evaluation = check_choice("evaluation", evaluation, ("most_probable", "sample"))
         super().__init__(mapping)
 
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import check_choice, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
@@ -19,8 +19,6 @@ from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn import MLP
 
 __all__ = ["ScoreFunction"]
-
-BASELINES = ("mean", "self_critic", "learnt")
 
 
 class ScoreFunction(Sampler):
@@ -68,10 +66,8 @@ class ScoreFunction(Sampler):
         mapping: SparseMapping | None = None,
         evaluation: Evaluation = "most_probable",
     ) -> None:
-        if baseline not in BASELINES:
-            raise ConfigurationError(f"Expected argument `baseline` to be one of {BASELINES} but got {baseline!r}.")
         super().__init__(latent, mapping, evaluation)
-        self.baseline = baseline
+        self.baseline = check_choice("baseline", baseline, ("mean", "self_critic", "learnt"))
         self.hidden = tuple(hidden)
         self.context_features: int | None = None
         self.mean = RunningMean() if baseline != "self_critic" else None

@@ -8,14 +8,13 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 from typing_extensions import Self
 
+from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LossFunction
 from lit_sparse.mappings import SparseMAP
 from lit_sparse.structures import BitVector, Budget, Structure
 
 __all__ = ["SparseMAPMarginalize"]
-
-DECOMPOSITIONS = ("active_set", "nested")
 
 
 class SparseMAPMarginalize(Estimator):
@@ -70,10 +69,7 @@ class SparseMAPMarginalize(Estimator):
         self.layer = SparseMAP(
             structure, potentials=potentials, learn_potentials=learn_potentials, gamma=gamma, max_iter=max_iter, tol=tol
         )
-        if decomposition not in DECOMPOSITIONS:
-            raise ConfigurationError(
-                f"Expected argument `decomposition` to be one of {DECOMPOSITIONS} but got {decomposition!r}."
-            )
+        check_choice("decomposition", decomposition, ("active_set", "nested"))
         if decomposition == "nested" and not structure.has_nested:
             raise ConfigurationError(
                 f"Expected decomposition='active_set' for {structure!r}: only all bit vectors (BitVector) contain one another."

@@ -21,7 +21,7 @@ from lit_sparse.metrics import MeanOverExamples
 from lit_sparse.models.hyperparameters import describe_arguments
 from lit_sparse.nn import seed_generator
 
-__all__ = ["LitSparseModule", "Stage", "StepOutput", "check_pixels"]
+__all__ = ["LitSparseModule", "Stage", "StepOutput", "check_features"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
 Batch: TypeAlias = dict[str, Tensor]
@@ -272,7 +272,7 @@ def _not_given(model: type, names: list[str]) -> CheckpointError:
     )
 
 
-def check_pixels(pixels: Tensor, in_features: int) -> None:
+def check_features(pixels: Tensor, in_features: int) -> None:
     """Check that images (B, D) are of the size that a model was made for.
 
     Raises:
@@ -280,7 +280,7 @@ def check_pixels(pixels: Tensor, in_features: int) -> None:
     """
     if pixels.shape[-1] != in_features:
         raise ConfigurationError(
-            f"Expected images of in_features={in_features} pixels but the data have {pixels.shape[-1]}."
+            f"Expected images of in_features={in_features} features but the data have {pixels.shape[-1]}."
             f" Train a model with in_features={pixels.shape[-1]}, or give this one the data it was made for."
         )
 

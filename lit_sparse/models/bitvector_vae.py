@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Sampler, marginal_likelihood
 from lit_sparse.metrics import BitsPerDim
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_pixels
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
 from lit_sparse.nn import MLP, SharedCategorical
 
 __all__ = ["BitVectorVAE"]
@@ -127,7 +127,7 @@ class BitVectorVAE(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
         pixels = batch["pixels"]
-        check_pixels(pixels, self.in_features)
+        check_features(pixels, self.in_features)
         out, latent = self._expectation(pixels)
         rate = self.bits * math.log(2.0) - out.entropy()
         nelbo = out.loss + rate

@@ -9,10 +9,11 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
+from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
 from lit_sparse.nn import Receiver, Sender
 
 __all__ = ["SignalingGame"]
@@ -78,13 +79,10 @@ class SignalingGame(LitSparseModule):
         initial_weights: str | None = None,
     ) -> None:
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
-        for name, value in (("in_features", in_features), ("vocabulary", vocabulary)):
-            if value < 1:
-                raise ConfigurationError(f"Expected argument `{name}` to be at least 1 but got {value}.")
         self.mapping = mapping
         self.estimator = estimator.bind(mapping).expect_context(in_features)
-        self.in_features = in_features
-        self.vocabulary = vocabulary
+        self.in_features = check_count("in_features", in_features)
+        self.vocabulary = check_count("vocabulary", vocabulary)
         self.sender = Sender(in_features, vocabulary) if sender is None else sender
         self.receiver = Receiver(in_features, vocabulary) if receiver is None else receiver
         self.entropy_weight = entropy_weight
@@ -97,7 +95,7 @@ class SignalingGame(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
         target, candidates, position = batch["target"], batch["candidates"], batch["position"]
-        self._check(target)
+        check_features(target, self.in_features)
         picked: list[Tensor] = []
         heard: list[LatentBatch] = []
 
@@ -155,13 +153,6 @@ class SignalingGame(LitSparseModule):
         sent = {"messages": out.probs.detach().argmax(-1), "targets": batch["target"], "index": batch["index"]}
         sent["labels"] = batch.get("label", torch.zeros_like(batch["index"]))
         return sent | ({"attributes": batch["attributes"]} if "attributes" in batch else {})
-
-    def _check(self, images: Tensor) -> None:
-        if images.shape[-1] != self.in_features:
-            raise ConfigurationError(
-                f"Expected images of in_features={self.in_features} features but the data have {images.shape[-1]}."
-                f" Set in_features={images.shape[-1]}."
-            )
 
 
 def _successes(out: Expectation, heard: LatentBatch, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from torch.nn import functional as nnf
 
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_pixels
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
 from lit_sparse.nn import MLP, seeded_normal
 
 __all__ = ["SemiSupervisedVAE"]
@@ -148,7 +148,7 @@ class SemiSupervisedVAE(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
         pixels, label = batch["pixels"], batch["label"]
-        check_pixels(pixels, self.in_features)
+        check_features(pixels, self.in_features)
         scores = self(pixels)
         if stage == "train":
             return self._training_loss(pixels, label, scores)

@@ -300,7 +300,7 @@ def test_baselines_agree_between_one_and_two_processes(tmp_path: Path) -> None:
         (lambda: ScoreFunction(evaluation="never"), "'sample'"),  # type: ignore[arg-type]
         (lambda: ScoreFunction("learnt", context_features=0), "`context_features`"),
         (lambda: ScoreFunction("learnt", context_features=3).expect_context(4), "3 features"),
-        (lambda: LeaveOneOut(1), "`k` to be an integer >= 2"),
+        (lambda: LeaveOneOut(1), "`k` to be an integer of at least 2"),
         (lambda: SumAndSample(0), "`k`"),
         (lambda: GumbelSoftmax(0.0), "`temperature`"),
         (lambda: ScoreFunction(mapping=HoyerProjection(0.5)), "needs probabilities"),

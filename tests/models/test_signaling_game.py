@@ -297,7 +297,7 @@ def test_weights_of_another_estimator_start_a_run(tmp_path: Path) -> None:
         (lambda: game(in_features=0), "`in_features`"),
         (lambda: game(estimator=TopKMarginalize(3)), "takes no mapping"),
         (lambda: game(estimator=Marginalize(Softmax())), "Give the mapping to the model alone"),
-        (lambda: game(in_features=5).step(batch(), 0, "train"), "Set in_features=6"),
+        (lambda: game(in_features=5).step(batch(), 0, "train"), "in_features=6"),
         (lambda: game(receiver=_Deaf()).step(batch(), 0, "train"), "one score for each of the 4 candidates"),
         (lambda: game(sender=MLP([6, 4])).step(batch(), 0, "train"), "vocabulary=5"),
     ],
