@@ -6,12 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+
+try:
+    import fcntl
+except ImportError:
+    fcntl = None
 
 __all__ = ["Job", "JobFailedError", "call", "run_all"]
 
@@ -74,10 +81,31 @@ class Job:
         if self.folder.is_dir() and not self.last.is_file():  # killed before there was anything to continue
             number = len(list(self.folder.parent.glob("cut_*")))
             self.folder.rename(self.folder.parent / f"cut_{number}")
-        call(self.command(), self.log, threads)
+        print(f"{self.name}: {'goes on' if self.last.is_file() else 'begins'}; it writes to {self.log}", flush=True)
+        began = time.monotonic()
+        with self._alone() as lock:
+            call(self.command(), self.log, threads, lock)
+        print(f"{self.name}: trained, {(time.monotonic() - began) / 60:.1f} min", flush=True)
         if not self.last.is_file():
             raise JobFailedError(f"{self.folder} has no last checkpoint at its end; see {self.log}")
         (self.folder / "finished").touch()
+
+    @contextmanager
+    def _alone(self) -> Iterator[tuple[int, ...]]:
+        """Hold a lock that the training inherits, so that a second command cannot write to its folder, even if this one dies.
+
+        Raises:
+            JobFailedError: if another process holds it.
+        """
+        if fcntl is None:  # Windows
+            yield ()
+            return
+        with (self.output / f"{self.name}.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise JobFailedError(f"{self.folder} is being trained by another process. Wait for it, or end it.") from error
+            yield (file.fileno(),)
 
     def _same_as_begun(self) -> None:
         asked = {"config": yaml.safe_load(Path(self.config).read_text()), "options": list(self.options)}
@@ -95,8 +123,8 @@ class Job:
             path.write_text(json.dumps(asked))
 
 
-def call(arguments: Sequence[str], log: Path, threads: int) -> None:
-    """Run a command with its output appended to a file.
+def call(arguments: Sequence[str], log: Path, threads: int, inherited: Sequence[int] = ()) -> None:
+    """Run a command with its output appended to a file; it inherits some open files.
 
     Raises:
         JobFailedError: if it fails.
@@ -104,7 +132,9 @@ def call(arguments: Sequence[str], log: Path, threads: int) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        found = subprocess.run(arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False)
+        found = subprocess.run(
+            arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False, pass_fds=tuple(inherited)
+        )
     if found.returncode != 0:
         tail = "\n".join(log.read_text().splitlines()[-5:])
         raise JobFailedError(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
@@ -127,6 +157,12 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
         except Exception as error:  # the others go on
             failed.append(f"{type(error).__name__}: {error}")
 
-    with ThreadPoolExecutor(at_once) as pool:
+    pool = ThreadPoolExecutor(at_once)
+    try:
         list(pool.map(attempt, tasks))
+    except KeyboardInterrupt:  # what runs has got it too, and stops after its last step
+        print("interrupted: give the same command again to go on", file=sys.stderr, flush=True)
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
     return failed

@@ -64,13 +64,14 @@ def last_value(run: Path, metric: str) -> float:
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and those of every command."""
     place = arguments.index("--") if "--" in arguments else len(arguments)
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("config")
-    parser.add_argument("--grid", nargs="+", action="append", required=True, metavar="KEY VALUE")
-    parser.add_argument("--metric", required=True)
-    parser.add_argument("--mode", choices=("min", "max"), default=None)
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--output", type=Path, default=Path("runs/sweep"))
+    parser.add_argument("--grid", nargs="+", action="append", required=True, metavar="KEY VALUE", help="a key and its values")
+    parser.add_argument("--metric", required=True, help="what is compared, as val/nelbo")
+    parser.add_argument("--mode", choices=("min", "max"), default=None, help="which is best; known for usual metrics")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
+    parser.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of all runs")
     options = parser.parse_args(arguments[:place])
     if not Path(options.config).is_file():
         parser.error(f"there is no config {options.config!r}")
@@ -117,6 +118,7 @@ def main(arguments: list[str] | None = None) -> int:
             csv.writer(file).writerows(rows)
         shutil.copyfile(scored[0][2].folder / "config.yaml", folder / "best.yaml")
         print("\n".join(lines))
+        print(f"written to {folder / 'sweep.md'} and .csv")
         print(f"best, with {options.metric} = {scored[0][0]:.6g}: {folder / 'best.yaml'}")
     for message in failed:
         print(message, file=sys.stderr)

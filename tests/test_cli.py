@@ -15,6 +15,7 @@ from lit_sparse.version import __version__
 from .conftest import CONFIGS, Command, metrics_of
 
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
+GAME = ("-c", str(CONFIGS / "signaling_game" / "digits.yaml"))
 BITS = ("-c", str(CONFIGS / "bitvector_vae" / "sparsemap_budget_32.yaml"))
 SHORT = ("--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu")
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
@@ -199,7 +200,7 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *DIGITS, "--model.init_args.mapping", "lit_sparse.mappings.SparseMapping"], "it does not define map"),
         (["fit", *DIGITS, "--model.init_args.mapping", "nowhere.Mine"], "There is no module 'nowhere'"),
         (["fit", *DIGITS, "--model.init_args.optimizer", "lit_sparse.mappings.Sparsemax"], "is none"),
-        (["fit", *DIGITS, "--trainer.max_epochs", "abc"], "Expected `max_epochs` to be int or null but got 'abc'"),
+        (["fit", *DIGITS, "--trainer.max_epochs", "abc"], "Expected `max_epochs` to be an integer or null but got 'abc'"),
         (["fit", *DIGITS, "--trainer.accelerator", "abacus"], "The trainer refuses"),
         (["fit", *DIGITS, "--data=MNISTDataModule", "--data.init_args.source=debain"], "Did you mean 'debian'?"),
         (["fit", *BITS, "--model.estimator.structure", "Buget"], "Did you mean 'Budget'? Known: Assignment, BitVector,"),
@@ -210,12 +211,24 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *DIGITS, *QUIET, "--model.init_args.optimizer.init_args.lr=-1"], "The optimizer refuses"),
         (["fit", *DIGITS, "--output_dir", "/proc/nowhere"], "Choose another --output_dir"),
         (["fit"], "Give a config"),
-        (["fit", "-c", "nowhere.yaml"], "nowhere.yaml"),
+        (["fit", "-c", "nowhere.yaml"], "There is no config 'nowhere.yaml'."),
+        (["fit", "-c", str(CONFIGS / "ssvae/digit.yaml")], "Did you mean 'digits.yaml'?"),
+        (["fit", *DIGITS, "--trainer.max_epoch", "1"], "no option '--trainer.max_epoch'. Did you mean 'max_epochs'?"),
+        (["fit", *GAME, "--model.init_args.sender", "MPL"], "There is no 'MPL' for `sender`. Name a module by its full path"),
+        (
+            ["fit", *GAME, "--model.init_args.sender", "lit_sparse.nn.MPL"],
+            "no 'MPL' in 'lit_sparse.nn' for `sender`. Did you mean 'MLP'? It defines: ",
+        ),
+        (["fit", *GAME, "--model.init_args.in_features", "63"], "the sender to take images (3, 63) of in_features=63"),
+        (
+            ["fit", *GAME, "--model.init_args.estimator", "ScoreFunction", "--model.init_args.estimator.init_args.latent=bits"],
+            'a sampler with latent="categorical"',
+        ),
         (
             ["fit", *DIGITS, "--model.init_args.mapping.init_args.gamma=-1"],
             "`gamma` to be a positive, finite number but got -1",
         ),
-        (["fit", *DIGITS, "--model.init_args.mapping.init_args.gamma=abc"], "`gamma` to be a float but got 'abc'"),
+        (["fit", *DIGITS, "--model.init_args.mapping.init_args.gamma=abc"], "`gamma` to be a number but got 'abc'"),
         (
             ["fit", *DIGITS, "--model.init_args.mapping=Entmax", "--model.init_args.mapping.init_args.alpha=big"],
             "`alpha` to be a number, or a class or function by its full path, but got 'big'",

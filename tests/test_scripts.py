@@ -6,7 +6,9 @@ import csv
 import functools
 import importlib.util
 import json
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -235,6 +237,33 @@ def test_a_job_that_was_cut_before_its_first_checkpoint_begins_anew(tmp_path: Pa
     other = jobs.Job(str(SCRIPTS.parent / "configs" / "ssvae" / "digits_softmax.yaml"), "some/run", tmp_path, TINY)
     with pytest.raises(jobs.JobFailedError, match="other config"):
         other.train(1)
+
+
+@pytest.mark.process
+def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """A training whose script was killed holds its folder until it ends."""
+    jobs = load("jobs")
+    job = jobs.Job("config.yaml", "run", tmp_path, TINY)
+    with job._alone() as lock:
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=lock)
+    with pytest.raises(jobs.JobFailedError, match="being trained by another process"), job._alone():
+        pass
+    child.communicate(b"\n")
+    with job._alone():
+        pass
+
+
+def test_an_interrupted_set_of_jobs_begins_no_more_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    jobs, begun = load("jobs"), []
+
+    def interrupted(threads: int) -> None:
+        begun.append(threads)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        jobs.run_all([interrupted, *[lambda threads: time.sleep(0.3) or begun.append(threads)] * 5], 1)
+    assert len(begun) < 4
+    assert "give the same command again" in capsys.readouterr().err
 
 
 def test_mistakes_in_a_sweep_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

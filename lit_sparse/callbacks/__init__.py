@@ -7,6 +7,7 @@ from lit_sparse.callbacks.pictures import (
     DecoderCallsPlot,
     NegativeELBOPlot,
     ReconstructionPlot,
+    SuccessPlot,
     SupportSizePlot,
 )
 from lit_sparse.callbacks.predictions import PredictionWriter
@@ -22,6 +23,7 @@ __all__ = [
     "PredictionWriter",
     "ReconstructionPlot",
     "SecondsLogger",
+    "SuccessPlot",
     "SupportSizePlot",
     "TemperatureAnnealing",
 ]

@@ -13,7 +13,9 @@ from lit_sparse.metrics import MessageCounts, MessageStructure
 
 __all__ = ["LanguageLogger"]
 
-NEEDED = ("messages", "labels", "targets", "index")
+NEEDED = ("messages", "targets", "index")
+#: Symbols in use of which each is named on its axis.
+NAMED = 64
 
 
 @runtime_checkable
@@ -27,10 +29,11 @@ class SendsMessages(Protocol):
 class LanguageLogger(Picture):
     """Log and draw, for each validation and test, which messages are sent for what.
 
-    Logs ``{stage}/message_entropy`` (nats), ``{stage}/used_vocabulary``, ``{stage}/class_information`` (nats),
-    ``{stage}/topographic_similarity`` and, where the data module has ``attributes``, ``{stage}/posdis`` and ``{stage}/bosdis``;
-    draws how often each symbol is sent for each class. Reads ``messages`` (B,), ``labels`` (B,), ``targets`` (B, F),
-    ``index`` (B,) and ``attributes`` (B, A) of a step's artifacts; other models are left alone.
+    Logs ``{stage}/message_entropy`` (nats), ``{stage}/used_vocabulary``, ``{stage}/topographic_similarity``, where classes are
+    known ``{stage}/class_information`` (nats), and where the data module has ``attributes`` ``{stage}/posdis`` and
+    ``{stage}/bosdis``; draws how often each symbol is sent for each class. Reads ``messages`` (B,), ``targets`` (B, F),
+    ``index`` (B,) and, if they are there, ``labels`` (B,) and ``attributes`` (B, A) of a step's artifacts; other models are
+    left alone.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -86,8 +89,8 @@ class LanguageLogger(Picture):
         artifacts = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
         if self._counts is None or self._structure is None or not set(NEEDED) <= set(artifacts):
             return
-        messages, labels, targets, index = (artifacts[name].detach() for name in NEEDED)
-        self._counts.update(messages, labels)
+        messages, targets, index = (artifacts[name].detach() for name in NEEDED)
+        self._counts.update(messages, artifacts.get("labels", torch.zeros_like(messages)))
         self._structure.update(index, targets, messages.unsqueeze(-1), artifacts.get("attributes"))
 
     def _log(self, pl_module: pl.LightningModule, stage: str) -> None:
@@ -95,13 +98,17 @@ class LanguageLogger(Picture):
             return
         for metric in (self._counts, self._structure):
             metric.update(*_nothing(metric))  # a process may have got no batch at all
-            for name, value in metric.compute().items():
-                pl_module.log(f"{stage}/{name}", value.float(), sync_dist=True)
+        found = self._counts.compute() | self._structure.compute()
         with self._counts.sync_context():
             self._drawn = self._counts.counts.cpu()
+        if int((self._drawn.sum(1) > 0).sum()) < 2:  # without classes there is nothing to tell of them
+            del found["class_information"]
+            self._drawn = None
+        for name, value in found.items():
+            pl_module.log(f"{stage}/{name}", value.float(), sync_dist=True)
 
     def _draw(self, trainer: pl.Trainer) -> None:
-        if self._drawn is None or not trainer.is_global_zero or not bool(self._drawn.any()):
+        if self._drawn is None or not trainer.is_global_zero:
             return
         classes = (self._drawn.sum(1) > 0).nonzero().squeeze(-1)
         counts = self._drawn[classes].double()
@@ -110,13 +117,16 @@ class LanguageLogger(Picture):
         shares = counts[:, used] / counts[:, used].sum(0)
         order = (shares.argmax(0) * 2 - shares.amax(0)).argsort()
         picture = (counts[:, used] / counts.sum(1, keepdim=True))[:, order]
-        figure, axes = new_figure(1, 1, width=2.0 + 0.08 * len(used), height=1.5 + 0.08 * len(classes))
-        axes[0].imshow(picture.numpy(), cmap="gray_r", vmin=0, aspect="auto", interpolation="nearest")
-        axes[0].set_xlabel(f"symbol ({len(used)} in use)")
-        axes[0].set_ylabel("class")
-        axes[0].set_xticks([])
-        axes[0].set_yticks([])
-        axes[0].set_title("share of a class's messages", fontsize=9)
+        figure, axes = new_figure(1, 1, width=3.0 + 0.12 * len(used), height=1.5 + 0.13 * len(classes))
+        axis = axes[0]
+        image = axis.imshow(picture.numpy(), cmap="gray_r", vmin=0, aspect="auto", interpolation="nearest")
+        axis.set_ylabel("class")
+        axis.set_yticks(range(len(classes)), [str(int(number)) for number in classes], fontsize=6)
+        named = len(used) <= NAMED
+        axis.set_xticks(range(len(used)) if named else [], used[order].tolist() if named else [], fontsize=6, rotation=90)
+        axis.set_xlabel(f"symbol ({len(used)} of {self._drawn.shape[1]} in use)")
+        axis.set_title("share of a class's messages", fontsize=9)
+        figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02)
         self.save(trainer, figure)
 
 

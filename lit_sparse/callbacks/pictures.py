@@ -11,7 +11,7 @@ import torch
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
-__all__ = ["ClassSamplesPlot", "DecoderCallsPlot", "NegativeELBOPlot", "ReconstructionPlot", "SupportSizePlot"]
+__all__ = ["ClassSamplesPlot", "DecoderCallsPlot", "NegativeELBOPlot", "ReconstructionPlot", "SuccessPlot", "SupportSizePlot"]
 
 
 class Picture(pl.Callback):
@@ -126,21 +126,17 @@ class SupportSizePlot(CountPlot):
     label = "values with probability above zero"
 
 
-class NegativeELBOPlot(Picture):
-    """Draw the negative ELBO of validation against epochs, and against what they cost: cumulative median decoder calls.
+class ValidationPlot(Picture):
+    """Base of pictures of a mean of validation, against epochs and against what they cost: cumulative median decoder calls.
 
     The cost of an epoch is the median over its decisions; an epoch without validation adds its cost and no point. Reads
-    ``val/nelbo``, and what ``CountLogger`` logs, so it must stand after it. To use it in a config (the command line adds it by
-    itself)::
-
-        trainer:
-          callbacks: [CountLogger, NegativeELBOPlot]
-
-    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables via
-    Sparsity, figure 5.
+    what ``CountLogger`` logs, so it must stand after it.
     """
 
-    name = "negative_elbo"
+    #: The name under which the mean is logged, ``val/{metric}``, how it is called, and the ends of its axis.
+    metric = "loss"
+    label = "loss of validation"
+    limits: tuple[float | None, float | None] = (None, None)
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__(folder)
@@ -148,23 +144,23 @@ class NegativeELBOPlot(Picture):
         self.calls = 0.0
         self._validated: float | None = None
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        value = trainer.callback_metrics.get("val/nelbo")
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        value = trainer.callback_metrics.get(f"val/{self.metric}")
         if value is not None and not trainer.sanity_checking:
             self._validated = float(value)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         median = trainer.callback_metrics.get("train/decoder_calls_median")
         if median is None:
             return
         self.calls += float(median)
         if self._validated is not None:
             self.history.append(
-                {"epoch": float(trainer.current_epoch + 1), "decoder_calls": self.calls, "nelbo": self._validated}
+                {"epoch": float(trainer.current_epoch + 1), "decoder_calls": self.calls, self.metric: self._validated}
             )
         self._validated = None
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self.history or not trainer.is_global_zero:
             return
         figure, axes = new_figure(1, 2, width=8.0, height=3.2)
@@ -172,10 +168,11 @@ class NegativeELBOPlot(Picture):
         for axis, key, label in zip(
             axes, ("epoch", "decoder_calls"), ("epoch", "cumulative median decoder calls an example"), strict=True
         ):
-            axis.plot([row[key] for row in self.history], [row["nelbo"] for row in self.history], marker=marker)
+            axis.plot([row[key] for row in self.history], [row[self.metric] for row in self.history], marker=marker)
             axis.set_xlabel(label)
             axis.set_xlim(left=0)
-        axes[0].set_ylabel("negative ELBO of validation, nats")
+            axis.set_ylim(*self.limits)
+        axes[0].set_ylabel(self.label)
         self.save(trainer, figure)
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,6 +183,38 @@ class NegativeELBOPlot(Picture):
         """Continue the curves of a resumed run."""
         self.history = list(state_dict["history"])
         self.calls, self._validated = state_dict["calls"], state_dict["validated"]
+
+
+class NegativeELBOPlot(ValidationPlot):
+    """Draw the negative ELBO of validation against epochs, and against what they cost: cumulative median decoder calls.
+
+    To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks: [CountLogger, NegativeELBOPlot]
+
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables via
+    Sparsity, figure 5.
+    """
+
+    name = "negative_elbo"
+    metric = "nelbo"
+    label = "negative ELBO of validation, nats"
+
+
+class SuccessPlot(ValidationPlot):
+    """Draw the success of a game in validation against epochs, and against what they cost, as :class:`NegativeELBOPlot`.
+
+    To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks: [CountLogger, SuccessPlot]
+    """
+
+    name = "success"
+    metric = "success"
+    label = "success in validation"
+    limits = (0.0, 1.0)
 
 
 class ReconstructionPlot(Picture):

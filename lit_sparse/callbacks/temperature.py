@@ -6,12 +6,16 @@ import math
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import GumbelSoftmax
 
 __all__ = ["TemperatureAnnealing"]
+
+#: A final temperature that is hardly less than the first.
+LUKEWARM = 0.95
 
 
 class TemperatureAnnealing(pl.Callback):
@@ -52,7 +56,7 @@ class TemperatureAnnealing(pl.Callback):
         if not self._estimators(pl_module):
             raise ConfigurationError(
                 f"TemperatureAnnealing found no GumbelSoftmax in {type(pl_module).__name__}. Leave it out, or set"
-                " --model.estimator GumbelSoftmax."
+                " --model.init_args.estimator GumbelSoftmax."
             )
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: D102
@@ -60,6 +64,16 @@ class TemperatureAnnealing(pl.Callback):
         for estimator in self._estimators(pl_module):
             estimator.temperature.data.fill_(temperature)
         pl_module.log("train/temperature", temperature, batch_size=1)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say so where the run was too short for these arguments to matter."""
+        if self.rate > 0 and self.temperature(trainer.global_step) > LUKEWARM:
+            half = math.ceil(math.log(2) / self.rate)
+            rank_zero_warn(
+                f"TemperatureAnnealing(rate={self.rate}, every={self.every}) left the temperature at"
+                f" {self.temperature(trainer.global_step):.3g} after {trainer.global_step} steps; at this rate it takes {half}"
+                " to halve it. Raise `rate`, or lower `every`, for a run of this length."
+            )
 
     @staticmethod
     def _estimators(model: pl.LightningModule) -> list[GumbelSoftmax]:

@@ -34,6 +34,7 @@ from lit_sparse.callbacks import (
     PredictionWriter,
     ReconstructionPlot,
     SecondsLogger,
+    SuccessPlot,
     SupportSizePlot,
 )
 from lit_sparse.cli.arguments import as_yaml_file, differences, read_checkpoint, split_model_options, value_of, without
@@ -58,7 +59,10 @@ def run(args: list[str]) -> int:
 
 
 class _Parser(LightningArgumentParser):
-    """Raises an error that says what to change, where argparse would print a page and exit."""
+    """Takes options by their whole names, and raises an error that says what to change where argparse prints a page."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         options = [action.dest for action in self._actions if "help" not in action.dest.split(".")]
@@ -204,7 +208,7 @@ class LitSparseCLI(LightningCLI):
         if refused:
             key, old, new = refused[0]
             raise ConfigurationError(
-                f"--model...{key.removeprefix('init_args.')}={new} contradicts the checkpoint, which was trained with {old}."
+                f"--model.{key} {new} contradicts the checkpoint, which was trained with {old}."
                 f" `{self.command}` scores a model as it was trained; leave the option out."
             )
         for key, old, new in differences(model, here[self.command]["model"]):
@@ -294,8 +298,8 @@ class LitSparseCLI(LightningCLI):
             if asked.get("logger") in (None, True):
                 kwargs["logger"] = self._loggers(self.run_folder)
             callbacks += [
-                *(DecoderCallsPlot(), SupportSizePlot(), NegativeELBOPlot(), ReconstructionPlot(), ClassSamplesPlot()),
-                *(LanguageLogger(), PredictionWriter()),
+                *(DecoderCallsPlot(), SupportSizePlot(), NegativeELBOPlot(), SuccessPlot()),
+                *(ReconstructionPlot(), ClassSamplesPlot(), LanguageLogger(), PredictionWriter()),
             ]
             if self.command == "fit" and asked.get("enable_checkpointing") is not False:
                 callbacks += self._checkpoints(self.run_folder / CHECKPOINTS)

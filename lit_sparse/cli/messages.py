@@ -26,9 +26,14 @@ BASES: dict[str, type] = {
     "model": pl.LightningModule,
     "data": pl.LightningDataModule,
     "callbacks": pl.Callback,
+    "sender": torch.nn.Module,
+    "receiver": torch.nn.Module,
     "optimizer": torch.optim.Optimizer,
     "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
 }
+
+#: What the parser's types are called.
+KINDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null", "list": "a list"}
 
 
 def plain_message(message: str, error: BaseException | None = None, options: Sequence[str] = ()) -> str:
@@ -62,6 +67,8 @@ def _unknown_class(key: str, name: str) -> str:
             return trouble
     if key and base is None:
         return f"Expected `{key}` to be a number, or a class or function by its full path, but got {path!r}."
+    if base is torch.nn.Module:
+        return f"There is no {path!r} for `{key}`. Name a module by its full path, as in lit_sparse.nn.MLP or my_module.MyOwn."
     classes = sorted(set(_class_names(base)) if base else {n for b in BASES.values() for n in _class_names(b)})
     shown = [n for n in classes if base and n in _class_names(base, "lit_sparse")] or classes[:12]
     return f"There is no class {path!r} for `{key}`.{did_you_mean(short, classes)} Known: {', '.join(shown)}."
@@ -80,10 +87,10 @@ def _trouble_with(path: str, module: str, short: str, key: str, base: type | Non
         return f"There is no module {missing!r} for `{key}` {path!r}, neither installed nor in the folder {str(Path.cwd())!r}."
     part = getattr(found, short, None)
     if part is None:
-        names = [name for name, value in vars(found).items() if isinstance(value, type)]
-        if base is None or not did_you_mean(short, names):
-            return None
-        return f"There is no {short!r} in {module!r} for `{key}`.{did_you_mean(short, names)}"
+        names = [name for name, value in vars(found).items() if isinstance(value, type) and issubclass(value, base or object)]
+        own = [name for name in names if vars(found)[name].__module__.startswith(module)]
+        listed = f" It defines: {', '.join(own[:12])}." if own else ""
+        return f"There is no {short!r} in {module!r} for `{key}`.{did_you_mean(short, names)}{listed}"
     if base is not None and not (isinstance(part, type) and issubclass(part, base)):
         return f"Expected `{key}` to be a subclass of {base.__module__.split('.')[0]}'s {base.__name__}, but {path!r} is none."
     if inspect.isabstract(part):
@@ -98,7 +105,7 @@ def _unknown_option(key: str, name: str) -> str:
 
 
 def _wrong_type(key: str, kind: str, value: str) -> str:
-    return f"Expected `{key}` to be a {kind} but got {value.strip()!r}."
+    return f"Expected `{key}` to be {KINDS.get(kind, kind)} but got {value.strip()!r}."
 
 
 def _not_allowed(key: str, allowed: str, value: str) -> str:
@@ -107,8 +114,8 @@ def _not_allowed(key: str, allowed: str, value: str) -> str:
 
 
 def _no_union_member(key: str, kinds: str, value: str) -> str:
-    names = [name.rpartition(".")[2].replace("NoneType", "null") for name in re.findall(r"<class '([^']+)'>", kinds)]
-    return f"Expected `{key}` to be {' or '.join(names)} but got {value.strip()!r}."
+    names = [name.rpartition(".")[2] for name in re.findall(r"<class '([^']+)'>", kinds)]
+    return f"Expected `{key}` to be {' or '.join(KINDS.get(name, name) for name in names)} but got {value.strip()!r}."
 
 
 def _missing(key: str, names: str) -> str:
@@ -118,7 +125,17 @@ def _missing(key: str, names: str) -> str:
     return f"Missing: {missing}, which has no default. Set it beside the class, in init_args."
 
 
+def _no_config(_: str, name: str) -> str:
+    asked = Path(name)
+    if asked.is_relative_to(Path.cwd()):
+        asked = asked.relative_to(Path.cwd())
+    near = sorted(str(path.relative_to(asked.parent)) for path in asked.parent.glob("*.yaml"))
+    there = f" {str(asked.parent)!r} holds {', '.join(near)}." if near else ""
+    return f"There is no config {str(asked)!r}.{did_you_mean(asked.name, near)}{there}"
+
+
 PATTERNS: list[tuple[str, Callable[..., str]]] = [
+    (r"config\": File does not exist: '([^']+)'", _no_config),
     (r"Expected a dot import path string: (\S+)", _unknown_class),
     (r"module '[\w.]+' has no attribute '[^']+'\. Got value: ([^\n]+)", _unknown_class),
     (r"Problem with given class_path ['\"]?([\w.]+)", _unknown_class),

@@ -19,14 +19,16 @@ from lit_sparse.nn import seeded_uniform
 
 __all__ = ["ReferentialGameDataModule", "distinct"]
 
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
 
 class ReferentialGameDataModule(ResumableDataModule):
     """Every image of a split is the target of one game an epoch, hidden among distractors of the same split.
 
     Distractors and the target's place are drawn anew in every training epoch; in validation and test they are a function of
     (seed, index), always the same. Batches are dicts of ``target`` (B, F) and ``candidates`` (B, N, F) float32, ``position``
-    (B,), where among them the target is, ``label`` (B,), its class, and ``index`` (B,), its place in the split; also its
-    ``attributes`` (B, A) int64, where they are known.
+    (B,), where among them the target is, and ``index`` (B,), its place in the split; also ``label`` (B,) int64, its class, and
+    its ``attributes`` (B, A) int64, where they are known.
 
     Args:
         images: a data module whose images serve, pixels as features, split as it says; such as ``DigitsDataModule``.
@@ -35,9 +37,9 @@ class ReferentialGameDataModule(ResumableDataModule):
         labels: name of the array (M,) of classes there, numbers or words; None for ``label``, if there is one.
         attributes: name of an array (M, A) of integers there, what is known of each image, for analyses of the language; it
             may be that of the features. None for no such analyses.
-        parts: name of the array (M,) that says which vectors are held out for the test, those that are not 0; None for
-            ``split``, if there is one, and else ``test_share`` of all.
-        val_share: share of the other vectors that are held out for validation.
+        parts: name of the array (M,) that says which vectors are held out: 0 for training and anything else for the test, or
+            the words ``train``, ``val`` and ``test``; None for ``split``, if there is one, and else ``test_share`` of all.
+        val_share: share of the vectors for training that are held out for validation, unless ``parts`` names some.
         test_share: share of all vectors that are held out for the test, where ``parts`` does not say so.
         candidates: N, images a game, >= 2.
         distractors: ``"any"`` other images, one of each of ``"other_classes"``, or others of the ``"same_class"``.
@@ -76,8 +78,13 @@ class ReferentialGameDataModule(ResumableDataModule):
                 "Expected either `images`, a data module as in --data.init_args.images DigitsDataModule, or `path`, a file of"
                 " feature vectors (.npy, .npz, .h5), and not both."
             )
-        if images is not None and attributes is not None:
-            raise ConfigurationError("Expected `attributes` only with `path`, whose file holds them; a data module has none.")
+        named = [("labels", labels), ("attributes", attributes), ("parts", parts)]
+        for name, array in named:
+            if array is not None and (images is not None or str(path).endswith(".npy")):
+                raise ConfigurationError(
+                    f"Expected `{name}` only with a file of several arrays, .npz or .h5, in which {array!r} is one; "
+                    + (f"{path!r} holds the vectors alone." if path is not None else "a data module has none.")
+                )
         for name, share in (("val_share", val_share), ("test_share", test_share)):
             check_number(name, share, 0.0, 1.0, open_low=True, open_high=True)
         self.images = images
@@ -93,17 +100,25 @@ class ReferentialGameDataModule(ResumableDataModule):
         self.normalize = normalize
         self._splits: dict[Split, _Split] = {}
         self._attributes: dict[Split, Tensor] = {}
+        self._labelled = True
 
     def setup(self, stage: str | None = None) -> None:
         """Read the vectors and split them."""
         if self._splits:
             return
         read = self._from_file(Path(str(self.path)).expanduser()) if self.images is None else self.images.load()
+        if self.distractors != "any" and not self._labelled:
+            raise DataError(
+                f"distractors={self.distractors!r} needs the classes of the images, but {self.path!r} has no array"
+                f' {self.labels or "label"!r}. Add one, or draw "any".'
+            )
+        splits = {}
         for split, images in read.items():
             vectors = images.pixels
             if self.normalize:
                 vectors = torch.nn.functional.normalize(vectors, dim=-1)
-            self._splits[split] = _Split(split, Images(vectors, images.labels), self.candidates, self.distractors)
+            splits[split] = _Split(split, Images(vectors, images.labels), self.candidates, self.distractors)
+        self._splits = splits
 
     @property
     def in_features(self) -> int:
@@ -131,12 +146,13 @@ class ReferentialGameDataModule(ResumableDataModule):
         chosen.scatter_(1, position.unsqueeze(-1), indices.unsqueeze(-1))
         vectors = mine.images.pixels
         known = {"attributes": self._attributes[split][indices]} if self._attributes else {}
+        if self._labelled:
+            known["label"] = mine.images.labels[indices]
         return {
             **known,
             "target": vectors[indices],
             "candidates": vectors[chosen],
             "position": position,
-            "label": mine.images.labels[indices],
             "index": indices,
         }
 
@@ -148,30 +164,44 @@ class ReferentialGameDataModule(ResumableDataModule):
                 f"Expected an array {self.features!r} in {str(path)!r} but it holds {', '.join(sorted(arrays))}. Name it by"
                 " --data.init_args.features."
             )
-        vectors = np.asarray(arrays[name], dtype=np.float32)
-        if vectors.ndim != 2 or not np.isfinite(vectors).all():
-            raise DataError(
-                f"Expected {name!r} in {str(path)!r} to hold finite vectors (M, F) but its shape is {vectors.shape}."
-            )
+        vectors = _vectors(arrays, name, path)
         labels = _one_each(arrays, self.labels, "label", path, len(vectors))
-        held_out = _one_each(arrays, self.parts, "split", path, len(vectors))
+        parts = _one_each(arrays, self.parts, "split", path, len(vectors))
+        self._labelled = labels is not None
         if labels is None:
             labels = np.zeros(len(vectors), dtype=np.int64)
         elif labels.dtype.kind in "US":
             labels = np.unique(labels, return_inverse=True)[1]
         every = Images(torch.from_numpy(vectors), torch.from_numpy(labels.astype(np.int64)))
-        order = shuffled(len(every), self.seed)
-        if held_out is not None:
-            held = torch.from_numpy(held_out != 0)[order]
-        else:
-            held = torch.arange(len(every)) < round(self.test_share * len(every))
-        rest = order[~held]
-        val = round(self.val_share * len(rest))
-        places: dict[Split, Tensor] = {"train": rest[val:], "val": rest[:val], "test": order[held]}
+        places = self._places(len(every), parts, path)
         if self.attributes is not None:
             known = torch.from_numpy(_integers(arrays, self.attributes, path, len(vectors)))
             self._attributes = {split: known[place] for split, place in places.items()}
         return {split: every[place] for split, place in places.items()}
+
+    def _places(self, size: int, parts: Any, path: Path) -> dict[Split, Tensor]:
+        """Return which vectors belong to which split, in the order of a shuffle."""
+        order = shuffled(size, self.seed)
+        kinds = torch.zeros(size, dtype=torch.int64)  # training, validation, test
+        if parts is None:
+            kinds[order[: round(self.test_share * size)]] = 2
+        elif parts.dtype.kind in "US":
+            words = parts.astype(str)
+            unknown = sorted(set(words.tolist()) - set(SPLITS))
+            if unknown:
+                raise DataError(
+                    f"Expected the array {self.parts or 'split'!r} of {str(path)!r} to hold the words {', '.join(SPLITS)}, or"
+                    f" 0 for training and 1 for the test, but it holds {', '.join(map(repr, unknown[:5]))}."
+                )
+            for number, word in enumerate(SPLITS):
+                kinds[torch.from_numpy(words == word)] = number
+        else:
+            kinds[torch.from_numpy(parts != 0)] = 2
+        found = [order[kinds[order] == number] for number in range(len(SPLITS))]
+        if not len(found[1]):
+            count = round(self.val_share * len(found[0]))
+            found[:2] = found[0][count:], found[0][:count]
+        return dict(zip(SPLITS, found, strict=True))
 
 
 class _Split:
@@ -225,6 +255,23 @@ class _Split:
         sizes = self.counts[classes]
         place = self.starts[classes] + torch.minimum((more * sizes).long(), sizes - 1)
         return self.order[place]
+
+
+def _vectors(arrays: dict[str, Any], name: str, path: Path) -> Any:
+    """Return an array (M, F) of finite numbers, float32."""
+    try:
+        vectors = np.asarray(arrays[name], dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"Expected {name!r} in {str(path)!r} to hold vectors (M, F) of numbers: {error}.") from error
+    if vectors.ndim != 2:
+        raise DataError(f"Expected {name!r} in {str(path)!r} to hold vectors (M, F) but its shape is {vectors.shape}.")
+    broken = np.flatnonzero(~np.isfinite(vectors).all(-1))
+    if len(broken):
+        raise DataError(
+            f"Expected {name!r} in {str(path)!r} to hold finite vectors but {len(broken)} of {len(vectors)} hold NaN or inf,"
+            f" the first in row {broken[0]}."
+        )
+    return vectors
 
 
 def _one_each(arrays: dict[str, Any], name: str | None, usual: str, path: Path, size: int) -> Any:

@@ -6,6 +6,7 @@ from lit_sparse.estimators.latents import LatentDistribution
 from lit_sparse.estimators.leave_one_out import LeaveOneOut
 from lit_sparse.estimators.marginal_likelihood import MarginalLikelihood, marginal_likelihood
 from lit_sparse.estimators.marginalize import Marginalize
+from lit_sparse.estimators.running_mean import RunningMean
 from lit_sparse.estimators.sampler import Sampler, with_gradient_of
 from lit_sparse.estimators.score_function import ScoreFunction
 from lit_sparse.estimators.sparsemap_marginalize import SparseMAPMarginalize
@@ -21,6 +22,7 @@ __all__ = [
     "LeaveOneOut",
     "MarginalLikelihood",
     "Marginalize",
+    "RunningMean",
     "Sampler",
     "ScoreFunction",
     "SparseMAPMarginalize",

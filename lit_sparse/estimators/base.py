@@ -115,7 +115,8 @@ class Estimator(nn.Module, ABC):
         if self.latent == "bits":
             raise ConfigurationError(
                 f"{type(self).__name__} is an estimator over bit vectors, whose probabilities are its own: it takes no mapping"
-                f" but was given {mapping}. A model with a mapping needs one over categories, such as Marginalize."
+                f" but was given {mapping}. A model with a mapping needs one over categories, such as Marginalize, or a sampler"
+                ' with latent="categorical".'
             )
         if self.mapping is not None and repr(self.mapping) != repr(mapping):
             raise ConfigurationError(

@@ -29,23 +29,25 @@ class SignalingGame(LitSparseModule):
     ``expected_success``, over all that were decoded in proportion to their probability; ``nll`` and ``entropy``, in nats.
 
     Batches are dicts of ``target`` (B, F), ``candidates`` (B, N, F), of which the one at ``position`` (B,) shows the target,
-    and ``index`` (B,); ``label`` (B,), the class of the target, is used by pictures.
+    and ``index`` (B,); ``label`` (B,), the class of the target, and ``attributes`` (B, A) serve analyses of the language.
 
     Args:
         mapping: from the sender's scores to probabilities of symbols.
         estimator: of the expected loss; it is given no mapping of its own.
         in_features: F, features of an image.
         vocabulary: V, number of symbols.
-        sender: scores symbols (B, V) of images (B, F); by default the published one, :class:`lit_sparse.nn.Sender`.
-        receiver: scores candidates (R, N), of candidates (B, N, F), messages (R, V) and their games (R,); by default the
-            published one, :class:`lit_sparse.nn.Receiver`.
+        sender: from images (B, F) to scores (B, V) of the symbols; by default the published one,
+            :class:`lit_sparse.nn.Sender`.
+        receiver: from candidates (B, N, F), messages (R, V), one-hot or relaxed, and rows (R,) sorted, which game each message
+            belongs to, to scores (R, N) of the candidates; by default the published one, :class:`lit_sparse.nn.Receiver`.
         entropy_weight: of the entropy of the message that is added to what is maximized.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start).
 
     Raises:
-        ConfigurationError: if the mapping gives no probabilities or the estimator has another mapping.
+        ConfigurationError: if the mapping gives no probabilities, the estimator has another mapping or is one over bits, or
+            a player fails on a small game.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 5.2 and appendix.
@@ -86,6 +88,7 @@ class SignalingGame(LitSparseModule):
         self.sender = Sender(in_features, vocabulary) if sender is None else sender
         self.receiver = Receiver(in_features, vocabulary) if receiver is None else receiver
         self.entropy_weight = entropy_weight
+        self._try_players()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores (B, V) of the symbols for images (B, F)."""
@@ -101,23 +104,12 @@ class SignalingGame(LitSparseModule):
 
         def loss_fn(latent: LatentBatch) -> Tensor:
             picks: Tensor = self.receiver(candidates, latent.values, latent.rows)
-            if picks.shape != (len(latent.rows), candidates.shape[1]):
-                raise ConfigurationError(
-                    f"Expected the receiver to give one score for each of the {candidates.shape[1]} candidates of each of"
-                    f" {len(latent.rows)} messages but its result is of shape {tuple(picks.shape)}."
-                )
             picked.append(picks.detach().argmax(-1))
             heard.append(latent)
             right: Tensor = torch.nn.functional.cross_entropy(picks, position[latent.rows], reduction="none")
             return right
 
-        scores = self(target)
-        if scores.shape != (len(target), self.vocabulary):
-            raise ConfigurationError(
-                f"Expected the sender to score vocabulary={self.vocabulary} symbols for each of {len(target)} images but its"
-                f" result is of shape {tuple(scores.shape)}."
-            )
-        out = self.estimator(scores, loss_fn, context=target)
+        out = self.estimator(self(target), loss_fn, context=target)
         entropy = out.entropy()
         loss = out.loss - self.entropy_weight * entropy
         messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.rows for part in heard]))
@@ -147,12 +139,47 @@ class SignalingGame(LitSparseModule):
         pick = self.receiver(batch["candidates"], messages, rows).argmax(-1)
         return {"index": batch["index"], "symbol": symbol, "pick": pick, "position": batch["position"]}
 
+    def _try_players(self) -> None:
+        """Play a small game, so that players that do not fit are found before any training.
+
+        Raises:
+            ConfigurationError: if one of them fails, or gives a result of another shape.
+        """
+        images, vocabulary = (3, self.in_features), self.vocabulary
+        takes = f"images {images} of in_features={self.in_features}"
+        self._try("sender", takes, (3, vocabulary), torch.zeros(images))
+        messages = torch.nn.functional.one_hot(torch.arange(5) % vocabulary, vocabulary).float()
+        candidates, rows = torch.zeros(3, 4, self.in_features), torch.tensor([0, 0, 0, 2, 2])
+        takes = (
+            f"candidates {tuple(candidates.shape)}, messages {tuple(messages.shape)} of vocabulary={vocabulary} and rows (5,)"
+        )
+        self._try("receiver", takes, (5, 4), candidates, messages, rows)
+
+    def _try(self, name: str, takes: str, shape: tuple[int, ...], *arguments: Tensor) -> None:
+        player: nn.Module = getattr(self, name)
+        training = [part for part in player.modules() if part.training]
+        player.eval()
+        like = next(player.parameters(), torch.zeros(()))
+        here = [tensor.to(like if tensor.is_floating_point() else like.device) for tensor in arguments]
+        wanted = f"Expected the {name} to take {takes} and give scores {shape} but {type(player).__name__}"
+        try:
+            with torch.no_grad():
+                found = player(*here)
+        except Exception as error:
+            raise ConfigurationError(f"{wanted} fails: {type(error).__name__}: {error}") from error
+        finally:
+            for part in training:
+                part.training = True
+        if not isinstance(found, Tensor) or found.shape != shape:
+            got = f"scores {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            raise ConfigurationError(f"{wanted} gives {got}.")
+
     @staticmethod
     def _sent(out: Expectation, batch: Batch) -> dict[str, Tensor]:
         """Return the most probable symbol (B,) of each game and what it was sent for."""
         sent = {"messages": out.probs.detach().argmax(-1), "targets": batch["target"], "index": batch["index"]}
-        sent["labels"] = batch.get("label", torch.zeros_like(batch["index"]))
-        return sent | ({"attributes": batch["attributes"]} if "attributes" in batch else {})
+        known = {"labels": "label", "attributes": "attributes"}
+        return sent | {name: batch[key] for name, key in known.items() if key in batch}
 
 
 def _successes(out: Expectation, heard: LatentBatch, right: Tensor) -> tuple[Tensor, Tensor]:

@@ -235,6 +235,12 @@ def _state(estimator: Estimator) -> None:
         for _ in range(3):
             _run(ready, _scores(), Decoder())
         fresh.load_state_dict(ready.state_dict())
+        for name, kept in ready.state_dict().items():
+            loaded = fresh.state_dict()[name]
+            assert loaded.dtype == kept.dtype, f"{name} was {loaded.dtype} and has become {kept.dtype}: change it in place"
+        plain = [name for part in ready.modules() for name in vars(part) if not name.startswith("_")]
+        lost = [name for name in plain if _differ(getattr(ready, name, None), getattr(fresh, name, None))]
+        hint = f"; {', '.join(lost)} changed outside of it: keep such things in a RunningMean or in parameters" if lost else ""
         results = []
         for twin in (ready, fresh.train()):
             scores = _scores()
@@ -244,7 +250,14 @@ def _state(estimator: Estimator) -> None:
             (gradient,) = torch.autograd.grad(out.loss.sum(), scores, allow_unused=True)
             results.append((out.loss.detach(), torch.zeros(()) if gradient is None else gradient))
         for ours, theirs in zip(*results, strict=True):
-            assert torch.equal(ours, theirs), "the state holds all that training has changed"
+            assert torch.equal(ours, theirs), f"the state holds all that training has changed{hint}"
+
+
+def _differ(one: object, other: object) -> bool:
+    """Tell whether two plain attributes, numbers or tensors, are different."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return not torch.equal(one, other)
+    return isinstance(one, int | float) and one != other
 
 
 @ESTIMATOR_CHECKS.add

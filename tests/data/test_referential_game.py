@@ -105,6 +105,17 @@ def test_splits_of_a_file_do_not_share_images(file: Path) -> None:
     assert (data.size("train"), data.size("val"), data.size("test")) == (27, 3, 30)
 
 
+def test_splits_may_be_words(file: Path) -> None:
+    words = np.array(["train", "val", "test"])[np.arange(60) // 20]
+    with np.load(file) as arrays:
+        np.savez(file.parent / "words.npz", features=arrays["features"], part=words)
+    data = games(file.parent / "words.npz", parts="part")
+    for number, split in enumerate(("train", "val", "test")):
+        batch = data.fetch(split, 0, torch.arange(20))  # type: ignore[arg-type]
+        assert sorted(batch["target"][:, 0].tolist()) == list(range(20 * number, 20 * number + 20))
+        assert "label" not in batch, "there are none"
+
+
 def test_attributes_are_those_of_the_target(file: Path) -> None:
     data = games(file, attributes="known")
     batch = data.fetch("test", 0, torch.arange(20))
@@ -171,14 +182,23 @@ def make(path: Path, content: dict[str, object]) -> str:
     [
         (lambda p: ReferentialGameDataModule(), "either `images`"),
         (lambda p: ReferentialGameDataModule(DigitsDataModule(), path="x.npy"), "not both"),
-        (lambda p: ReferentialGameDataModule(DigitsDataModule(), attributes="x"), "only with `path`"),
+        (
+            lambda p: ReferentialGameDataModule(DigitsDataModule(), attributes="x"),
+            "`attributes` only with .* a data module has none",
+        ),
+        (lambda p: ReferentialGameDataModule(path="x.npy", labels="kind"), "'x.npy' holds the vectors alone"),
         (lambda p: ReferentialGameDataModule(path="x.npy", candidates=1), "`candidates`"),
         (lambda p: ReferentialGameDataModule(path="x.npy", distractors="none"), "'other_classes'"),
         (lambda p: ReferentialGameDataModule(path="x.npy", val_share=1.0), "`val_share`"),
         (lambda p: games(p / "missing.npy"), "no file"),
         (lambda p: games(Path(make(p / "a.npz", {"x": vectors(), "y": vectors()}))), "holds x, y"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()[0]}))), r"shape is \(5,\)"),
-        (lambda p: games(Path(make(p / "a.npz", {"features": vectors() * np.nan}))), "finite"),
+        (
+            lambda p: games(Path(make(p / "a.npz", {"features": np.where(vectors() == 7, np.nan, vectors())}))),
+            "1 of 60 .* in row 7",
+        ),
+        (lambda p: games(Path(make(p / "a.npz", {"features": np.full((60, 5), "a")}))), "vectors .* of numbers"),
+        (lambda p: games(Path(make(p / "a.npz", {"features": vectors(), "split": np.full(60, "dev")}))), "it holds 'dev'"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors(), "label": np.arange(3)}))), r"label \(3,\)"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), labels="lable"), "an array 'lable'"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), parts="splits"), "an array 'splits'"),
@@ -187,7 +207,13 @@ def make(path: Path, content: dict[str, object]) -> str:
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), attributes="features"), "of integers"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), candidates=6), "there are 5"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors(6)})), candidates=2), "val split"),
-        (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), distractors="other_classes"), "classes in the"),
+        (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), distractors="other_classes"), "no array 'label'"),
+        (
+            lambda p: games(
+                Path(make(p / "a.npz", {"features": vectors(), "label": np.arange(60) % 3})), distractors="other_classes"
+            ),
+            "candidates=4 classes in the",
+        ),
     ],
 )
 def test_mistakes_are_explained(build: Callable[[Path], object], words: str, tmp_path: Path) -> None:

@@ -6,12 +6,13 @@ import functools
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.callbacks import CountLogger, LanguageLogger, SupportSizePlot, TemperatureAnnealing
+from lit_sparse.callbacks import CountLogger, LanguageLogger, SuccessPlot, SupportSizePlot, TemperatureAnnealing
 from lit_sparse.data import DigitsDataModule, ReferentialGameDataModule
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.estimators import (
@@ -165,10 +166,13 @@ def trainer(folder: Path, **options: object) -> pl.Trainer:
 
 
 def test_players_come_to_understand_each_other(tmp_path: Path) -> None:
-    pictures = [LanguageLogger(folder=str(tmp_path)), SupportSizePlot(folder=str(tmp_path))]
+    success = SuccessPlot(folder=str(tmp_path))
+    pictures = [LanguageLogger(folder=str(tmp_path)), SupportSizePlot(folder=str(tmp_path)), success]
     fitting = trainer(tmp_path, max_epochs=6, callbacks=[CountLogger(), *pictures])
     model, games = small(), data()
     fitting.fit(model, games)
+    assert len(success.history) == 6
+    assert success.history[-1]["success"] == pytest.approx(float(fitting.callback_metrics["val/success"]))
     logged = fitting.callback_metrics
     assert float(logged["val/success"]) > 0.4, "chance is 1 in 8"
     assert float(logged["train/decoder_calls_mean"]) < 8
@@ -176,7 +180,7 @@ def test_players_come_to_understand_each_other(tmp_path: Path) -> None:
     assert 0 < float(logged["val/class_information"]) <= float(logged["val/message_entropy"])
     assert 0 < float(logged["val/topographic_similarity"]) < 1
     assert "val/posdis" not in logged
-    for name in ("messages_by_class", "support_size"):
+    for name in ("messages_by_class", "support_size", "success"):
         assert (tmp_path / "pictures" / f"{name}.png").stat().st_size > 2000
     (tested,) = fitting.test(model, data(eval_batch_size=7), verbose=False)
     (again,) = fitting.test(model, data(), verbose=False)
@@ -193,6 +197,16 @@ def test_attributes_of_a_file_give_disentanglement(shared: Path, tmp_path: Path)
         assert 0 <= tested["test/bosdis"] <= 1
     else:
         assert math.isnan(tested["test/posdis"])
+
+
+def test_without_classes_nothing_is_said_of_them(tmp_path: Path) -> None:
+    np.save(tmp_path / "vectors.npy", np.random.default_rng(0).random((80, 6)))
+    games = ReferentialGameDataModule(path=str(tmp_path / "vectors.npy"), candidates=4)
+    testing = trainer(tmp_path, callbacks=[LanguageLogger(folder=str(tmp_path))])
+    (tested,) = testing.test(game(), games, verbose=False)
+    assert {"test/message_entropy", "test/used_vocabulary", "test/topographic_similarity"} <= set(tested)
+    assert "test/class_information" not in tested
+    assert not (tmp_path / "pictures").exists()
 
 
 def test_checkpoints_keep_players_and_baselines(tmp_path: Path) -> None:
@@ -263,6 +277,8 @@ def test_temperatures_fall_are_kept_and_go_on(tmp_path: Path) -> None:
         resumed, data(), ckpt_path=tmp_path / "game.ckpt", weights_only=True
     )
     assert float(resumed.estimator.temperature) == pytest.approx(math.exp(-0.12))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match=r"left the temperature at 1 after 2 steps; at this rate it takes 69315"):
+        trainer(tmp_path, max_steps=2, callbacks=[TemperatureAnnealing()]).fit(small(GumbelSoftmax(), Softmax()), data())
     with pytest.raises(ConfigurationError, match="no GumbelSoftmax"):
         trainer(tmp_path, max_steps=1, callbacks=[annealing]).fit(small(), data())
 
@@ -298,13 +314,24 @@ def test_weights_of_another_estimator_start_a_run(tmp_path: Path) -> None:
         (lambda: game(estimator=TopKMarginalize(3)), "takes no mapping"),
         (lambda: game(estimator=Marginalize(Softmax())), "Give the mapping to the model alone"),
         (lambda: game(in_features=5).step(batch(), 0, "train"), "in_features=6"),
-        (lambda: game(receiver=_Deaf()).step(batch(), 0, "train"), "one score for each of the 4 candidates"),
-        (lambda: game(sender=MLP([6, 4])).step(batch(), 0, "train"), "vocabulary=5"),
+        (lambda: game(receiver=_Deaf()), r"give scores \(5, 4\) but _Deaf gives scores \(5,\)"),
+        (lambda: game(sender=MLP([6, 4])), r"give scores \(3, 5\) but MLP gives scores \(3, 4\)"),
+        (lambda: game(sender=MLP([7, 5])), "in_features=6 .* but MLP fails: RuntimeError: mat1"),
+        (lambda: game(receiver=Receiver(6, vocabulary=4)), "vocabulary=5 .* but Receiver fails"),
     ],
 )
 def test_mistakes_are_explained(make: object, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()  # type: ignore[operator]
+
+
+def test_players_are_tried_without_a_trace() -> None:
+    """Batch norm keeps its counts, training mode stays, and players may be of another type."""
+    sender = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout()).double()
+    sender[2].eval()
+    game(sender=sender)
+    assert int(sender[1].num_batches_tracked) == 0  # type: ignore[arg-type]
+    assert sender.training and sender[1].training and not sender[2].training
 
 
 class _Deaf(nn.Module):
