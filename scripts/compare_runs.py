@@ -1,12 +1,12 @@
-"""Compare runs of latent-variable models: decoder calls and negative ELBO over training, and the test results in a table.
+"""Compare runs of latent-variable models: decoder calls and a metric over training, and the test results in a table.
 
 Usage:
-    python scripts/compare_runs.py [--output comparison.png] NAME=RUN_FOLDER [NAME=RUN_FOLDER ...]
+    python scripts/compare_runs.py [--metric nelbo] [--output comparison.png] NAME=RUN_FOLDER [NAME=RUN_FOLDER ...]
 
 Draws, from the metrics.csv of each run, the median decoder calls of an example with the band from the 10th to the 90th
-percentile, and the negative ELBO of validation against epochs and against cumulative median decoder calls, as figure 5 of
-Correia, Niculae, Aziz & Martins (2020). Prints a markdown table with the first and the last epoch and, where a run was tested,
-the last test.
+percentile, and a metric of validation against epochs and against cumulative median decoder calls, as figure 5 of Correia,
+Niculae, Aziz & Martins (2020). The metric is the first of nelbo, success and loss that all runs logged, or what ``--metric``
+says. Prints a markdown table with the first and the last epoch and the last test; "-" stands for a run that was not tested.
 """
 
 from __future__ import annotations
@@ -20,6 +20,12 @@ from matplotlib.figure import Figure
 
 CALLS = "train/decoder_calls_"
 BAND = ("p10", "median", "p90")
+#: Metrics, those that come first preferred, and how they are called in a picture.
+LABELS = {
+    "nelbo": "negative ELBO of validation, nats",
+    "success": "success in validation",
+    "loss": "loss of validation",
+}
 # Okabe & Ito's palette, which the colour-blind can tell apart.
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 STYLES = ["-", "--", ":"]  # one after another, when the colours are used up
@@ -56,7 +62,7 @@ def draw(
     runs: dict[str, list[dict[str, float]]],
     path: Path,
     key: str = "val/nelbo",
-    label: str = "negative ELBO of validation, nats",
+    label: str = LABELS["nelbo"],
 ) -> None:
     """Draw the three panels; ``key`` is what the second and third show."""
     figure = Figure(figsize=(12, 3.4), layout="constrained")
@@ -85,34 +91,55 @@ def draw(
     figure.savefig(path, dpi=110)
 
 
-def table(runs: dict[str, list[dict[str, float]]], tests: dict[str, dict[str, float]]) -> list[str]:
+def metric_of(runs: dict[str, list[dict[str, float]]], asked: str | None) -> str:
+    """Return the metric to compare.
+
+    Raises:
+        SystemExit: if a run has not logged it in training and validation.
+    """
+    logged = [{key for line in lines for key in line} for lines in runs.values()]
+    both = set.intersection(*({key[4:] for key in keys if key.startswith("val/")} for keys in logged))
+    found = [name for name in ([asked] if asked else LABELS) if name in both]
+    if not found:
+        raise SystemExit(f"Expected a --metric that all runs logged in validation, of {', '.join(sorted(both))}; got {asked}.")
+    return found[0]
+
+
+def table(runs: dict[str, list[dict[str, float]]], tests: dict[str, dict[str, float]], metric: str = "nelbo") -> list[str]:
     """Return the lines of the table."""
-    lines = [
-        "| | epochs | train nelbo, first and last epoch | median decoder calls | mean decoder calls | test nelbo | bits/dim |"
-    ]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    bits = any("test/bits_per_dim" in test for test in tests.values())
+    head = [f"train {metric}, first and last epoch", "median decoder calls", "mean decoder calls", f"test {metric}"]
+    rows = [["", "epochs", *head, *(["bits/dim"] if bits else [])]]
     for name, epochs in runs.items():
         first, last, test = epochs[0], epochs[-1], tests[name]
-        bits = "-"
-        if "test/bits_per_dim" in test:
-            bits = f"{test['test/bits_per_dim']:.3f} ± {test['test/bits_per_dim_standard_error']:.1g}"
+
+        def both(key: str, form: str, ends: tuple[dict[str, float], ...] = (first, last)) -> str:
+            return ", ".join(f"{end[key]:{form}}" if key in end else "-" for end in ends)
+
         cells = [
             name,
             str(len(epochs)),
-            f"{first['train/nelbo']:.0f}, {last['train/nelbo']:.0f}",
-            f"{first[CALLS + 'median']:g}, {last[CALLS + 'median']:g}",
-            f"{first[CALLS + 'mean']:.2f}, {last[CALLS + 'mean']:.2f}",
-            f"{test['test/nelbo']:.0f}" if "test/nelbo" in test else "-",
-            bits,
+            both(f"train/{metric}", ".4g"),
+            both(f"{CALLS}median", "g"),
+            both(f"{CALLS}mean", ".2f"),
+            f"{test[f'test/{metric}']:.4g}" if f"test/{metric}" in test else "-",
         ]
-        lines.append(f"| {' | '.join(cells)} |")
+        if bits and "test/bits_per_dim" in test:
+            cells.append(f"{test['test/bits_per_dim']:.3f} ± {test['test/bits_per_dim_standard_error']:.1g}")
+        elif bits:
+            cells.append("-")
+        rows.append(cells)
+    lines = [f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in rows]
+    lines.insert(1, "| --- |" + " ---: |" * (len(rows[0]) - 1))
     return lines
 
 
 def main() -> None:
     """Draw the picture and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    raw = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("runs", nargs="+", metavar="NAME=RUN_FOLDER")
+    parser.add_argument("--metric", default=None)
     parser.add_argument("--output", type=Path, default=Path("comparison.png"))
     options = parser.parse_args()
     folders = dict(argument.split("=", 1) if "=" in argument else (argument, argument) for argument in options.runs)
@@ -120,8 +147,10 @@ def main() -> None:
         if not (Path(folder) / "metrics.csv").is_file():
             parser.error(f"{folder!r} is no run folder: there is no metrics.csv in it. A run prints its folder last.")
     runs = {name: epochs_of(Path(folder)) for name, folder in folders.items()}
-    draw(runs, options.output)
-    print("\n".join(table(runs, {name: tested(Path(folder)) for name, folder in folders.items()})))
+    metric = metric_of(runs, options.metric)
+    draw(runs, options.output, f"val/{metric}", LABELS.get(metric, f"{metric} of validation"))
+    print("\n".join(table(runs, {name: tested(Path(folder)) for name, folder in folders.items()}, metric)))
+    print(f"drawn: {options.output}")
 
 
 if __name__ == "__main__":

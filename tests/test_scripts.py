@@ -177,6 +177,16 @@ def test_compare_runs_draws_and_tabulates(
     script.main()
     assert "| ours | 2 | 95, 80 | 4, 2 | 4.50, 2.25 | 85 | 3.500 ± 0.01 |" in capsys.readouterr().out
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+    game = "\n".join(lines).replace("nelbo", "success").replace("95.0", "0.4567").replace("80.0", "0.91234")
+    (tmp_path / "run" / "metrics.csv").write_text(game)
+    (tmp_path / "run" / "test" / "0" / "metrics.csv").write_text("epoch,step,test/success\n0,0,0.98765")
+    script.main()
+    printed = capsys.readouterr().out
+    assert "| ours | 2 | 0.4567, 0.9123 | 4, 2 | 4.50, 2.25 | 0.9877 |\n" in printed
+    assert "bits/dim" not in printed
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--metric", "nelbo"])
+    with pytest.raises(SystemExit, match="all runs logged in validation, of success; got nelbo"):
+        script.main()
     (tmp_path / "run" / "metrics.csv").write_text("epoch,step,val/nelbo\n0,5,90.0")
     with pytest.raises(SystemExit, match="decoder_calls_median"):
         script.main()
