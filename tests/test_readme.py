@@ -28,8 +28,8 @@ def test_configs_that_are_named_exist() -> None:
     named = set(re.findall(r"configs/[\w/]+\.yaml", TEXT))
     assert len(named) >= 4
     assert all((ROOT / name).is_file() for name in named)
-    there = {str(path.relative_to(ROOT)) for path in (ROOT / "configs").rglob("*.yaml")}
-    assert there - named <= {"configs/trainer/ddp_cpu.yaml", "configs/ssvae/mnist.yaml"}
+    for folder in (ROOT / "configs").iterdir():
+        assert f"`configs/{folder.name}`" in TEXT, "the table of configs names each folder"
 
 
 def test_modules_that_are_named_exist() -> None:
