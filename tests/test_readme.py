@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
 import pytest
+
+from lit_sparse.testing import check_estimator
 
 from .conftest import ROOT
 
@@ -18,6 +21,18 @@ SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 def test_a_snippet_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     exec(compile(SNIPPETS[number], f"README snippet {number}", "exec"), {"__name__": "readme"})
+
+
+def test_recipes_of_estimators_keep_their_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipes = [snippet for snippet in SNIPPETS if re.search(r"class \w+\((Estimator|Sampler)\)", snippet)]
+    assert len(recipes) >= 3
+    (tmp_path / "recipes.py").write_text("\n".join(recipes))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("recipes")
+    found = [part for part in vars(module).values() if isinstance(part, type) and part.__module__ == "recipes"]
+    for estimator in found:
+        for example in estimator.examples():
+            check_estimator(example)
 
 
 def test_there_are_snippets() -> None:
@@ -33,7 +48,5 @@ def test_configs_that_are_named_exist() -> None:
 
 
 def test_modules_that_are_named_exist() -> None:
-    import importlib
-
     for name in set(re.findall(r"`(lit_sparse\.\w+)`", TEXT)):
         importlib.import_module(name)
