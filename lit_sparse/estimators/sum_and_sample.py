@@ -81,5 +81,5 @@ class SumAndSample(Sampler):
         weight = share.detach()
         # What the baseline takes away on average, baseline * grad pi(not T), is given back.
         surrogate: Tensor = weight * (last.detach() - baseline) * log_probs[:, -1] + baseline * share
-        loss = with_gradient_of(summed + weight * last, torch.where(rest & ~latent.broken, surrogate, 0.0))
+        loss = with_gradient_of(summed + weight * last, torch.where(rest, surrogate, 0.0))
         return self.expectation(latent, loss, decoded)

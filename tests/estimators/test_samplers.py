@@ -6,6 +6,7 @@ import copy
 import itertools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -232,6 +233,21 @@ def test_a_learnt_baseline_learns_and_leaves_all_else_alone() -> None:
             guess = estimator.mean.value + network(context).squeeze(-1)  # type: ignore[union-attr]
             errors.append(float((guess - target).square().mean()))
     assert errors[-1] < 0.05 * errors[0]
+
+
+@pytest.mark.parametrize("baseline", ["mean", "learnt"])
+def test_baselines_see_what_was_decoded(baseline: Literal["mean", "learnt"]) -> None:
+    """Rows with nothing allowed have no loss to learn from, broken ones none worth it."""
+    estimator = ScoreFunction(baseline, mapping=Softmax(), context_features=2)
+    scores, context = torch.zeros(5, 3), torch.ones(5, 2)
+    scores[1], scores[3] = -torch.inf, torch.nan
+    out = estimator(scores.requires_grad_(), lambda latent: 4.0 + latent.rows, context=context)
+    assert float(estimator.mean.count) == 3  # type: ignore[union-attr]
+    assert float(estimator.mean.value) == pytest.approx((4 + 6 + 8) / 3)  # type: ignore[union-attr]
+    if baseline == "learnt":
+        network = list(estimator.network.parameters())  # type: ignore[union-attr]
+        got = torch.autograd.grad(out.loss[[1, 3]].sum(), network, retain_graph=True, allow_unused=True)
+        assert all(gradient is None or not bool(gradient.any()) for gradient in got)
 
 
 def test_evaluation_may_draw() -> None:

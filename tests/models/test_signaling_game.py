@@ -122,6 +122,22 @@ def test_loss_and_successes_equal_those_of_a_loop(mapping: SparseMapping) -> Non
     assert torch.equal(output["artifacts"]["messages"], probs.argmax(-1))
 
 
+def test_symbols_that_are_equally_probable_count_alike() -> None:
+    """Of a sender that cannot decide, success is the share of its symbols that are understood."""
+    model = game(sender=_Undecided())
+    found = model.step(batch(), 0, "val")["examples"]
+    messages, rows = torch.eye(5).repeat(7, 1), torch.arange(7).repeat_interleave(5)
+    right = model.receiver(batch()["candidates"], messages, rows).argmax(-1) == batch()["position"][rows]
+    torch.testing.assert_close(found["success"], right.view(7, 5).float().mean(-1))
+    torch.testing.assert_close(found["expected_success"], found["success"])
+    assert 0 < float(found["success"].mean()) < 1
+
+
+class _Undecided(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return torch.zeros(len(images), 5)
+
+
 SAMPLERS = [
     ScoreFunction(),
     ScoreFunction("self_critic"),
