@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,6 +29,7 @@ LABELS = {
 }
 # Okabe & Ito's palette, which the colour-blind can tell apart.
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
+FEW = 20  # points, below which each is marked
 STYLES = ["-", "--", ":"]  # one after another, when the colours are used up
 
 
@@ -79,8 +81,9 @@ def draw(
             cost += line[f"{CALLS}median"]
             if key in line:
                 points.append((line["epoch"] + 1, cost, line[key]))
-        by_epoch.plot([p[0] for p in points], [p[2] for p in points], color=color, ls=style, label=title)
-        by_cost.plot([p[1] for p in points], [p[2] for p in points], color=color, ls=style, label=title)
+        look = {"color": color, "ls": style, "label": title, "marker": "." if len(points) < FEW else None}
+        by_epoch.plot([p[0] for p in points], [p[2] for p in points], **look)
+        by_cost.plot([p[1] for p in points], [p[2] for p in points], **look)
     calls.set(xlabel="epoch", ylabel="decoder calls, median and 10-90 %", ylim=(0, None))
     by_epoch.set(xlabel="epoch", ylabel=label)
     by_cost.set(xlabel="cumulative median decoder calls")
@@ -92,17 +95,27 @@ def draw(
 
 
 def metric_of(runs: dict[str, list[dict[str, float]]], asked: str | None) -> str:
-    """Return the metric to compare.
+    """Return the metric to compare: that asked for, or the first known one that all runs logged.
 
     Raises:
-        SystemExit: if a run has not logged it in training and validation.
+        SystemExit: if a run has not logged it, in validation or else in training.
     """
-    logged = [{key for line in lines for key in line} for lines in runs.values()]
-    both = set.intersection(*({key[4:] for key in keys if key.startswith("val/")} for keys in logged))
-    found = [name for name in ([asked] if asked else LABELS) if name in both]
-    if not found:
-        raise SystemExit(f"Expected a --metric that all runs logged in validation, of {', '.join(sorted(both))}; got {asked}.")
-    return found[0]
+    wanted = [asked.removeprefix("val/")] if asked else list(LABELS)
+    for stage in ("val/", "train/"):
+        logged = [
+            {key.removeprefix(stage) for line in lines for key in line if key.startswith(stage)} for lines in runs.values()
+        ]
+        found = [name for name in wanted if name in set.intersection(*logged)]
+        if found:
+            return found[0]
+    raise SystemExit(
+        f"Expected a --metric that all runs logged, of {', '.join(sorted(set.intersection(*logged)))}; got {asked}."
+    )
+
+
+def number(value: float) -> str:
+    """Return four digits, or all before the point."""
+    return f"{value:.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def table(runs: dict[str, list[dict[str, float]]], tests: dict[str, dict[str, float]], metric: str = "nelbo") -> list[str]:
@@ -113,16 +126,16 @@ def table(runs: dict[str, list[dict[str, float]]], tests: dict[str, dict[str, fl
     for name, epochs in runs.items():
         first, last, test = epochs[0], epochs[-1], tests[name]
 
-        def both(key: str, form: str, ends: tuple[dict[str, float], ...] = (first, last)) -> str:
-            return ", ".join(f"{end[key]:{form}}" if key in end else "-" for end in ends)
+        def both(key: str, form: Callable[[float], str], ends: tuple[dict[str, float], ...] = (first, last)) -> str:
+            return ", ".join(form(end[key]) if key in end else "-" for end in ends)
 
         cells = [
             name,
             str(len(epochs)),
-            both(f"train/{metric}", ".4g"),
-            both(f"{CALLS}median", "g"),
-            both(f"{CALLS}mean", ".2f"),
-            f"{test[f'test/{metric}']:.4g}" if f"test/{metric}" in test else "-",
+            both(f"train/{metric}", number),
+            both(f"{CALLS}median", "{:g}".format),
+            both(f"{CALLS}mean", "{:.2f}".format),
+            number(test[f"test/{metric}"]) if f"test/{metric}" in test else "-",
         ]
         if bits and "test/bits_per_dim" in test:
             cells.append(f"{test['test/bits_per_dim']:.3f} ± {test['test/bits_per_dim_standard_error']:.1g}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -20,7 +21,7 @@ try:
 except ImportError:
     fcntl = None
 
-__all__ = ["Job", "JobFailedError", "call", "run_all"]
+__all__ = ["Job", "JobFailedError", "call", "exit_with", "parse_own", "run_all"]
 
 
 class JobFailedError(RuntimeError):
@@ -76,22 +77,22 @@ class Job:
             JobFailedError: if it fails, or was begun with other options.
         """
         self._same_as_begun()
-        if (self.folder / "finished").is_file():
-            return
-        if self.folder.is_dir() and not self.last.is_file():  # killed before there was anything to continue
-            number = len(list(self.folder.parent.glob("cut_*")))
-            self.folder.rename(self.folder.parent / f"cut_{number}")
-        print(f"{self.name}: {'goes on' if self.last.is_file() else 'begins'}; it writes to {self.log}", flush=True)
-        began = time.monotonic()
-        with self._alone() as lock:
+        with self.alone() as lock:
+            if (self.folder / "finished").is_file():
+                return
+            if self.folder.is_dir() and not self.last.is_file():  # killed before there was anything to continue
+                number = len(list(self.folder.parent.glob("cut_*")))
+                self.folder.rename(self.folder.parent / f"cut_{number}")
+            print(f"{self.name}: {'goes on' if self.last.is_file() else 'begins'}; it writes to {self.log}", flush=True)
+            began = time.monotonic()
             call(self.command(), self.log, threads, lock)
-        print(f"{self.name}: trained, {(time.monotonic() - began) / 60:.1f} min", flush=True)
-        if not self.last.is_file():
-            raise JobFailedError(f"{self.folder} has no last checkpoint at its end; see {self.log}")
-        (self.folder / "finished").touch()
+            if not self.last.is_file():
+                raise JobFailedError(f"{self.folder} has no last checkpoint at its end; see {self.log}")
+            (self.folder / "finished").touch()
+            print(f"{self.name}: trained, {(time.monotonic() - began) / 60:.1f} min", flush=True)
 
     @contextmanager
-    def _alone(self) -> Iterator[tuple[int, ...]]:
+    def alone(self) -> Iterator[tuple[int, ...]]:
         """Hold a lock that the training inherits, so that a second command cannot write to its folder, even if this one dies.
 
         Raises:
@@ -103,14 +104,17 @@ class Job:
         with (self.output / f"{self.name}.lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
+            except BlockingIOError as error:
                 raise JobFailedError(f"{self.folder} is being trained by another process. Wait for it, or end it.") from error
+            except OSError:  # a file system without locks
+                yield ()
+                return
             yield (file.fileno(),)
 
     def _same_as_begun(self) -> None:
         asked = {"config": yaml.safe_load(Path(self.config).read_text()), "options": list(self.options)}
         path = self.output / f"{self.name}.json"
-        if path.is_file():
+        if path.is_file() and self.last.is_file():  # else there is nothing that others would have made
             begun = json.loads(path.read_text())
             if begun != asked:
                 key = "options" if begun["config"] == asked["config"] else "config"
@@ -166,3 +170,20 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
     finally:
         pool.shutdown(cancel_futures=True)
     return failed
+
+
+def parse_own(parser: argparse.ArgumentParser, arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return a script's own options, and those behind ``--``, which every lit-sparse command gets."""
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    own, unknown = parser.parse_known_args(arguments[:place])
+    if unknown:
+        parser.error(f"there is no option {unknown[0]}; those of every lit-sparse command stand at the end, behind --")
+    return own, arguments[place + 1 :]
+
+
+def exit_with(main: Callable[[], int]) -> None:
+    """End a script with the status that its main function returns, quietly if it is interrupted."""
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -31,7 +31,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compare_runs
-from jobs import Job, call, run_all
+from jobs import Job, call, exit_with, parse_own, run_all
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -203,9 +203,11 @@ def train_and_score(plan: Plan, name: str, seed: int, threads: int) -> None:
     job = plan.training(name, seed)
     job.train(threads)
     result = job.folder / "result.json"
-    if not result.is_file():
+    with job.alone() as lock:
+        if result.is_file():
+            return
         exact = ["--exact"] if plan.experiment.exact else []
-        call([sys.executable, __file__, "--score", str(job.folder), *exact], job.log, threads)
+        call([sys.executable, __file__, "--score", str(job.folder), *exact], job.log, threads, lock)
         print(f"{job.name}: scored", flush=True)
 
 
@@ -230,7 +232,7 @@ def score(folder: Path, exact: bool) -> None:
     from lit_sparse.estimators import Marginalize
 
     checkpoint = folder / "checkpoints" / "last.ckpt"
-    cli = build_cli(["test", "-c", str(folder / "config.yaml"), "--ckpt_path", str(checkpoint)])
+    cli = build_cli(["test", "-c", str(folder / "config.yaml"), "--ckpt_path", str(checkpoint), "--trainer.logger=false"])
     cli.model.load_state_dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"])
     if exact:
         cli.model.estimator = Marginalize().bind(cli.model.mapping)
@@ -291,8 +293,6 @@ def write(plan: Plan, results: dict[str, list[dict[str, float]]], folder: Path) 
 
 def parse(arguments: list[str]) -> tuple[Plan, Path]:
     """Return what was asked for, and where results go."""
-    place = arguments.index("--") if "--" in arguments else len(arguments)
-    mine, extra = arguments[:place], arguments[place + 1 :]
     known = "\n".join(
         f"{name}: schedules {', '.join(experiment.schedules)}; methods {', '.join(experiment.methods)}"
         for name, experiment in EXPERIMENTS.items()
@@ -307,7 +307,7 @@ def parse(arguments: list[str]) -> tuple[Plan, Path]:
     parser.add_argument("--output", type=Path, default=Path("runs/reproduce"), help="folder of all runs")
     parser.add_argument("--results", type=Path, default=None, help="folder of the tables; by default that of all runs")
     parser.add_argument("--every_n_steps", type=int, default=2000, help="steps between checkpoints")
-    options = parser.parse_args(mine)
+    options, extra = parse_own(parser, arguments)
     experiment = EXPERIMENTS[options.experiment]
     schedule = options.schedule or next(iter(experiment.schedules))
     methods = options.methods or list(experiment.methods)
@@ -339,4 +339,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -29,7 +29,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import compare_runs
-from jobs import Job, run_all
+from jobs import Job, exit_with, parse_own, run_all
 
 from lit_sparse.cli.runs import experiment_name
 
@@ -57,13 +57,13 @@ def last_value(run: Path, metric: str) -> float:
     found = [line[metric] for line in lines if metric in line]
     if not found:
         logged = sorted({key for line in lines for key in line if key.startswith("val/")})
-        raise SystemExit(f"Expected --metric to be something that {run} logged, such as {', '.join(logged)}; got {metric}.")
+        there = f"such as {', '.join(logged)}" if logged else "which was never validated: --trainer.check_val_every_n_epoch 1"
+        raise SystemExit(f"Expected --metric to be something that {run} logged, {there}; got {metric}.")
     return found[-1]
 
 
 def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the options, and those of every command."""
-    place = arguments.index("--") if "--" in arguments else len(arguments)
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("config")
@@ -72,7 +72,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser.add_argument("--mode", choices=("min", "max"), default=None, help="which is best; known for usual metrics")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time")
     parser.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of all runs")
-    options = parser.parse_args(arguments[:place])
+    options, extra = parse_own(parser, arguments)
     if not Path(options.config).is_file():
         parser.error(f"there is no config {options.config!r}")
     for key, *values in options.grid:
@@ -86,7 +86,7 @@ def parse(arguments: list[str]) -> tuple[argparse.Namespace, list[str]]:
         if len(modes) != 1:
             parser.error(f"say whether {options.metric} should be small or large: --mode min or --mode max")
         options.mode = modes[0]
-    return options, arguments[place + 1 :]
+    return options, extra
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -108,6 +108,10 @@ def main(arguments: list[str] | None = None) -> int:
     scored = [(last_value(job.folder, options.metric), cell, job) for cell, job in done]
     # A cell that diverged is the worst whatever the mode.
     scored.sort(key=lambda entry: (math.isnan(entry[0]), entry[0] if mode == "min" else -entry[0]))
+    for message in failed:
+        print(message, file=sys.stderr)
+    if failed:
+        print(f"{len(failed)} of {len(cells)} cells failed; the table has those that are finished", file=sys.stderr)
     if scored:
         rows = [[*cells[0], options.metric], *([*cell.values(), f"{value:.6g}"] for value, cell, _ in scored)]
         lines = [f"| {' | '.join(row)} |" for row in rows]
@@ -120,10 +124,8 @@ def main(arguments: list[str] | None = None) -> int:
         print("\n".join(lines))
         print(f"written to {folder / 'sweep.md'} and .csv")
         print(f"best, with {options.metric} = {scored[0][0]:.6g}: {folder / 'best.yaml'}")
-    for message in failed:
-        print(message, file=sys.stderr)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 from lit_sparse.cli import build_cli, main
 from lit_sparse.version import __version__
@@ -15,6 +16,7 @@ from lit_sparse.version import __version__
 from .conftest import CONFIGS, Command, metrics_of
 
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
+ONE = ("--trainer.devices=1", "--trainer.strategy=auto", "--trainer.accelerator=cpu")
 GAME = ("-c", str(CONFIGS / "signaling_game" / "digits.yaml"))
 BITS = ("-c", str(CONFIGS / "bitvector_vae" / "sparsemap_budget_32.yaml"))
 SHORT = ("--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu")
@@ -66,6 +68,21 @@ def test_the_last_lines_say_where_and_what_next(capsys: pytest.CaptureFixture[st
     assert main([*command, *QUIET]) == 0
     assert capsys.readouterr().out.strip().splitlines()[-1] == "run folder: runs/ssvae/digits/0/test/0"
     assert "test/accuracy" in metrics_of(Path("runs/ssvae/digits/0/test/0"))
+
+
+def test_options_override_configs_wherever_they_stand(tmp_path: Path) -> None:
+    before = ["--seed_everything=7", *QUIET, "--trainer.max_epochs", "1", "--trainer.limit_train_batches=2"]
+    before += ["--trainer.log_every_n_steps=1"]
+    assert main(["fit", *before, *DIGITS, "--config", str(CONFIGS / "trainer" / "ddp_cpu.yaml"), *ONE]) == 0
+    resolved = yaml.safe_load(Path("runs/ssvae/digits/0/config.yaml").read_text())
+    assert resolved["seed_everything"] == 7
+    assert (resolved["trainer"]["max_epochs"], str(resolved["trainer"]["devices"])) == (1, "1")
+    assert main(["fit", *before, *DIGITS, *ONE, "--model.init_args.mapping=Softmax"]) == 0
+    own = ["test", "-c", "runs/ssvae/digits/0/config.yaml", *QUIET, *ONE, "--ckpt_path", "last"]
+    assert main(own) == 0
+    assert Path("runs/ssvae/digits/0/test").is_dir(), "the run whose config is given, not the newest"
+    assert main(["test", *DIGITS, *QUIET, *ONE, "--ckpt_path", "last"]) == 0
+    assert Path("runs/ssvae/digits/1/test").is_dir()
 
 
 def test_every_command_scores_a_checkpoint(trained: Path) -> None:
@@ -219,7 +236,11 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
             ["fit", *GAME, "--model.init_args.sender", "lit_sparse.nn.MPL"],
             "no 'MPL' in 'lit_sparse.nn' for `sender`. Did you mean 'MLP'? It defines: ",
         ),
-        (["fit", *GAME, "--model.init_args.in_features", "63"], "the sender to take images (3, 63) of in_features=63"),
+        (["fit", *GAME, *QUIET, "--model.init_args.in_features", "63"], "Train a model with in_features=64"),
+        (
+            ["fit", *GAME, *QUIET, "--model.init_args.sender.init_args.sizes=[63, 64]"],
+            "The sender, MLP, fails on images (180, 64)",
+        ),
         (
             ["fit", *GAME, "--model.init_args.estimator", "ScoreFunction", "--model.init_args.estimator.init_args.latent=bits"],
             'a sampler with latent="categorical"',
@@ -262,6 +283,20 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
 def test_bad_input_is_refused_in_one_message(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert words in refused(arguments, capsys)
     assert not [path for path in Path().rglob("*") if path.name.isdigit()], "a run that never began leaves no folder"
+
+
+def test_a_callback_that_the_config_names_stands_for_ours(tmp_path: Path) -> None:
+    config = tmp_path / "own.yaml"
+    config.write_text("trainer: {callbacks: [CountLogger, {class_path: SuccessPlot, init_args: {folder: here}}]}")
+    short = [
+        "--trainer.max_epochs=1",
+        "--trainer.limit_train_batches=2",
+        "--trainer.log_every_n_steps=1",
+        "--trainer.check_val_every_n_epoch=1",
+    ]
+    assert main(["fit", *GAME, *QUIET, *short, "-c", str(config), "--output_dir", str(tmp_path)]) == 0
+    assert (tmp_path / "here" / "pictures" / "success.png").is_file()
+    assert [path.name for path in tmp_path.rglob("support_size.png")], "the others are ours"
 
 
 def test_labels_and_files_that_are_not_what_they_should_be(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -184,8 +185,8 @@ def test_compare_runs_draws_and_tabulates(
     printed = capsys.readouterr().out
     assert "| ours | 2 | 0.4567, 0.9123 | 4, 2 | 4.50, 2.25 | 0.9877 |\n" in printed
     assert "bits/dim" not in printed
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--metric", "nelbo"])
-    with pytest.raises(SystemExit, match="all runs logged in validation, of success; got nelbo"):
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--metric", "val/nelbo"])
+    with pytest.raises(SystemExit, match=r"all runs logged, of .*success; got val/nelbo"):
         script.main()
     (tmp_path / "run" / "metrics.csv").write_text("epoch,step,val/nelbo\n0,5,90.0")
     with pytest.raises(SystemExit, match="decoder_calls_median"):
@@ -236,6 +237,9 @@ def test_a_job_that_was_cut_before_its_first_checkpoint_begins_anew(tmp_path: Pa
     jobs = load("jobs")
     config = str(SCRIPTS.parent / "configs" / "ssvae" / "digits.yaml")
     job = jobs.Job(config, "some/run", tmp_path, TINY)
+    with pytest.raises(jobs.JobFailedError, match="no option"):
+        dataclasses.replace(job, options=[*TINY, "--data.init_args.nothing=1"]).train(1)
+    assert not job.folder.exists(), "and what failed is no reason against other options"
     job.folder.mkdir(parents=True)
     (job.folder / "config.yaml").write_text("begun")
     assert jobs.run_all([functools.partial(jobs.Job.train, job), lambda threads: 1 / 0], 1) == [
@@ -254,26 +258,41 @@ def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
     """A training whose script was killed holds its folder until it ends."""
     jobs = load("jobs")
     job = jobs.Job("config.yaml", "run", tmp_path, TINY)
-    with job._alone() as lock:
+    with job.alone() as lock:
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=lock)
-    with pytest.raises(jobs.JobFailedError, match="being trained by another process"), job._alone():
-        pass
+    job.folder.mkdir(parents=True)
+    (job.folder / "metrics.csv").write_text("begun")
+    (tmp_path / "config.yaml").write_text("{}")
+    with pytest.raises(jobs.JobFailedError, match="being trained by another process"):
+        dataclasses.replace(job, config=str(tmp_path / "config.yaml")).train(1)
+    assert (job.folder / "metrics.csv").is_file(), "what is being written stays where it is"
     child.communicate(b"\n")
-    with job._alone():
+    with job.alone():
         pass
 
 
-def test_an_interrupted_set_of_jobs_begins_no_more_of_them(capsys: pytest.CaptureFixture[str]) -> None:
-    jobs, begun = load("jobs"), []
+@pytest.mark.process
+def test_an_interrupted_set_of_jobs_begins_no_more_of_them(tmp_path: Path) -> None:
+    program = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import jobs
 
-    def interrupted(threads: int) -> None:
-        begun.append(threads)
-        raise KeyboardInterrupt
+def job(threads):
+    print("begun", flush=True)
+    time.sleep(3)
 
-    with pytest.raises(KeyboardInterrupt):
-        jobs.run_all([interrupted, *[lambda threads: time.sleep(0.3) or begun.append(threads)] * 5], 1)
-    assert len(begun) < 4
-    assert "give the same command again" in capsys.readouterr().err
+jobs.run_all([job, job, job], 1)
+"""
+    command = [sys.executable, "-c", program, str(SCRIPTS)]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    first = child.stdout.readline()
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert (first + out).count("begun") == 1
+    assert "give the same command again" in err
+    assert child.returncode != 0
 
 
 def test_mistakes_in_a_sweep_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,6 +303,7 @@ def test_mistakes_in_a_sweep_are_explained(tmp_path: Path, capsys: pytest.Captur
         ([config, "--grid", "a", "--metric", "m"], "has no values"),
         ([config, "--grid", "a", "1", "--grid", "a", "2", "--metric", "m"], "twice"),
         ([config, "--grid", "a", "1", "--metric", "val/entropy"], "--mode min or --mode max"),
+        ([config, "--grid", "a", "1", "--metric", "m", "--trainer.max_epochs=1"], "stand at the end, behind --"),
     ):
         with pytest.raises(SystemExit):
             sweep.main(arguments)
@@ -292,6 +312,9 @@ def test_mistakes_in_a_sweep_are_explained(tmp_path: Path, capsys: pytest.Captur
     assert sweep.last_value(tmp_path, "val/loss") == 3.5
     with pytest.raises(SystemExit, match="such as val/loss; got val/lose"):
         sweep.last_value(tmp_path, "val/lose")
+    (tmp_path / "metrics.csv").write_text("epoch,train/loss\n0,3.5")
+    with pytest.raises(SystemExit, match=r"never validated: --trainer.check_val_every_n_epoch 1"):
+        sweep.last_value(tmp_path, "val/loss")
 
 
 def test_results_are_tabulated_beside_those_published(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,8 @@ __all__ = ["LanguageLogger"]
 NEEDED = ("messages", "targets", "index")
 #: Symbols in use of which each is named on its axis.
 NAMED = 64
+#: Classes that are told from one another where the data module does not name them.
+UNNAMED = 256
 
 
 @runtime_checkable
@@ -53,6 +55,7 @@ class LanguageLogger(Picture):
         self._counts: MessageCounts | None = None
         self._structure: MessageStructure | None = None
         self._drawn: Tensor | None = None
+        self._names: list[str] = []
 
     def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
         self._begin(trainer, pl_module)
@@ -81,8 +84,11 @@ class LanguageLogger(Picture):
     def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._counts = self._structure = None
         if isinstance(pl_module, SendsMessages):
-            attributes = getattr(getattr(trainer, "datamodule", None), "attribute_count", 0)
-            self._counts = MessageCounts(pl_module.vocabulary).to(pl_module.device)
+            data = getattr(trainer, "datamodule", None)
+            attributes = getattr(data, "attribute_count", 0)
+            self._names = list(getattr(data, "class_names", []))
+            classes = len(self._names) or UNNAMED
+            self._counts = MessageCounts(pl_module.vocabulary, classes).to(pl_module.device)
             self._structure = MessageStructure(pl_module.in_features, attributes, examples=self.examples).to(pl_module.device)
 
     def _update(self, outputs: Any) -> None:
@@ -121,7 +127,7 @@ class LanguageLogger(Picture):
         axis = axes[0]
         image = axis.imshow(picture.numpy(), cmap="gray_r", vmin=0, aspect="auto", interpolation="nearest")
         axis.set_ylabel("class")
-        axis.set_yticks(range(len(classes)), [str(int(number)) for number in classes], fontsize=6)
+        axis.set_yticks(range(len(classes)), [(self._names or range(UNNAMED))[int(number)] for number in classes], fontsize=6)
         named = len(used) <= NAMED
         axis.set_xticks(range(len(used)) if named else [], used[order].tolist() if named else [], fontsize=6, rotation=90)
         axis.set_xlabel(f"symbol ({len(used)} of {self._drawn.shape[1]} in use)")

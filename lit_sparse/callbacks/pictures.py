@@ -83,6 +83,7 @@ class CountPlot(Picture):
         axis.plot(epochs, [row["median"] for row in self.history], label="median", marker="." if len(epochs) < 20 else None)
         axis.plot(epochs, [row["mean"] for row in self.history], label="mean", linestyle="--", linewidth=1)
         axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_ylabel(self.label)
         axis.set_ylim(bottom=0)
         axis.legend()
@@ -170,6 +171,7 @@ class ValidationPlot(Picture):
         ):
             axis.plot([row[key] for row in self.history], [row[self.metric] for row in self.history], marker=marker)
             axis.set_xlabel(label)
+            axis.xaxis.get_major_locator().set_params(integer=True)
             axis.set_xlim(left=0)
             axis.set_ylim(*self.limits)
         axes[0].set_ylabel(self.label)

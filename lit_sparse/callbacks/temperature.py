@@ -67,12 +67,12 @@ class TemperatureAnnealing(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say so where the run was too short for these arguments to matter."""
-        if self.rate > 0 and self.temperature(trainer.global_step) > LUKEWARM:
-            half = math.ceil(math.log(2) / self.rate)
+        if self.rate > 0 and self.temperature(trainer.global_step) > LUKEWARM > self.minimum:
+            half = math.ceil(-math.log(max(self.minimum, 0.5)) / self.rate)
             rank_zero_warn(
                 f"TemperatureAnnealing(rate={self.rate}, every={self.every}) left the temperature at"
                 f" {self.temperature(trainer.global_step):.3g} after {trainer.global_step} steps; at this rate it takes {half}"
-                " to halve it. Raise `rate`, or lower `every`, for a run of this length."
+                f" to come to {max(self.minimum, 0.5):g}. Raise `rate`, or lower `every`, for a run of this length."
             )
 
     @staticmethod

@@ -37,7 +37,15 @@ from lit_sparse.callbacks import (
     SuccessPlot,
     SupportSizePlot,
 )
-from lit_sparse.cli.arguments import as_yaml_file, differences, read_checkpoint, split_model_options, value_of, without
+from lit_sparse.cli.arguments import (
+    as_yaml_file,
+    configs_first,
+    differences,
+    read_checkpoint,
+    split_model_options,
+    value_of,
+    without,
+)
 from lit_sparse.cli.loggers import RunCSVLogger
 from lit_sparse.cli.messages import plain_message
 from lit_sparse.cli.runs import CHECKPOINTS, claim_folder, discard_if_unused, experiment_name, find_checkpoint, run_of
@@ -151,7 +159,7 @@ class LitSparseCLI(LightningCLI):
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and make the checkpoint and what was asked for agree."""
-        rest = list(args[1:])
+        rest = configs_first(args[1:])
         wanted = value_of(rest, "--ckpt_path")
         if "--help" in rest or "-h" in rest:
             parser.parse_args([self.command, *rest])
@@ -168,7 +176,7 @@ class LitSparseCLI(LightningCLI):
                 )
             return
         parent = self._experiment(rest) if wanted in ("last", "best") else Path()
-        self._checkpoint = find_checkpoint(wanted, parent)
+        self._checkpoint = find_checkpoint(wanted, parent, value_of(rest, "-c") or value_of(rest, "--config"))
         rest = without(rest, "--ckpt_path")
         checkpoint = read_checkpoint(self._checkpoint)
         self._resumed_step = checkpoint.get("global_step")
@@ -307,7 +315,10 @@ class LitSparseCLI(LightningCLI):
             callbacks.append(_OptimizerOptions(self._optimizer_options))
         if self.command != "fit" and asked.get("enable_checkpointing") is None:
             kwargs["enable_checkpointing"] = False
-        self.trainer_defaults = {"callbacks": callbacks}
+        named = {type(callback) for callback in _as_list(asked.get("callbacks"))}
+        # Of what a config names itself, its own stands; several checkpoints may be kept.
+        kept = [callback for callback in callbacks if type(callback) not in named or isinstance(callback, ModelCheckpoint)]
+        self.trainer_defaults = {"callbacks": kept}
         with self._folder_if_used():
             try:
                 return super().instantiate_trainer(**kwargs)
@@ -376,6 +387,11 @@ class LitSparseCLI(LightningCLI):
             config = [self.run_folder / "config.yaml", *resumed][-1]
             print(f"test it with: lit-sparse test -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(found[0]))}")
         print(f"run folder: {self.run_folder}")
+
+
+def _as_list(value: Any) -> list[Any]:
+    """Return what may be nothing, one thing or several as a list."""
+    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _is_first() -> bool:

@@ -14,7 +14,7 @@ from jsonargparse import Namespace
 
 from lit_sparse.errors import CheckpointError
 
-__all__ = ["as_yaml_file", "differences", "read_checkpoint", "split_model_options", "value_of", "without"]
+__all__ = ["as_yaml_file", "configs_first", "differences", "read_checkpoint", "split_model_options", "value_of", "without"]
 
 
 def value_of(args: list[str], option: str) -> str | None:
@@ -38,6 +38,21 @@ def without(args: list[str], option: str) -> list[str]:
         elif not arg.startswith(f"{option}="):
             kept.append(arg)
     return kept
+
+
+def configs_first(args: list[str]) -> list[str]:
+    """Put configs before the options, which override them wherever they stand."""
+    configs: list[str] = []
+    others: list[str] = []
+    waiting = list(args)
+    while waiting:
+        arg = waiting.pop(0)
+        named = arg in ("-c", "--config")
+        chosen = configs if named or arg.startswith(("-c=", "--config=")) else others
+        chosen.append(arg)
+        if named and waiting:
+            chosen.append(waiting.pop(0))
+    return configs + others
 
 
 def split_model_options(args: list[str]) -> tuple[list[str], list[str]]:

@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 import pytorch_lightning as pl
 import torch
@@ -87,8 +87,8 @@ def _trouble_with(path: str, module: str, short: str, key: str, base: type | Non
         return f"There is no module {missing!r} for `{key}` {path!r}, neither installed nor in the folder {str(Path.cwd())!r}."
     part = getattr(found, short, None)
     if part is None:
-        names = [name for name, value in vars(found).items() if isinstance(value, type) and issubclass(value, base or object)]
-        own = [name for name in names if vars(found)[name].__module__.startswith(module)]
+        names = [name for name, value in vars(found).items() if _fits(value, base)]
+        own = [name for name in names if str(vars(found)[name].__module__).startswith(module)]
         listed = f" It defines: {', '.join(own[:12])}." if own else ""
         return f"There is no {short!r} in {module!r} for `{key}`.{did_you_mean(short, names)}{listed}"
     if base is not None and not (isinstance(part, type) and issubclass(part, base)):
@@ -97,6 +97,13 @@ def _trouble_with(path: str, module: str, short: str, key: str, base: type | Non
         missing_methods = ", ".join(sorted(part.__abstractmethods__))
         return f"{path!r} for `{key}` cannot be built: it does not define {missing_methods}."
     return None
+
+
+def _fits(value: Any, base: type | None) -> bool:
+    """Tell whether a part of a module is a class of some kind, or any class or function where no kind is known."""
+    if not inspect.isclass(value) or get_origin(value) is not None:  # dict[str, int] passes for a class in Python 3.10
+        return base is None and inspect.isfunction(value)
+    return base is None or issubclass(value, base)
 
 
 def _unknown_option(key: str, name: str) -> str:

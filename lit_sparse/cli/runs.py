@@ -67,18 +67,21 @@ def discard_if_unused(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def find_checkpoint(wanted: str, parent: Path) -> Path:
+def find_checkpoint(wanted: str, parent: Path, config: str | None = None) -> Path:
     """Return the file that ``--ckpt_path`` means.
 
     Args:
-        wanted: a path, or ``"last"`` or ``"best"`` for that checkpoint of the newest run that has one.
+        wanted: a path, or ``"last"`` or ``"best"`` for that checkpoint of the newest run that has one, or of the run whose own
+            config is used.
         parent: folder of all runs of the experiment.
+        config: the config that is used.
 
     Raises:
         CheckpointError: if there is none.
     """
     if wanted in ("last", "best"):
-        for run in reversed(numbered(parent)):
+        own = [Path(config).parent] if config is not None else []
+        for run in [*own, *reversed(numbered(parent))]:
             path = run / CHECKPOINTS / f"{wanted}.ckpt"
             if path.is_file():
                 return path

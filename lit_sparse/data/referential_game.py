@@ -27,8 +27,8 @@ class ReferentialGameDataModule(ResumableDataModule):
 
     Distractors and the target's place are drawn anew in every training epoch; in validation and test they are a function of
     (seed, index), always the same. Batches are dicts of ``target`` (B, F) and ``candidates`` (B, N, F) float32, ``position``
-    (B,), where among them the target is, and ``index`` (B,), its place in the split; also ``label`` (B,) int64, its class, and
-    its ``attributes`` (B, A) int64, where they are known.
+    (B,), where among them the target is, and ``index`` (B,), its place in the split; also ``label`` (B,) int64, its class
+    (a place in ``class_names``), and its ``attributes`` (B, A) int64, where they are known.
 
     Args:
         images: a data module whose images serve, pixels as features, split as it says; such as ``DigitsDataModule``.
@@ -100,14 +100,23 @@ class ReferentialGameDataModule(ResumableDataModule):
         self.normalize = normalize
         self._splits: dict[Split, _Split] = {}
         self._attributes: dict[Split, Tensor] = {}
-        self._labelled = True
+        #: The names of the classes, by their number in ``label``; empty where they are not known. Filled by ``setup``.
+        self.class_names: list[str] = []
 
     def setup(self, stage: str | None = None) -> None:
         """Read the vectors and split them."""
-        if self._splits:
-            return
-        read = self._from_file(Path(str(self.path)).expanduser()) if self.images is None else self.images.load()
-        if self.distractors != "any" and not self._labelled:
+        if not self._splits:
+            self._read()
+        if stage in ("test", "predict") and not self.size("test"):
+            raise DataError(f"{self.path!r} holds nothing out for the test. Mark some vectors in its array of parts.")
+
+    def _read(self) -> None:
+        if self.images is None:
+            read = self._from_file(Path(str(self.path)).expanduser())
+        else:
+            read = self.images.load()
+            self.class_names = [str(number) for number in range(self.images.classes)]
+        if self.distractors != "any" and not self.class_names:
             raise DataError(
                 f"distractors={self.distractors!r} needs the classes of the images, but {self.path!r} has no array"
                 f' {self.labels or "label"!r}. Add one, or draw "any".'
@@ -146,7 +155,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         chosen.scatter_(1, position.unsqueeze(-1), indices.unsqueeze(-1))
         vectors = mine.images.pixels
         known = {"attributes": self._attributes[split][indices]} if self._attributes else {}
-        if self._labelled:
+        if self.class_names:
             known["label"] = mine.images.labels[indices]
         return {
             **known,
@@ -167,12 +176,12 @@ class ReferentialGameDataModule(ResumableDataModule):
         vectors = _vectors(arrays, name, path)
         labels = _one_each(arrays, self.labels, "label", path, len(vectors))
         parts = _one_each(arrays, self.parts, "split", path, len(vectors))
-        self._labelled = labels is not None
-        if labels is None:
-            labels = np.zeros(len(vectors), dtype=np.int64)
-        elif labels.dtype.kind in "US":
-            labels = np.unique(labels, return_inverse=True)[1]
-        every = Images(torch.from_numpy(vectors), torch.from_numpy(labels.astype(np.int64)))
+        classes = np.zeros(len(vectors), dtype=np.int64)
+        if labels is not None:
+            labels = labels.astype(str if labels.dtype.kind in "US" else np.int64)
+            names, classes = np.unique(labels, return_inverse=True)
+            self.class_names = [str(name) for name in names]
+        every = Images(torch.from_numpy(vectors), torch.from_numpy(classes.astype(np.int64)))
         places = self._places(len(every), parts, path)
         if self.attributes is not None:
             known = torch.from_numpy(_integers(arrays, self.attributes, path, len(vectors)))
@@ -229,7 +238,7 @@ class _Split:
             "other_classes": len(self.classes),
             "same_class": int(self.counts.min()) if len(images) else 0,
         }
-        if most[kind] < candidates:
+        if most[kind] < candidates and not (name == "test" and not len(images)):  # a file may hold nothing out for it
             what = {"any": "images", "other_classes": "classes", "same_class": "images in the smallest class"}[kind]
             raise DataError(
                 f"Expected at least candidates={candidates} {what} in the {name} split but there are {most[kind]}. Play with"
@@ -338,7 +347,9 @@ def _arrays_of(path: Path) -> dict[str, Any]:
             import h5py
 
             with h5py.File(path) as file:
-                return {name: file[name][()] for name in file if isinstance(file[name], h5py.Dataset)}
+                arrays = {name: file[name] for name in file if isinstance(file[name], h5py.Dataset)}
+                words = [name for name, array in arrays.items() if h5py.check_string_dtype(array.dtype) is not None]
+                return {name: array.asstr()[()].astype(str) if name in words else array[()] for name, array in arrays.items()}
     except ImportError as error:
         raise MissingExtraError("Feature vectors in HDF5 files", "h5") from error
     except (OSError, ValueError, BadZipFile) as error:

@@ -46,8 +46,7 @@ class SignalingGame(LitSparseModule):
         initial_weights: checkpoint whose weights training starts from (a warm start).
 
     Raises:
-        ConfigurationError: if the mapping gives no probabilities, the estimator has another mapping or is one over bits, or
-            a player fails on a small game.
+        ConfigurationError: if the mapping gives no probabilities, or the estimator has another mapping or is one over bits.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 5.2 and appendix.
@@ -88,12 +87,11 @@ class SignalingGame(LitSparseModule):
         self.sender = Sender(in_features, vocabulary) if sender is None else sender
         self.receiver = Receiver(in_features, vocabulary) if receiver is None else receiver
         self.entropy_weight = entropy_weight
-        self._try_players()
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores (B, V) of the symbols for images (B, F)."""
-        scores: Tensor = self.sender(images)
-        return scores
+        takes = f"images {tuple(images.shape)} for vocabulary={self.vocabulary}"
+        return self._ask("sender", takes, (len(images), self.vocabulary), images)
 
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
@@ -103,7 +101,7 @@ class SignalingGame(LitSparseModule):
         heard: list[LatentBatch] = []
 
         def loss_fn(latent: LatentBatch) -> Tensor:
-            picks: Tensor = self.receiver(candidates, latent.values, latent.rows)
+            picks = self._pick(candidates, latent.values, latent.rows)
             picked.append(picks.detach().argmax(-1))
             heard.append(latent)
             right: Tensor = torch.nn.functional.cross_entropy(picks, position[latent.rows], reduction="none")
@@ -136,43 +134,36 @@ class SignalingGame(LitSparseModule):
         symbol = self(batch["target"]).argmax(-1)
         messages = torch.nn.functional.one_hot(symbol, self.vocabulary).to(batch["target"].dtype)
         rows = torch.arange(len(symbol), device=symbol.device)
-        pick = self.receiver(batch["candidates"], messages, rows).argmax(-1)
+        pick = self._pick(batch["candidates"], messages, rows).argmax(-1)
         return {"index": batch["index"], "symbol": symbol, "pick": pick, "position": batch["position"]}
 
-    def _try_players(self) -> None:
-        """Play a small game, so that players that do not fit are found before any training.
+    def _pick(self, candidates: Tensor, messages: Tensor, rows: Tensor) -> Tensor:
+        """Return the scores (R, N) of candidates (B, N, F) for messages (R, V)."""
+        takes = f"candidates {tuple(candidates.shape)}, messages {tuple(messages.shape)} and rows {tuple(rows.shape)}"
+        return self._ask("receiver", takes, (len(rows), candidates.shape[1]), candidates, messages, rows)
+
+    def _ask(self, name: str, takes: str, shape: tuple[int, int], *arguments: Tensor) -> Tensor:
+        """Return the scores of a player, which must be of a shape.
 
         Raises:
-            ConfigurationError: if one of them fails, or gives a result of another shape.
+            ConfigurationError: if they are not, or it fails.
         """
-        images, vocabulary = (3, self.in_features), self.vocabulary
-        takes = f"images {images} of in_features={self.in_features}"
-        self._try("sender", takes, (3, vocabulary), torch.zeros(images))
-        messages = torch.nn.functional.one_hot(torch.arange(5) % vocabulary, vocabulary).float()
-        candidates, rows = torch.zeros(3, 4, self.in_features), torch.tensor([0, 0, 0, 2, 2])
-        takes = (
-            f"candidates {tuple(candidates.shape)}, messages {tuple(messages.shape)} of vocabulary={vocabulary} and rows (5,)"
-        )
-        self._try("receiver", takes, (5, 4), candidates, messages, rows)
-
-    def _try(self, name: str, takes: str, shape: tuple[int, ...], *arguments: Tensor) -> None:
         player: nn.Module = getattr(self, name)
-        training = [part for part in player.modules() if part.training]
-        player.eval()
-        like = next(player.parameters(), torch.zeros(()))
-        here = [tensor.to(like if tensor.is_floating_point() else like.device) for tensor in arguments]
-        wanted = f"Expected the {name} to take {takes} and give scores {shape} but {type(player).__name__}"
         try:
-            with torch.no_grad():
-                found = player(*here)
-        except Exception as error:
-            raise ConfigurationError(f"{wanted} fails: {type(error).__name__}: {error}") from error
-        finally:
-            for part in training:
-                part.training = True
+            found: Tensor = player(*arguments)
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            raise ConfigurationError(
+                f"The {name}, {type(player).__name__}, fails on {takes}, of which it should make scores {shape}:"
+                f" {type(error).__name__}: {error}"
+            ) from error
         if not isinstance(found, Tensor) or found.shape != shape:
             got = f"scores {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
-            raise ConfigurationError(f"{wanted} gives {got}.")
+            raise ConfigurationError(
+                f"Expected the {name}, {type(player).__name__}, to make scores {shape} of {takes} but it gives {got}."
+            )
+        return found
 
     @staticmethod
     def _sent(out: Expectation, batch: Batch) -> dict[str, Tensor]:

@@ -211,11 +211,13 @@ def _probabilities(estimator: Estimator, scores: Tensor) -> Tensor:
 @ESTIMATOR_CHECKS.add
 def _evaluation(estimator: Estimator) -> None:
     """In evaluation the result is always the same; estimators that are not exact decode the most probable value alone."""
+    if getattr(estimator, "evaluation", None) == "sample":
+        return  # as asked for
     for ready in _ready(estimator):
         ready.eval()
         decoder = _Recorder()
         first, second = _run(ready, _scores(), decoder), _run(ready, _scores(), Decoder())
-        assert torch.equal(first.loss, second.loss), "evaluation does not depend on chance"
+        assert torch.equal(first.loss, second.loss), "the same loss twice in evaluation"
         if type(estimator).exact:
             assert torch.equal(first.loss, _run(ready.train(), _scores(), Decoder()).loss), "nor do exact estimators change"
             continue
@@ -230,6 +232,11 @@ def _evaluation(estimator: Estimator) -> None:
 def _state(estimator: Estimator) -> None:
     """What an estimator has learnt or counted is in its state: a copy that loads it goes on in the same way."""
     for ready in _ready(estimator):
+        buffers = [name for name, _ in ready.named_buffers() if not name.startswith("mapping.")]
+        assert not buffers, (
+            f"no buffers such as {', '.join(buffers)}, which distributed models broadcast at every call: keep what changes in a"
+            " RunningMean, or in parameters without a gradient that are the same on all processes"
+        )
         fresh = copy.deepcopy(ready)
         ready.train()
         for _ in range(3):
@@ -237,9 +244,11 @@ def _state(estimator: Estimator) -> None:
         fresh.load_state_dict(ready.state_dict())
         for name, kept in ready.state_dict().items():
             loaded = fresh.state_dict()[name]
-            assert loaded.dtype == kept.dtype, f"{name} was {loaded.dtype} and has become {kept.dtype}: change it in place"
-        plain = [name for part in ready.modules() for name in vars(part) if not name.startswith("_")]
-        lost = [name for name in plain if _differ(getattr(ready, name, None), getattr(fresh, name, None))]
+            if isinstance(kept, Tensor):
+                assert loaded.dtype == kept.dtype, f"{name} was {loaded.dtype} and has become {kept.dtype}: change it in place"
+        both = zip(ready.modules(), fresh.modules(), strict=True)
+        own = [(part, twin, name) for part, twin in both for name in vars(part) if name not in vars(torch.nn.Module())]
+        lost = [name for part, twin, name in own if _differ(vars(part)[name], vars(twin).get(name))]
         hint = f"; {', '.join(lost)} changed outside of it: keep such things in a RunningMean or in parameters" if lost else ""
         results = []
         for twin in (ready, fresh.train()):
@@ -254,10 +263,11 @@ def _state(estimator: Estimator) -> None:
 
 
 def _differ(one: object, other: object) -> bool:
-    """Tell whether two plain attributes, numbers or tensors, are different."""
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return not torch.equal(one, other)
-    return isinstance(one, int | float) and one != other
+    """Tell whether two plain attributes are different, if that can be told."""
+    try:
+        return pickle.dumps(one) != pickle.dumps(other)
+    except Exception:
+        return False
 
 
 @ESTIMATOR_CHECKS.add
@@ -332,9 +342,12 @@ def _odd_scores(estimator: Estimator) -> None:
 def _objects(estimator: Estimator) -> None:
     """Pickle and deepcopy keep what an estimator does in evaluation; an empty batch is no error."""
     ready = _ready(estimator)[0].eval()
-    expected = _run(ready, _scores(), Decoder()).loss
-    for twin in (pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):
-        torch.testing.assert_close(_run(twin, _scores(), Decoder()).loss, expected)
+    losses = []
+    for twin in (ready, pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            losses.append(_run(twin, _scores(), Decoder()).loss)
+        torch.testing.assert_close(losses[-1], losses[0])
     empty = ready.train()(torch.zeros(0, VALUES, dtype=torch.float64), Decoder(), context=_context(0))
     assert empty.loss.shape == (0,), "an empty batch has an empty loss"
 

@@ -135,8 +135,27 @@ def test_vectors_come_from_several_kinds_of_files(file: Path, tmp_path: Path) ->
     with h5py.File(tmp_path / "vectors.h5", "w") as written, np.load(file) as arrays:
         for key in arrays.files:
             written[key] = arrays[key]
+    with h5py.File(tmp_path / "words.h5", "w") as written:
+        written["features"] = vectors()
+        written["label"] = ["cat", "dog", "eel"] * 20
+        written["split"] = ["train", "train", "test"] * 20
+    data = games(tmp_path / "words.h5")
+    assert data.class_names == ["cat", "dog", "eel"]
+    assert set(data.fetch("test", 0, torch.arange(20))["label"].tolist()) == {2}
     same, other = (games(path).fetch("test", 0, torch.arange(20)) for path in (file, tmp_path / "vectors.h5"))
     assert all(torch.equal(same[key], other[key]) for key in same)
+
+
+def test_classes_are_numbered_by_their_names(tmp_path: Path) -> None:
+    """Whatever numbers a file has; and it may hold nothing out for the test until that is asked for."""
+    label = np.arange(60) % 6 * 300 - 300
+    np.savez(tmp_path / "a.npz", features=vectors(), label=label, split=np.array(["train", "val"])[np.arange(60) % 2])
+    data = games(tmp_path / "a.npz")
+    assert data.class_names == ["-300", "0", "300", "600", "900", "1200"]
+    batch = data.fetch("train", 0, torch.arange(30))
+    assert [int(data.class_names[number]) for number in batch["label"]] == label[batch["target"][:, 0].long()].tolist()
+    with pytest.raises(DataError, match="nothing out for the test"):
+        data.setup("test")
 
 
 def test_images_of_a_data_module_keep_its_splits() -> None:

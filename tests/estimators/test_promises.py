@@ -110,6 +110,26 @@ class _CountsForItself(ScoreFunction):
         return super().estimate(latent, lambda batch: loss_fn(batch) + self.steps, context)
 
 
+class _KeepsAList(_CountsForItself):
+    """So is what it has in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = [0]
+
+    def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
+        self.seen.append(len(self.seen))
+        return ScoreFunction.estimate(self, latent, lambda batch: loss_fn(batch) + len(self.seen), context)
+
+
+class _KeepsABuffer(ScoreFunction):
+    """A distributed model would broadcast it at every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("steps", torch.zeros(()))
+
+
 class _SpreadsNaN(SumAndSample):
     """A broken row reaches the others by their mean."""
 
@@ -157,6 +177,24 @@ class _MissesCalls(ScoreFunction):
 def test_the_tester_finds_what_is_broken(broken: Estimator, check: str) -> None:
     with pytest.raises(AssertionError):
         ESTIMATOR_CHECKS[check](broken)
+
+
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (_CountsForItself(), "steps changed outside of it: keep such things in a RunningMean"),
+        (_KeepsAList(), "seen changed outside of it"),
+        (_KeepsABuffer(), "no buffers such as steps"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else type(value).__name__,
+)
+def test_the_tester_says_what_state_is_lost(broken: Estimator, words: str) -> None:
+    with pytest.raises(AssertionError, match=words):
+        ESTIMATOR_CHECKS["state"](broken)
+
+
+def test_an_estimator_that_draws_in_evaluation_as_asked_is_not_broken() -> None:
+    check_estimator(ScoreFunction(evaluation="sample"))
 
 
 def test_check_estimator_names_the_promise() -> None:
