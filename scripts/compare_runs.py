@@ -67,7 +67,7 @@ def draw(
     label: str = LABELS["nelbo"],
 ) -> None:
     """Draw the three panels; ``key`` is what the second and third show."""
-    figure = Figure(figsize=(12, 3.4), layout="constrained")
+    figure = Figure(figsize=(14, 3.4), layout="constrained")
     FigureCanvasAgg(figure)
     calls, by_epoch, by_cost = figure.subplots(1, 3)
     for number, (title, lines) in enumerate(runs.items()):
@@ -87,7 +87,8 @@ def draw(
     calls.set(xlabel="epoch", ylabel="decoder calls, median and 10-90 %", ylim=(0, None))
     by_epoch.set(xlabel="epoch", ylabel=label)
     by_cost.set(xlabel="cumulative median decoder calls")
-    by_epoch.legend(frameon=False)
+    handles = by_epoch.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right center", frameon=False)
     for axis in (calls, by_epoch, by_cost):
         axis.spines[["top", "right"]].set_visible(False)
     path.parent.mkdir(parents=True, exist_ok=True)
