@@ -63,7 +63,8 @@ def stand_in(path: Path, images: Path, features: Path) -> list[str]:
     """What stands in for the data that a config leaves to its user, and shortens what a class does at length."""
     data, options = content(path)["data"], []
     if "path" in data["init_args"]:
-        return [f"--data.init_args.path={features}", "--model.init_args.in_features=6"]
+        sender = ["--model.init_args.sender.init_args.sizes=[6,64]"] if "sender" in content(path)["model"]["init_args"] else []
+        return [f"--data.init_args.path={features}", "--model.init_args.in_features=6", *sender]
     if data["class_path"] == "MNISTDataModule":
         options = ["source=folder", f"folder={images}", "val_size=50", "batch_size=16", "eval_batch_size=16"]
         if data["init_args"]["labelled"]:
@@ -79,6 +80,7 @@ def test_a_config_is_short_and_explains_itself(path: Path) -> None:
     assert lines[0].startswith("# ")
 
 
+@pytest.mark.filterwarnings("ignore:TemperatureAnnealing")  # the run is too short for it
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=[pytest.mark.slow] if LIKE_ANOTHER.search(path.stem) else []) for path in EXPERIMENTS],

@@ -274,7 +274,8 @@ def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_an_interrupted_set_of_jobs_begins_no_more_of_them(tmp_path: Path) -> None:
     program = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have its background jobs ignore it
 sys.path.insert(0, sys.argv[1])
 import jobs
 
