@@ -82,7 +82,7 @@ class _SaveConfig(SaveConfigCallback):
 
     def setup(self, trainer: pl.Trainer, pl_module: LightningModule, stage: str) -> None:
         folder = trainer.log_dir
-        if folder is None:
+        if folder is None or not trainer.loggers:  # without a logger it would be the current folder
             return
         number = 1
         while (Path(folder) / self.config_filename).exists():
