@@ -76,8 +76,8 @@ class Job:
         Raises:
             JobFailedError: if it fails, or was begun with other options.
         """
-        self._same_as_begun()
         with self.alone() as lock:
+            self._same_as_begun()
             if (self.folder / "finished").is_file():
                 return
             if self.folder.is_dir() and not self.last.is_file():  # killed before there was anything to continue
@@ -101,7 +101,9 @@ class Job:
         if fcntl is None:  # Windows
             yield ()
             return
-        with (self.output / f"{self.name}.lock").open("w") as file:
+        path = self.output / f"{self.name}.lock"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -123,7 +125,6 @@ class Job:
                     f" remove it with {path}."
                 )
         else:
-            path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(asked))
 
 

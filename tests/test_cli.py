@@ -285,6 +285,13 @@ def test_bad_input_is_refused_in_one_message(arguments: list[str], words: str, c
     assert not [path for path in Path().rglob("*") if path.name.isdigit()], "a run that never began leaves no folder"
 
 
+def test_without_a_logger_nothing_is_written_to_the_current_folder(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "runs"
+    short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.logger=false"]
+    assert main(["fit", *DIGITS, *QUIET, *short, "--output_dir", str(elsewhere)]) == 0
+    assert list(Path().iterdir()) == [elsewhere.relative_to(tmp_path)]
+
+
 def test_a_callback_that_the_config_names_stands_for_ours(tmp_path: Path) -> None:
     config = tmp_path / "own.yaml"
     config.write_text("trainer: {callbacks: [CountLogger, {class_path: SuccessPlot, init_args: {folder: here}}]}")

@@ -10,12 +10,14 @@ import torch
 from lit_sparse.cli import main
 
 from .conftest import CONFIGS, ROOT, Command, metrics_of
+from .data.pairs import write_pairs
 
 pytestmark = pytest.mark.process
 
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
 BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))
 GAME = ("-c", str(ROOT / "tests" / "support" / "game.yaml"))
+TRANSLATION = ("-c", str(ROOT / "tests" / "support" / "translation.yaml"))
 TWO = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"))
 ODD = ("--data.init_args.test_size=101", "--data.init_args.val_size=101", "--data.init_args.eval_batch_size=7")
 QUIET = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--data.init_args.binarize=true")
@@ -98,3 +100,31 @@ def test_a_sampler_learns_on_two_processes_and_its_game_is_scored_alike(
     assert one["test/used_vocabulary"][0] > 1
     for name, values in one.items():
         assert two[name] == pytest.approx(values, rel=1e-5), name
+
+
+def test_scores_of_text_equal_those_of_one_process(
+    lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BLEU, chrF and ROUGE are of all outputs, each of them once, and what is predicted is in the order of the input."""
+    for split, number in (("train", 61), ("val", 11), ("test", 13)):
+        write_pairs(tmp_path / "pairs", split, number)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
+    assert main(["fit", *TRANSLATION, "--trainer.max_epochs=12"]) == 0
+    best = ("--ckpt_path", "best")
+    for command, prefix in (("validate", "val"), ("test", "test")):
+        assert main([command, *TRANSLATION, *best]) == 0
+        done = lit_sparse(command, *TRANSLATION, *TWO, *best)
+        assert done.returncode == 0, done.stderr
+        one, two = (metrics_of(tmp_path / "runs" / "translation" / "0" / command / str(number)) for number in (0, 1))
+        assert one.keys() == two.keys()
+        assert {f"{prefix}/bleu", f"{prefix}/chrf", f"{prefix}/rouge20_L", f"{prefix}/groups_mean"} <= one.keys()
+        assert one[f"{prefix}/chrf"][0] > 0
+        for name, values in one.items():
+            assert two[name] == pytest.approx(values, rel=1e-6), name
+    assert main(["predict", *TRANSLATION, *best]) == 0
+    done = lit_sparse("predict", *TRANSLATION, *TWO, *best)
+    assert done.returncode == 0, done.stderr
+    folders = [tmp_path / "runs" / "translation" / "0" / "predict" / str(number) for number in (0, 1)]
+    assert (folders[0] / "predictions.jsonl").read_text() == (folders[1] / "predictions.jsonl").read_text()
+    assert (folders[1] / "predictions.txt").read_text().count("\n") == 13

@@ -10,6 +10,7 @@ import torch
 from lit_sparse.cli import main
 
 from .conftest import CONFIGS, ROOT, Command, metrics_of
+from .data.pairs import write_pairs
 
 COMMON = (
     "fit",
@@ -23,6 +24,7 @@ COMMON = (
 
 BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))
 GAME = ("-c", str(ROOT / "tests" / "support" / "game.yaml"))
+TRANSLATION = ("-c", str(ROOT / "tests" / "support" / "translation.yaml"))
 
 pytestmark = pytest.mark.process
 
@@ -142,3 +144,26 @@ def test_a_fresh_run_overwrites_nothing(lit_sparse: Command, tmp_path: Path) -> 
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip().splitlines()[-1] == f"run folder: runs/ssvae/digits/{number}"
     assert (tmp_path / "runs" / "ssvae" / "digits" / "0" / "checkpoints" / "last.ckpt").is_file()
+
+
+def test_a_translation_model_goes_on_too(lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of about one length, the vocabularies of the first start, a schedule; killed in the middle of an epoch."""
+    for split, number in (("train", 61), ("val", 11), ("test", 13)):
+        write_pairs(tmp_path / "pairs", split, number)
+    schedule = ("--model.init_args.lr_scheduler=torch.optim.lr_scheduler.StepLR", "--model.init_args.lr_scheduler.step_size=1")
+    fit = ("fit", *TRANSLATION, *schedule, "--checkpoint_every_n_steps=5")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
+    assert main([*fit, "--name=whole"]) == 0
+    killer = ("--trainer.callbacks=interruptions.KillAtStep", "--trainer.callbacks.step=12")
+    killed = lit_sparse(*fit, "--name=cut", *killer)
+    assert killed.returncode == -9, killed.stderr
+    assert main([*fit, "--name=cut", "--ckpt_path", "last"]) == 0
+    whole, cut = (tmp_path / "runs" / name / "0" for name in ("whole", "cut"))
+    expected, got = weights(whole), weights(cut)
+    assert expected.keys() == got.keys()
+    for name, tensor in expected.items():
+        torch.testing.assert_close(got[name], tensor, atol=1e-6, rtol=0)
+    for name, values in metrics_of(whole).items():
+        if "seconds" not in name and "step" not in name:
+            assert metrics_of(cut)[name] == pytest.approx(values, rel=1e-6), name

@@ -258,7 +258,7 @@ def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
     """A training whose script was killed holds its folder until it ends."""
     jobs = load("jobs")
     job = jobs.Job("config.yaml", "run", tmp_path, TINY)
-    with job.alone() as lock:
+    with job.alone() as lock:  # also makes the folder
         child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=lock)
     job.folder.mkdir(parents=True)
     (job.folder / "metrics.csv").write_text("begun")
@@ -266,6 +266,7 @@ def test_a_folder_is_trained_by_one_process_at_a_time(tmp_path: Path) -> None:
     with pytest.raises(jobs.JobFailedError, match="being trained by another process"):
         dataclasses.replace(job, config=str(tmp_path / "config.yaml")).train(1)
     assert (job.folder / "metrics.csv").is_file(), "what is being written stays where it is"
+    assert not (tmp_path / "run.json").exists(), "nor does the other command say what the run is"
     child.communicate(b"\n")
     with job.alone():
         pass

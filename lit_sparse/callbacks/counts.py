@@ -1,4 +1,4 @@
-"""Logs how large the supports are and how often the decoder ran, exactly, over any number of processes."""
+"""Logs how large the supports are, how often the decoder ran and so on, exactly, over any number of processes."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ STAGES = ("train", "val", "test")
 class CountLogger(pl.Callback):
     """Log mean, 10th percentile, median, 90th percentile and total of support sizes and decoder calls of each epoch.
 
-    Reads ``support_size`` and ``decoder_calls`` of every step's output and logs ``{stage}/support_size_mean``,
-    ``{stage}/decoder_calls_median`` and so on. A run resumed within an epoch counts that epoch whole.
+    Reads ``support_size``, ``decoder_calls`` and ``groups`` (of equal neighbours, in attention) of every step's output, where
+    they are there, and logs ``{stage}/support_size_mean``, ``{stage}/decoder_calls_median`` and so on. A run resumed within an
+    epoch counts that epoch whole.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -35,7 +36,12 @@ class CountLogger(pl.Callback):
         super().__init__()
         self.max_count = max_count
         self._metrics: dict[str, dict[str, CountHistogram]] = {
-            stage: {"support_size": SupportSize(max_count), "decoder_calls": DecoderCalls(max_count)} for stage in STAGES
+            stage: {
+                "support_size": SupportSize(max_count),
+                "decoder_calls": DecoderCalls(max_count),
+                "groups": CountHistogram(max_count),
+            }
+            for stage in STAGES
         }
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: D102

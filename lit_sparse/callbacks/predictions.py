@@ -36,6 +36,8 @@ class PredictionWriter(pl.Callback):
         self._rows = []
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
+        if isinstance(outputs, dict) and "lines" in outputs:  # text: TextPredictionWriter's
+            return
         columns: dict[str, list[Any]] = {}
         for name, values in outputs.items():
             flat = values.detach().float() if values.is_floating_point() else values.detach()

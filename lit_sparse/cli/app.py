@@ -15,9 +15,8 @@ import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
 from pytorch_lightning import LightningDataModule, LightningModule
-from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
-from pytorch_lightning.loggers import Logger, TensorBoardLogger
+from pytorch_lightning.callbacks import RichProgressBar
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
 from pytorch_lightning.utilities import rank_zero_only
 from pytorch_lightning.utilities.exceptions import MisconfigurationException  # type: ignore[attr-defined]
 
@@ -25,18 +24,6 @@ import lit_sparse.data
 import lit_sparse.estimators
 import lit_sparse.mappings
 import lit_sparse.models  # noqa: F401  (imported so that bare class names are found)
-from lit_sparse.callbacks import (
-    ClassSamplesPlot,
-    CountLogger,
-    DecoderCallsPlot,
-    LanguageLogger,
-    NegativeELBOPlot,
-    PredictionWriter,
-    ReconstructionPlot,
-    SecondsLogger,
-    SuccessPlot,
-    SupportSizePlot,
-)
 from lit_sparse.cli.arguments import (
     as_yaml_file,
     configs_first,
@@ -46,7 +33,8 @@ from lit_sparse.cli.arguments import (
     value_of,
     without,
 )
-from lit_sparse.cli.loggers import RunCSVLogger
+from lit_sparse.cli.callbacks import OptimizerOptions, SaveConfig, checkpoints, measures, not_named, pictures
+from lit_sparse.cli.loggers import run_loggers
 from lit_sparse.cli.messages import plain_message
 from lit_sparse.cli.runs import CHECKPOINTS, claim_folder, discard_if_unused, experiment_name, find_checkpoint, run_of
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
@@ -77,35 +65,6 @@ class _Parser(LightningArgumentParser):
         raise ConfigurationError(plain_message(message, ex, options)) from ex
 
 
-class _SaveConfig(SaveConfigCallback):
-    """Keep the resolved config; a resumed run keeps its own beside the first."""
-
-    def setup(self, trainer: pl.Trainer, pl_module: LightningModule, stage: str) -> None:
-        folder = trainer.log_dir
-        if folder is None or not trainer.loggers:  # without a logger it would be the current folder
-            return
-        number = 1
-        while (Path(folder) / self.config_filename).exists():
-            self.config_filename = f"config_resumed_{number}.yaml"
-            number += 1
-        self.config_filename = trainer.strategy.broadcast(self.config_filename)
-        super().setup(trainer, pl_module, stage)
-
-
-class _OptimizerOptions(pl.Callback):
-    """Give the optimizer of a continued run the options that were asked for, once its state is restored."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        self.options = options
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: LightningModule) -> None:
-        if trainer.lr_scheduler_configs and "lr" in self.options:
-            raise ConfigurationError("The learning rate of this run is set by its scheduler; it cannot be changed beside it.")
-        for optimizer in trainer.optimizers:
-            for group in optimizer.param_groups:
-                group.update(self.options)
-
-
 class LitSparseCLI(LightningCLI):
     """Parse a command, build its model, data and trainer, and run it.
 
@@ -128,7 +87,7 @@ class LitSparseCLI(LightningCLI):
         super().__init__(
             model_class=LightningModule,
             datamodule_class=LightningDataModule,
-            save_config_callback=_SaveConfig,
+            save_config_callback=SaveConfig,
             seed_everything_default=0,
             parser_class=_Parser,
             subclass_mode_model=True,
@@ -299,26 +258,22 @@ class LitSparseCLI(LightningCLI):
         """Build the trainer with the package's loggers and callbacks, where the config leaves them to us."""
         self._choose_folder()  # now that all parts were built
         asked = self._get(self.config_init, "trainer")
-        callbacks: list[pl.Callback] = [CountLogger(max_count=4096), SecondsLogger()]
+        training = self.command == "fit"
+        callbacks = measures()
         if asked.get("enable_progress_bar") is not False and _is_first():
             callbacks.append(RichProgressBar(refresh_rate=SHOWN_EVERY))
         if self.run_folder is not None:
             if asked.get("logger") in (None, True):
-                kwargs["logger"] = self._loggers(self.run_folder)
-            callbacks += [
-                *(DecoderCallsPlot(), SupportSizePlot(), NegativeELBOPlot(), SuccessPlot()),
-                *(ReconstructionPlot(), ClassSamplesPlot(), LanguageLogger(), PredictionWriter()),
-            ]
-            if self.command == "fit" and asked.get("enable_checkpointing") is not False:
-                callbacks += self._checkpoints(self.run_folder / CHECKPOINTS)
+                kwargs["logger"] = run_loggers(self.run_folder, self._resumed_step if training else None, board=training)
+            callbacks += pictures(str(self.run_folder) if asked.get("logger") is False else None)
+            if training and asked.get("enable_checkpointing") is not False:
+                every = self._options().get("checkpoint_every_n_steps")
+                callbacks += checkpoints(self.run_folder / CHECKPOINTS, self.model, every)
         if self._optimizer_options:
-            callbacks.append(_OptimizerOptions(self._optimizer_options))
-        if self.command != "fit" and asked.get("enable_checkpointing") is None:
+            callbacks.append(OptimizerOptions(self._optimizer_options))
+        if not training and asked.get("enable_checkpointing") is None:
             kwargs["enable_checkpointing"] = False
-        named = {type(callback) for callback in _as_list(asked.get("callbacks"))}
-        # Of what a config names itself, its own stands; several checkpoints may be kept.
-        kept = [callback for callback in callbacks if type(callback) not in named or isinstance(callback, ModelCheckpoint)]
-        self.trainer_defaults = {"callbacks": kept}
+        self.trainer_defaults = {"callbacks": not_named(callbacks, asked.get("callbacks"))}
         with self._folder_if_used():
             try:
                 return super().instantiate_trainer(**kwargs)
@@ -335,28 +290,6 @@ class LitSparseCLI(LightningCLI):
             if self.run_folder is not None and not began and _is_first():
                 discard_if_unused(self.run_folder)
             raise
-
-    def _loggers(self, folder: Path) -> list[Logger]:
-        resumed = self._resumed_step if self.command == "fit" else None
-        csv = RunCSVLogger(str(folder), resumed_step=resumed)
-        if self.command != "fit":
-            return [csv]
-        board = TensorBoardLogger(str(folder), name="", version="", default_hp_metric=False)
-        if resumed is not None:
-            board = TensorBoardLogger(str(folder), name="", version="", default_hp_metric=False, purge_step=resumed)
-        return [board, csv]
-
-    def _checkpoints(self, folder: Path) -> list[pl.Callback]:
-        key, mode = getattr(self.model, "monitor", ("val/loss", "min"))
-        common: dict[str, Any] = {"dirpath": folder, "enable_version_counter": False, "auto_insert_metric_name": False}
-        found: list[pl.Callback] = [
-            ModelCheckpoint(filename="best", monitor=key, mode=mode, **common),
-            ModelCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
-        ]
-        steps = self._options().get("checkpoint_every_n_steps")
-        if steps:
-            found.append(ModelCheckpoint(filename="last", every_n_train_steps=steps, **common))
-        return found
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
@@ -387,11 +320,6 @@ class LitSparseCLI(LightningCLI):
             config = [self.run_folder / "config.yaml", *resumed][-1]
             print(f"test it with: lit-sparse test -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(found[0]))}")
         print(f"run folder: {self.run_folder}")
-
-
-def _as_list(value: Any) -> list[Any]:
-    """Return what may be nothing, one thing or several as a list."""
-    return [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _is_first() -> bool:

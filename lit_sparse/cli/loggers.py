@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.utilities import rank_zero_only
 
-__all__ = ["RunCSVLogger"]
+__all__ = ["RunCSVLogger", "run_loggers"]
 
 
 class _Continued(ExperimentWriter):
@@ -66,3 +66,17 @@ class _Dummy:
 
 
 _DUMMY = _Dummy()
+
+
+def run_loggers(folder: Path, resumed_step: int | None, *, board: bool) -> list[Logger]:
+    """Return what writes a run's metrics.
+
+    Args:
+        folder: of the run.
+        resumed_step: step from which the run goes on; what was written after it is dropped. None for a new one.
+        board: whether to write TensorBoard's events too.
+    """
+    csv = RunCSVLogger(str(folder), resumed_step=resumed_step)
+    if not board:
+        return [csv]
+    return [TensorBoardLogger(str(folder), name="", version="", default_hp_metric=False, purge_step=resumed_step), csv]

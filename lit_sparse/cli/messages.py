@@ -15,13 +15,18 @@ import torch
 from lit_sparse.errors import LitSparseError, did_you_mean
 from lit_sparse.estimators import Estimator
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.metrics import TextMetric
+from lit_sparse.nn import Seq2SeqBody
 from lit_sparse.structures import Structure
 
 __all__ = ["plain_message"]
 
 BASES: dict[str, type] = {
     "mapping": SparseMapping,
+    "output_mapping": SparseMapping,
     "estimator": Estimator,
+    "body": Seq2SeqBody,
+    "metrics": TextMetric,
     "structure": Structure,
     "model": pl.LightningModule,
     "data": pl.LightningDataModule,

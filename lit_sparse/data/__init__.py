@@ -1,17 +1,33 @@
 """Data modules: splits, seeded augmentation, loaders that resume in the middle of an epoch."""
 
 from lit_sparse.data.base import ResumableDataModule
+from lit_sparse.data.catalogue_pairs import CatalogueDataModule
 from lit_sparse.data.digits import DigitsDataModule
+from lit_sparse.data.entailment import EntailmentDataModule
 from lit_sparse.data.images import ImageDataModule
 from lit_sparse.data.loader import EpochLoader
 from lit_sparse.data.mnist import MNISTDataModule
+from lit_sparse.data.ragged import Ragged
 from lit_sparse.data.referential_game import ReferentialGameDataModule
+from lit_sparse.data.summarization import SummarizationDataModule
+from lit_sparse.data.text import TextDataModule
+from lit_sparse.data.translation import PairDataModule, TranslationDataModule
+from lit_sparse.vocab import Vocabulary, VocabularyOptions
 
 __all__ = [
+    "CatalogueDataModule",
     "DigitsDataModule",
+    "EntailmentDataModule",
     "EpochLoader",
     "ImageDataModule",
     "MNISTDataModule",
+    "PairDataModule",
+    "Ragged",
     "ReferentialGameDataModule",
     "ResumableDataModule",
+    "SummarizationDataModule",
+    "TextDataModule",
+    "TranslationDataModule",
+    "Vocabulary",
+    "VocabularyOptions",
 ]

@@ -15,7 +15,7 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled"]
 
-Split = Literal["train", "val", "test"]
+Split = Literal["train", "val", "test", "predict"]
 
 
 def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
@@ -33,7 +33,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
     """Base of data modules: a subclass says how many examples there are and makes a batch of some of them.
 
     Training shuffles by (seed, epoch), each process taking every n-th example of the same permutation; the place in the
-    epoch is part of ``state_dict``. Validation, test and prediction go through the examples in order, each process taking
+    epoch is part of ``state_dict``. Validation, test and prediction go through the examples in one order, each process taking
     every n-th, none of them twice.
 
     Args:
@@ -108,6 +108,10 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         """Return the loader of the test split, whose examples are predicted."""
         return self._in_order("test")
 
+    def eval_order(self, split: Split) -> Tensor:
+        """Return in which order the examples of a split are gone through outside training; each of them once."""
+        return torch.arange(self.size(split))
+
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the training data."""
         if self._train_loader is not None:
@@ -122,8 +126,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()
-        share = torch.arange(rank, self.size(split), processes)
-        batches = in_batches(share, self.eval_batch_size)
+        batches = in_batches(self.eval_order(split)[rank::processes], self.eval_batch_size)
         return EpochLoader(
             lambda epoch: batches,
             lambda epoch, indices: self.fetch(split, 0, indices),

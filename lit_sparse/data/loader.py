@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, Dataset
 
 __all__ = ["Batch", "EpochLoader", "Fetch", "Plan"]
 
-Batch = dict[str, Tensor]
+#: Tensors, and lists of text.
+Batch = dict[str, Any]
 #: ``plan(epoch)`` lists the batches of an epoch, each as the indices of its examples; all epochs have as many.
 Plan = Callable[[int], Sequence[Tensor]]
 #: ``fetch(epoch, indices)`` makes one batch.

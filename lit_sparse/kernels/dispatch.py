@@ -209,7 +209,8 @@ def batch_first(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...
 
 
 _watchers: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_is_legacy_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
+# Not in torch 2.3, where `is_grads_batched` is not supported.
+_is_legacy_batch: Callable[[Tensor], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 
 
 def _as_rows(x: Tensor, dtype: torch.dtype) -> np.ndarray[Any, Any]:

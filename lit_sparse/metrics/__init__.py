@@ -1,5 +1,7 @@
 """Metrics of sparse decisions, exact over any number of processes."""
 
+from lit_sparse.metrics.attention import group_counts, support_sizes, tied_groups
+from lit_sparse.metrics.bleu import Bleu, ChrF, PairedBootstrap, paired_bootstrap
 from lit_sparse.metrics.counts import CountHistogram, DecoderCalls, SupportSize
 from lit_sparse.metrics.language import (
     MessageCounts,
@@ -10,16 +12,27 @@ from lit_sparse.metrics.language import (
 )
 from lit_sparse.metrics.likelihood import BitsPerDim
 from lit_sparse.metrics.means import MeanOverExamples
+from lit_sparse.metrics.rouge import Rouge
+from lit_sparse.metrics.text import TextMetric
 
 __all__ = [
     "BitsPerDim",
+    "Bleu",
+    "ChrF",
     "CountHistogram",
     "DecoderCalls",
     "MeanOverExamples",
     "MessageCounts",
     "MessageStructure",
+    "PairedBootstrap",
+    "Rouge",
     "SupportSize",
+    "TextMetric",
     "bag_of_symbols_disentanglement",
+    "group_counts",
+    "paired_bootstrap",
     "positional_disentanglement",
+    "support_sizes",
+    "tied_groups",
     "topographic_similarity",
 ]

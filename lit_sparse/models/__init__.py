@@ -2,7 +2,20 @@
 
 from lit_sparse.models.base import LitSparseModule, Stage, StepOutput
 from lit_sparse.models.bitvector_vae import BitVectorVAE
+from lit_sparse.models.entailment import EntailmentClassifier
+from lit_sparse.models.seq2seq import Seq2Seq
 from lit_sparse.models.signaling_game import SignalingGame
 from lit_sparse.models.ssvae import SemiSupervisedVAE
+from lit_sparse.models.text import TextModule
 
-__all__ = ["BitVectorVAE", "LitSparseModule", "SemiSupervisedVAE", "SignalingGame", "Stage", "StepOutput"]
+__all__ = [
+    "BitVectorVAE",
+    "EntailmentClassifier",
+    "LitSparseModule",
+    "SemiSupervisedVAE",
+    "Seq2Seq",
+    "SignalingGame",
+    "Stage",
+    "StepOutput",
+    "TextModule",
+]

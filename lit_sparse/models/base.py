@@ -24,7 +24,7 @@ from lit_sparse.nn import seed_generator
 __all__ = ["LitSparseModule", "Stage", "StepOutput", "check_features"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
-Batch: TypeAlias = dict[str, Tensor]
+Batch: TypeAlias = dict[str, Any]
 
 
 #: Where the state of an estimator is kept.
@@ -84,6 +84,8 @@ class LitSparseModule(pl.LightningModule, ABC):
     example_metrics: ClassVar[tuple[str, ...]] = ("loss",)
     #: What tells the best checkpoint: a log key and whether it should be small or large.
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/loss", "min")
+    #: What those numbers are of; how many there were is logged under this name.
+    counted: ClassVar[str] = "examples"
 
     def __init__(
         self,
@@ -242,7 +244,7 @@ class LitSparseModule(pl.LightningModule, ABC):
             self.log(f"{stage}/{name}", metric.compute(), prog_bar=stage != "train" and name in SHOWN, sync_dist=True)
         if stage != "train":
             with means["loss"].sync_context():
-                self.log(f"{stage}/examples", means["loss"].count.double(), sync_dist=True)
+                self.log(f"{stage}/{self.counted}", means["loss"].count.double(), sync_dist=True)
 
     def _arguments(self) -> dict[str, Any]:
         """Return the arguments of the outermost constructor that is running on this object."""

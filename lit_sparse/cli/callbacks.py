@@ -1,0 +1,117 @@
+"""The callbacks that the command line adds to those of a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.cli import SaveConfigCallback
+
+from lit_sparse.callbacks import (
+    AttentionPlot,
+    ClassSamplesPlot,
+    CountLogger,
+    DecoderCallsPlot,
+    LanguageLogger,
+    NegativeELBOPlot,
+    PredictionWriter,
+    ReconstructionPlot,
+    SecondsLogger,
+    SuccessPlot,
+    SupportSizePlot,
+    TextPredictionWriter,
+)
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "not_named", "pictures"]
+
+
+class SaveConfig(SaveConfigCallback):
+    """Keep the resolved config; a resumed run keeps its own beside the first."""
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Choose the name of the file, the same on all processes."""
+        folder = trainer.log_dir
+        if folder is None or not trainer.loggers:  # without a logger it would be the current folder
+            return
+        number = 1
+        while (Path(folder) / self.config_filename).exists():
+            self.config_filename = f"config_resumed_{number}.yaml"
+            number += 1
+        self.config_filename = trainer.strategy.broadcast(self.config_filename)
+        super().setup(trainer, pl_module, stage)
+
+
+class OptimizerOptions(pl.Callback):
+    """Give the optimizer of a continued run the options that were asked for, once its state is restored.
+
+    Args:
+        options: name -> value, for every group of parameters.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        self.options = options
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Set them.
+
+        Raises:
+            ConfigurationError: if a scheduler sets the learning rate.
+        """
+        if trainer.lr_scheduler_configs and "lr" in self.options:
+            raise ConfigurationError("The learning rate of this run is set by its scheduler; it cannot be changed beside it.")
+        for optimizer in trainer.optimizers:
+            for group in optimizer.param_groups:
+                group.update(self.options)
+
+
+def measures() -> list[pl.Callback]:
+    """Return what logs numbers, for every run."""
+    return [CountLogger(max_count=4096), SecondsLogger()]
+
+
+def pictures(folder: str | None) -> list[pl.Callback]:
+    """Return what draws and writes into a run folder; each leaves models alone that have nothing for it.
+
+    Args:
+        folder: where they write; None for the logger's folder.
+    """
+    kinds = (DecoderCallsPlot, SupportSizePlot, NegativeELBOPlot, SuccessPlot)
+    return [
+        *(kind(folder) for kind in kinds),
+        *(ReconstructionPlot(folder), ClassSamplesPlot(folder=folder), LanguageLogger(folder=folder)),
+        *(AttentionPlot(folder=folder), PredictionWriter(folder), TextPredictionWriter(folder)),
+    ]
+
+
+def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:
+    """Return what keeps the best and the last checkpoint.
+
+    Args:
+        folder: where they are kept.
+        model: its ``monitor`` says which is best.
+        every_n_steps: steps after which the last is written, besides after each epoch.
+    """
+    key, mode = getattr(model, "monitor", ("val/loss", "min"))
+    common: dict[str, Any] = {"dirpath": folder, "enable_version_counter": False, "auto_insert_metric_name": False}
+    found: list[pl.Callback] = [
+        ModelCheckpoint(filename="best", monitor=key, mode=mode, **common),
+        ModelCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
+    ]
+    if every_n_steps:
+        found.append(ModelCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
+    return found
+
+
+def not_named(callbacks: list[pl.Callback], config: Any) -> list[pl.Callback]:
+    """Return callbacks less those whose kind a config names itself; of checkpoints there may be several.
+
+    Args:
+        callbacks: to choose from.
+        config: what stands under ``trainer.callbacks``: nothing, one or several.
+    """
+    asked = [] if config is None else config if isinstance(config, list | tuple) else [config]
+    kinds = {type(callback) for callback in asked}
+    return [callback for callback in callbacks if type(callback) not in kinds or isinstance(callback, ModelCheckpoint)]

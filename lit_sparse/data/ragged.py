@@ -1,0 +1,77 @@
+"""Sequences of different lengths in one piece of memory."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["Ragged"]
+
+
+class Ragged:
+    """Sequences of integers, stored one after the other, four bytes each.
+
+    Args:
+        flat: (M,) int32, all sequences.
+        lengths: (N,) int64, theirs; they sum to M.
+
+    Example:
+        >>> ragged = Ragged.of([[5, 6], [], [7]])
+        >>> ragged.padded(torch.tensor([2, 0]), 0)
+        (tensor([[7, 0],
+                [5, 6]]), tensor([1, 2]))
+    """
+
+    def __init__(self, flat: Tensor, lengths: Tensor) -> None:
+        self.flat = flat
+        self.lengths = lengths
+        self._starts = lengths.cumsum(0) - lengths
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]]) -> Ragged:
+        """Store sequences; they are gone through once, and may be made on the way."""
+        flat, lengths = array("i"), array("q")
+        for sequence in sequences:
+            flat.extend(sequence)
+            lengths.append(len(sequence))
+        return cls(torch.from_numpy(np.array(flat, np.int32)), torch.from_numpy(np.array(lengths, np.int64)))
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def padded(self, indices: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+        """Return some sequences (B, L) int64, L the length of the longest but at least 1, and their lengths (B,)."""
+        lengths = self.lengths[indices]
+        longest = max(1, int(lengths.max())) if len(indices) else 1
+        columns = torch.arange(longest)
+        there = columns < lengths.unsqueeze(-1)
+        if len(self.flat) == 0:
+            return torch.full(there.shape, pad, dtype=torch.int64), lengths
+        places = torch.where(there, self._starts[indices].unsqueeze(-1) + columns, 0)
+        return torch.where(there, self.flat[places].long(), pad), lengths
+
+    def chosen(self, indices: Tensor) -> Ragged:
+        """Return some of the sequences."""
+        return self._taken(self._starts[indices], self.lengths[indices])
+
+    def cut(self, longest: int) -> Ragged:
+        """Return the sequences, none of them longer than this."""
+        return self._taken(self._starts, self.lengths.clamp(max=longest))
+
+    def framed(self, first: int, last: int) -> Ragged:
+        """Return the sequences, each between two more numbers."""
+        found = torch.empty(len(self.flat) + 2 * len(self), dtype=torch.int32)
+        starts = self._starts + 2 * torch.arange(len(self))
+        shift = torch.arange(len(self)).repeat_interleave(self.lengths)
+        found[torch.arange(len(self.flat)) + 2 * shift + 1] = self.flat
+        found[starts], found[starts + self.lengths + 1] = first, last
+        return Ragged(found, self.lengths + 2)
+
+    def _taken(self, starts: Tensor, lengths: Tensor) -> Ragged:
+        begin = lengths.cumsum(0) - lengths
+        offsets = (starts - begin).repeat_interleave(lengths)
+        return Ragged(self.flat[torch.arange(len(offsets)) + offsets], lengths)

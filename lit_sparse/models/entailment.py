@@ -1,0 +1,257 @@
+"""Does a hypothesis follow from a premise? A classifier that attends to the premise by any mapping."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+from torch.nn import functional as nnf
+from torch.nn.utils.rnn import pad_sequence
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.metrics import group_counts
+from lit_sparse.models.base import Batch, Stage, StepOutput
+from lit_sparse.models.text import TextModule, restored_checkpoint
+from lit_sparse.nn import EntailmentNetwork, WordVectors, seeded_uniform
+from lit_sparse.nn.entailment import LABELS, check_labels
+
+__all__ = ["EntailmentClassifier"]
+
+#: A word without a vector has a random one, uniform up to this, far shorter than what is in a file.
+RANDOM = 0.05
+
+
+@runtime_checkable
+class _HasVectors(Protocol):
+    """What a data module with word vectors offers."""
+
+    def vectors(self) -> tuple[Tensor, Tensor] | None: ...
+
+
+class EntailmentClassifier(TextModule):
+    """Tells whether a hypothesis follows from a premise, attending once to the premise by any mapping.
+
+    The network is :class:`lit_sparse.nn.EntailmentNetwork`. If the data have word vectors, they are put in when a model is
+    first trained, and fixed; words without one get short random ones, a function of their number, fixed too. They are part of
+    every checkpoint: a loaded model needs no file of vectors. Without vectors in the data, they are learnt.
+
+    Logged: ``loss``, the cross-entropy; ``accuracy``; ``zeros``, the share of premise positions with an attention of exactly
+    0; and support sizes and groups of equal neighbours of the attention, one decision a pair.
+
+    Batches are those of :class:`lit_sparse.data.EntailmentDataModule`.
+
+    Args:
+        mapping: from attention scores to weights.
+        width: hidden units of the GRUs and of the attention.
+        vector_size: width of a word vector, that of the data's vectors.
+        dropout: probability with which a feature of the projected word vectors and of the last hidden layer is dropped.
+        labels: names of the classes by their numbers, those of the data.
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights, word vectors included, training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 4.1 and
+    appendix C.2.
+
+    Example:
+        >>> from lit_sparse.mappings import Fusedmax
+        >>> from lit_sparse.vocab import Vocabulary
+        >>> model = EntailmentClassifier(Fusedmax(), width=8, vector_size=5)
+        >>> model = model.build({"text": Vocabulary.build(["A dog runs outside.", "An animal is asleep."])})
+        >>> (found,) = model.classify([("A dog runs outside.", "A dog is asleep.")])
+        >>> found in model.labels
+        True
+    """
+
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "zeros")
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
+    counted: ClassVar[str] = "pairs"
+
+    def __init__(
+        self,
+        mapping: SparseMapping,
+        *,
+        width: int = 100,
+        vector_size: int = 300,
+        dropout: float = 0.1,
+        labels: Sequence[str] = LABELS,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        self.mapping = mapping
+        self.labels = check_labels(labels)
+        self.vector_size = check_count("vector_size", vector_size)
+        self.network = EntailmentNetwork(mapping, vector_size, width, len(self.labels), dropout)
+
+    def make_layers(self) -> None:
+        """Make the embedding."""
+        text = self.vocabularies["text"]
+        self.words = WordVectors(len(text), self.vector_size, text.pad)
+
+    def setup(self, stage: str) -> None:
+        """Find the vocabulary, and put the data's vectors in where training begins.
+
+        Raises:
+            ConfigurationError: if the labels or the width of the vectors are not those of the data.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        labels = tuple(getattr(data, "labels", self.labels))
+        if labels != self.labels:
+            raise ConfigurationError(
+                f"The model has the labels {', '.join(self.labels)}, but those of the data are {', '.join(labels)}."
+                " Give both the same ones, in the same order."
+            )
+        super().setup(stage)
+        # A model that was trained or loaded keeps the vectors that it was trained with, learnt ones included.
+        kept = restored_checkpoint(self.trainer) or self.initial_weights
+        begins = stage == "fit" and self._training_seed is None and not kept
+        found = data.vectors() if begins and isinstance(data, _HasVectors) else None
+        if found is not None:
+            self.use_vectors(*found)
+
+    def use_vectors(self, vectors: Tensor, known: Tensor | None = None) -> None:
+        """Take word vectors, which are not trained.
+
+        Args:
+            vectors: (V, E), one for each word of the vocabulary ``text``.
+            known: (V,) bool, which words have one; others get a random one. None for all.
+
+        Raises:
+            ConfigurationError: if the width E is not ``vector_size``, or the vocabulary is not known yet.
+        """
+        self._check_built()
+        if vectors.shape[-1] != self.vector_size:
+            raise ConfigurationError(
+                f"Expected word vectors of width vector_size={self.vector_size} but those of the data have {vectors.shape[-1]}."
+                f" Set the model's `vector_size` to {vectors.shape[-1]}, or give the data vectors of width {self.vector_size}."
+            )
+        known = torch.ones(len(vectors), dtype=torch.bool) if known is None else known
+        random = RANDOM * (2 * seeded_uniform(0, torch.arange(len(vectors)), (self.vector_size,)) - 1)
+        self.words.fix(torch.where(known.unsqueeze(-1), vectors, random))
+        rank_zero_info(f"{int(known.sum())} of {len(known)} words have a vector")
+
+    def forward(
+        self, premise: Tensor, premise_length: Tensor, hypothesis: Tensor, hypothesis_length: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return scores (B, C) of the labels and attention (B, S).
+
+        Args:
+            premise: (B, S) numbers of words.
+            premise_length: (B,) how many of the S there are.
+            hypothesis: (B, T) numbers of words.
+            hypothesis_length: (B,) how many of the T there are.
+        """
+        self._check_built()
+        found: tuple[Tensor, Tensor] = self.network(
+            self.words(premise), premise_length, self.words(hypothesis), hypothesis_length
+        )
+        return found
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        scores, weights = self._read(batch)
+        losses = nnf.cross_entropy(scores, batch["label"], reduction="none")
+        weights, sizes = weights.detach(), batch["premise_length"]
+        support, predicted = weights.ne(0).sum(-1), scores.detach().argmax(-1)
+        output = StepOutput(
+            losses.mean(),
+            examples={
+                "loss": losses,
+                "accuracy": (predicted == batch["label"]).float(),
+                "zeros": 1 - support.float() / sizes.clamp_min(1),
+            },
+            support_size=support,
+            sizes=sizes,
+        )
+        if stage != "train":
+            output["groups"] = group_counts(weights)
+            titles = [
+                f"{hypothesis} ({self.labels[label]})"
+                for hypothesis, label in zip(self._hypotheses(batch), batch["label"].tolist(), strict=True)
+            ]
+            output["artifacts"] = {**self._drawn(batch, weights, predicted), "index": batch["index"], "title": titles}
+        return output
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """Return ``index`` (B,), the B best labels as ``lines``, and all labels with their probabilities as ``candidates``.
+
+        Beside them are the attention, and as ``source`` the pairs, premise and hypothesis parted by a tab.
+        """
+        scores, weights = self._read(batch)
+        probabilities, order = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
+        candidates = [
+            [{"text": self.labels[label], "score": probability} for label, probability in zip(*row, strict=True)]
+            for row in zip(order.tolist(), probabilities.tolist(), strict=True)
+        ]
+        pairs = zip(batch["premise_text"], batch["hypothesis_text"], strict=True)
+        return {
+            **self._drawn(batch, weights, order[:, 0]),
+            "index": batch["index"],
+            "lines": [best[0]["text"] for best in candidates],
+            "candidates": candidates,
+            "source": ["\t".join(pair) for pair in pairs],
+        }
+
+    @torch.no_grad()
+    def classify(self, pairs: Sequence[tuple[str, str]], batch_size: int = 256) -> list[str]:
+        """Return the most probable label of each pair of a premise and a hypothesis.
+
+        Args:
+            pairs: the pairs, as text.
+            batch_size: how many are worked on together.
+        """
+        self._check_built()
+        text, training = self.vocabularies["text"], self.training
+        sides = [[torch.tensor(row, dtype=torch.int64) for row in text.encode([pair[i] for pair in pairs])] for i in (0, 1)]
+        found: list[str] = [""] * len(pairs)
+        order = sorted(range(len(pairs)), key=lambda i: -sum(len(side[i]) for side in sides))
+        self.eval()
+        try:
+            for start in range(0, len(order), batch_size):
+                rows = order[start : start + batch_size]
+                inputs: list[Tensor] = []
+                for side in sides:
+                    padded = pad_sequence([side[i] for i in rows], batch_first=True, padding_value=text.pad)
+                    padded = padded if padded.shape[1] else padded.new_full((len(rows), 1), text.pad)
+                    inputs += [padded.to(self.device), torch.tensor([len(side[i]) for i in rows], device=self.device)]
+                for i, label in zip(rows, self(*inputs)[0].argmax(-1).tolist(), strict=True):
+                    found[i] = self.labels[label]
+        finally:
+            self.train(training)
+        return found
+
+    def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        scores, weights = self(batch["premise"], batch["premise_length"], batch["hypothesis"], batch["hypothesis_length"])
+        return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores, weights
+
+    def _hypotheses(self, batch: Batch) -> list[str]:
+        """Return the text of the hypotheses: as it is, or else of its tokens."""
+        given: list[str] | None = batch.get("hypothesis_text")
+        return given or [self.vocabularies["text"].decode(row) for row in batch["hypothesis"].tolist()]
+
+    def _drawn(self, batch: Batch, weights: Tensor, predicted: Tensor) -> dict[str, Any]:
+        """Return attention (B, 1, S) and the tokens along its sides: the premise's, and the label that was found."""
+        rows = zip(batch["premise"].tolist(), batch["premise_length"].tolist(), strict=True)
+        return {
+            "attention": weights.unsqueeze(1),
+            "source_tokens": [self.vocabularies["text"].lookup_tokens(row[:length]) for row, length in rows],
+            "output_tokens": [[self.labels[label]] for label in predicted.tolist()],
+        }
+
+    def _check_built(self) -> None:
+        if not self.vocabularies:
+            raise ConfigurationError(
+                "The model does not know its vocabulary yet: train it, load a checkpoint, or call"
+                ' `model.build({"text": vocabulary})`.'
+            )

@@ -1,0 +1,353 @@
+"""Sequence to sequence with attention by any mapping: translation, summarization."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from lit_sparse.checks import check_choice, check_count, check_number
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
+from lit_sparse.metrics import Bleu, ChrF, TextMetric, group_counts
+from lit_sparse.models.base import Batch, Stage, StepOutput
+from lit_sparse.models.text import TextModule
+from lit_sparse.nn import Hypothesis, RecurrentBody, Seq2SeqBody, State, beam_search, length_mask
+from lit_sparse.vocab import EOS
+
+__all__ = ["Seq2Seq"]
+
+
+class Seq2Seq(TextModule):
+    """Reads a sequence, and writes another one attending to it, by any mapping.
+
+    Logged: ``loss``, what is minimized, a token; ``nll``, the negative log-likelihood of a token, and ``perplexity``;
+    ``accuracy``, the share of tokens that are the most probable one given those before; ``zeros``, the share of source
+    positions with an attention of exactly 0; and support sizes and groups of equal neighbours of the attention, one decision a
+    token and head. In the test, and with ``validation_beam_size`` in validation, also the ``metrics`` of what is written.
+
+    Batches are those of :class:`lit_sparse.data.TranslationDataModule`.
+
+    Args:
+        mapping: from attention scores to weights.
+        body: encoder and decoder; None for :class:`lit_sparse.nn.RecurrentBody`, the published one.
+        output_mapping: gives the probabilities of the next token, trained by its Fenchel-Young loss; None for softmax and
+            cross-entropy.
+        tied_embeddings: whether the output layer has the weights of the target's embeddings.
+        label_smoothing: share of the probability of the target that is spread over all tokens in training.
+        loss_per: whether the loss of a batch is the mean over tokens, or their sum divided by the number of sentences.
+        init_range: weights are drawn uniformly from [-init_range, init_range] at first; None for torch's own.
+        beam_size: open sequences in the search.
+        n_best: how many outputs of each input are predicted.
+        length_penalty: alpha of the search.
+        max_output: most tokens of an output; it is also cut after 3 times the input's length plus 10.
+        replace_unknown: whether ``<unk>`` is replaced by the input's token with the largest attention.
+        metrics: what outputs are scored by; None for BLEU and chrF.
+        validation_beam_size: open sequences in the search in validation; 0 for no search there.
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 4.2.
+
+    Example:
+        >>> from lit_sparse.mappings import Fusedmax
+        >>> from lit_sparse.vocab import Vocabulary
+        >>> model = Seq2Seq(Fusedmax(), RecurrentBody(16, layers=1))
+        >>> words = {"source": Vocabulary.build(["ein Hund"]), "target": Vocabulary.build(["a dog"])}
+        >>> len(model.build(words).write(["ein Hund", ""]))
+        2
+    """
+
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "nll", "accuracy", "zeros")
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
+    counted: ClassVar[str] = "tokens"
+
+    def __init__(
+        self,
+        mapping: SparseMapping,
+        body: Seq2SeqBody | None = None,
+        *,
+        output_mapping: SparseMapping | None = None,
+        tied_embeddings: bool = False,
+        label_smoothing: float = 0.0,
+        loss_per: Literal["sentence", "token"] = "sentence",
+        init_range: float | None = 0.1,
+        beam_size: int = 5,
+        n_best: int = 1,
+        length_penalty: float = 0.0,
+        max_output: int = 100,
+        replace_unknown: bool = False,
+        metrics: list[TextMetric] | None = None,
+        validation_beam_size: int = 0,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        self.mapping = mapping
+        self.body = (RecurrentBody() if body is None else body).bind(mapping)
+        self.output_mapping = output_mapping
+        self.tied_embeddings = tied_embeddings
+        self.label_smoothing = check_number("label_smoothing", label_smoothing, 0.0, 1.0)
+        self.loss_per = check_choice("loss_per", loss_per, ("sentence", "token"))
+        self.init_range = None if init_range is None else check_number("init_range", init_range, 0.0, 1.0, open_low=True)
+        self.beam_size = check_count("beam_size", beam_size)
+        self.n_best = check_count("n_best", n_best)
+        if n_best > beam_size:
+            raise ConfigurationError(f"Expected `n_best` to be at most `beam_size`={beam_size} but got {n_best}.")
+        self.length_penalty = check_number("length_penalty", length_penalty, 0.0, 10.0)
+        self.max_output = check_count("max_output", max_output)
+        self.replace_unknown = replace_unknown
+        self.metrics: list[TextMetric] = [Bleu(), ChrF()] if metrics is None else metrics
+        self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0)
+        self.val_text = nn.ModuleList(metric.clone() for metric in self.metrics)
+        self.test_text = nn.ModuleList(metric.clone() for metric in self.metrics)
+        self.fenchel_young = (
+            None
+            if output_mapping is None
+            else FenchelYoungLoss(output_mapping, reduction="none", label_smoothing=self.label_smoothing)
+        )
+
+    def make_layers(self) -> None:
+        """Make embeddings and the output layer."""
+        source, target = self.vocabularies["source"], self.vocabularies["target"]
+        self.source_embedding = nn.Embedding(len(source), self.body.width, padding_idx=source.pad)
+        self.target_embedding = nn.Embedding(len(target), self.body.width, padding_idx=target.pad)
+        self.output = nn.Linear(self.body.width, len(target))
+        if self.tied_embeddings:
+            self.output.weight = self.target_embedding.weight
+        if self.init_range is not None:
+            learnt = {
+                id(parameter)
+                for module in self.modules()
+                if isinstance(module, SparseMapping)
+                for parameter in module.parameters()
+            }
+            with torch.no_grad():
+                for parameter in self.parameters():
+                    if id(parameter) not in learnt:
+                        parameter.uniform_(-self.init_range, self.init_range)
+                for embedding, its in ((self.source_embedding, source), (self.target_embedding, target)):
+                    embedding.weight[its.pad] = 0.0
+
+    def setup(self, stage: str) -> None:
+        """Find the vocabularies, and say so where lower-cased outputs will be scored with case."""
+        super().setup(stage)
+        cased = [str(metric.name) for metric in self.metrics if getattr(metric, "lowercase", True) is False]
+        if stage in ("validate", "test") and cased and self.vocabularies["target"].lowercase:
+            rank_zero_info(
+                f"note: outputs are lower-cased but {' and '.join(cased)} tell case apart; score with `lowercase: true`, or"
+                " keep the case in the target vocabulary"
+            )
+
+    def encode(self, source: Tensor, lengths: Tensor) -> State:
+        """Return the memory of sources (B, S) of some lengths (B,)."""
+        self._check_built()
+        return self.body.encode(self.source_embedding(source), lengths)
+
+    def forward(self, source: Tensor, source_length: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the scores (B, T, V) of the token after each of targets (B, T), and attention (B, heads, T, S)."""
+        hidden, weights = self.body.decode(self.target_embedding(target), self.encode(source, source_length))
+        return self.output(hidden), weights
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        source, target, lengths = batch["source"], batch["target"], batch["source_length"]
+        memory = self.encode(source, lengths)
+        hidden, weights = self.body.decode(self.target_embedding(target[:, :-1]), memory)
+        there = length_mask(batch["target_length"] - 1, target.shape[1] - 1)
+        rows, columns = there.nonzero(as_tuple=True)
+        gold = target[rows, columns + 1]
+        scores = self.output(hidden[rows, columns])  # no work for padding
+        losses, nll = self._losses(scores, gold, stage)
+        loss = losses.sum() / len(source) if self.loss_per == "sentence" else losses.mean()
+        weights = weights.detach()[rows, :, columns]  # (N, heads, S)
+        support = weights.ne(0).sum(-1)
+        sizes = lengths[rows].unsqueeze(-1).expand_as(support)
+        with torch.no_grad():
+            right = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1) >= scores.amax(-1)
+        output = StepOutput(
+            loss,
+            examples={
+                "loss": losses,
+                "nll": nll,
+                "accuracy": right.float(),
+                "zeros": 1 - support.float() / sizes.clamp_min(1),
+            },
+            support_size=support.flatten(),
+            sizes=sizes.flatten(),
+        )
+        if stage != "train":
+            output["groups"] = group_counts(weights).flatten()
+            beam = self.beam_size if stage == "test" else self.validation_beam_size
+            if beam and "references" in batch:
+                output["artifacts"] = self._score(batch, memory, beam, stage)
+        return output
+
+    def search(self, memory: State, lengths: Tensor, beam_size: int | None = None) -> list[list[Hypothesis]]:
+        """Return the best outputs for each input.
+
+        Args:
+            memory: of :meth:`encode`.
+            lengths: (B,) of the inputs.
+            beam_size: open sequences; the model's own by default.
+        """
+        beam_size = self.beam_size if beam_size is None else beam_size
+        target = self.vocabularies["target"]
+        limits = torch.where(lengths > 0, (3 * lengths + 10).clamp(max=self.max_output), 0)
+        return beam_search(
+            self._next,
+            memory,
+            self.body.start(memory),
+            bos=target.bos,
+            eos=target.eos,
+            limits=limits,
+            beam_size=beam_size,
+            n_best=min(self.n_best, beam_size),
+            length_penalty=self.length_penalty,
+            forbidden=(target.pad, target.bos),
+        )
+
+    @torch.no_grad()
+    def write(self, lines: Sequence[str], batch_size: int = 64) -> list[str]:
+        """Return the best output for each input line: its translation, or its summary.
+
+        Args:
+            lines: the inputs; an empty one gives an empty output.
+            batch_size: how many are worked on together.
+        """
+        self._check_built()
+        vocabulary, training = self.vocabularies["source"], self.training
+        encoded = vocabulary.encode(list(lines))
+        found: list[str] = [""] * len(encoded)
+        self.eval()
+        try:
+            order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
+            for start in range(0, len(order), batch_size):
+                rows = order[start : start + batch_size]
+                lengths = torch.tensor([len(encoded[i]) for i in rows])
+                source = torch.full((len(rows), max(1, int(lengths.max()))), vocabulary.pad)
+                for row, i in enumerate(rows):
+                    source[row, : len(encoded[i])] = torch.tensor(encoded[i], dtype=torch.int64)
+                source, lengths = source.to(self.device), lengths.to(self.device)
+                for i, row, best in zip(rows, source, self.search(self.encode(source, lengths), lengths), strict=True):
+                    found[i] = self._text(best[0], row)
+        finally:
+            self.train(training)
+        return found
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
+        """Return ``index`` (B,), the B best output ``lines``, ``candidates`` with their scores, and the attention."""
+        memory = self.encode(batch["source"], batch["source_length"])
+        found = self.search(memory, batch["source_length"])
+        drawn = self._drawn(batch, [best[0] for best in found])
+        candidates = [
+            [{"text": self._text(one, row), "score": one.score} for one in best]
+            for best, row in zip(found, batch["source"], strict=True)
+        ]
+        lines = [best[0]["text"] for best in candidates]
+        return {**drawn, "index": batch["index"], "lines": lines, "candidates": candidates, "source": batch["source_text"]}
+
+    def on_test_end(self) -> None:
+        """Write the signatures of the scores beside them: what they depend on, for others to compare with."""
+        signatures = [metric.signature for metric in self._text_metrics("test")]
+        folder = self.trainer.log_dir
+        if folder is not None and self.trainer.loggers and self.trainer.is_global_zero:
+            path = Path(folder) / "signatures.txt"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            named = zip(self.metrics, signatures, strict=True)
+            path.write_text("".join(f"{metric.name}: {signature}\n" for metric, signature in named), encoding="utf-8")
+
+    def _reset(self, stage: Stage) -> None:
+        super()._reset(stage)
+        for metric in self._text_metrics(stage):
+            metric.reset()
+            metric.update([], [])  # a process may get no batch at all
+
+    def _text_metrics(self, stage: Stage) -> list[TextMetric]:
+        """Return what outputs are scored by in a stage."""
+        beams = {"train": 0, "val": self.validation_beam_size, "test": self.beam_size}
+        return list(getattr(self, f"{stage}_text")) if beams[stage] else []
+
+    def _log_means(self, stage: Stage) -> None:
+        super()._log_means(stage)
+        self.log(f"{stage}/perplexity", getattr(self, f"{stage}_means")["nll"].compute().exp(), sync_dist=True)
+        for metric in self._text_metrics(stage):
+            for name, value in metric.compute().items():
+                self.log(f"{stage}/{name}", value, prog_bar=stage == "val", sync_dist=True)
+
+    def _losses(self, scores: Tensor, gold: Tensor, stage: Stage) -> tuple[Tensor, Tensor]:
+        """Return what is minimized and the negative log-likelihood, (N,), for scores (N, V) of tokens (N,)."""
+        if self.output_mapping is None or self.fenchel_young is None:
+            nll = nnf.cross_entropy(scores, gold, reduction="none")
+            if not self.label_smoothing:
+                return nll, nll.detach()
+            smooth = self.label_smoothing
+            return (1 - smooth) * nll + smooth * (scores.logsumexp(-1) - scores.mean(-1)), nll.detach()
+        losses = self.fenchel_young(scores, gold)
+        with torch.no_grad():
+            probs = self.output_mapping.map(scores, None, -1).gather(-1, gold.unsqueeze(-1)).squeeze(-1)
+        return losses, -probs.log()
+
+    def _next(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        """Return log-probabilities (R, V) of the tokens after tokens (R,), attention and state."""
+        hidden, weights, state = self.body.step(self.target_embedding(tokens), memory, state)
+        scores = self.output(hidden).float()
+        if self.output_mapping is None:
+            return scores.log_softmax(-1), weights, state
+        return self.output_mapping.map(scores, None, -1).log(), weights, state
+
+    def _score(self, batch: Batch, memory: State, beam_size: int, stage: Stage) -> dict[str, Any]:
+        """Write freely, score it, and return what is to be drawn."""
+        found = [best[0] for best in self.search(memory, batch["source_length"], beam_size)]
+        lines = [self._text(one, row) for one, row in zip(found, batch["source"], strict=True)]
+        for metric in self._text_metrics(stage):
+            metric.update(lines, batch["references"])
+        return {**self._drawn(batch, found), "index": batch["index"]}
+
+    def _text(self, found: Hypothesis, source: Tensor) -> str:
+        """Return the text of an output for a source (S,)."""
+        return self.vocabularies["target"].join(self._tokens(found, source))
+
+    def _tokens(self, found: Hypothesis, source: Tensor) -> list[str]:
+        target = self.vocabularies["target"]
+        tokens = target.lookup_tokens(found.tokens)
+        if self.replace_unknown:
+            for place, number in enumerate(found.tokens):
+                if number == target.unk and place < found.attention.shape[1]:
+                    best = int(found.attention[:, place].mean(0).argmax())
+                    tokens[place] = self.vocabularies["source"].lookup_token(int(source[best]))
+        return tokens
+
+    def _drawn(self, batch: Batch, found: list[Hypothesis]) -> dict[str, Any]:
+        """Return attention (B, T, S), the mean of all heads, padded with zeros, and the tokens along its sides."""
+        steps = max(max(one.attention.shape[1] for one in found), 1)
+        attention = torch.zeros(len(found), steps, batch["source"].shape[1])
+        outputs = []
+        for row, one in enumerate(found):
+            _, length, width = one.attention.shape
+            attention[row, :length, :width] = one.attention.mean(0)
+            outputs.append([*self._tokens(one, batch["source"][row]), EOS][:length])
+        lengths = batch["source_length"].tolist()
+        sources = [
+            self.vocabularies["source"].lookup_tokens(row[:length].tolist())
+            for row, length in zip(batch["source"], lengths, strict=True)
+        ]
+        return {"attention": attention, "source_tokens": sources, "output_tokens": outputs}
+
+    def _check_built(self) -> None:
+        if not self.vocabularies:
+            raise ConfigurationError(
+                "The model does not know its vocabularies yet: train it, load a checkpoint, or call"
+                " `model.build(vocabularies)`."
+            )

@@ -1,0 +1,139 @@
+"""The base class of models that read text: their vocabularies are found when training begins, and kept ever after."""
+
+from __future__ import annotations
+
+import inspect
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+import pytorch_lightning as pl
+import torch
+from typing_extensions import Self
+
+from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.models.base import LitSparseModule
+from lit_sparse.vocab import Vocabulary
+
+__all__ = ["TextModule", "restored_checkpoint"]
+
+VOCABULARIES = "vocabularies"
+
+
+class _HasVocabularies(Protocol):
+    """What a text model needs of its data module."""
+
+    @property
+    def vocabularies(self) -> dict[str, Vocabulary]: ...
+
+    def use_vocabularies(self, vocabularies: Mapping[str, Vocabulary]) -> None: ...
+
+
+class TextModule(LitSparseModule):
+    """Base of models of text; a subclass makes in :meth:`make_layers` what depends on the vocabularies.
+
+    Fitted for the first time it takes the vocabularies of its data module, made from the training text. They are part of
+    every checkpoint, and are never made again: data that a loaded model sees take the model's. Without a data module,
+    ``model.build({"source": Vocabulary.build(lines), ...})`` gives them.
+
+    Args:
+        options: of :class:`LitSparseModule`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        #: Name -> vocabulary; empty until they are known.
+        self.vocabularies: dict[str, Vocabulary] = {}
+
+    @abstractmethod
+    def make_layers(self) -> None:
+        """Make the layers that depend on ``self.vocabularies``."""
+
+    def build(self, vocabularies: Mapping[str, Vocabulary]) -> Self:
+        """Take vocabularies and make the layers that depend on them.
+
+        Raises:
+            ConfigurationError: if that was done before with others.
+        """
+        if self.vocabularies:
+            if dict(vocabularies) != self.vocabularies:
+                raise ConfigurationError(
+                    f"The model was built for {self.vocabularies} and cannot be used with {dict(vocabularies)}."
+                )
+            return self
+        self.vocabularies = dict(vocabularies)
+        self.make_layers()
+        self.to(self.device)
+        return self
+
+    def setup(self, stage: str) -> None:
+        """Find the vocabularies: those of the checkpoint, of the initial weights, or of the data."""
+        data = getattr(self.trainer, "datamodule", None)
+        kept = restored_checkpoint(self.trainer) or self.initial_weights
+        if not self.vocabularies:
+            if kept:
+                self.build(_kept_vocabularies(str(kept)))
+            elif _has_vocabularies(data):
+                made = {name: its.to_json() for name, its in data.vocabularies.items()} if self.trainer.is_global_zero else {}
+                made = self.trainer.strategy.broadcast(made)
+                self.build({name: Vocabulary.from_json(text) for name, text in made.items()})
+            else:
+                raise ConfigurationError(
+                    f"{type(self).__name__} does not know its vocabularies. Train it with a data module of lit_sparse, or call"
+                    " `model.build(vocabularies)` first."
+                )
+        if _has_vocabularies(data):
+            data.use_vocabularies(self.vocabularies)
+        super().setup(stage)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the vocabularies."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[VOCABULARIES] = {name: vocabulary.to_json() for name, vocabulary in self.vocabularies.items()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Restore the vocabularies, and make the layers that depend on them."""
+        self.build({name: Vocabulary.from_json(text) for name, text in checkpoint.get(VOCABULARIES, {}).items()})
+        super().on_load_checkpoint(checkpoint)
+
+    def on_fit_start(self) -> None:
+        """Write the vocabularies beside the checkpoints, for other programs to read."""
+        folder = self.trainer.log_dir
+        if folder is not None and self.trainer.loggers and self.trainer.is_global_zero:
+            for name, vocabulary in self.vocabularies.items():
+                path = Path(folder) / "vocabularies" / f"{name}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                vocabulary.save(path)
+
+
+def restored_checkpoint(trainer: pl.Trainer) -> str | None:
+    """Return the checkpoint that a run restores, in ``setup`` too; ``trainer.ckpt_path`` is set only after it.
+
+    Args:
+        trainer: which is setting up a module.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_run" and frame.f_locals.get("self") is trainer:
+            path = frame.f_locals.get("ckpt_path")
+            return None if path is None else str(path)
+        frame = frame.f_back
+    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)
+
+
+def _has_vocabularies(data: object) -> TypeGuard[_HasVocabularies]:
+    # isinstance with a protocol gets each member, before Python 3.12, and so would make vocabularies that are not needed.
+    return callable(getattr(data, "use_vocabularies", None))
+
+
+def _kept_vocabularies(path: str) -> dict[str, Vocabulary]:
+    if not Path(path).is_file():
+        raise CheckpointError(f"The checkpoint {path!r} does not exist.")
+    try:
+        checkpoint = torch.load(path, map_location="meta", weights_only=True, mmap=True)
+    except Exception as error:
+        raise CheckpointError(f"The checkpoint {path!r} cannot be read: {error}") from error
+    if not checkpoint.get(VOCABULARIES):
+        raise CheckpointError(f"The checkpoint {path!r} holds no vocabularies: it is none of a model of text.")
+    return {name: Vocabulary.from_json(text) for name, text in checkpoint[VOCABULARIES].items()}

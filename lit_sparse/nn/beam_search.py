@@ -1,0 +1,135 @@
+"""Beam search over batches: the best sequences that a step function can find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.nn.seq2seq_body import State
+
+__all__ = ["Hypothesis", "Step", "beam_search"]
+
+#: From last tokens (R,), what stays as it is, and a state, to log-probabilities (R, V), attention (R, heads, S), next state.
+Step = Callable[[Tensor, State, State], tuple[Tensor, Tensor, State]]
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One sequence that was found.
+
+    Attributes:
+        tokens: its numbers, without the first and the last special token.
+        score: its log-probability, divided by the length penalty.
+        attention: (heads, T, S) weights with which each token was chosen, that of the end included.
+    """
+
+    tokens: list[int]
+    score: float
+    attention: Tensor
+
+
+@torch.no_grad()
+def beam_search(
+    step: Step,
+    memory: State,
+    state: State,
+    *,
+    bos: int,
+    eos: int,
+    limits: Tensor,
+    beam_size: int = 5,
+    n_best: int = 1,
+    length_penalty: float = 0.0,
+    forbidden: tuple[int, ...] = (),
+) -> list[list[Hypothesis]]:
+    """Find the most probable sequences of each row.
+
+    At each step a row's ``beam_size`` best open sequences are extended by every token; an extension by ``eos`` among the
+    best ``beam_size`` of all is finished. A row ends when ``beam_size`` sequences are finished or its limit is reached, where
+    open ones count as finished. What a row gets does not depend on the others. A beam of size 1 is greedy search.
+
+    Args:
+        step: see :data:`Step`; a token of log-probability -inf or NaN is never taken.
+        memory: tensors (B, ...) that stay as they are.
+        state: tensors (B, ...) before the first token.
+        bos: number of the token that begins every sequence.
+        eos: number of the token that ends it.
+        limits: (B,) most tokens of a row; one with 0 gets an empty sequence.
+        beam_size: open sequences a row.
+        n_best: how many sequences are returned, at most ``beam_size``; fewer where there are no more.
+        length_penalty: alpha; log-probabilities are compared after division by ``((5 + length) / 6) ** alpha``.
+        forbidden: numbers of tokens that are never taken.
+
+    Returns:
+        For each row its sequences, the best first.
+
+    Raises:
+        ConfigurationError: for a beam size below 1, or more sequences than that.
+
+    Source: Wu et al. (2016), Google's Neural Machine Translation System, section 7 (the penalty).
+    """
+    check_count("beam_size", beam_size)
+    if not 1 <= check_count("n_best", n_best) <= beam_size:
+        raise ConfigurationError(f"Expected `n_best` to be at most `beam_size`={beam_size} but got {n_best}.")
+    device, rows = limits.device, len(limits)
+    finished: list[list[Hypothesis]] = [[] for _ in range(rows)]
+    open_rows = (limits > 0).nonzero().squeeze(-1)  # which of all rows are still searched
+    memory, state = _repeated(memory, open_rows, beam_size), _repeated(state, open_rows, beam_size)
+    scores = torch.full((len(open_rows), beam_size), -torch.inf, device=device)
+    scores[:, 0] = 0.0  # all beams are the same at first: one of them counts
+    tokens = torch.full((len(open_rows), beam_size, 1), bos, dtype=torch.int64, device=device)
+    attention: Tensor | None = None
+    length = 0
+    while len(open_rows):
+        length += 1
+        log_probs, weights, state = step(tokens[:, :, -1].flatten(), memory, state)
+        log_probs = log_probs.masked_fill(log_probs.isnan(), -torch.inf)
+        if forbidden:
+            log_probs[:, list(forbidden)] = -torch.inf
+        size = log_probs.shape[-1]
+        totals = (scores.unsqueeze(-1) + log_probs.view(len(open_rows), beam_size, size)).flatten(1)
+        best, places = totals.topk(min(2 * beam_size, totals.shape[1]), -1)
+        beams, chosen = places // size, places % size
+        weights = weights.view(len(open_rows), beam_size, weights.shape[1], 1, -1)
+        attention = weights if attention is None else torch.cat([attention, weights], 3)
+
+        ends = (chosen == eos) & (best > -torch.inf)
+        last = length >= limits[open_rows]
+        ends[:, beam_size:] = False
+        cut = last.unsqueeze(-1) & (best > -torch.inf)  # at the limit what is best is finished as it stands
+        cut[:, beam_size:] = False
+        divisor = ((5 + length) / 6) ** length_penalty
+        for row, rank in (ends | cut).nonzero().tolist():
+            found = finished[int(open_rows[row])]
+            if len(found) < beam_size:
+                beam, token = int(beams[row, rank]), int(chosen[row, rank])
+                written = tokens[row, beam, 1:].tolist() + ([] if token == eos else [token])
+                found.append(Hypothesis(written, float(best[row, rank]) / divisor, attention[row, beam].cpu()))
+
+        # The best extensions that go on, in their order; those that ended stand behind them.
+        open_best = torch.where(chosen == eos, -torch.inf, best)
+        scores, order = open_best.topk(beam_size, -1)
+        beams, chosen = beams.gather(1, order), chosen.gather(1, order)
+        complete = [len(finished[int(row)]) >= beam_size for row in open_rows.tolist()]
+        done = last | torch.tensor(complete, device=device) | (scores[:, 0] == -torch.inf)
+        going = (~done).nonzero().squeeze(-1)
+        flat = (going.unsqueeze(-1) * beam_size + beams[going]).flatten()
+        if len(going) < len(open_rows):
+            stay = (going.unsqueeze(-1) * beam_size + torch.arange(beam_size, device=device)).flatten()
+            memory = {name: tensor[stay] for name, tensor in memory.items()}
+        state = {name: tensor[flat] for name, tensor in state.items()}
+        tokens = tokens.flatten(0, 1)[flat].view(len(going), beam_size, length)
+        tokens = torch.cat([tokens, chosen[going].unsqueeze(-1)], -1)
+        attention = attention.flatten(0, 1)[flat].view(len(going), beam_size, *attention.shape[2:])
+        scores, open_rows = scores[going], open_rows[going]
+    nothing = [Hypothesis([], 0.0, torch.zeros(1, 0, 0))]
+    return [sorted(found, key=lambda one: -one.score)[:n_best] or nothing for found in finished]
+
+
+def _repeated(tensors: State, rows: Tensor, times: int) -> State:
+    return {name: tensor[rows].repeat_interleave(times, 0) for name, tensor in tensors.items()}

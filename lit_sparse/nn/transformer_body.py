@@ -1,0 +1,160 @@
+"""Transformer encoder and decoder whose every attention takes the mapping."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+from typing_extensions import Self
+
+from lit_sparse.checks import check_count
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.attention import MultiheadAttention
+from lit_sparse.nn.seq2seq_body import Seq2SeqBody, State, length_mask
+
+__all__ = ["TransformerBody"]
+
+
+class TransformerBody(Seq2SeqBody):
+    """Self-attention and cross-attention in residual layers, normalized before each part, with sinusoidal positions.
+
+    Every attention has its own copy of the mapping; one with parameters, such as ``LearnableEntmax(shape=(8, 1, 1))``, learns
+    them in each. The weights that are returned are those of the cross-attention, the heads of all layers after one another.
+
+    Args:
+        width: E, features of embeddings and hidden vectors.
+        layers: number of layers of encoder and of decoder.
+        dropout: on attention weights, and on what each part adds.
+        heads: of each attention; divides the width.
+        feedforward: features between the two linear layers of a layer's last part.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Vaswani et al. (2017), Attention Is All You Need; Xiong et al. (2020), On Layer Normalization in the Transformer
+    Architecture (normalization first); Correia, Niculae & Martins (2019), Adaptively Sparse Transformers (sparse mappings).
+
+    Example:
+        >>> from lit_sparse.mappings import Entmax
+        >>> body = TransformerBody(16, layers=2, heads=4).bind(Entmax()).eval()
+        >>> memory = body.encode(torch.randn(2, 5, 16), torch.tensor([5, 3]))
+        >>> hidden, weights = body.decode(torch.randn(2, 4, 16), memory)
+        >>> hidden.shape, weights.shape
+        (torch.Size([2, 4, 16]), torch.Size([2, 8, 4, 5]))
+    """
+
+    def __init__(
+        self, width: int = 512, layers: int = 6, dropout: float = 0.1, heads: int = 8, feedforward: int = 2048
+    ) -> None:
+        super().__init__(width, layers, dropout)
+        self.heads = check_count("heads", heads)
+        self.feedforward = check_count("feedforward", feedforward)
+        self.encoder = nn.ModuleList(_Layer(width, heads, feedforward, dropout, crosses=False) for _ in range(layers))
+        self.decoder = nn.ModuleList(_Layer(width, heads, feedforward, dropout, crosses=True) for _ in range(layers))
+        self.encoder_norm, self.decoder_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.drop = nn.Dropout(dropout)
+
+    def bind(self, mapping: SparseMapping) -> Self:
+        """See :class:`Seq2SeqBody`."""
+        super().bind(mapping)
+        attentions = [module for module in self.modules() if isinstance(module, MultiheadAttention)]
+        for attention in attentions[1:]:
+            attention.mapping = copy.deepcopy(mapping)
+        attentions[0].mapping = mapping
+        return self
+
+    def encode(self, embedded: Tensor, lengths: Tensor) -> State:
+        """See :class:`Seq2SeqBody`."""
+        mask = length_mask(lengths, embedded.shape[1])
+        x = self._placed(embedded, 0)
+        for layer in _layers(self.encoder):
+            x, _ = layer(x, layer.normed(x), None, ~mask, None)
+        return {"states": self.encoder_norm(x), "mask": mask}
+
+    def start(self, memory: State) -> State:
+        """See :class:`Seq2SeqBody`."""
+        states = memory["states"]
+        return {f"past{number}": states.new_zeros(len(states), 0, self.width) for number in range(self.layers)}
+
+    def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        """See :class:`Seq2SeqBody`."""
+        x = self._placed(embedded.unsqueeze(1), state["past0"].shape[1])
+        after: State = {}
+        all_weights = []
+        for number, layer in enumerate(_layers(self.decoder)):
+            past = after[f"past{number}"] = torch.cat([state[f"past{number}"], layer.normed(x)], 1)
+            x, weights = layer(x, past, None, None, memory)
+            all_weights.append(weights)
+        return self.decoder_norm(x).squeeze(1), torch.cat(all_weights, 1).squeeze(2), after
+
+    def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
+        """See :class:`Seq2SeqBody`."""
+        length = embedded.shape[1]
+        later = torch.ones(length, length, dtype=torch.bool, device=embedded.device).triu(1)
+        x = self._placed(embedded, 0)
+        all_weights = []
+        for layer in _layers(self.decoder):
+            x, weights = layer(x, layer.normed(x), later, None, memory)
+            all_weights.append(weights)
+        return self.decoder_norm(x), torch.cat(all_weights, 1)
+
+    def _placed(self, embedded: Tensor, first: int) -> Tensor:
+        """Scale embeddings (B, L, E) and add their positions, counted from ``first``."""
+        position = torch.arange(first, first + embedded.shape[1], device=embedded.device).unsqueeze(-1)
+        feature = torch.arange(self.width, device=embedded.device)
+        angles = position * torch.exp(-math.log(10000.0) * (feature // 2 * 2) / self.width)
+        waves = torch.where(feature % 2 == 0, angles.sin(), angles.cos())
+        placed: Tensor = self.drop(embedded * math.sqrt(self.width) + waves.to(embedded.dtype))
+        return placed
+
+
+def _layers(modules: nn.ModuleList) -> Iterator[_Layer]:
+    return (module for module in modules if isinstance(module, _Layer))
+
+
+class _Layer(nn.Module):
+    """Self-attention, cross-attention if there is a memory, and two linear layers; each part is added to its input."""
+
+    def __init__(self, width: int, heads: int, feedforward: int, dropout: float, crosses: bool) -> None:
+        super().__init__()
+        self.before = nn.LayerNorm(width)
+        self.self_attention = MultiheadAttention(width, heads, dropout, batch_first=True)
+        if crosses:
+            self.before_cross = nn.LayerNorm(width)
+            self.cross_attention = MultiheadAttention(width, heads, dropout, batch_first=True)
+        self.before_linear = nn.LayerNorm(width)
+        self.wide, self.narrow = nn.Linear(width, feedforward), nn.Linear(feedforward, width)
+        self.drop = nn.Dropout(dropout)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """Return what self-attention sees of the layer's input."""
+        found: Tensor = self.before(x)
+        return found
+
+    def forward(
+        self, x: Tensor, past: Tensor, later: Tensor | None, padding: Tensor | None, memory: State | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the layer's output (B, T, E) and the weights of its cross-attention (B, heads, T, S), or its own.
+
+        Args:
+            x: (B, T, E).
+            past: (B, P, E) what self-attention looks at, normalized; its last T positions are those of x.
+            later: (T, P), True where a position must not look.
+            padding: (B, P), True where nobody may look.
+            memory: what cross-attention looks at.
+        """
+        queries = past[:, past.shape[1] - x.shape[1] :]
+        found, weights = self.self_attention(queries, past, past, padding, attn_mask=later, average_attn_weights=False)
+        x = x + self.drop(found)
+        if memory is not None:
+            states = memory["states"]
+            found, weights = self.cross_attention(
+                self.before_cross(x), states, states, ~memory["mask"], average_attn_weights=False
+            )
+            x = x + self.drop(found)
+        inner = self.drop(nnf.relu(self.wide(self.before_linear(x))))
+        return x + self.drop(self.narrow(inner)), weights

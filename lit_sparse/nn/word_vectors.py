@@ -1,0 +1,64 @@
+"""Word vectors: learnt ones, or fixed ones that travel with the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["WordVectors"]
+
+
+class WordVectors(nn.Embedding):
+    """An embedding that is learnt until :meth:`fix` gives it its vectors, and never trained again after that.
+
+    Fixed vectors are part of the state dict, and so is the fact that they are fixed: whoever loads it needs no file of vectors,
+    and does not train them either.
+
+    Args:
+        words: V, the number of words.
+        features: E, the width of a vector.
+        padding: number of the word whose vector is zero and stays so.
+
+    Example:
+        >>> words = WordVectors(3, 2, padding=0)
+        >>> words.fix(torch.tensor([[9.0, 9.0], [1.0, 2.0], [3.0, 4.0]]))
+        >>> words(torch.tensor([2, 0]))
+        tensor([[3., 4.],
+                [0., 0.]])
+        >>> loaded = WordVectors(3, 2, padding=0)
+        >>> _ = loaded.load_state_dict(words.state_dict())
+        >>> loaded.weight.requires_grad, bool(loaded.fixed)
+        (False, True)
+    """
+
+    fixed: Tensor
+
+    def __init__(self, words: int, features: int, padding: int) -> None:
+        super().__init__(words, features, padding_idx=padding)
+        self.padding = padding
+        self.register_buffer("fixed", torch.tensor(False))
+        self.register_load_state_dict_post_hook(_train_unless_fixed)  # type: ignore[no-untyped-call]
+
+    def fix(self, vectors: Tensor) -> None:
+        """Take vectors (V, E), which are not trained; that of padding becomes zero.
+
+        Raises:
+            ConfigurationError: if they have another shape.
+        """
+        if vectors.shape != self.weight.shape:
+            raise ConfigurationError(
+                f"Expected vectors of shape {tuple(self.weight.shape)}, words and features, but got {tuple(vectors.shape)}."
+            )
+        with torch.no_grad():
+            self.weight.copy_(vectors)
+            self.weight[self.padding] = 0.0
+            self.fixed.fill_(True)
+        self.weight.requires_grad_(False)
+
+
+def _train_unless_fixed(words: WordVectors, _: Any) -> None:
+    words.weight.requires_grad_(not bool(words.fixed))

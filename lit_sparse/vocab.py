@@ -1,0 +1,386 @@
+"""Vocabularies: how text becomes numbers and numbers become text again, kept with every model that reads or writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from lit_sparse.checks import check_choice, check_count
+from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
+
+__all__ = ["BOS", "EOS", "PAD", "UNK", "Vocabulary", "VocabularyOptions"]
+
+PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
+SPECIALS = (PAD, BOS, EOS, UNK)
+#: What other projects call them.
+SYNONYMS = {PAD: ("<blank>", "[PAD]"), BOS: ("<sos>", "<s>", "[BOS]"), EOS: ("</s>", "[EOS]"), UNK: ("[UNK]", "UNK")}
+KINDS = ("words", "spaces", "moses", "bpe")
+#: A word with its inner hyphens, what an apostrophe begins, or one other character.
+WORDS = "['\u2019]" + r"\w+|\w+(?:-\w+)*|[^\w\s]"
+
+Kind = Literal["words", "spaces", "moses", "bpe"]
+
+
+@dataclass(frozen=True)
+class VocabularyOptions:
+    """How a vocabulary is made from the training text.
+
+    Attributes:
+        kind: what a token is: ``"words"`` and punctuation marks; whatever stands between ``"spaces"``, for text that is
+            tokenized already; the tokens of ``"moses"`` (extra ``text``); or pieces of words by byte-pair encoding, ``"bpe"``.
+        lowercase: whether text is lower-cased.
+        max_size: largest number of tokens, special ones included.
+        min_count: how often a token must occur to be in the vocabulary; of pairs of pieces for ``"bpe"``.
+        language: for ``"moses"``, a code of two letters.
+        file: a vocabulary that was saved, in place of making one.
+
+    Raises:
+        ConfigurationError: for an unknown kind or a number below 1.
+    """
+
+    kind: Kind = "words"
+    lowercase: bool = True
+    max_size: int = 50_000
+    min_count: int = 1
+    language: str = "en"
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, KINDS)
+        check_count("max_size", self.max_size, len(SPECIALS) + 1)
+        check_count("min_count", self.min_count)
+
+    def make(self, lines: Iterable[str]) -> Vocabulary:
+        """Return the vocabulary: that of the file, or one of the lines."""
+        if self.file is not None:
+            return Vocabulary.load(self.file)
+        return Vocabulary.build(
+            lines,
+            kind=self.kind,
+            lowercase=self.lowercase,
+            max_size=self.max_size,
+            min_count=self.min_count,
+            language=self.language,
+        )
+
+
+class Vocabulary:
+    """A tokenizer with its vocabulary; numbers 0 to 3 of one that was built here are ``<pad> <bos> <eos> <unk>``.
+
+    Methods are named like those of ``torchtext.vocab.Vocab``. Tokenization is done by the ``tokenizers`` package (that of
+    Moses by ``sacremoses``), in threads.
+
+    Args:
+        tokenizer: with the four special tokens among its own.
+        kind: see :class:`VocabularyOptions`.
+        language: of the Moses tokenizer.
+
+    Raises:
+        DataError: if a special token is missing.
+
+    Example:
+        >>> vocabulary = Vocabulary.build(["A dog runs.", "A cat sleeps."])
+        >>> vocabulary.lookup_tokens(vocabulary.encode(["a dog sleeps"])[0])
+        ['a', 'dog', 'sleeps']
+        >>> vocabulary.decode(vocabulary.encode(["A dog runs."])[0])
+        'a dog runs.'
+        >>> Vocabulary.from_json(vocabulary.to_json()) == vocabulary
+        True
+    """
+
+    def __init__(self, tokenizer: Tokenizer, kind: Kind = "words", language: str = "en") -> None:
+        self.kind = check_choice("kind", kind, KINDS)
+        self.language = language
+        self._tokenizer = tokenizer
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        stoi = tokenizer.get_vocab()
+        self._itos = [token for token, _ in sorted(stoi.items(), key=lambda item: item[1])]
+        if list(range(len(stoi))) != sorted(stoi.values()):
+            raise DataError(f"Expected the numbers of the {len(stoi)} tokens to be 0 .. {len(stoi) - 1}, each of them once.")
+        missing = [token for token in SPECIALS if token not in stoi]
+        if missing:
+            raise DataError(f"Expected a vocabulary with the tokens {' '.join(SPECIALS)} but {' '.join(missing)} is missing.")
+        self.pad, self.bos, self.eos, self.unk = (stoi[token] for token in SPECIALS)
+        self._stoi = stoi
+        self._default: int | None = self.unk
+        self._moses: tuple[Any, Any] | None = None
+
+    @classmethod
+    def build(
+        cls,
+        lines: Iterable[str],
+        *,
+        kind: Kind = "words",
+        lowercase: bool = True,
+        max_size: int = 50_000,
+        min_count: int = 1,
+        language: str = "en",
+    ) -> Vocabulary:
+        """Make the vocabulary of some text: its most frequent tokens, those of one frequency in alphabetical order.
+
+        Args:
+            lines: the text.
+            kind: see :class:`VocabularyOptions`, as for the others.
+            lowercase: whether text is lower-cased.
+            max_size: largest number of tokens, special ones included.
+            min_count: how often a token must occur.
+            language: of the Moses tokenizer.
+        """
+        if check_choice("kind", kind, KINDS) == "bpe":
+            tokenizer = _frame(models.BPE(unk_token=UNK, fuse_unk=False), kind, lowercase)
+            trainer = trainers.BpeTrainer(
+                vocab_size=max_size,
+                min_frequency=max(2, min_count),
+                special_tokens=list(SPECIALS),
+                limit_alphabet=max_size - len(SPECIALS),
+                show_progress=False,
+            )
+            tokenizer.train_from_iterator(lines, trainer)
+            return cls(tokenizer, kind, language)
+        empty = cls(
+            _frame(models.WordLevel({token: i for i, token in enumerate(SPECIALS)}, UNK), kind, lowercase), kind, language
+        )
+        counts: Counter[str] = Counter()
+        for line in lines:
+            counts.update(empty.tokenize(line))
+        ranked = sorted(((count, token) for token, count in counts.items() if count >= min_count), key=lambda x: (-x[0], x[1]))
+        tokens = [token for _, token in ranked if token not in SPECIALS]
+        return cls.from_tokens([*SPECIALS, *tokens][:max_size], kind=kind, lowercase=lowercase, language=language)
+
+    @classmethod
+    def from_tokens(
+        cls, tokens: Sequence[str], *, kind: Kind = "spaces", lowercase: bool = False, language: str = "en"
+    ) -> Vocabulary:
+        """Make a vocabulary of whole tokens in a given order; special tokens that are missing are appended.
+
+        Raises:
+            DataError: if a token is there twice.
+        """
+        known = list(tokens)
+        twice = [token for token, count in Counter(known).items() if count > 1]
+        if twice:
+            raise DataError(f"Expected every token once but {twice[0]!r} stands there {Counter(known)[twice[0]]} times.")
+        for special, names in SYNONYMS.items():
+            if special in known:
+                continue
+            found = [name for name in names if name in known]
+            if found:
+                known[known.index(found[0])] = special
+            else:
+                known.append(special)
+        stoi = {token: number for number, token in enumerate(known)}
+        return cls(_frame(models.WordLevel(stoi, UNK), kind, lowercase), kind, language)
+
+    @classmethod
+    def of(cls, source: Any) -> Vocabulary:
+        """Return a vocabulary as it is, or one of a ``torchtext.vocab.Vocab``, whose text is split at spaces.
+
+        Raises:
+            ConfigurationError: if it is neither.
+        """
+        if isinstance(source, Vocabulary):
+            return source
+        if not callable(getattr(source, "get_itos", None)):
+            raise ConfigurationError(
+                f"Expected a Vocabulary, VocabularyOptions or a torchtext.vocab.Vocab but got {type(source).__name__}."
+            )
+        tokens = list(source.get_itos())
+        default = source.get_default_index() if hasattr(source, "get_default_index") else None
+        if default is not None and UNK not in tokens and default >= 0:
+            tokens[default] = UNK
+        return cls.from_tokens(tokens)
+
+    @property
+    def lowercase(self) -> bool:
+        """Whether text is lower-cased."""
+        return '"Lowercase"' in json.dumps(json.loads(self._tokenizer.to_str())["normalizer"])
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """Return the numbers of each line's tokens, without ``<bos>`` and ``<eos>``."""
+        if self.kind == "moses":
+            lines = [" ".join(self._moses_tokens(line)) for line in lines]
+        encoded = [found.ids for found in self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)]
+        for row, line in enumerate(lines):
+            if "<" in line:  # text does not say where a sequence ends
+                encoded[row] = [self.unk if i in (self.pad, self.bos, self.eos) else i for i in encoded[row]]
+        return encoded
+
+    def tokenize(self, line: str) -> list[str]:
+        """Return the tokens of a line, whether they are in the vocabulary or not."""
+        if self.kind == "moses":
+            line = " ".join(self._moses_tokens(line))
+        if self.kind == "bpe":
+            found = self._tokenizer.encode(line, add_special_tokens=False)
+            pieces = zip(found.ids, found.tokens, found.offsets, strict=True)
+            return [line[start:end] if number == self.unk else token for number, token, (start, end) in pieces]
+        normal = self._tokenizer.normalizer.normalize_str(line)
+        return [token for token, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
+
+    def decode(self, indices: Sequence[int]) -> str:
+        """Return the text of some tokens, up to the first ``<eos>``; ``<pad>`` and ``<bos>`` are left out."""
+        kept: list[int] = []
+        for index in indices:
+            if index == self.eos:
+                break
+            if index not in (self.pad, self.bos):
+                kept.append(int(index))
+        return self.join(self.lookup_tokens(kept))
+
+    def join(self, tokens: Sequence[str]) -> str:
+        """Return the text of some tokens."""
+        if self.kind == "bpe":
+            text: str = self._tokenizer.decoder.decode(list(tokens))
+            return text.strip()
+        if self.kind == "moses":
+            return str(self._moses_parts()[1].detokenize(list(tokens)))
+        text = " ".join(tokens)
+        return _tightened(text) if self.kind == "words" else text
+
+    def get_itos(self) -> list[str]:
+        """Return all tokens by their number."""
+        return list(self._itos)
+
+    def get_stoi(self) -> dict[str, int]:
+        """Return the numbers of all tokens."""
+        return dict(self._stoi)
+
+    def lookup_token(self, index: int) -> str:
+        """Return the token of a number.
+
+        Raises:
+            DataError: if there is none.
+        """
+        if not 0 <= index < len(self._itos):
+            raise DataError(f"Expected the number of a token, 0 .. {len(self._itos) - 1}, but got {index}.")
+        return self._itos[index]
+
+    def lookup_tokens(self, indices: Iterable[int]) -> list[str]:
+        """Return the tokens of some numbers."""
+        return [self.lookup_token(int(index)) for index in indices]
+
+    def lookup_indices(self, tokens: Iterable[str]) -> list[int]:
+        """Return the numbers of some tokens; the default index for one that is not there."""
+        return [self[token] for token in tokens]
+
+    def set_default_index(self, index: int | None) -> None:
+        """Choose what :meth:`lookup_indices` gives for an unknown token, at first ``<unk>``; None for an error."""
+        if index is not None:
+            self.lookup_token(index)
+        self._default = index
+
+    def get_default_index(self) -> int | None:
+        """Return what :meth:`lookup_indices` gives for a token that is not there."""
+        return self._default
+
+    def to_json(self) -> str:
+        """Return all of it as text."""
+        return json.dumps({"kind": self.kind, "language": self.language, "tokenizer": json.loads(self._tokenizer.to_str())})
+
+    @classmethod
+    def from_json(cls, text: str) -> Vocabulary:
+        """Return the vocabulary of :meth:`to_json`, or one of a ``tokenizer.json`` of the ``tokenizers`` package.
+
+        Raises:
+            DataError: if it is neither.
+        """
+        try:
+            described = json.loads(text)
+            ours = "tokenizer" in described
+            tokenizer = Tokenizer.from_str(json.dumps(described["tokenizer"]) if ours else text)
+        except Exception as error:  # the package raises Exception itself
+            raise DataError(f"This is no vocabulary: {error}") from error
+        if ours:
+            return cls(tokenizer, described["kind"], described["language"])
+        return cls(tokenizer, "bpe" if isinstance(tokenizer.model, models.BPE) else "words")
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | Path) -> Vocabulary:
+        """Read what :meth:`save` wrote, or a ``tokenizer.json``.
+
+        Raises:
+            DataError: if there is no such file, or it is no vocabulary.
+        """
+        path = Path(path).expanduser()
+        if not path.is_file():
+            raise DataError(f"There is no vocabulary {str(path)!r}.")
+        try:
+            return cls.from_json(path.read_text(encoding="utf-8"))
+        except (DataError, UnicodeDecodeError) as error:
+            raise DataError(f"{str(path)!r} cannot be read as a vocabulary: {error}") from error
+
+    def __len__(self) -> int:
+        return len(self._itos)
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._stoi
+
+    def __getitem__(self, token: str) -> int:
+        index = self._stoi.get(token, self._default)
+        if index is None:
+            raise DataError(f"The token {token!r} is not in the vocabulary, and no default index is set.")
+        return index
+
+    def __call__(self, tokens: Iterable[str]) -> list[int]:
+        """Return the numbers of some tokens, as :meth:`lookup_indices`."""
+        return self.lookup_indices(tokens)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._itos)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash((len(self._itos), self.kind))
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({len(self)} tokens, kind={self.kind!r}, lowercase={self.lowercase})"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_moses": None}
+
+    def _moses_parts(self) -> tuple[Any, Any]:
+        if self._moses is None:
+            try:
+                from sacremoses import MosesDetokenizer, MosesTokenizer
+            except ModuleNotFoundError as error:
+                raise MissingExtraError("The tokens of Moses", "text") from error
+            self._moses = MosesTokenizer(lang=self.language), MosesDetokenizer(lang=self.language)
+        return self._moses
+
+    def _moses_tokens(self, line: str) -> list[str]:
+        found: list[str] = self._moses_parts()[0].tokenize(line, escape=False)
+        return found
+
+
+def _frame(model: Any, kind: Kind, lowercase: bool) -> Tokenizer:
+    """Return a tokenizer with the steps before and after the model."""
+    tokenizer = Tokenizer(model)
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    if kind == "bpe":
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+        tokenizer.decoder = decoders.Metaspace()
+    elif kind == "words":
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
+
+
+def _tightened(text: str) -> str:
+    """Take away the spaces that nobody writes: before a mark that closes, and before what an apostrophe begins."""
+    text = re.sub(r" ([.,!?;:%)\]}…”]|['\u2019]\w)", r"\1", text)
+    return re.sub(r"([(\[{“]) ", r"\1", text)
