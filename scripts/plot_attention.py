@@ -1,11 +1,11 @@
 """Draw where trained models look: one heat map for each checkpoint and each example, side by side.
 
 Usage:
-    python scripts/plot_attention.py NAME=CHECKPOINT [NAME=CHECKPOINT ...] --examples FILE --output PATH [--groups neighbours]
+    python scripts/plot_attention.py NAME=CHECKPOINT [NAME=CHECKPOINT ...] --examples FILE --output PATH [--groups tied]
 
 An example is a line of the file: a sentence for a model that writes, or a premise and a hypothesis parted by a tab for a
-classifier. Exact zeros are grey, and neighbours of equal weight have no border between them. The picture goes to PATH, as PNG
-or SVG by its ending.
+classifier. Exact zeros are grey, and neighbours of equal weight have no border between them; ``--groups`` says which equal
+weights are marked, by default those that the model's mapping ties. The picture goes to PATH, as PNG or SVG by its ending.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("checkpoints", nargs="+", metavar="NAME=CHECKPOINT")
     parser.add_argument("--examples", required=True)
     parser.add_argument("--output", required=True)
-    parser.add_argument("--groups", choices=["neighbours", "tied", "none"], default="neighbours")
+    parser.add_argument("--groups", choices=["neighbours", "tied", "none"])
     options = parser.parse_args(arguments)
     try:
         models = {}
@@ -81,11 +81,13 @@ def main(arguments: list[str] | None = None) -> int:
         rows, columns, width=columns * (0.45 * width + 1.5), height=sum(0.35 * h + 1.1 for h in heights) * rows / len(lines)
     )
     for number, (line, row) in enumerate(zip(lines, found, strict=True)):
-        for place, (name, one) in enumerate(zip(models, row, strict=True)):
+        for place, ((name, model), one) in enumerate(zip(models.items(), row, strict=True)):
             axis = axes[number * len(models) + place]
             steps, size = len(one["output_tokens"][0]), len(one["source_tokens"][0])
             weights = one["attention"].reshape(one["attention"].shape[-2:])[:steps, :size]
-            draw_attention(axis, weights, one["source_tokens"][0], one["output_tokens"][0], groups=options.groups)
+            draw_attention(
+                axis, weights, one["source_tokens"][0], one["output_tokens"][0], groups=options.groups or model.mapping.groups
+            )
             title = line.partition("\t")[2]
             axis.set_title(f"{name}: {title}" if title else name, fontsize=9)
     figure.tight_layout()

@@ -98,11 +98,11 @@ class AttentionPlot(Picture):
         trainer:
           callbacks:
             - class_path: AttentionPlot
-              init_args: {examples: [0, 7, 12], groups: tied}
+              init_args: {examples: [0, 7, 12]}
 
     Args:
         examples: how many examples are drawn, chosen at random but always the same ones; or a list of their indices.
-        groups: which weights are shown to be equal, as in :func:`draw_attention`: ``"tied"`` suits oscarmax.
+        groups: which weights are shown to be equal, as in :func:`draw_attention`; None for what the mapping of the model makes.
         formats: file formats, of ``"png"`` and ``"svg"``.
         folder: where pictures go; the logger's folder by default.
 
@@ -115,13 +115,13 @@ class AttentionPlot(Picture):
     def __init__(
         self,
         examples: int | list[int] = 4,
-        groups: Groups = "neighbours",
+        groups: Groups | None = None,
         formats: tuple[Format, ...] = ("png", "svg"),
         folder: str | None = None,
     ) -> None:
         super().__init__(check_folder(folder))
         self.examples = _check_examples(examples)
-        self.groups: Groups = check_choice("groups", groups, ("none", "neighbours", "tied"))
+        self.groups: Groups | None = None if groups is None else check_choice("groups", groups, ("none", "neighbours", "tied"))
         if not isinstance(formats, list | tuple) or not formats:
             raise ConfigurationError(f"Expected argument `formats` to be one or several of ('png', 'svg') but got {formats!r}.")
         self.formats = tuple(check_choice("formats", ending, ("png", "svg")) for ending in formats)
@@ -166,10 +166,10 @@ class AttentionPlot(Picture):
             self._keep(outputs)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer)
+        self._draw(trainer, pl_module)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer)
+        self._draw(trainer, pl_module)
 
     def save(self, trainer: pl.Trainer, figure: Any, name: str | None = None) -> None:
         """Write a figure in every format, and to every TensorBoard logger; the same figure makes the same files.
@@ -212,14 +212,15 @@ class AttentionPlot(Picture):
             return sorted(indices, key=_place_in_line)[: self.examples]
         return [index for index in self.examples if index in indices]
 
-    def _draw(self, trainer: pl.Trainer) -> None:
+    def _draw(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        groups: Groups = self.groups or getattr(getattr(module, "mapping", None), "groups", "neighbours")
         kept: dict[int, Attention] = {}
         seen = False
         for saw, examples in gather((self._seen, self._kept)):
             kept, seen = {**examples, **kept}, seen or saw
         self._begin()
         for index in self._choose(set(kept)):
-            self.save(trainer, _figure(kept[index], self.groups), f"{self.name}/{index}")
+            self.save(trainer, _figure(kept[index], groups), f"{self.name}/{index}")
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:
             rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")

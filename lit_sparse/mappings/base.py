@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,8 @@ class SparseMapping(nn.Module, ABC):
     has_value: bool = True
     #: Solved to a tolerance by iteration over batches rather than exactly by a row kernel.
     iterative: ClassVar[bool] = False
+    #: Which entries of equal weight are one group, where groups are counted and drawn: neighbours, or all that are tied.
+    groups: ClassVar[Literal["neighbours", "tied"]] = "neighbours"
 
     def __init__(self, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__()

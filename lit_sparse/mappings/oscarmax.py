@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -100,6 +100,8 @@ class Oscarmax(SparseMapping):
         >>> bool(y[0] == y[2]) and bool(y[1] == 0)
         True
     """
+
+    groups: ClassVar[Literal["neighbours", "tied"]] = "tied"
 
     def __init__(self, lam: float = 0.01, *, exact: bool = True, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)

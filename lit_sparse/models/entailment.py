@@ -15,9 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.metrics import group_counts
 from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.text import TextModule, restored_checkpoint
+from lit_sparse.models.text import TextModule, count_groups, restored_checkpoint
 from lit_sparse.nn import EntailmentNetwork, WordVectors, seeded_uniform
 from lit_sparse.nn.entailment import LABELS, check_labels
 
@@ -42,7 +41,7 @@ class EntailmentClassifier(TextModule):
     every checkpoint: a loaded model needs no file of vectors. Without vectors in the data, they are learnt.
 
     Logged: ``loss``, the cross-entropy; ``accuracy``; ``zeros``, the share of premise positions with an attention of exactly
-    0; and support sizes and groups of equal neighbours of the attention, one decision a pair.
+    0; and support sizes and groups of equal weights of the attention, one decision a pair.
 
     Batches are those of :class:`lit_sparse.data.EntailmentDataModule`.
 
@@ -175,7 +174,7 @@ class EntailmentClassifier(TextModule):
             sizes=sizes,
         )
         if stage != "train":
-            output["groups"] = group_counts(weights)
+            output["groups"] = count_groups(self.mapping, weights)
             titles = [
                 f"{hypothesis} ({self.labels[label]})"
                 for hypothesis, label in zip(self._hypotheses(batch), batch["label"].tolist(), strict=True)

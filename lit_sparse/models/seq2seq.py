@@ -15,9 +15,9 @@ from torch.nn import functional as nnf
 from lit_sparse.checks import check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
-from lit_sparse.metrics import Bleu, ChrF, TextMetric, group_counts
+from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.text import TextModule
+from lit_sparse.models.text import TextModule, count_groups
 from lit_sparse.nn import Hypothesis, RecurrentBody, Seq2SeqBody, State, beam_search, length_mask
 from lit_sparse.vocab import EOS
 
@@ -29,7 +29,7 @@ class Seq2Seq(TextModule):
 
     Logged: ``loss``, what is minimized, a token; ``nll``, the negative log-likelihood of a token, and ``perplexity``;
     ``accuracy``, the share of tokens that are the most probable one given those before; ``zeros``, the share of source
-    positions with an attention of exactly 0; and support sizes and groups of equal neighbours of the attention, one decision a
+    positions with an attention of exactly 0; and support sizes and groups of equal weights of the attention, one decision a
     token and head. In the test, and with ``validation_beam_size`` in validation, also the ``metrics`` of what is written.
 
     Batches are those of :class:`lit_sparse.data.TranslationDataModule`.
@@ -188,7 +188,7 @@ class Seq2Seq(TextModule):
             sizes=sizes.flatten(),
         )
         if stage != "train":
-            output["groups"] = group_counts(weights).flatten()
+            output["groups"] = count_groups(self.mapping, weights).flatten()
             beam = self.beam_size if stage == "test" else self.validation_beam_size
             if beam and "references" in batch:
                 output["artifacts"] = self._score(batch, memory, beam, stage)

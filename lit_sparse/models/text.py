@@ -10,13 +10,16 @@ from typing import Any, Protocol, TypeGuard
 
 import pytorch_lightning as pl
 import torch
+from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.metrics import group_counts, tied_groups
 from lit_sparse.models.base import LitSparseModule
 from lit_sparse.vocab import Vocabulary
 
-__all__ = ["TextModule", "restored_checkpoint"]
+__all__ = ["TextModule", "count_groups", "restored_checkpoint"]
 
 VOCABULARIES = "vocabularies"
 
@@ -105,6 +108,11 @@ class TextModule(LitSparseModule):
                 path = Path(folder) / "vocabularies" / f"{name}.json"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 vocabulary.save(path)
+
+
+def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:
+    """Return how many groups of equal weights (..., S) a mapping made of each row, (...,) int64."""
+    return (tied_groups if mapping.groups == "tied" else group_counts)(weights)
 
 
 def restored_checkpoint(trainer: pl.Trainer) -> str | None:

@@ -80,7 +80,8 @@ class EntailmentNetwork(nn.Module):
         self.drop = nn.Dropout(dropout)
         with torch.no_grad():
             for gru in (self.premise, self.hypothesis):
-                gru.bias_ih_l0[width : 2 * width] += MEMORY
+                bias: Tensor = getattr(gru, "bias_ih_l0")  # noqa: B009  (torch's stubs do not know it)
+                bias[width : 2 * width] += MEMORY
 
     def forward(
         self, premise: Tensor, premise_length: Tensor, hypothesis: Tensor, hypothesis_length: Tensor

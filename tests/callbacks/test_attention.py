@@ -25,6 +25,7 @@ from torch import Tensor
 from lit_sparse.callbacks import AttentionPlot, draw_attention
 from lit_sparse.callbacks.attention import GREY, LARGEST, Attention, _figure, _place_in_line
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.mappings import Fusedmax, Oscarmax, SparseMapping
 from lit_sparse.mappings import functional as F
 
 SOURCE = ["the", "boy", "rides", "a", "small", "grey", "horse", "."]
@@ -422,6 +423,28 @@ def test_several_loaders_and_repeated_examples() -> None:
     assert plot._kept[1] is kept
 
 
+@pytest.mark.parametrize(
+    ("mapping", "groups", "marked"),
+    [
+        (Oscarmax(), None, True),
+        (Fusedmax(), None, False),
+        (Oscarmax(), "none", False),
+        (None, None, False),
+        (None, "tied", True),
+    ],
+)
+def test_groups_are_those_of_the_mapping(tmp_path: Path, mapping: SparseMapping | None, groups: Any, marked: bool) -> None:
+    module = Reader()
+    if mapping is not None:
+        module.mapping = mapping
+    plot = AttentionPlot([2], groups, ("svg",), str(tmp_path))
+    batch = artifacts([2])
+    batch["attention"] = torch.full_like(batch["attention"], 0.1)
+    plot.on_test_batch_end(None, module, {"artifacts": batch}, None, 0)  # type: ignore[arg-type]
+    plot.on_test_end(trainer(), module)
+    assert ('id="group_0"' in pictures(tmp_path)["2.svg"].decode()) == marked
+
+
 def test_tokens_without_weights_are_an_error() -> None:
     batch = artifacts([4])
     batch["source_tokens"][0].append("more")
@@ -496,3 +519,4 @@ def test_a_config_builds_it(from_config: Callable[[dict[str, Any]], Any]) -> Non
     plot = from_config({"examples": [0, 7, 12], "groups": "tied", "formats": ["svg"]})
     assert (plot.examples, plot.groups, plot.formats, plot.folder) == ([0, 7, 12], "tied", ("svg",), None)
     assert from_config({"examples": 6}).examples == 6
+    assert from_config({}).groups is None
