@@ -213,7 +213,8 @@ class AttentionPlot(Picture):
         return [index for index in self.examples if index in indices]
 
     def _draw(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        groups: Groups = self.groups or getattr(getattr(module, "mapping", None), "groups", "neighbours")
+        its: Groups = getattr(getattr(module, "mapping", None), "groups", "neighbours")
+        groups = its if self.groups is None else self.groups
         kept: dict[int, Attention] = {}
         seen = False
         for saw, examples in gather((self._seen, self._kept)):
