@@ -10,7 +10,9 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import SaveConfigCallback
 
 from lit_sparse.callbacks import (
+    ActivityHistogram,
     AttentionPlot,
+    BasesPlot,
     ClassSamplesPlot,
     CountLogger,
     DecoderCallsPlot,
@@ -82,6 +84,7 @@ def pictures(folder: str | None) -> list[pl.Callback]:
     return [
         *(kind(folder) for kind in kinds),
         *(ReconstructionPlot(folder), ClassSamplesPlot(folder=folder), LanguageLogger(folder=folder)),
+        *(BasesPlot(folder=folder), ActivityHistogram(folder=folder)),
         *(AttentionPlot(folder=folder), PredictionWriter(folder), TextPredictionWriter(folder)),
     ]
 

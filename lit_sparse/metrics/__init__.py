@@ -13,6 +13,7 @@ from lit_sparse.metrics.language import (
 from lit_sparse.metrics.likelihood import BitsPerDim
 from lit_sparse.metrics.means import MeanOverExamples
 from lit_sparse.metrics.rouge import Rouge
+from lit_sparse.metrics.sparseness import HoyerSparseness, hoyer_sparseness
 from lit_sparse.metrics.text import TextMetric
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "ChrF",
     "CountHistogram",
     "DecoderCalls",
+    "HoyerSparseness",
     "MeanOverExamples",
     "MessageCounts",
     "MessageStructure",
@@ -30,6 +32,7 @@ __all__ = [
     "TextMetric",
     "bag_of_symbols_disentanglement",
     "group_counts",
+    "hoyer_sparseness",
     "paired_bootstrap",
     "positional_disentanglement",
     "support_sizes",

@@ -5,6 +5,7 @@ from lit_sparse.models.bitvector_vae import BitVectorVAE
 from lit_sparse.models.entailment import EntailmentClassifier
 from lit_sparse.models.seq2seq import Seq2Seq
 from lit_sparse.models.signaling_game import SignalingGame
+from lit_sparse.models.soae import SupervisedOnlineAutoencoder
 from lit_sparse.models.ssvae import SemiSupervisedVAE
 from lit_sparse.models.text import TextModule
 
@@ -17,5 +18,6 @@ __all__ = [
     "SignalingGame",
     "Stage",
     "StepOutput",
+    "SupervisedOnlineAutoencoder",
     "TextModule",
 ]

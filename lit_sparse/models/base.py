@@ -21,7 +21,7 @@ from lit_sparse.metrics import MeanOverExamples
 from lit_sparse.models.hyperparameters import describe_arguments
 from lit_sparse.nn import seed_generator
 
-__all__ = ["LitSparseModule", "Stage", "StepOutput", "check_features"]
+__all__ = ["LitSparseModule", "Stage", "StepOutput", "check_features", "restored_checkpoint"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
 Batch: TypeAlias = dict[str, Any]
@@ -285,6 +285,21 @@ def check_features(pixels: Tensor, in_features: int) -> None:
             f"Expected images of in_features={in_features} features but the data have {pixels.shape[-1]}."
             f" Train a model with in_features={pixels.shape[-1]}, or give this one the data it was made for."
         )
+
+
+def restored_checkpoint(trainer: pl.Trainer) -> str | None:
+    """Return the checkpoint that a run restores, in ``setup`` too; ``trainer.ckpt_path`` is set only after it.
+
+    Args:
+        trainer: which is setting up a module.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_name == "_run" and frame.f_locals.get("self") is trainer:
+            path = frame.f_locals.get("ckpt_path")
+            return None if path is None else str(path)
+        frame = frame.f_back
+    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)
 
 
 def _weights(path: str) -> dict[str, Tensor]:

@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.text import TextModule, count_groups, restored_checkpoint
+from lit_sparse.models.base import Batch, Stage, StepOutput, restored_checkpoint
+from lit_sparse.models.text import TextModule, count_groups
 from lit_sparse.nn import EntailmentNetwork, WordVectors, seeded_uniform
 from lit_sparse.nn.entailment import LABELS, check_labels
 

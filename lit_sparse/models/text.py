@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeGuard
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -16,10 +14,10 @@ from typing_extensions import Self
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
-from lit_sparse.models.base import LitSparseModule
+from lit_sparse.models.base import LitSparseModule, restored_checkpoint
 from lit_sparse.vocab import Vocabulary
 
-__all__ = ["TextModule", "count_groups", "restored_checkpoint"]
+__all__ = ["TextModule", "count_groups"]
 
 VOCABULARIES = "vocabularies"
 
@@ -113,21 +111,6 @@ class TextModule(LitSparseModule):
 def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:
     """Return how many groups of equal weights (..., S) a mapping made of each row, (...,) int64."""
     return (tied_groups if mapping.groups == "tied" else group_counts)(weights)
-
-
-def restored_checkpoint(trainer: pl.Trainer) -> str | None:
-    """Return the checkpoint that a run restores, in ``setup`` too; ``trainer.ckpt_path`` is set only after it.
-
-    Args:
-        trainer: which is setting up a module.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_run" and frame.f_locals.get("self") is trainer:
-            path = frame.f_locals.get("ckpt_path")
-            return None if path is None else str(path)
-        frame = frame.f_back
-    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)
 
 
 def _has_vocabularies(data: object) -> TypeGuard[_HasVocabularies]:

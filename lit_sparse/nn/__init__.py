@@ -1,6 +1,7 @@
 """Plain torch building blocks, without Lightning."""
 
 from lit_sparse.nn.attention import MultiheadAttention, attention
+from lit_sparse.nn.bases import InitialBases, NoiseBases, SampleBases, SparseCodingBases
 from lit_sparse.nn.beam_search import Hypothesis, beam_search
 from lit_sparse.nn.entailment import EntailmentNetwork
 from lit_sparse.nn.mlp import MLP
@@ -16,12 +17,16 @@ __all__ = [
     "MLP",
     "EntailmentNetwork",
     "Hypothesis",
+    "InitialBases",
     "MultiheadAttention",
+    "NoiseBases",
     "Receiver",
     "RecurrentBody",
+    "SampleBases",
     "Sender",
     "Seq2SeqBody",
     "SharedCategorical",
+    "SparseCodingBases",
     "State",
     "TransformerBody",
     "WordVectors",

@@ -1,0 +1,44 @@
+"""Finds the weights of a model that a callback is to act on, by their path."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from lit_sparse.errors import ConfigurationError, did_you_mean
+
+__all__ = ["find_weights"]
+
+#: What ``torch.compile`` puts into the paths of what it wraps.
+COMPILED = "_orig_mod."
+
+
+def find_weights(model: nn.Module, paths: list[str], least: int = 2) -> dict[str, nn.Parameter]:
+    """Return the weights at some paths of a model, by their full path.
+
+    Args:
+        model: whose modules and parameters the paths name.
+        paths: each of a parameter, ``decoder.rnn.weight_hh_l0``, or of a module that has a ``weight``, ``encoder``.
+        least: number of dimensions that a weight must have.
+
+    Raises:
+        ConfigurationError: if there is no such weight, or it has too few dimensions.
+    """
+    parameters = {name.replace(COMPILED, ""): parameter for name, parameter in model.named_parameters(remove_duplicate=False)}
+    ways = {name: name for name in parameters}
+    ways |= {name.removesuffix(".weight"): name for name in parameters if name.endswith(".weight")}
+    found = {}
+    for path in paths:
+        if path not in ways:
+            usable = {way: name for way, name in ways.items() if parameters[name].dim() >= least}
+            inside = [name for name in usable if name.startswith(f"{path}.")]
+            hint = f" Inside it there are {', '.join(inside[:8])}." if inside else did_you_mean(path, usable)
+            hint = hint or f" There are {', '.join(list(usable)[:8])}."
+            raise ConfigurationError(f"{type(model).__name__} has no weight at {path!r}.{hint}")
+        parameter = parameters[ways[path]]
+        if parameter.dim() < least:
+            raise ConfigurationError(
+                f"Expected the weight at {path!r} to have at least {least} dimensions, several vectors, but it is of shape"
+                f" {tuple(parameter.shape)}."
+            )
+        found[ways[path]] = parameter
+    return found

@@ -1,0 +1,70 @@
+"""Hoyer sparseness of activities and of weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+__all__ = ["HoyerSparseness", "hoyer_sparseness"]
+
+
+def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
+    """Return ``(sqrt(d) - ||x||_1 / ||x||_2) / (sqrt(d) - 1)`` of vectors of d numbers: 0 for equal magnitudes, 1 for one-hot.
+
+    Args:
+        x: (..., d, ...) floating.
+        dim: dimension, or dimensions, along which the vectors lie.
+
+    Returns:
+        Tensor of x's shape without ``dim``; NaN for a zero vector and for d < 2, which have none.
+
+    Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints.
+
+    Example:
+        >>> hoyer_sparseness(torch.tensor([[1.0, -1.0, 1.0, 1.0], [0.0, -3.0, 0.0, 0.0]])).tolist()
+        [0.0, 1.0]
+    """
+    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    size = 1
+    for one in dims:
+        size *= x.shape[one]
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    x = x / x.abs().amax(dims, keepdim=True)  # squares of very small and very large numbers would be lost
+    root = size**0.5
+    ratio = x.abs().sum(dims) / x.square().sum(dims).sqrt()
+    return (root - ratio) / (root - 1) if size > 1 else torch.full_like(ratio, torch.nan)
+
+
+class HoyerSparseness(Metric):
+    """Mean Hoyer sparseness of vectors; those that are zero, and have none, are left out.
+
+    Args:
+        dim: dimension along which the vectors lie.
+
+    Example:
+        >>> metric = HoyerSparseness()
+        >>> metric.update(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 3.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]]))
+        >>> float(metric.compute())
+        0.5
+    """
+
+    full_state_update = False
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__()
+        self.dim = dim
+        self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, x: Tensor) -> None:
+        """Add some vectors (..., d, ...)."""
+        zero = x.detach().eq(0).all(self.dim)
+        self.total += hoyer_sparseness(x.detach(), self.dim).masked_fill(zero, 0.0).double().sum()
+        self.count += (~zero).sum()
+
+    def compute(self) -> Tensor:
+        """Return the mean, NaN before any vector."""
+        return self.total / self.count

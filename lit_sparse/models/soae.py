@@ -1,0 +1,228 @@
+"""Supervised online auto-encoder (Thom & Palm 2013): a classifier with sparse activity and, if wanted, sparse connectivity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar, Literal, Protocol, TypeGuard
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from lit_sparse.checks import check_count, check_number
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features, restored_checkpoint
+from lit_sparse.nn import InitialBases, SampleBases
+
+__all__ = ["SupervisedOnlineAutoencoder"]
+
+#: How many images of a batch are drawn.
+DRAWN = 16
+
+
+class _HasExamples(Protocol):
+    """What the model needs of its data module to start from training examples."""
+
+    seed: int
+
+    def size(self, split: Literal["train"]) -> int: ...
+
+    def fetch(self, split: Literal["train"], epoch: int, indices: Tensor) -> Batch: ...
+
+
+class SupervisedOnlineAutoencoder(LitSparseModule):
+    """A classifier with one hidden layer whose units also reconstruct the input.
+
+    Hidden units ``h = f(W^T x)`` with a transfer function f, a reconstruction ``W h`` by the same weights, and probabilities
+    ``softmax(W_out^T h + theta)`` of the classes. The loss of an example is
+
+        (1 - alpha) (1 - correlation(W h, x)) + alpha cross_entropy,    alpha = 1 - exp(-epoch / supervision_epochs)
+
+    so that training begins as an auto-encoder's and ends as a classifier's. With a Hoyer projection as f each example has an
+    activity of that sparseness (SOAE-sigma), with a hard threshold that many active units (SOAE-L0). With tanh and
+    ``supervision_epochs=0`` it is a multi-layer perceptron. :class:`lit_sparse.callbacks.SparseConnectivity` on ``encoder``
+    gives the columns of W, the bases, a sparseness; they are the rows of ``encoder.weight``.
+
+    Logged: ``accuracy``; ``nll``, the cross-entropy in nats; ``correlation`` of reconstruction and input, where it is trained;
+    and the number of active units as support sizes.
+
+    Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 where it is not told, and ``index`` (B,).
+
+    Args:
+        mapping: the transfer function f, over the last dimension: a mapping, another module such as ``torch.nn.Tanh``, or
+            None for none.
+        in_features: D, numbers of an example.
+        width: hidden units.
+        classes: number of classes.
+        initial_bases: what the bases are at first; None for random training examples of unit norm.
+        supervision_epochs: epochs after which 63 % of the loss is the classifier's; 0 for all of it from the beginning.
+        output_std: standard deviation of the Gaussian noise that W_out and theta are at first.
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: for an argument outside its range, or a mapping of another dimension.
+
+    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 4. The publication says
+    that alpha begins at zero, rises slowly and tends to one; this function of the epoch is our own.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.mappings import HoyerProjection
+        >>> model = SupervisedOnlineAutoencoder(HoyerProjection(0.8), in_features=64, width=100)
+        >>> model.start_from(torch.rand(200, 64))
+        >>> model(torch.rand(3, 64)).shape
+        torch.Size([3, 10])
+    """
+
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "nll", "correlation")
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
+
+    def __init__(
+        self,
+        mapping: nn.Module | None,
+        *,
+        in_features: int = 784,
+        width: int = 1000,
+        classes: int = 10,
+        initial_bases: InitialBases | None = None,
+        supervision_epochs: float = 10.0,
+        output_std: float = 0.01,
+        optimizer: OptimizerCallable = torch.optim.SGD,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        self.supervision_epochs = check_number("supervision_epochs", supervision_epochs, 0.0, 1e6)
+        if getattr(mapping, "dim", -1) not in (-1, 1):
+            raise ConfigurationError(f"Expected argument `mapping` to map the last dimension but got {mapping!r}.")
+        self.mapping = mapping
+        self.in_features = check_count("in_features", in_features)
+        self.width = check_count("width", width)
+        self.classes = check_count("classes", classes, 2)
+        self.initial_bases = SampleBases() if initial_bases is None else initial_bases
+        self.output_std = check_number("output_std", output_std, 0.0, 1e3)
+        self.encoder = nn.Linear(in_features, width, bias=False)
+        self.output = nn.Linear(width, classes)
+        with torch.no_grad():
+            for parameter in self.output.parameters():
+                parameter.normal_(0.0, self.output_std)
+        self._started = False
+        if self.initial_bases.examples(width) == 0:
+            self.start_from(torch.zeros(0, in_features))
+
+    @property
+    def bases(self) -> Tensor:
+        """The bases (width, D), the columns of W, which are also the weights that a unit adds up its input with."""
+        return self.encoder.weight
+
+    @property
+    def alpha(self) -> float:
+        """The share of the classifier in the loss, in this epoch."""
+        return 1.0 if self.supervision_epochs == 0 else -math.expm1(-self.current_epoch / self.supervision_epochs)
+
+    @torch.no_grad()
+    def start_from(self, examples: Tensor) -> None:
+        """Draw the bases that training starts from.
+
+        Args:
+            examples: (N, D) distinct training examples in random order; see :meth:`InitialBases.examples`.
+
+        Raises:
+            DataError: if there are too few.
+        """
+        check_features(examples, self.in_features)
+        generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        drawn = self.initial_bases(examples.detach().float().cpu(), self.width, generator)
+        self.encoder.weight.copy_(drawn)
+        self._started = True
+
+    def setup(self, stage: str) -> None:
+        """Draw the bases from the training data, unless they are restored or were drawn before.
+
+        Raises:
+            ConfigurationError: if there is no data module to draw them from.
+        """
+        if stage == "fit" and not self._started and not self.initial_weights and not restored_checkpoint(self.trainer):
+            data = getattr(self.trainer, "datamodule", None)
+            if not _has_examples(data):
+                raise ConfigurationError(
+                    f"{type(self.initial_bases).__name__} draws from training examples. Train with a data module of"
+                    " lit_sparse, or call `model.start_from(examples)` first, or choose `initial_bases: NoiseBases`."
+                )
+            size = data.size("train")
+            number = min(size, self.initial_bases.examples(self.width))
+            order = torch.randperm(size)[:number].sort().values
+            self.start_from(data.fetch("train", 0, order)["pixels"][torch.randperm(number)])
+        super().setup(stage)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The bases are those of the checkpoint."""
+        self._started = True
+        super().on_load_checkpoint(checkpoint)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Return the activity h (B, width) for examples (B, D)."""
+        sums = self.encoder(pixels)
+        return sums if self.mapping is None else self.mapping(sums)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return the scores (B, classes) of the classes, whose softmax is their probability, for examples (B, D)."""
+        return self.output(self.encode(pixels))
+
+    def class_scores(self, batch: Batch) -> Tensor:
+        """Return the scores (B, classes) of a batch's examples, for :class:`lit_sparse.callbacks.OptimalBrainDamage`."""
+        return self(batch["pixels"])
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        pixels, label, alpha = batch["pixels"], batch["label"], self.alpha
+        check_features(pixels, self.in_features)
+        activity = self.encode(pixels)
+        scores = self.output(activity)
+        nll = nnf.cross_entropy(scores, label, reduction="none")
+        right = scores.detach().argmax(-1).eq(label)[label >= 0]  # others are not told, and have a cross-entropy of 0
+        examples = {"accuracy": right.float(), "nll": nll}
+        losses, artifacts = nll, {}
+        if self.supervision_epochs > 0:
+            made = activity @ self.bases
+            examples["correlation"] = correlation = _correlation(made, pixels)
+            losses = (1 - alpha) * (1 - correlation) + alpha * nll
+            if stage != "train":
+                artifacts = {"images": pixels[:DRAWN], "reconstructions": _as_bright(made[:DRAWN], pixels[:DRAWN])}
+        examples["loss"] = losses
+        active = activity.detach().ne(0).sum(-1)
+        return StepOutput(
+            losses.mean(),
+            examples=examples,
+            support_size=active,
+            sizes=torch.full_like(active, self.width),
+            artifacts=artifacts,
+        )
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``index`` (B,), the ``predicted`` class (B,) and the probabilities ``probs`` (B, classes)."""
+        probs = self(batch["pixels"]).softmax(-1)
+        return {"index": batch["index"], "predicted": probs.argmax(-1), "probs": probs}
+
+
+def _correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Return Pearson's correlation (B,) of rows (B, D) each; 0, without a gradient, where one of them is constant."""
+    dtype = torch.promote_types(a.dtype, torch.float32)
+    a, b = (rows - rows.mean(-1, keepdim=True) for rows in (a.to(dtype), b.to(dtype)))
+    squares = a.square().sum(-1) * b.square().sum(-1)
+    varies = squares > 0
+    return (a * b).sum(-1) * torch.where(varies, squares, 1.0).rsqrt() * varies
+
+
+def _as_bright(made: Tensor, images: Tensor) -> Tensor:
+    """Return reconstructions (N, D) with the mean and deviation of the images, which is all that correlation leaves open."""
+    mean, std = images.mean(-1, keepdim=True), images.std(-1, keepdim=True)
+    made = made - made.mean(-1, keepdim=True)
+    return (mean + std * made / made.std(-1, keepdim=True).clamp_min(1e-12)).clamp(0, 1)
+
+
+def _has_examples(data: object) -> TypeGuard[_HasExamples]:
+    return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))

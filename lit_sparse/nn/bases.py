@@ -1,0 +1,147 @@
+"""How the bases of a layer, its rows of weights, are before training: noise, examples, or a sparse code of examples."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.errors import DataError
+from lit_sparse.mappings.functional import hoyer_projection
+
+__all__ = ["InitialBases", "NoiseBases", "SampleBases", "SparseCodingBases"]
+
+
+class InitialBases(nn.Module, ABC):
+    """Draws the bases that training starts from; a subclass implements :meth:`forward`."""
+
+    def examples(self, width: int) -> int:
+        """Return how many training examples are needed for ``width`` bases."""
+        return 0
+
+    @abstractmethod
+    def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
+        """Return bases (width, D) for examples (N, D), of which only :meth:`examples` are looked at.
+
+        Args:
+            examples: distinct training examples in random order.
+            width: number of bases.
+            generator: of everything that is drawn.
+        """
+
+
+class NoiseBases(InitialBases):
+    """Small Gaussian noise.
+
+    Args:
+        std: its standard deviation, > 0.
+    """
+
+    def __init__(self, std: float = 0.01) -> None:
+        super().__init__()
+        self.std = check_positive("std", std)
+
+    def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
+        """See :class:`InitialBases`."""
+        return self.std * torch.randn(width, examples.shape[1], generator=generator, dtype=examples.dtype)
+
+
+class SampleBases(InitialBases):
+    """Random training examples, scaled to a norm; those without any feature are left out.
+
+    Args:
+        norm: Euclidean norm of each basis, > 0. With norms as large as those of images a tanh is saturated.
+    """
+
+    def __init__(self, norm: float = 1.0) -> None:
+        super().__init__()
+        self.norm = check_positive("norm", norm)
+
+    def examples(self, width: int) -> int:
+        """See :class:`InitialBases`; some more, should a few of them be empty."""
+        return width + 16
+
+    def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
+        """See :class:`InitialBases`."""
+        norms = examples.norm(dim=1, keepdim=True)
+        chosen = (norms.squeeze(1) > 0).nonzero().squeeze(1)[:width]
+        if len(chosen) < width:
+            raise DataError(
+                f"Expected at least {width} training examples that are not all zero, one for each basis, but there are"
+                f" {len(chosen)}. Lower the width, or start from NoiseBases."
+            )
+        return self.norm * examples[chosen] / norms[chosen]
+
+
+class SparseCodingBases(InitialBases):
+    """Bases of a sparse code of training examples, in which every unit is active for few of them.
+
+    Examples X (N, D) are factorized as H W, codes H (N, width) and bases W (width, D), such that what a layer computes from
+    them, X W^T, is near H: projected gradient steps lower ``||X - H W||^2 + closeness ||H - X W^T||^2``, in turn in H and in W.
+    The codes of each unit over all examples have the sparseness ``activity``, each basis has ``connectivity`` and unit norm.
+
+    Args:
+        activity: Hoyer sparseness of the codes of a unit over the examples, in [0, 1].
+        connectivity: Hoyer sparseness of a basis, in [0, 1].
+        closeness: weight of the distance of codes from what the layer computes, >= 0.
+        size: N, how many examples are coded.
+        rounds: how often codes and bases are improved.
+
+    Source: after Thom, Schweiggert & Palm (2011), Supervised Matrix Factorization with Sparseness Constraints and Fast
+    Inference, which pre-trains the networks MLP-SCFC and SMLP-SCFC of Thom & Palm (2013); steps and weights are of our own.
+    """
+
+    def __init__(
+        self,
+        activity: float = 0.8,
+        connectivity: float = 0.75,
+        closeness: float = 1.0,
+        size: int = 5000,
+        rounds: int = 30,
+    ) -> None:
+        super().__init__()
+        self.activity = check_number("activity", activity, 0.0, 1.0)
+        self.connectivity = check_number("connectivity", connectivity, 0.0, 1.0)
+        self.closeness = check_number("closeness", closeness, 0.0, 1e6)
+        self.size = check_count("size", size, 2)
+        self.rounds = check_count("rounds", rounds)
+
+    def examples(self, width: int) -> int:
+        """See :class:`InitialBases`."""
+        return max(self.size, SampleBases().examples(width))
+
+    def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
+        """See :class:`InitialBases`."""
+        bases = hoyer_projection(SampleBases()(examples, width, generator), self.connectivity)
+        x, close = examples[: self.size], self.closeness
+        codes = self._sparse(x @ bases.T)
+        spread = largest_eigenvalue(x.T @ x)
+        for _ in range(self.rounds):
+            error = codes @ bases - x
+            slope = error @ bases.T + close * (codes - x @ bases.T)
+            codes = self._sparse(codes - slope / (largest_eigenvalue(bases @ bases.T) + close))
+            gram = codes.T @ codes
+            slope = gram @ bases - codes.T @ x + close * ((x @ bases.T - codes).T @ x)
+            bases = hoyer_projection(bases - slope / (largest_eigenvalue(gram) + close * spread), self.connectivity)
+        return bases
+
+    def _sparse(self, codes: Tensor) -> Tensor:
+        """Return the nearest codes (N, width) of which each unit has its sparseness and keeps its norm."""
+        units = codes.T.contiguous()
+        return (hoyer_projection(units, self.activity) * units.norm(dim=1, keepdim=True)).T.contiguous()
+
+
+def largest_eigenvalue(gram: Tensor, steps: int = 20) -> Tensor:
+    """Return about the largest eigenvalue of a positive semi-definite matrix (D, D), by power iteration from a constant.
+
+    Args:
+        gram: the matrix.
+        steps: of the iteration; more come nearer from below, so the result is raised by a tenth.
+    """
+    vector = torch.ones_like(gram[0])
+    for _ in range(steps):
+        vector = gram @ vector
+        vector = vector / vector.norm().clamp_min(torch.finfo(gram.dtype).tiny)
+    return 1.1 * (gram @ vector).norm().clamp_min(torch.finfo(gram.dtype).tiny)
