@@ -20,6 +20,9 @@ class DigitsDataModule(ImageDataModule):
         labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
         labelled_only: leave out the unlabelled images, as for a warm start.
         binarize: draw each pixel from a Bernoulli distribution with its intensity as mean.
+        jitter: train on images moved by up to one pixel as well, nine for each.
+        epoch_size: how many images an epoch goes through, each time others, chosen at random; None for all. Where only
+            part of the labels are told, it is the number of those without.
         batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
         eval_batch_size: images in a batch of validation, test and prediction.
         num_workers: processes that fetch batches ahead.
@@ -40,6 +43,8 @@ class DigitsDataModule(ImageDataModule):
         labelled: float = 0.2,
         labelled_only: bool = False,
         binarize: bool = True,
+        jitter: bool = False,
+        epoch_size: int | None = None,
         batch_size: int = 64,
         eval_batch_size: int = 256,
         num_workers: int = 0,
@@ -49,6 +54,8 @@ class DigitsDataModule(ImageDataModule):
             labelled=labelled,
             labelled_only=labelled_only,
             binarize=binarize,
+            jitter=jitter,
+            epoch_size=epoch_size,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
             num_workers=num_workers,

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import check_count
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
 from lit_sparse.data.loader import Batch
 from lit_sparse.errors import ConfigurationError, DataError
@@ -19,6 +20,8 @@ __all__ = ["UNLABELLED", "ImageDataModule", "Images"]
 #: The label of an example whose label is not told.
 UNLABELLED = -100
 STREAMS: dict[Split, int] = {"train": 0, "val": 1, "test": 2}
+#: Shifts of a jittered image by (rows, columns), each -1, 0 or 1; the first one is none.
+SHIFTS = torch.tensor([(0, 0), *((down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right)])
 
 
 @dataclass(frozen=True)
@@ -52,21 +55,30 @@ class ImageDataModule(ResumableDataModule):
     takes. Where no label is told, a batch holds ``batch_size`` images, and an epoch goes once through all of them. Batches are
     dicts of ``pixels`` (B, D) float32, ``label`` (B,) and ``index`` (B,), its place in its split.
 
+    With ``jitter`` each training image stands for nine: itself, and itself moved by one pixel in eight directions, with zeros
+    where it came from. They are made when they are fetched; the i-th image moved in the k-th way has the index ``i + k N``.
+
     Args:
         labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
         labelled_only: leave out the unlabelled images, as for a warm start.
         binarize: draw each pixel from a Bernoulli distribution with its intensity as mean: anew at every fetch in training,
             a function of (seed, index) in validation and test.
+        jitter: train on images moved by up to one pixel as well, nine for each.
+        epoch_size: how many images an epoch goes through, each time others, chosen at random; None for all. Where only
+            part of the labels are told, it is the number of those without.
         batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
         eval_batch_size: images in a batch of validation, test and prediction.
         num_workers: processes that fetch batches ahead.
         seed: of the choice of labels, the order and the binarization.
 
     Raises:
-        ConfigurationError: for a batch size below 1, a negative number of labels, or ``labelled_only`` without any.
+        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without any, or an epoch
+            of more images than there are.
     """
 
     classes = 10
+    #: Height and width.
+    shape: tuple[int, int]
 
     def __init__(
         self,
@@ -74,6 +86,8 @@ class ImageDataModule(ResumableDataModule):
         labelled: float = 0.2,
         labelled_only: bool = False,
         binarize: bool = True,
+        jitter: bool = False,
+        epoch_size: int | None = None,
         batch_size: int = 64,
         eval_batch_size: int = 256,
         num_workers: int = 0,
@@ -91,6 +105,8 @@ class ImageDataModule(ResumableDataModule):
         self.labelled = labelled
         self.labelled_only = labelled_only
         self.binarize = binarize
+        self.jitter = jitter
+        self.epoch_size = None if epoch_size is None else check_count("epoch_size", epoch_size)
         self._splits: dict[Split, Images] = {}
         self._told = torch.empty(0, dtype=torch.int64)
         self._untold = torch.empty(0, dtype=torch.int64)
@@ -124,35 +140,57 @@ class ImageDataModule(ResumableDataModule):
         self._is_told = torch.zeros(size, dtype=torch.bool)
         self._is_told[self._told] = True
         self._splits = splits
+        there = len(self._all(self._untold if 0 < len(self._told) < size and not self.labelled_only else self._told))
+        there = there or self.size("train")
+        if self.epoch_size is not None and self.epoch_size > there:
+            raise ConfigurationError(f"Expected argument `epoch_size` to be at most {there}, all of them, but got {self.epoch_size}.")
 
     def size(self, split: Split) -> int:
-        """Return the number of images of a split."""
-        return len(self._splits[split])
+        """Return the number of images of a split; with ``jitter``, those moved are counted too."""
+        return len(self._splits[split]) * (len(SHIFTS) if self.jitter and split == "train" else 1)
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
         """Return, for each batch, labelled indices followed by unlabelled ones."""
-        if len(self._told) == 0:
-            return super().train_batches(epoch, rank, processes)
-        if self.labelled_only or len(self._untold) == 0:
-            told = self._told[shuffled(len(self._told), self.seed, epoch, 2)]
-            return in_batches(_shares(told, rank, processes), self.batch_size)
-        untold = _shares(self._untold[shuffled(len(self._untold), self.seed, epoch, 3)], rank, processes)
-        rounds = -(-len(untold) * processes // len(self._told)) + 1
-        told = torch.cat([self._told[shuffled(len(self._told), self.seed, epoch, 4 + r)] for r in range(rounds)])
+        told, untold = self._all(self._told), self._all(self._untold)
+        if len(told) == 0 or len(untold) == 0 or self.labelled_only:
+            stream = 2 if len(told) else 0
+            kind = told if len(told) else torch.arange(self.size("train"))
+            order = kind[shuffled(len(kind), self.seed, epoch, stream)[: self.epoch_size]]
+            return in_batches(_shares(order, rank, processes), self.batch_size)
+        untold = _shares(untold[shuffled(len(untold), self.seed, epoch, 3)[: self.epoch_size]], rank, processes)
+        rounds = -(-len(untold) * processes // len(told)) + 1
+        told = torch.cat([told[shuffled(len(told), self.seed, epoch, 4 + r)] for r in range(rounds)])
         told = _shares(told, rank, processes)[: len(untold)]
         pairs = zip(in_batches(told, self.batch_size), in_batches(untold, self.batch_size), strict=True)
         return [torch.cat(pair) for pair in pairs]
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
         """Return a batch of images; see the class."""
-        images = self._splits[split][indices]
+        places = indices % len(self._splits[split])
+        images = self._splits[split][places]
         pixels, labels = images.pixels, images.labels
+        if split == "train" and self.jitter:
+            pixels = self._moved(pixels, SHIFTS[indices // len(self._splits[split])])
         if self.binarize:
             draws = seeded_uniform(self.seed + 7919 * epoch, indices, pixels.shape[1:], stream=STREAMS[split])
             pixels = (draws < pixels).float()
         if split == "train":
-            labels = torch.where(self._is_told[indices], labels, UNLABELLED)
+            labels = torch.where(self._is_told[places], labels, UNLABELLED)
         return {"pixels": pixels, "label": labels, "index": indices}
+
+    def _all(self, places: Tensor) -> Tensor:
+        """Return the indices of training images at some places, moved in all ways."""
+        if not self.jitter:
+            return places
+        return (places + len(self._splits["train"]) * torch.arange(len(SHIFTS)).unsqueeze(1)).flatten()
+
+    def _moved(self, pixels: Tensor, shifts: Tensor) -> Tensor:
+        """Return images (B, D) moved by shifts (B, 2)."""
+        high, wide = self.shape
+        framed = torch.nn.functional.pad(pixels.view(-1, high, wide), (1, 1, 1, 1))
+        windows = framed.unfold(1, high, 1).unfold(2, wide, 1)  # (B, 3, 3, H, W): a view, moved by 1, 0, -1
+        down, right = (1 - shifts).unbind(1)
+        return windows[torch.arange(len(pixels)), down, right].flatten(1)
 
 
 def _shares(indices: Tensor, rank: int, processes: int) -> Tensor:
