@@ -26,10 +26,10 @@ class _Classifier(Protocol):
 class OptimalBrainDamage(pl.Callback):
     """Set the least important connections of a linear layer to zero, for good, every so many epochs.
 
-    A connection's importance is ``1/2 h w^2``, the second-order change of the cross-entropy when its weight w is set to zero, with
-    the diagonal h of the Hessian in the approximation that leaves out second derivatives of the network, which makes it
-    positive: h is the mean square of the derivative of log p(y|x), over examples x and classes y drawn from p(y|x). It is summed up
-    during the epoch at whose end connections are pruned, over one batch in ``sample_every``.
+    A connection's importance is ``1/2 h w^2``, the second-order change of the cross-entropy when its weight w becomes zero. The
+    diagonal h of the Hessian leaves out second derivatives of the network, and so is not negative: it is the mean square of the
+    derivative of log p(y|x) by w, over examples x and classes y drawn from p(y|x). It is summed up during the epoch at whose
+    end connections are removed, over one batch in ``sample_every``.
 
     After ``every`` epochs of training a share ``1 - keep`` of the connections is removed, then again, until ``target`` of
     them are left. What is removed stays zero. All processes remove the same, and masks are part of checkpoints.
@@ -81,7 +81,7 @@ class OptimalBrainDamage(pl.Callback):
         self._layer(pl_module)
         if not _classifies(pl_module):
             raise ConfigurationError(
-                f"OptimalBrainDamage needs a model with a method `class_scores(batch)`, which {type(pl_module).__name__} has not."
+                f"OptimalBrainDamage needs a method `class_scores(batch)`, which {type(pl_module).__name__} does not have."
             )
 
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
@@ -101,7 +101,7 @@ class OptimalBrainDamage(pl.Callback):
                 weight.mul_(self._mask.to(weight.device))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was removed, and the importance measured so far in this epoch, of all processes; call it on all of them."""
+        """Return what was removed, and the importance measured by all processes in this epoch; call it on all of them."""
         return {"mask": self._mask, "squares": _summed(self._squares)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -21,8 +21,8 @@ class SparseConnectivity(pl.Callback):
     """Project weights of any model onto a Hoyer sparseness: before training, and after every epoch or so many steps.
 
     The projection is that of :func:`lit_sparse.mappings.functional.hoyer_projection`, of each vector by itself. At the end of
-    an epoch it comes before validation, so what is validated and checkpointed is sparse. It depends on the weights alone, and so
-    is the same on all processes; the optimizer's state stays as it is. A resumed run projects when the killed one would have.
+    an epoch it comes before validation, so what is validated and checkpointed is sparse. It depends on the weights alone, and
+    so is the same on all processes; the optimizer keeps its state. A resumed run projects when the killed one would have.
 
     To use it in a config::
 

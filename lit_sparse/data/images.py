@@ -143,7 +143,9 @@ class ImageDataModule(ResumableDataModule):
         there = len(self._all(self._untold if 0 < len(self._told) < size and not self.labelled_only else self._told))
         there = there or self.size("train")
         if self.epoch_size is not None and self.epoch_size > there:
-            raise ConfigurationError(f"Expected argument `epoch_size` to be at most {there}, all of them, but got {self.epoch_size}.")
+            raise ConfigurationError(
+                f"Expected argument `epoch_size` to be at most {there}, all of them, but got {self.epoch_size}."
+            )
 
     def size(self, split: Split) -> int:
         """Return the number of images of a split; with ``jitter``, those moved are counted too."""
