@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,8 +21,11 @@ SPECIALS = (PAD, BOS, EOS, UNK)
 #: What other projects call them.
 SYNONYMS = {PAD: ("<blank>", "[PAD]"), BOS: ("<sos>", "<s>", "[BOS]"), EOS: ("</s>", "[EOS]"), UNK: ("[UNK]", "UNK")}
 KINDS = ("words", "spaces", "moses", "bpe")
-#: A word with its inner hyphens, what an apostrophe begins, or one other character.
-WORDS = "['\u2019]" + r"\w+|\w+(?:-\w+)*|[^\w\s]"
+#: What an apostrophe in a word begins, a number with its marks, a word with its inner hyphens, or one other character.
+WORDS = r"(?<=\w)['\u2019]\w+|\d+(?:[.,:]\d+)+|\w+(?:-\w+)*|[^\w\s]"
+#: Marks at a word's left, at its right, and those that are at its left at first and at its right the next time.
+OPENING, CLOSING, PAIRED = tuple("([{\u201c\u2018\u201e\u00bf\u00a1"), tuple(".,!?;:%)]}\u2026\u201d"), ('"', "'")
+APOSTROPHES = ("'", "\u2019")
 
 Kind = Literal["words", "spaces", "moses", "bpe"]
 
@@ -34,7 +36,8 @@ class VocabularyOptions:
 
     Attributes:
         kind: what a token is: ``"words"`` and punctuation marks; whatever stands between ``"spaces"``, for text that is
-            tokenized already; the tokens of ``"moses"`` (extra ``text``); or pieces of words by byte-pair encoding, ``"bpe"``.
+            tokenized already; the tokens of ``"moses"`` (extra ``text``); or pieces of words by byte-pair encoding, ``"bpe"``,
+            which alone gives back every text to the letter: with words, where spaces stood is guessed from the marks.
         lowercase: whether text is lower-cased.
         max_size: largest number of tokens, special ones included.
         min_count: how often a token must occur to be in the vocabulary; of pairs of pieces for ``"bpe"``.
@@ -42,7 +45,7 @@ class VocabularyOptions:
         file: a vocabulary that was saved, in place of making one.
 
     Raises:
-        ConfigurationError: for an unknown kind or a number below 1.
+        ConfigurationError: for an unknown kind or a number below 1; and when it is made, for a file of another kind or case.
     """
 
     kind: Kind = "words"
@@ -60,7 +63,14 @@ class VocabularyOptions:
     def make(self, lines: Iterable[str]) -> Vocabulary:
         """Return the vocabulary: that of the file, or one of the lines."""
         if self.file is not None:
-            return Vocabulary.load(self.file)
+            found = Vocabulary.load(self.file)
+            for name, default in (("kind", "words"), ("lowercase", True)):
+                asked, its = getattr(self, name), getattr(found, name)
+                if asked not in (default, its):
+                    raise ConfigurationError(
+                        f"The vocabulary {self.file!r} has {name}={its!r}, not {asked!r}. Leave `{name}` out."
+                    )
+            return found
         return Vocabulary.build(
             lines,
             kind=self.kind,
@@ -221,8 +231,9 @@ class Vocabulary:
             found = self._tokenizer.encode(line, add_special_tokens=False)
             pieces = zip(found.ids, found.tokens, found.offsets, strict=True)
             return [line[start:end] if number == self.unk else token for number, token, (start, end) in pieces]
-        normal = self._tokenizer.normalizer.normalize_str(line)
-        return [token for token, _ in self._tokenizer.pre_tokenizer.pre_tokenize_str(normal)]
+        normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer  # a foreign tokenizer may have none
+        normal = line if normalizer is None else normalizer.normalize_str(line)
+        return [normal] if splitter is None else [token for token, _ in splitter.pre_tokenize_str(normal)]
 
     def decode(self, indices: Sequence[int]) -> str:
         """Return the text of some tokens, up to the first ``<eos>``; ``<pad>`` and ``<bos>`` are left out."""
@@ -241,8 +252,7 @@ class Vocabulary:
             return text.strip()
         if self.kind == "moses":
             return str(self._moses_parts()[1].detokenize(list(tokens)))
-        text = " ".join(tokens)
-        return _tightened(text) if self.kind == "words" else text
+        return _spaced(tokens) if self.kind == "words" else " ".join(tokens)
 
     def get_itos(self) -> list[str]:
         """Return all tokens by their number."""
@@ -295,11 +305,11 @@ class Vocabulary:
             described = json.loads(text)
             ours = "tokenizer" in described
             tokenizer = Tokenizer.from_str(json.dumps(described["tokenizer"]) if ours else text)
+            kind, language = (described["kind"], described["language"]) if ours else (_kind_of(tokenizer), "en")
         except Exception as error:  # the package raises Exception itself
-            raise DataError(f"This is no vocabulary: {error}") from error
-        if ours:
-            return cls(tokenizer, described["kind"], described["language"])
-        return cls(tokenizer, "bpe" if isinstance(tokenizer.model, models.BPE) else "words")
+            what = f"it has no {error}" if isinstance(error, KeyError) else error
+            raise DataError(f"This is no vocabulary: {what}") from error
+        return cls(tokenizer, kind, language)
 
     def save(self, path: str | Path) -> None:
         """Write it to a file."""
@@ -365,6 +375,13 @@ class Vocabulary:
         return found
 
 
+def _kind_of(tokenizer: Tokenizer) -> Kind:
+    """Return how the tokens of a foreign tokenizer are joined: by its own decoder, or as what they seem to be."""
+    if tokenizer.decoder is not None:
+        return "bpe"
+    return "words" if isinstance(tokenizer.model, models.WordLevel) and tokenizer.pre_tokenizer is not None else "spaces"
+
+
 def _frame(model: Any, kind: Kind, lowercase: bool) -> Tokenizer:
     """Return a tokenizer with the steps before and after the model."""
     tokenizer = Tokenizer(model)
@@ -380,7 +397,22 @@ def _frame(model: Any, kind: Kind, lowercase: bool) -> Tokenizer:
     return tokenizer
 
 
-def _tightened(text: str) -> str:
-    """Take away the spaces that nobody writes: before a mark that closes, and before what an apostrophe begins."""
-    text = re.sub(r" ([.,!?;:%)\]}…”]|['\u2019]\w)", r"\1", text)
-    return re.sub(r"([(\[{“]) ", r"\1", text)
+def _spaced(tokens: Sequence[str]) -> str:
+    """Join words and marks with spaces where people write them: none before a mark that closes, none behind one that opens.
+
+    Example:
+        >>> print(_spaced(["he", "said", ":", '"', "don", "'t", '"', "."]))
+        he said: "don't".
+    """
+    paired = {mark for mark in PAIRED if list(tokens).count(mark) % 2 == 0}
+    text, opened, near = "", set[str](), True
+    for token in tokens:
+        opens, closes = token in OPENING, token in CLOSING or (len(token) > 1 and token[0] in APOSTROPHES)
+        if token in paired:
+            opened ^= {token}
+            opens, closes = token in opened, token not in opened
+        elif token in APOSTROPHES:
+            closes = True
+        text += token if near or closes else f" {token}"
+        near = opens
+    return text

@@ -10,7 +10,7 @@ import pytest
 from lit_sparse.cli import main
 from lit_sparse.vocab import Vocabulary
 
-from .conftest import CONFIGS, ROOT
+from .conftest import CONFIGS, ROOT, metrics_of
 from .data.pairs import write_pairs
 
 TRANSLATION = ("-c", str(ROOT / "tests" / "support" / "translation.yaml"))
@@ -96,6 +96,35 @@ def test_a_vocabulary_that_does_not_match_the_checkpoint_is_refused(here: Path, 
     assert main(["test", *TRANSLATION, "--ckpt_path", "best"]) == 0
     own = str(here / "runs" / "translation" / "0" / "vocabularies" / "source.json")
     assert main(["test", *TRANSLATION, f"--data.init_args.source_vocabulary.file={own}", "--ckpt_path", "best"]) == 0
+
+
+def test_a_trained_model_writes_otherwise_when_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """How it searches and is scored is not what it has learnt; its layers are."""
+    assert main(["fit", *TRANSLATION, *SHORT]) == 0
+    capsys.readouterr()
+    best = ("--ckpt_path", "best")
+    options = ("--model.init_args.beam_size=3", "--model.init_args.n_best", "3", "--model.init_args.metrics=[ChrF]")
+    assert main(["predict", *TRANSLATION, *options, *best]) == 0
+    assert "model.init_args.n_best was 1 when" in capsys.readouterr().err
+    folder = here / "runs" / "translation" / "0" / "predict" / "0"
+    rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
+    assert {len(row["outputs"]) for row in rows} == {3}
+    assert main(["test", *TRANSLATION, *options, *best]) == 0
+    logged = metrics_of(here / "runs" / "translation" / "0" / "test" / "0")
+    assert "test/chrf" in logged
+    assert "test/bleu" not in logged
+    assert main(["test", *TRANSLATION, "--model.init_args.tied_embeddings=true", *best]) == 2
+    assert "leave the option out. Others may differ: beam_size, length_penalty" in capsys.readouterr().err
+
+
+def test_data_of_another_model_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"premise": "A man.", "hypothesis": "A man?", "label": "neutral"}] * 3
+    for split in ("train", "val", "test"):
+        (here / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (here / "data.yaml").write_text("data: {class_path: EntailmentDataModule, init_args: {path: .}}\n")
+    (here / "model.yaml").write_text("model: {class_path: Seq2Seq, init_args: {mapping: Softmax}}\n")
+    assert main(["fit", "-c", "model.yaml", "-c", "data.yaml", *SHORT]) == 2
+    assert "Seq2Seq needs the vocabularies source and target but got text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

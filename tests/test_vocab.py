@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import unicodedata
 from pathlib import Path
@@ -26,8 +27,9 @@ def test_words_are_ranked_by_count_and_then_by_name() -> None:
 @pytest.mark.parametrize(
     ("kind", "line", "tokens"),
     [
-        ("words", "A man's t-shirt, 3.5 $!", ["a", "man", "'s", "t-shirt", ",", "3", ".", "5", "$", "!"]),
+        ("words", "A man's t-shirt, 3.5 $!", ["a", "man", "'s", "t-shirt", ",", "3.5", "$", "!"]),
         ("words", "a man\u2019s", ["a", "man", "\u2019s"]),
+        ("words", "'yes', 1,000 at 10:30: 5.", ["'", "yes", "'", ",", "1,000", "at", "10:30", ":", "5", "."]),
         ("spaces", "a man 's ##.# -lrb- x", ["a", "man", "'s", "##.#", "-lrb-", "x"]),
         ("spaces", "  a \t b\u00a0c ", ["a", "b", "c"]),
     ],
@@ -42,6 +44,57 @@ def test_text_comes_back(kind: str, line: str) -> None:
     vocabulary = Vocabulary.build(LINES, kind=kind, lowercase=False)  # type: ignore[arg-type]
     expected = line.replace(" ...", "...") if kind == "words" else line
     assert vocabulary.decode(vocabulary.encode([line])[0]) == expected
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "she said 'yes' to it.",
+        'he said "yes" now, "no" then.',
+        "it costs 3.50 or 1,000 at 10:30.",
+        "don't you see the dogs' bowls (all of them)?",
+        "he said 'i don't know' twice; it's rock 'n' roll!",
+        "\u201cwell\u201d, she said \u2018oh\u2019",
+        "l'homme d'\u00e9tat: 50% \u00abvrai\u00bb",
+        'an inch is 1 "',
+    ],
+)
+def test_words_and_marks_are_put_together_as_people_write_them(line: str) -> None:
+    vocabulary = Vocabulary.build([line])
+    written = line.replace("\u00abvrai\u00bb", "\u00ab vrai \u00bb")  # with spaces in one language, without in another
+    assert vocabulary.decode(vocabulary.encode([line])[0]) == written
+
+
+def test_tokenizers_of_others_are_read() -> None:
+    """By their own decoder where they have one; what is missing is no error."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    specials = ["<pad>", "<bos>", "<eos>", "<unk>"]
+    pieces = Tokenizer(models.Unigram([(token, 0.0) for token in [*specials, "\u2581a", "b", "\u2581"]], unk_id=3))
+    pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    read = Vocabulary.from_json(pieces.to_str())
+    assert read.decode(read.encode(["ab a"])[0]) == "ab a"
+    stoi = {token: number for number, token in enumerate([*specials, "a", "b"])}
+    for model in (models.WordLevel(stoi, "<unk>"), models.BPE(stoi, [], unk_token="<unk>")):
+        read = Vocabulary.from_json(Tokenizer(model).to_str())
+        assert read.encode(["a"]) == [[4]]
+        assert read.decode([4, 5]) == "a b"
+        assert read.tokenize("a") == ["a"]
+    bare = json.loads(Vocabulary.build(["a"]).to_json())
+    del bare["kind"]
+    with pytest.raises(DataError, match="it has no 'kind'"):
+        Vocabulary.from_json(json.dumps(bare))
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    Vocabulary.build(["a b"], kind="bpe", lowercase=False).save(tmp_path / "v.json")
+    for options in ({"kind": "moses"}, {"kind": "spaces"}):
+        with pytest.raises(ConfigurationError, match="has kind='bpe', not"):
+            VocabularyOptions(file=str(tmp_path / "v.json"), **options).make([])  # type: ignore[arg-type]
+    Vocabulary.build(["a b"]).save(tmp_path / "w.json")
+    with pytest.raises(ConfigurationError, match="has lowercase=True, not False"):
+        VocabularyOptions(file=str(tmp_path / "w.json"), lowercase=False).make([])
+    assert VocabularyOptions(file=str(tmp_path / "v.json"), kind="bpe").make([]).kind == "bpe"
 
 
 def test_moses_tokens_come_back() -> None:

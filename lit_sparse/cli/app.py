@@ -8,6 +8,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ import lit_sparse.mappings
 import lit_sparse.models  # noqa: F401  (imported so that bare class names are found)
 from lit_sparse.cli.arguments import (
     as_yaml_file,
+    chosen_options,
     configs_first,
     differences,
     read_checkpoint,
@@ -153,7 +155,8 @@ class LitSparseCLI(LightningCLI):
         described = {"model": {"class_path": hyperparameters["_class_path"], "init_args": init_args}}
         asked, others = split_model_options(rest)
         with as_yaml_file(described) as path:
-            trained = parser.parse_args([self.command, *others, "-c", path])
+            chosen = chosen_options(asked, _choosable(hyperparameters["_class_path"]))
+            trained = parser.parse_args([self.command, *others, "-c", path, *chosen])
             here = parser.parse_args([self.command, "-c", path, *rest])
             explicit = parser.parse_args([self.command, *others, "-c", path, *asked])
         model = trained[self.command]["model"]
@@ -174,10 +177,14 @@ class LitSparseCLI(LightningCLI):
         refused = differences(model, explicit[self.command]["model"])
         if refused:
             key, old, new = refused[0]
+            names = sorted(_choosable(hyperparameters["_class_path"]))
+            may = f" Others may differ: {', '.join(names)}." if names else ""
             raise ConfigurationError(
                 f"--model.{key} {new} contradicts the checkpoint, which was trained with {old}."
-                f" `{self.command}` scores a model as it was trained; leave the option out."
+                f" `{self.command}` uses a model as it was trained; leave the option out.{may}"
             )
+        for key, old, new in differences(init_args, dict(model["init_args"])) if chosen else ():
+            _say(f"note: model.init_args.{key} was {old} when {self._checkpoint} was written and is {new} here")
         for key, old, new in differences(model, here[self.command]["model"]):
             _say(f"note: the config has model.{key} = {new}; the checkpoint was trained with {old}, which is used")
         self.config = trained
@@ -320,6 +327,13 @@ class LitSparseCLI(LightningCLI):
             config = [self.run_folder / "config.yaml", *resumed][-1]
             print(f"test it with: lit-sparse test -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(found[0]))}")
         print(f"run folder: {self.run_folder}")
+
+
+def _choosable(class_path: str) -> frozenset[str]:
+    """Return which arguments of a model may be others when it is used than when it was trained."""
+    module, _, name = class_path.rpartition(".")
+    found: frozenset[str] = getattr(getattr(import_module(module), name, None), "choosable", frozenset())
+    return found
 
 
 def _is_first() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,16 @@ from jsonargparse import Namespace
 
 from lit_sparse.errors import CheckpointError
 
-__all__ = ["as_yaml_file", "configs_first", "differences", "read_checkpoint", "split_model_options", "value_of", "without"]
+__all__ = [
+    "as_yaml_file",
+    "chosen_options",
+    "configs_first",
+    "differences",
+    "read_checkpoint",
+    "split_model_options",
+    "value_of",
+    "without",
+]
 
 
 def value_of(args: list[str], option: str) -> str | None:
@@ -66,6 +75,19 @@ def split_model_options(args: list[str]) -> tuple[list[str], list[str]]:
             chosen = model if name == "--model" or name.startswith("--model.") else others
         chosen.append(arg)
     return model, others
+
+
+def chosen_options(args: list[str], names: Collection[str]) -> list[str]:
+    """Return those of the model's options that set an argument of one of some names, or something within it."""
+    kept: list[str] = []
+    chosen = False
+    for arg in args:
+        if arg.startswith("--"):
+            option = arg.split("=", 1)[0].removeprefix("--model.").removeprefix("init_args.").rstrip("+")
+            chosen = option.split(".")[0] in names
+        if chosen:
+            kept.append(arg)
+    return kept
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.data.loader import Batch, EpochLoader
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled"]
 
@@ -126,6 +126,11 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()
+        if self.size(split) < processes:  # all processes see it, so that none waits for another
+            raise DataError(
+                f"There are {self.size(split)} examples in the {split} data for {processes} processes, each of which needs one."
+                f" Use --trainer.devices {max(1, self.size(split))}."
+            )
         batches = in_batches(self.eval_order(split)[rank::processes], self.eval_batch_size)
         return EpochLoader(
             lambda epoch: batches,

@@ -33,7 +33,7 @@ class CatalogueDataModule(PairDataModule):
         backwards: translate into English.
         val_share: share of the messages that are held out for validation.
         test_share: share of the messages that are held out for the test.
-        predict: what ``predict`` translates, a file of one message a line; None for those of the test split.
+        predict: what ``predict`` translates, a file of one message a line, or a table; None for those of the test split.
         source_vocabulary: how the vocabulary of the source is made; in Python also one that is there.
         target_vocabulary: how the vocabulary of the target is made.
         max_length: tokens of the longest message in training.

@@ -77,6 +77,7 @@ class EntailmentDataModule(TextDataModule):
     """
 
     roles: ClassVar[Mapping[str, str]] = {"premise": "text", "hypothesis": "text"}
+    optional: ClassVar[tuple[str, ...]] = ("label",)
 
     def __init__(
         self,
@@ -210,8 +211,9 @@ class EntailmentDataModule(TextDataModule):
             return -1
         if label in self.labels:
             return self.labels.index(label)
-        if type(label) is int and 0 <= label < len(self.labels):
-            return label
+        number = int(label) if isinstance(label, str) and label.isdecimal() and label.isascii() else label
+        if type(number) is int and 0 <= number < len(self.labels):
+            return number
         raise DataError(
             f"Expected a label in the column {self.label!r} but row {row} of the {split} data (counted from 1) has {label!r}."
             f" Allowed: {', '.join(self.labels)}; their numbers 0 .. {len(self.labels) - 1}; or -, -1 and null for none."

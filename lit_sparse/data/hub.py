@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +14,9 @@ from lit_sparse.errors import DataError
 __all__ = ["from_hub"]
 
 
-def from_hub(name: str, split: str, columns: Mapping[str, str], config: str | None) -> dict[str, list[Any]]:
+def from_hub(
+    name: str, split: str, columns: Mapping[str, str], config: str | None, optional: Collection[str] = ()
+) -> dict[str, list[Any]]:
     """Return role -> values of a split of a data set of the hub, downloaded once.
 
     Raises:
@@ -26,7 +28,7 @@ def from_hub(name: str, split: str, columns: Mapping[str, str], config: str | No
         try:
             table = datasets.load_dataset(name, config, split=split, cache_dir=cache)
             table = table.select_columns(needed(columns, table.column_names))
-            return collect(rows_of(table.iter(batch_size=1000)), columns, f"The split {split!r} of {name!r}")
+            return collect(rows_of(table.iter(batch_size=1000)), columns, f"The split {split!r} of {name!r}", optional)
         except DataError:
             raise
         except Exception as error:

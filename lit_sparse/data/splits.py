@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,14 @@ __all__ = ["read_split"]
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
-def read_split(path: str | None, split: str, columns: Mapping[str, str], *, config: str | None = None) -> dict[str, list[Any]]:
+def read_split(
+    path: str | None,
+    split: str,
+    columns: Mapping[str, str],
+    *,
+    config: str | None = None,
+    optional: Collection[str] = (),
+) -> dict[str, list[Any]]:
     """Return the columns of one split of a data set, as they are: text, numbers, lists.
 
     A split of a local folder is one of
@@ -38,6 +45,7 @@ def read_split(path: str | None, split: str, columns: Mapping[str, str], *, conf
         split: name of the split, with or without the ending of a table; of the hub's also such as ``train[:1000]``.
         columns: role -> column of a table, dotted for what is nested (``translation.de``), or ending of a parallel file.
         config: name of the hub data set's configuration; or a folder within the local one.
+        optional: roles of which a row of a table may have no value, which is None then.
 
     Returns:
         Role -> values, as many for each role.
@@ -67,11 +75,11 @@ def read_split(path: str | None, split: str, columns: Mapping[str, str], *, conf
             raise DataError(f"The folder {path!r} {what}.{in_folder(folder.parent, folder.name)}")
         base = (folder / config if config else folder) / Path(split).expanduser()
     else:
-        return from_hub(path, split, columns, config)
+        return from_hub(path, split, columns, config, optional)
     if not split or not base.name:
         raise ConfigurationError(f"Expected argument `split` to name a split, such as train, but got {split!r}.")
     found = _find(base, columns)
-    return _from_parallel(found, base) if isinstance(found, dict) else from_tables(found, columns)
+    return _from_parallel(found, base) if isinstance(found, dict) else from_tables(found, columns, optional)
 
 
 def _is_local(path: str) -> bool:

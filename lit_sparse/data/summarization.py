@@ -29,7 +29,7 @@ class SummarizationDataModule(PairDataModule):
         train: name of the training split, or the path of a file.
         val: name of the validation split.
         test: name of the test split.
-        predict: what ``predict`` summarizes, a file of one article a line; None for those of the test split.
+        predict: what ``predict`` summarizes, a file of one article a line, or a table; None for those of the test split.
         source_vocabulary: how the vocabulary of the articles is made; in Python also one that is there.
         target_vocabulary: how the vocabulary of the headlines is made.
         max_length: tokens of the longest article in training.

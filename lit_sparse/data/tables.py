@@ -10,7 +10,7 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 Row = tuple[str, Mapping[str, Any]]
 
 
-def from_tables(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, list[Any]]:
+def from_tables(files: Sequence[Path], columns: Mapping[str, str], optional: Collection[str] = ()) -> dict[str, list[Any]]:
     """Return role -> values of the rows of some files, one after the other.
 
     Raises:
@@ -33,20 +33,23 @@ def from_tables(files: Sequence[Path], columns: Mapping[str, str]) -> dict[str, 
     """
     read: dict[str, list[Any]] = {role: [] for role in columns}
     for path in files:
-        for role, values in collect(TABLES[ending_of(path)](path, columns), columns, repr(str(path))).items():
+        for role, values in collect(TABLES[ending_of(path)](path, columns), columns, repr(str(path)), optional).items():
             read[role] += values
     if ending_of(files[0]) in (".csv", ".tsv"):  # they do not say what is a number
         read = {role: _numbers(values) for role, values in read.items()}
     return read
 
 
-def collect(rows: Iterable[Row], columns: Mapping[str, str], where: str) -> dict[str, list[Any]]:
+def collect(
+    rows: Iterable[Row], columns: Mapping[str, str], where: str, optional: Collection[str] = ()
+) -> dict[str, list[Any]]:
     """Return role -> values of the rows of a table.
 
     Args:
         rows: the rows.
         columns: role -> column.
         where: what messages call the table.
+        optional: roles that may lack values in some rows.
 
     Raises:
         DataError: if there are no rows, or a column is missing, everywhere or in some rows.
@@ -71,6 +74,8 @@ def collect(rows: Iterable[Row], columns: Mapping[str, str], where: str) -> dict
         if count == size and column not in names:
             known = ", ".join(names)
             raise DataError(f"{where} has no column {column!r}. Its columns are {known}.{did_you_mean(column, names)}")
+        if role in optional:
+            continue
         more = f" and {count - 1} more" if count > 1 else ""
         raise DataError(f"{where} has no value in column {column!r} in {first}{more}. Fill it in, or leave the row out.")
     return found
@@ -93,10 +98,10 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
             yield str(name)
 
 
-def _numbers(cells: list[str]) -> list[Any]:
-    if not all(NUMBER.fullmatch(cell) for cell in cells):
-        return cells
-    return [float(cell) if "." in cell else int(cell) for cell in cells]
+def _numbers(cells: list[str | None]) -> list[Any]:
+    if not all(cell is None or NUMBER.fullmatch(cell) for cell in cells):
+        return list(cells)
+    return [cell if cell is None else float(cell) if "." in cell else int(cell) for cell in cells]
 
 
 def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:

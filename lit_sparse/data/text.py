@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +60,8 @@ class TextDataModule(ResumableDataModule):
     roles: ClassVar[Mapping[str, str]]
     #: Those of them that a model writes: they stand between ``<bos>`` and ``<eos>``.
     written: ClassVar[tuple[str, ...]] = ()
+    #: Those columns that may lack values.
+    optional: ClassVar[tuple[str, ...]] = ()
 
     def __init__(
         self,
@@ -99,7 +102,7 @@ class TextDataModule(ResumableDataModule):
 
     def read(self, split: Split) -> dict[str, list[Any]]:
         """Return role -> values of a split; to be overridden by data that are no files."""
-        return read_split(self.path, self.names[split], self.columns(split), config=self.config)
+        return read_split(self.path, self.names[split], self.columns(split), config=self.config, optional=self.optional)
 
     def read_inputs(self) -> dict[str, list[Any]]:
         """Return role -> values of what ``predict`` reads; those of the test split by default."""
@@ -157,13 +160,21 @@ class TextDataModule(ResumableDataModule):
                 f" {sorted(set(self.roles.values()))}."
             )
         for name, source in self.vocabulary_options().items():
-            given = not isinstance(source, VocabularyOptions) or source.file is not None
-            if given:
+            its = vocabularies[name]
+            if isinstance(source, VocabularyOptions) and source.file is None:
+                if (source.kind, source.lowercase) != (its.kind, its.lowercase):
+                    rank_zero_info(
+                        f"note: the {name} vocabulary is the model's, of kind={its.kind!r} and lowercase={its.lowercase}, where"
+                        f" the data say kind={source.kind!r} and lowercase={source.lowercase}"
+                    )
+            elif isinstance(source, VocabularyOptions) and not Path(str(source.file)).expanduser().is_file():
+                rank_zero_info(f"note: {source.file!r} is not there; the {name} vocabulary is the model's")
+            else:
                 own = Vocabulary.load(str(source.file)) if isinstance(source, VocabularyOptions) else Vocabulary.of(source)
-                if own != vocabularies[name]:
+                if own != its:
                     raise ConfigurationError(
                         f"The {name} vocabulary that the data were given does not match the checkpoint: {own!r} is not"
-                        f" {vocabularies[name]!r}. Leave it out: the checkpoint brings its own."
+                        f" {its!r}. Leave it out: the checkpoint brings its own."
                     )
         if dict(vocabularies) != self._vocabularies:
             self._vocabularies, self._sequences = dict(vocabularies), {}
@@ -216,8 +227,12 @@ class TextDataModule(ResumableDataModule):
         return [batches[number][rank::processes] for number in shuffled(len(batches), self.seed, epoch, stream=1).tolist()]
 
     def eval_order(self, split: Split) -> Tensor:
-        """Return the longest examples first."""
-        return torch.sort(self.lengths(split), stable=True, descending=True).indices
+        """Return examples such that batches hold some of about one length: the longest ones, then the others at random."""
+        order = torch.sort(self.lengths(split), stable=True, descending=True).indices
+        first, *others = in_batches(order, self.eval_batch_size * self._process()[1])
+        mixed = [others[number] for number in shuffled(len(others), 0).tolist()]
+        whole = [batch for batch in mixed if len(batch) == len(first)]  # a smaller one stays the last
+        return torch.cat([first, *whole, *(batch for batch in mixed if len(batch) < len(first))])
 
     def predict_dataloader(self) -> EpochLoader:
         """Return the loader of what is predicted."""
@@ -253,10 +268,10 @@ class TextDataModule(ResumableDataModule):
         return fine.nonzero().squeeze(-1)
 
     def _tell_cut(self, split: Split, found: Mapping[str, Ragged]) -> None:
-        """Warn of inputs that are cut."""
+        """Warn of what is cut."""
         for role, ragged in found.items():
             long = (ragged.lengths > self.max_test_length).nonzero().squeeze(-1).tolist()
-            if long and role not in self.written:
+            if long:
                 named = ", ".join(str(number + 1) for number in long[:5]) + (" ..." if len(long) > 5 else "")
                 rank_zero_warn(
                     f"{len(long)} of the {split} data are longer than max_test_length={self.max_test_length} tokens and are cut"

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 
 from lit_sparse.data.base import Split
 from lit_sparse.data.loader import Batch
+from lit_sparse.data.splits import read_split
+from lit_sparse.data.tables import TABLES
 from lit_sparse.data.text import WORDS, TextDataModule
-from lit_sparse.data.text_files import read_lines
+from lit_sparse.data.text_files import ending_of, read_lines
+from lit_sparse.errors import DataError
 from lit_sparse.vocab import VocabularyOptions
 
 __all__ = ["PairDataModule", "TranslationDataModule"]
@@ -27,6 +31,7 @@ class PairDataModule(TextDataModule):
         source: column, or ending of the file, of what is read.
         target: column, or ending of the file, of what is written.
         references: column of lists of references, in place of the target in the test split; None where that is the reference.
+            A reference alone need not be a list.
         source_vocabulary: how the vocabulary of what is read is made; in Python also one that is there, torchtext's too.
         target_vocabulary: how that of what is written is made.
         options: of :class:`~lit_sparse.data.TextDataModule`.
@@ -66,14 +71,16 @@ class PairDataModule(TextDataModule):
         """Return sources and targets; of several references the first is the target."""
         values = super().read(split)
         if "references" in values:
-            values["references"] = [[row] if isinstance(row, str) else list(row) for row in values["references"]]
-            values["target"] = [row[0] if row else "" for row in values["references"]]
+            values["references"] = [_references(row, number) for number, row in enumerate(values["references"], 1)]
+            values["target"] = [row[0] for row in values["references"]]
         return values
 
     def read_inputs(self) -> dict[str, list[Any]]:
-        """Return the lines of the file, or the inputs of the test split."""
+        """Return the lines of the file, the column of a table, or the inputs of the test split."""
         if self.predict is None:
             return {"source": self.texts("test")["source"]}
+        if ending_of(Path(self.predict)) in TABLES:
+            return read_split(None, self.predict, {"source": self.source})
         return {"source": read_lines(self.predict)}
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
@@ -87,6 +94,21 @@ class PairDataModule(TextDataModule):
             elif "target" in texts:
                 batch["references"] = [[texts["target"][row]] for row in rows]
         return batch
+
+
+def _references(row: Any, number: int) -> list[str]:
+    """Return the references of an input.
+
+    Raises:
+        DataError: if they are no texts.
+    """
+    found = [row] if isinstance(row, str) else row
+    if not isinstance(found, list | tuple) or not found or not all(isinstance(text, str) for text in found):
+        raise DataError(
+            f"Expected the references of each input to be a text or a list of texts, at least one, but row {number} of the test"
+            f" data (counted from 1) has {row!r}."
+        )
+    return list(found)
 
 
 class TranslationDataModule(PairDataModule):
@@ -109,7 +131,7 @@ class TranslationDataModule(PairDataModule):
         train: name of the training split, or the path of a file.
         val: name of the validation split.
         test: name of the test split.
-        predict: what ``predict`` translates, a file of one sentence a line; None for the sources of the test split.
+        predict: what ``predict`` translates, a file of one sentence a line, or a table; None for the sources of the test split.
         source_vocabulary: how the vocabulary of the source is made; in Python also one that is there.
         target_vocabulary: how the vocabulary of the target is made.
         max_length: tokens of the longest sentence in training.

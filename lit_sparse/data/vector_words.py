@@ -35,7 +35,15 @@ def read_words(path: str, width: int | None = None) -> list[str]:
         _from_arrays(*carried, listed)
     else:
         read_vectors(path, ())  # which says what is wrong
-    return [word.decode("utf-8", "replace") for word in listed.words]
+    return [word for word in (_text(word) for word in listed.words) if word is not None]
+
+
+def _text(word: bytes) -> str | None:
+    """Return a word as text, or None for one that is not in UTF-8, which no text contains."""
+    try:
+        return word.decode("utf-8")
+    except UnicodeDecodeError:
+        return None
 
 
 class _Listed(_Wanted):

@@ -6,14 +6,14 @@ import math
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from lit_sparse.checks import check_count
+from lit_sparse.metrics.exact import ExactMetric
 
 __all__ = ["BitsPerDim"]
 
 
-class BitsPerDim(Metric):
+class BitsPerDim(ExactMetric):
     """Bits per dimension, ``-log2 p(x) / dimensions``: its mean over examples, and the error of that.
 
     Where each log p(x) is an estimate, with a standard error of its own and draws of its own, the errors are independent, and
@@ -34,7 +34,6 @@ class BitsPerDim(Metric):
         {'mean': 2.0, 'standard_error': 0.25}
     """
 
-    full_state_update = False
     total: Tensor
     variance: Tensor
     count: Tensor

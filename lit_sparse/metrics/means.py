@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from lit_sparse.metrics.exact import ExactMetric
 
 __all__ = ["MeanOverExamples"]
 
 
-class MeanOverExamples(Metric):
+class MeanOverExamples(ExactMetric):
     """Mean of a number of each example, summed in float64.
 
     Example:
@@ -21,7 +22,6 @@ class MeanOverExamples(Metric):
         3.0
     """
 
-    full_state_update = False
     total: Tensor
     count: Tensor
 

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.metrics.exact import ExactMetric
 
 __all__ = ["TextMetric", "check_flag", "check_name", "check_texts"]
 
 
-class TextMetric(Metric, ABC):
+class TextMetric(ExactMetric, ABC):
     """Compares hypotheses with references, by sums over inputs that give the same numbers for any batches and processes.
 
     A subclass says what is summed (:meth:`statistics`) and what becomes of the sums (:meth:`scores`). Its texts stay on the
-    CPU, its sums are where the metric is. They keep their dtype (int64 or float64) whatever precision is asked of the module
-    that holds the metric, so that ``module.to(torch.bfloat16)`` costs no digit.
+    CPU, its sums, int64 or float64, are where the metric is.
 
     Args:
         columns: K, how many numbers are summed.
         dtype: of the sums.
     """
 
-    full_state_update = False
     sums: Tensor
     seen: Tensor
 
@@ -103,16 +100,6 @@ class TextMetric(Metric, ABC):
         if not number:
             return None
         return self.described(total // number if number * squares == total**2 else None)  # equality in Cauchy-Schwarz
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> TextMetric:
-        """Move the sums, and leave their dtype."""
-
-        def moved(tensor: Tensor) -> Tensor:
-            found = fn(tensor)
-            return found if found.dtype == tensor.dtype else tensor.to(found.device)
-
-        super()._apply(moved, *args, **kwargs)
-        return self
 
 
 def check_texts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:

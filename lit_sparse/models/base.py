@@ -86,6 +86,8 @@ class LitSparseModule(pl.LightningModule, ABC):
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/loss", "min")
     #: What those numbers are of; how many there were is logged under this name.
     counted: ClassVar[str] = "examples"
+    #: Arguments that decide how a trained model is used, not what it has learnt: they may be others than in training.
+    choosable: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput, restored_checkpoint
-from lit_sparse.models.text import TextModule, count_groups
+from lit_sparse.models.text import TextModule, check_lines, count_groups
 from lit_sparse.nn import EntailmentNetwork, WordVectors, seeded_uniform
 from lit_sparse.nn.entailment import LABELS, check_labels
 
@@ -74,6 +74,7 @@ class EntailmentClassifier(TextModule):
     example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "zeros")
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
     counted: ClassVar[str] = "pairs"
+    vocabulary_names: ClassVar[frozenset[str]] = frozenset({"text"})
 
     def __init__(
         self,
@@ -209,8 +210,16 @@ class EntailmentClassifier(TextModule):
         Args:
             pairs: the pairs, as text.
             batch_size: how many are worked on together.
+
+        Raises:
+            ConfigurationError: for a batch size below 1, or what are no pairs of text.
         """
         self._check_built()
+        check_count("batch_size", batch_size)
+        if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
+            raise ConfigurationError("Expected argument `pairs` to be a list of pairs: [(premise, hypothesis), ...].")
+        for i, name in enumerate(("premises", "hypotheses")):
+            check_lines(name, [pair[i] for pair in pairs])
         text, training = self.vocabularies["text"], self.training
         sides = [[torch.tensor(row, dtype=torch.int64) for row in text.encode([pair[i] for pair in pairs])] for i in (0, 1)]
         found: list[str] = [""] * len(pairs)

@@ -66,7 +66,9 @@ def describe_arguments(model: nn.Module, arguments: Mapping[str, Any]) -> dict[s
 
 
 def _init_args(part: nn.Module | Structure) -> dict[str, Any]:
-    described = {}
+    described: dict[str, Any] = {}
+    if type(part).__init__ is nn.Module.__init__:  # it takes none, whatever its signature says
+        return described
     for name, parameter in inspect.signature(type(part).__init__).parameters.items():
         if name == "self":
             continue

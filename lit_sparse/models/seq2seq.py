@@ -17,7 +17,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.text import TextModule, count_groups
+from lit_sparse.models.text import TextModule, check_lines, count_groups
 from lit_sparse.nn import Hypothesis, RecurrentBody, Seq2SeqBody, State, beam_search, length_mask
 from lit_sparse.vocab import EOS
 
@@ -40,22 +40,25 @@ class Seq2Seq(TextModule):
         output_mapping: gives the probabilities of the next token, trained by its Fenchel-Young loss; None for softmax and
             cross-entropy.
         tied_embeddings: whether the output layer has the weights of the target's embeddings.
-        label_smoothing: share of the probability of the target that is spread over all tokens in training.
-        loss_per: whether the loss of a batch is the mean over tokens, or their sum divided by the number of sentences.
-        init_range: weights are drawn uniformly from [-init_range, init_range] at first; None for torch's own.
+        label_smoothing: share of the probability of the target that is spread over all tokens in ``loss``, not in ``nll``.
+        loss_per: whether the loss of a batch is the mean over tokens, or their sum divided by the number of sentences. The mean
+            over tokens is one of each process, and of each batch of an accumulated gradient: where their sentences are not of
+            one length, their tokens do not count exactly alike.
+        init_range: weights are drawn uniformly from [-init_range, init_range] at first; None for torch's own, and embeddings
+            from a Gaussian of variance 1 / width.
         beam_size: open sequences in the search.
         n_best: how many outputs of each input are predicted.
         length_penalty: alpha of the search.
         max_output: most tokens of an output; it is also cut after 3 times the input's length plus 10.
-        replace_unknown: whether ``<unk>`` is replaced by the input's token with the largest attention.
-        metrics: what outputs are scored by; None for BLEU and chrF.
+        replace_unknown: whether ``<unk>`` is replaced by the input's token with the largest attention, as it is written there.
+        metrics: what outputs are scored by; None for BLEU and chrF. Two of one kind need a ``name`` each.
         validation_beam_size: open sequences in the search in validation; 0 for no search there.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start).
 
     Raises:
-        ConfigurationError: for an argument outside its range.
+        ConfigurationError: for an argument outside its range, a body that is another model's, or metrics of one name.
 
     Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 4.2.
 
@@ -71,6 +74,10 @@ class Seq2Seq(TextModule):
     example_metrics: ClassVar[tuple[str, ...]] = ("loss", "nll", "accuracy", "zeros")
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
     counted: ClassVar[str] = "tokens"
+    vocabulary_names: ClassVar[frozenset[str]] = frozenset({"source", "target"})
+    choosable: ClassVar[frozenset[str]] = frozenset(
+        {"beam_size", "n_best", "length_penalty", "max_output", "replace_unknown", "metrics", "validation_beam_size"}
+    )
 
     def __init__(
         self,
@@ -109,6 +116,7 @@ class Seq2Seq(TextModule):
         self.max_output = check_count("max_output", max_output)
         self.replace_unknown = replace_unknown
         self.metrics: list[TextMetric] = [Bleu(), ChrF()] if metrics is None else metrics
+        _check_keys(self.metrics)
         self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0)
         self.val_text = nn.ModuleList(metric.clone() for metric in self.metrics)
         self.test_text = nn.ModuleList(metric.clone() for metric in self.metrics)
@@ -137,8 +145,11 @@ class Seq2Seq(TextModule):
                 for parameter in self.parameters():
                     if id(parameter) not in learnt:
                         parameter.uniform_(-self.init_range, self.init_range)
-                for embedding, its in ((self.source_embedding, source), (self.target_embedding, target)):
-                    embedding.weight[its.pad] = 0.0
+        with torch.no_grad():
+            for embedding, its in ((self.source_embedding, source), (self.target_embedding, target)):
+                if self.init_range is None:
+                    embedding.weight.normal_(0.0, self.body.width**-0.5)  # tied, it also gives the scores of the tokens
+                embedding.weight[its.pad] = 0.0
 
     def setup(self, stage: str) -> None:
         """Find the vocabularies, and say so where lower-cased outputs will be scored with case."""
@@ -169,7 +180,7 @@ class Seq2Seq(TextModule):
         rows, columns = there.nonzero(as_tuple=True)
         gold = target[rows, columns + 1]
         scores = self.output(hidden[rows, columns])  # no work for padding
-        losses, nll = self._losses(scores, gold, stage)
+        losses, nll = self._losses(scores, gold)
         loss = losses.sum() / len(source) if self.loss_per == "sentence" else losses.mean()
         weights = weights.detach()[rows, :, columns]  # (N, heads, S)
         support = weights.ne(0).sum(-1)
@@ -207,7 +218,7 @@ class Seq2Seq(TextModule):
         limits = torch.where(lengths > 0, (3 * lengths + 10).clamp(max=self.max_output), 0)
         return beam_search(
             self._next,
-            memory,
+            self.body.prepare(memory),
             self.body.start(memory),
             bos=target.bos,
             eos=target.eos,
@@ -225,8 +236,13 @@ class Seq2Seq(TextModule):
         Args:
             lines: the inputs; an empty one gives an empty output.
             batch_size: how many are worked on together.
+
+        Raises:
+            ConfigurationError: for a batch size below 1, or what is no list of text.
         """
         self._check_built()
+        check_count("batch_size", batch_size)
+        check_lines("lines", lines)
         vocabulary, training = self.vocabularies["source"], self.training
         encoded = vocabulary.encode(list(lines))
         found: list[str] = [""] * len(encoded)
@@ -240,8 +256,8 @@ class Seq2Seq(TextModule):
                 for row, i in enumerate(rows):
                     source[row, : len(encoded[i])] = torch.tensor(encoded[i], dtype=torch.int64)
                 source, lengths = source.to(self.device), lengths.to(self.device)
-                for i, row, best in zip(rows, source, self.search(self.encode(source, lengths), lengths), strict=True):
-                    found[i] = self._text(best[0], row)
+                for i, best in zip(rows, self.search(self.encode(source, lengths), lengths), strict=True):
+                    found[i] = self._text(best[0], lines[i])
         finally:
             self.train(training)
         return found
@@ -252,8 +268,8 @@ class Seq2Seq(TextModule):
         found = self.search(memory, batch["source_length"])
         drawn = self._drawn(batch, [best[0] for best in found])
         candidates = [
-            [{"text": self._text(one, row), "score": one.score} for one in best]
-            for best, row in zip(found, batch["source"], strict=True)
+            [{"text": self._text(one, text), "score": one.score} for one in best]
+            for best, text in zip(found, batch["source_text"], strict=True)
         ]
         lines = [best[0]["text"] for best in candidates]
         return {**drawn, "index": batch["index"], "lines": lines, "candidates": candidates, "source": batch["source_text"]}
@@ -286,7 +302,7 @@ class Seq2Seq(TextModule):
             for name, value in metric.compute().items():
                 self.log(f"{stage}/{name}", value, prog_bar=stage == "val", sync_dist=True)
 
-    def _losses(self, scores: Tensor, gold: Tensor, stage: Stage) -> tuple[Tensor, Tensor]:
+    def _losses(self, scores: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is minimized and the negative log-likelihood, (N,), for scores (N, V) of tokens (N,)."""
         if self.output_mapping is None or self.fenchel_young is None:
             nll = nnf.cross_entropy(scores, gold, reduction="none")
@@ -310,23 +326,24 @@ class Seq2Seq(TextModule):
     def _score(self, batch: Batch, memory: State, beam_size: int, stage: Stage) -> dict[str, Any]:
         """Write freely, score it, and return what is to be drawn."""
         found = [best[0] for best in self.search(memory, batch["source_length"], beam_size)]
-        lines = [self._text(one, row) for one, row in zip(found, batch["source"], strict=True)]
+        lines = [self._text(one, text) for one, text in zip(found, batch["source_text"], strict=True)]
         for metric in self._text_metrics(stage):
             metric.update(lines, batch["references"])
         return {**self._drawn(batch, found), "index": batch["index"]}
 
-    def _text(self, found: Hypothesis, source: Tensor) -> str:
-        """Return the text of an output for a source (S,)."""
+    def _text(self, found: Hypothesis, source: str) -> str:
+        """Return the text of an output for a source."""
         return self.vocabularies["target"].join(self._tokens(found, source))
 
-    def _tokens(self, found: Hypothesis, source: Tensor) -> list[str]:
+    def _tokens(self, found: Hypothesis, source: str) -> list[str]:
         target = self.vocabularies["target"]
         tokens = target.lookup_tokens(found.tokens)
-        if self.replace_unknown:
+        if self.replace_unknown and target.unk in found.tokens:
+            written = self.vocabularies["source"].tokenize(source)
             for place, number in enumerate(found.tokens):
                 if number == target.unk and place < found.attention.shape[1]:
                     best = int(found.attention[:, place].mean(0).argmax())
-                    tokens[place] = self.vocabularies["source"].lookup_token(int(source[best]))
+                    tokens[place] = written[best] if best < len(written) else tokens[place]
         return tokens
 
     def _drawn(self, batch: Batch, found: list[Hypothesis]) -> dict[str, Any]:
@@ -337,7 +354,7 @@ class Seq2Seq(TextModule):
         for row, one in enumerate(found):
             _, length, width = one.attention.shape
             attention[row, :length, :width] = one.attention.mean(0)
-            outputs.append([*self._tokens(one, batch["source"][row]), EOS][:length])
+            outputs.append([*self._tokens(one, batch["source_text"][row]), EOS][:length])
         lengths = batch["source_length"].tolist()
         sources = [
             self.vocabularies["source"].lookup_tokens(row[:length].tolist())
@@ -351,3 +368,20 @@ class Seq2Seq(TextModule):
                 "The model does not know its vocabularies yet: train it, load a checkpoint, or call"
                 " `model.build(vocabularies)`."
             )
+
+
+def _check_keys(metrics: Sequence[TextMetric]) -> None:
+    """Check that no two metrics log under one name.
+
+    Raises:
+        ConfigurationError: if they do.
+    """
+    known: dict[str, TextMetric] = {}
+    for metric in metrics:
+        for key in metric.scores(metric.sums.cpu(), 1):
+            if key in known:
+                raise ConfigurationError(
+                    f"The `metrics` {type(known[key]).__name__} and {type(metric).__name__} would both be logged as {key!r}."
+                    f" Give one of them another `name`: {{class_path: {type(metric).__name__}, init_args: {{name: other}}}}."
+                )
+            known[key] = metric

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeGuard
+from typing import Any, ClassVar, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from lit_sparse.metrics import group_counts, tied_groups
 from lit_sparse.models.base import LitSparseModule, restored_checkpoint
 from lit_sparse.vocab import Vocabulary
 
-__all__ = ["TextModule", "count_groups"]
+__all__ = ["TextModule", "check_lines", "count_groups"]
 
 VOCABULARIES = "vocabularies"
 
@@ -42,6 +42,9 @@ class TextModule(LitSparseModule):
         options: of :class:`LitSparseModule`.
     """
 
+    #: The vocabularies that there must be.
+    vocabulary_names: ClassVar[frozenset[str]]
+
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         #: Name -> vocabulary; empty until they are known.
@@ -55,8 +58,13 @@ class TextModule(LitSparseModule):
         """Take vocabularies and make the layers that depend on them.
 
         Raises:
-            ConfigurationError: if that was done before with others.
+            ConfigurationError: if that was done before with others, or they are not those of ``vocabulary_names``.
         """
+        if set(vocabularies) != self.vocabulary_names:
+            raise ConfigurationError(
+                f"{type(self).__name__} needs the vocabularies {' and '.join(sorted(self.vocabulary_names))} but got"
+                f" {', '.join(sorted(vocabularies)) or 'none'}: these are the data of another kind of model."
+            )
         if self.vocabularies:
             if dict(vocabularies) != self.vocabularies:
                 raise ConfigurationError(
@@ -106,6 +114,19 @@ class TextModule(LitSparseModule):
                 path = Path(folder) / "vocabularies" / f"{name}.json"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 vocabulary.save(path)
+
+
+def check_lines(name: str, lines: Sequence[str]) -> None:
+    """Check that something is a list of texts.
+
+    Raises:
+        ConfigurationError: if it is not.
+    """
+    if isinstance(lines, str):
+        raise ConfigurationError(f"Expected argument `{name}` to be a list of texts but got one text: write [{lines[:20]!r}].")
+    for number, line in enumerate(lines):
+        if not isinstance(line, str) or any("\ud800" <= character <= "\udfff" for character in line):
+            raise ConfigurationError(f"Expected argument `{name}` to be a list of texts but number {number} is {line!r}.")
 
 
 def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:

@@ -197,7 +197,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if bias is not None:
             bias = F.pad(bias, (0, extra))
 
-        q, k, v = (self._heads(x) for x in self._project(query, key, value))
+        q, k, v = (self._heads(self._project(x, place)) for place, x in enumerate((query, key, value)))
         if self.bias_k is not None and self.bias_v is not None:
             k = torch.cat([k, self.bias_k.view(self.num_heads, 1, -1).expand(len(k), -1, -1, -1)], -2)
             v = torch.cat([v, self.bias_v.view(self.num_heads, 1, -1).expand(len(v), -1, -1, -1)], -2)
@@ -208,23 +208,51 @@ class MultiheadAttention(nn.MultiheadAttention):
             scores = scores + bias.to(scores.dtype)
         if query_is_key and mask is not None and self.mapping.couples_queries:  # padding takes no key from the others
             mask = mask & mask.any(-2)[..., : q.shape[-2]].unsqueeze(-1)
-        weights = F.dropout(self.mapping.map_block(scores, mask), self.dropout, self.training)
-        merged = (weights @ v).permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(-2)
-        output = self.out_proj(merged)
+        output, weights = self._attend(scores, v, mask)
         if unbatched:
             output, weights = output.squeeze(batch_dim), weights.squeeze(0)
         if not need_weights:
             return output, None
         return output, weights.mean(-3) if average_attn_weights else weights
 
-    def _project(self, *inputs: Tensor) -> list[Tensor]:
-        """Apply the input projections to query, key and value; each result has width ``embed_dim``."""
+    def project_memory(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values as :meth:`attend_projected` takes them, both (N, num_heads, S, head_dim).
+
+        What is attended to again and again, token by token, is projected once.
+
+        Args:
+            key: batched, as in :meth:`forward`.
+            value: likewise.
+        """
+        return self._heads(self._project(key, 1)), self._heads(self._project(value, 2))
+
+    def attend_projected(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Attend to keys and values of :meth:`project_memory`, without those of ``add_bias_kv`` and ``add_zero_attn``.
+
+        Args:
+            query: (N, L, E) if ``batch_first``, else (L, N, E).
+            key: (N, num_heads, S, head_dim).
+            value: (N, num_heads, S, head_dim), finite also where nobody may look.
+            mask: boolean, broadcastable to (N, num_heads, L, S), True where a query may look.
+
+        Returns:
+            The output, of the query's shape, and the weights (N, num_heads, L, S).
+        """
+        return self._attend(_scores(self._heads(self._project(query, 0)), key), value, mask)
+
+    def _attend(self, scores: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        weights = F.dropout(self.mapping.map_block(scores, mask), self.dropout, self.training)
+        merged = (weights @ value).permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(-2)
+        return self.out_proj(merged), weights
+
+    def _project(self, x: Tensor, place: int) -> Tensor:
+        """Apply the input projection of queries (place 0), keys (1) or values (2); the result has width ``embed_dim``."""
         if self.kdim == self.vdim == self.embed_dim:
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
-        return [F.linear(x, weight, bias) for x, weight, bias in zip(inputs, weights, biases, strict=True)]
+        return F.linear(x, weights[place], biases[place])
 
     def _heads(self, x: Tensor) -> Tensor:
         """Split a batched sequence into heads: (N, num_heads, S, head_dim)."""

@@ -51,7 +51,8 @@ def beam_search(
 
     At each step a row's ``beam_size`` best open sequences are extended by every token; an extension by ``eos`` among the
     best ``beam_size`` of all is finished. A row ends when ``beam_size`` sequences are finished or its limit is reached, where
-    open ones count as finished. What a row gets does not depend on the others. A beam of size 1 is greedy search.
+    open ones count as finished. What a row gets does not depend on the others. A beam of size 1 is greedy search; among equally
+    probable tokens any may be taken.
 
     Args:
         step: see :data:`Step`; a token of log-probability -inf or NaN is never taken.
@@ -109,7 +110,7 @@ def beam_search(
             if len(found) < beam_size:
                 beam, token = int(beams[row, rank]), int(chosen[row, rank])
                 written = tokens[row, beam, 1:].tolist() + ([] if token == eos else [token])
-                found.append(Hypothesis(written, float(best[row, rank]) / divisor, attention[row, beam].cpu()))
+                found.append(Hypothesis(written, float(best[row, rank]) / divisor, attention[row, beam].to("cpu", copy=True)))
 
         # The best extensions that go on, in their order; those that ended stand behind them.
         open_best = torch.where(chosen == eos, -torch.inf, best)

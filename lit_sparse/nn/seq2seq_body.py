@@ -48,8 +48,15 @@ class Seq2SeqBody(nn.Module, ABC):
         """Attend by a mapping; to be called once, before anything else.
 
         Raises:
-            ConfigurationError: for a mapping that couples the queries, which come one by one when a target is written.
+            ConfigurationError: for a mapping that couples the queries, which come one by one when a target is written, or if it
+                attends by a mapping already.
         """
+        bound = dict(self.named_children()).get("mapping")
+        if bound is not None:
+            raise ConfigurationError(
+                f"This {type(self).__name__} attends by {bound!r} in another model. Make one for each model: they would"
+                " share their weights."
+            )
         if mapping.couples_queries:
             raise ConfigurationError(
                 f"Expected a mapping of each query by itself but {mapping!r} couples all of them, and a decoder asks one"
@@ -70,6 +77,10 @@ class Seq2SeqBody(nn.Module, ABC):
             The memory that a decoder attends to; rows first.
         """
 
+    def prepare(self, memory: State) -> State:
+        """Return the memory with whatever all steps of a search need of it, worked out once."""
+        return memory
+
     @abstractmethod
     def start(self, memory: State) -> State:
         """Return the decoder's state before its first token."""
@@ -80,7 +91,7 @@ class Seq2SeqBody(nn.Module, ABC):
 
         Args:
             embedded: (B, E).
-            memory: of :meth:`encode`.
+            memory: of :meth:`encode`, or of :meth:`prepare`, which is faster.
             state: of :meth:`start` or of the step before.
 
         Returns:

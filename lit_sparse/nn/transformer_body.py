@@ -72,22 +72,37 @@ class TransformerBody(Seq2SeqBody):
         mask = length_mask(lengths, embedded.shape[1])
         x = self._placed(embedded, 0)
         for layer in _layers(self.encoder):
-            x, _ = layer(x, layer.normed(x), None, ~mask, None)
+            x, _ = layer(x, None, ~mask, None)
         return {"states": self.encoder_norm(x), "mask": mask}
 
+    def prepare(self, memory: State) -> State:
+        """See :class:`Seq2SeqBody`; the memory gets the projected keys and values of each layer's cross-attention."""
+        states = torch.where(memory["mask"].unsqueeze(-1), memory["states"], 0.0)  # a weight of zero does not silence a NaN
+        found = dict(memory)
+        for number, layer in enumerate(_layers(self.decoder)):
+            found[f"keys{number}"], found[f"values{number}"] = layer.cross_attention.project_memory(states, states)
+        return found
+
     def start(self, memory: State) -> State:
-        """See :class:`Seq2SeqBody`."""
-        states = memory["states"]
-        return {f"past{number}": states.new_zeros(len(states), 0, self.width) for number in range(self.layers)}
+        """See :class:`Seq2SeqBody`; the state are the projected keys and values of each layer's self-attention."""
+        none = memory["states"].new_zeros(len(memory["states"]), self.heads, 0, self.width // self.heads)
+        return {f"{kind}{number}": none for number in range(self.layers) for kind in ("keys", "values")}
 
     def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
         """See :class:`Seq2SeqBody`."""
-        x = self._placed(embedded.unsqueeze(1), state["past0"].shape[1])
+        x = self._placed(embedded.unsqueeze(1), state["keys0"].shape[2])
+        memory = memory if "keys0" in memory else self.prepare(memory)
+        mask = memory["mask"][:, None, None]
         after: State = {}
         all_weights = []
         for number, layer in enumerate(_layers(self.decoder)):
-            past = after[f"past{number}"] = torch.cat([state[f"past{number}"], layer.normed(x)], 1)
-            x, weights = layer(x, past, None, None, memory)
+            keys, values = f"keys{number}", f"values{number}"
+            normed = layer.before(x)
+            key, value = layer.self_attention.project_memory(normed, normed)
+            after[keys], after[values] = torch.cat([state[keys], key], 2), torch.cat([state[values], value], 2)
+            x = x + layer.drop(layer.self_attention.attend_projected(normed, after[keys], after[values])[0])
+            found, weights = layer.cross_attention.attend_projected(layer.before_cross(x), memory[keys], memory[values], mask)
+            x = layer.widened(x + layer.drop(found))
             all_weights.append(weights)
         return self.decoder_norm(x).squeeze(1), torch.cat(all_weights, 1).squeeze(2), after
 
@@ -98,7 +113,7 @@ class TransformerBody(Seq2SeqBody):
         x = self._placed(embedded, 0)
         all_weights = []
         for layer in _layers(self.decoder):
-            x, weights = layer(x, layer.normed(x), later, None, memory)
+            x, weights = layer(x, later, None, memory)
             all_weights.append(weights)
         return self.decoder_norm(x), torch.cat(all_weights, 1)
 
@@ -130,25 +145,17 @@ class _Layer(nn.Module):
         self.wide, self.narrow = nn.Linear(width, feedforward), nn.Linear(feedforward, width)
         self.drop = nn.Dropout(dropout)
 
-    def normed(self, x: Tensor) -> Tensor:
-        """Return what self-attention sees of the layer's input."""
-        found: Tensor = self.before(x)
-        return found
-
-    def forward(
-        self, x: Tensor, past: Tensor, later: Tensor | None, padding: Tensor | None, memory: State | None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, later: Tensor | None, padding: Tensor | None, memory: State | None) -> tuple[Tensor, Tensor]:
         """Return the layer's output (B, T, E) and the weights of its cross-attention (B, heads, T, S), or its own.
 
         Args:
             x: (B, T, E).
-            past: (B, P, E) what self-attention looks at, normalized; its last T positions are those of x.
-            later: (T, P), True where a position must not look.
-            padding: (B, P), True where nobody may look.
+            later: (T, T), True where a position must not look.
+            padding: (B, T), True where nobody may look.
             memory: what cross-attention looks at.
         """
-        queries = past[:, past.shape[1] - x.shape[1] :]
-        found, weights = self.self_attention(queries, past, past, padding, attn_mask=later, average_attn_weights=False)
+        normed = self.before(x)
+        found, weights = self.self_attention(normed, normed, normed, padding, attn_mask=later, average_attn_weights=False)
         x = x + self.drop(found)
         if memory is not None:
             states = memory["states"]
@@ -156,5 +163,10 @@ class _Layer(nn.Module):
                 self.before_cross(x), states, states, ~memory["mask"], average_attn_weights=False
             )
             x = x + self.drop(found)
+        return self.widened(x), weights
+
+    def widened(self, x: Tensor) -> Tensor:
+        """Return what the layer's last part makes of (B, T, E)."""
         inner = self.drop(nnf.relu(self.wide(self.before_linear(x))))
-        return x + self.drop(self.narrow(inner)), weights
+        widened: Tensor = x + self.drop(self.narrow(inner))
+        return widened

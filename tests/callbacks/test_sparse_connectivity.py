@@ -229,7 +229,12 @@ def test_resumed_in_python(tmp_path: Path) -> None:
         for epochs in parts:
             net = Net()
             net.load_state_dict(torch.load(tmp_path / "w.pt")) if nets else torch.save(net.state_dict(), tmp_path / "w.pt")
-            quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+            quiet = {
+                "enable_checkpointing": False,
+                "logger": False,
+                "enable_progress_bar": False,
+                "enable_model_summary": False,
+            }
             run = pl.Trainer(
                 accelerator="cpu",
                 max_epochs=epochs,

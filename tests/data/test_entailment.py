@@ -77,10 +77,14 @@ def test_pairs_without_a_gold_label_are_left_out(labels: list[Any], folder: Path
     assert data(folder).size("val") == 2
 
 
-def test_labels_that_are_missing_are_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {"premise": list(PREMISES[:2]), "hypothesis": list(HYPOTHESES[:2]), "label": [None, "neutral"]}
-    monkeypatch.setattr("lit_sparse.data.text.read_split", lambda *_, **__: given)
+def test_labels_that_are_missing_are_none(folder: Path) -> None:
+    write(folder, "val", rows([None, "neutral", None]))
     assert data(folder).texts("val")["label"] == [1]
+    (folder / "val.jsonl").unlink()
+    (folder / "val.csv").write_text("premise,hypothesis,label\na,b,1\nc,d,\ne,f,0\n")
+    assert data(folder).texts("val") == {"premise": ["a", "e"], "hypothesis": ["b", "f"], "label": [1, 0]}
+    (folder / "val.csv").write_text("premise,hypothesis,label\na,b,1\nc,d,-\ne,f,0\n")
+    assert data(folder).texts("val")["label"] == [1, 0], "a dash among numbers"
 
 
 def test_labels_have_any_names(folder: Path) -> None:
@@ -234,6 +238,8 @@ def test_words_come_from_every_form_of_vectors(tmp_path: Path) -> None:
         assert read_words(str(tmp_path / name), 2) == expected, name
     with pytest.raises(DataError, match="width 3"):
         read_words(str(tmp_path / "some.pt"), 3)
+    (tmp_path / "bytes.txt").write_bytes(b"a 1 2\n\xff 1 2\n\xfe 3 4\nb 1 2\n")
+    assert read_words(str(tmp_path / "bytes.txt")) == ["a", "b"], "what no text contains is left out"
     with pytest.raises(DataError, match="does not exist"):
         read_words(str(tmp_path / "none.txt"))
 

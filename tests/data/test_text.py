@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -99,8 +100,13 @@ def test_evaluation_begins_with_the_longest_and_leaves_nothing_out(folder: Path)
     data.setup()
     lengths = [batch["target_length"].tolist() for batch in data.val_dataloader()]
     flat = [length for batch in lengths for length in batch]
-    assert flat == sorted(flat, reverse=True)
+    assert all(batch == sorted(batch, reverse=True) for batch in lengths)
+    assert max(flat) == flat[0]
     assert len(flat) == 10
+    data.eval_batch_size = 2
+    starts = [batch["target_length"][0].item() for batch in data.val_dataloader()]
+    assert starts != sorted(starts, reverse=True), "some batches alone tell of all lengths"
+    assert sorted(i for batch in data.val_dataloader() for i in batch["index"].tolist()) == list(range(10))
 
 
 def test_long_and_empty_pairs_are_left_out_of_training_alone(tmp_path: Path) -> None:
@@ -155,6 +161,36 @@ def test_the_vocabularies_of_a_model_are_taken_over(folder: Path) -> None:
         data.use_vocabularies({"text": theirs["source"]})
 
 
+def test_options_that_a_model_overrules_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    theirs = {"source": Vocabulary.build(["w1"], kind="bpe"), "target": Vocabulary.build(["v1"])}
+    gone = str(folder / "gone.json")
+    with caplog.at_level(logging.INFO):
+        module(folder, target_vocabulary=VocabularyOptions(file=gone)).use_vocabularies(theirs)
+    assert "the source vocabulary is the model's, of kind='bpe'" in caplog.text
+    assert f"{gone!r} is not there; the target vocabulary is the model's" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        module(folder, source_vocabulary=VocabularyOptions(kind="bpe")).use_vocabularies(theirs)
+    assert "note" not in caplog.text
+
+
+def test_whatever_is_cut_is_told(folder: Path) -> None:
+    data = module(folder, max_test_length=2)
+    data.setup()
+    with pytest.warns(UserWarning) as told:
+        data.sequences("val")
+    for role in ("source", "target"):
+        assert any(f"max_test_length=2 tokens and are cut there: {role}" in str(one.message) for one in told)
+
+
+def test_more_processes_than_examples_are_refused_on_each(folder: Path) -> None:
+    data = module(folder)
+    data.setup()
+    data.trainer = type("Trainer", (), {"global_rank": 1, "world_size": 11})()  # type: ignore[assignment]
+    with pytest.raises(DataError, match=r"10 examples in the val data for 11 processes.* --trainer.devices 10"):
+        data.val_dataloader()
+
+
 def test_several_references_are_read(tmp_path: Path) -> None:
     plain = [{"article": "a b c", "title": "a"}]
     many = [{"article": "a b", "references": ["x", "y z"]}, {"article": "c", "references": ["w"]}]
@@ -165,6 +201,12 @@ def test_several_references_are_read(tmp_path: Path) -> None:
     batch = next(iter(data.test_dataloader()))
     assert sorted(batch["references"]) == [["w"], ["x", "y z"]]
     assert batch["target"].shape[0] == 2
+    for wrong in (5, [], ["a", None], {"x": 1}, None):
+        rows = [*many, {"article": "d", "references": wrong}]
+        (tmp_path / "bad.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        data = SummarizationDataModule(str(tmp_path), val="train", test="bad", references="references")
+        with pytest.raises(DataError, match=r"(row|line) 3"):
+            data.setup("test")
 
 
 def test_what_is_predicted_is_a_file_of_lines_or_the_test_split(folder: Path) -> None:
@@ -183,6 +225,10 @@ def test_what_is_predicted_is_a_file_of_lines_or_the_test_split(folder: Path) ->
     other = module(folder)
     other.setup("predict")
     assert other.size("predict") == 7
+    (folder / "in.jsonl").write_text('{"de": "w1 w2", "x": 1}\n{"de": "w3"}\n')
+    table = module(folder, predict=str(folder / "in.jsonl"))
+    table.setup("predict")
+    assert table.texts("predict") == {"source": ["w1 w2", "w3"]}
 
 
 def test_the_place_in_an_epoch_is_kept(folder: Path) -> None:

@@ -142,7 +142,7 @@ def test_the_loss_is_divided_by_sentences_or_by_tokens(folder: Path) -> None:
 def test_label_smoothing_is_torchs(folder: Path) -> None:
     model = small(label_smoothing=0.2)
     scores, gold = torch.randn(7, 9), torch.randint(9, (7,))
-    losses, _ = model._losses(scores, gold, "train")
+    losses, _ = model._losses(scores, gold)
     torch.testing.assert_close(losses, nnf.cross_entropy(scores, gold, reduction="none", label_smoothing=0.2))
 
 
@@ -310,6 +310,81 @@ def test_unknown_words_are_copied_from_where_the_model_looks(folder: Path) -> No
     for text in model.write(["ein Hund"]):
         assert set(text.split()) <= {"ein", "hund"}
         assert text
+    (name,) = model.write(["Schwarzenegger"])
+    assert set(name.split()) == {"schwarzenegger"}, "a word that the source's vocabulary does not have either"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("init_range", [None, 0.1])
+@pytest.mark.parametrize("name", ["recurrent", "transformer"])
+def test_no_token_is_likely_before_training(name: str, init_range: float | None, tied: bool) -> None:
+    """The first loss is about that of guessing, whatever the layers begin with."""
+    torch.manual_seed(0)
+    body = TransformerBody(64, 2, 0.0, heads=4, feedforward=128) if name == "transformer" else RecurrentBody(64, 1, 0.0)
+    words = [f"w{number}" for number in range(2000)]
+    vocabulary = Vocabulary.build(words)
+    model = small(body=body, init_range=init_range, tied_embeddings=tied)
+    model.build({"source": vocabulary, "target": vocabulary})
+    source, target = torch.randint(4, 2000, (8, 9)), torch.randint(4, 2000, (8, 7))
+    scores, _ = model(source, torch.full((8,), 9), target)
+    guessed = nnf.cross_entropy(scores.flatten(0, 1), torch.randint(4, 2000, (56,)))
+    assert float(guessed.detach()) < 1.3 * math.log(2004)
+
+
+def test_a_body_belongs_to_one_model() -> None:
+    body = RecurrentBody(8, layers=1)
+    first = small(Softmax(), body=body)
+    with pytest.raises(ConfigurationError, match=r"attends by Softmax\(.* in another model. Make one for each"):
+        small(Sparsemax(), body=body)
+    assert isinstance(first.body.mapping, Softmax)
+
+
+def test_metrics_that_would_be_one_number_are_refused() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"ChrF and ChrF would both be logged as 'chrf'\. Give one of them another `name`"
+    ):
+        small(metrics=[ChrF(), ChrF(lowercase=True)])
+    with pytest.raises(ConfigurationError, match="both be logged as 'rouge"):
+        small(metrics=[Rouge(references="average"), Bleu(), Rouge(references="best")])
+    small(metrics=[ChrF(), ChrF(lowercase=True, name="chrf_lower")])
+
+
+def test_a_search_keeps_no_more_attention_than_it_returns(folder: Path) -> None:
+    model = trained(folder, small(body=TransformerBody(16, 2, 0.0, heads=4, feedforward=32))).eval()
+    lengths = torch.full((6,), 7)
+    with torch.no_grad():
+        found = model.search(model.encode(torch.randint(4, 9, (6, 7)), lengths), lengths)
+    for (best,) in found:
+        assert best.attention.untyped_storage().nbytes() == 4 * best.attention.numel()
+
+
+def test_what_is_no_text_is_not_written_about(folder: Path) -> None:
+    model = small().build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])})
+    for lines, words in (
+        ("ein Hund", r"one text: write \['ein Hund'\]"),
+        ([None], "number 0 is None"),
+        (["a", "\ud800"], "number 1"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            model.write(lines)  # type: ignore[arg-type]
+    for size in (0, -1):
+        with pytest.raises(ConfigurationError, match="`batch_size`"):
+            model.write(["a"], batch_size=size)
+    assert model.write([]) == []
+
+
+def test_vocabularies_of_another_model_leave_it_as_it_was() -> None:
+    model = small()
+    with pytest.raises(ConfigurationError, match="Seq2Seq needs the vocabularies source and target but got text"):
+        model.build({"text": Vocabulary.build(["a"])})
+    assert model.build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])}).write(["a"])
+
+
+def test_means_keep_their_digits_in_bfloat16(folder: Path) -> None:
+    model = small()
+    run = trainer(precision="bf16-true")
+    run.fit(model, data_of(folder))
+    assert {metric.total.dtype for metric in model.val_means.values()} == {torch.float64}
 
 
 def test_embeddings_are_tied_when_asked(folder: Path) -> None:

@@ -99,7 +99,7 @@ def test_the_gradient_of_the_whole_objective(mapping: nn.Module | None, epoch: i
             old = float(entry[place])
             for step in (size, -size):
                 entry[place] = old + step
-                values.append(float(model.step(batch, 0, "train")["loss"]))
+                values.append(float(model.step(batch, 0, "train")["loss"].detach()))
             entry[place] = old
             assert (values[0] - values[1]) / (2 * size) == pytest.approx(float(slope.view(-1)[place]), abs=1e-6)
 
@@ -239,7 +239,7 @@ def test_too_few_and_no_examples_to_start_from() -> None:
         trainer(max_epochs=1).fit(model, digits())
     loader = torch.utils.data.DataLoader([{"pixels": torch.rand(64), "label": 1, "index": 0}])
     with pytest.raises(ConfigurationError, match=r"call `model.start_from\(examples\)` first"):
-        trainer(max_epochs=1).fit(SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64), loader)
+        trainer(max_epochs=1).fit(SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64), loader, loader)
     with pytest.raises(ConfigurationError, match="in_features=784 features but the data have 64"):
         trainer(max_epochs=1).fit(SupervisedOnlineAutoencoder(HoyerProjection(0.5)), digits())
 

@@ -49,6 +49,18 @@ def test_steps_give_what_the_whole_gives(body: Seq2SeqBody) -> None:
         torch.testing.assert_close(looked, weights[:, :, t])
 
 
+def test_a_prepared_memory_gives_the_same_steps(body: Seq2SeqBody) -> None:
+    memory = body.encode(inputs()[0], LENGTHS)
+    prepared = body.prepare(memory)
+    states = [body.start(memory), body.start(prepared)]
+    for _ in range(4):
+        x = torch.randn(4, 8, dtype=torch.float64)
+        found = [body.step(x, some, state) for some, state in zip((memory, prepared), states, strict=True)]
+        states = [one[2] for one in found]
+        for left, right in zip(found[0][:2], found[1][:2], strict=True):
+            torch.testing.assert_close(left, right)
+
+
 def test_no_token_depends_on_a_later_one(body: Seq2SeqBody) -> None:
     source, target = inputs()
     memory = body.encode(source, LENGTHS)

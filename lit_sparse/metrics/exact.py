@@ -1,0 +1,32 @@
+"""Metrics whose sums keep their digits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torchmetrics import Metric
+from typing_extensions import Self
+
+__all__ = ["ExactMetric"]
+
+
+class ExactMetric(Metric):
+    """A metric whose sums keep their dtype, whatever precision is asked of the module that holds it.
+
+    ``module.to(torch.bfloat16)``, as ``precision="bf16-true"`` does it, would otherwise sum in 8 bits: a mean over more than
+    some hundred examples would be wrong.
+    """
+
+    full_state_update = False
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
+        """Move the sums, and leave their dtype."""
+
+        def moved(tensor: Tensor) -> Tensor:
+            found = fn(tensor)
+            return found if found.dtype == tensor.dtype else tensor.to(found.device)
+
+        super()._apply(moved, *args, **kwargs)
+        return self
