@@ -17,6 +17,7 @@ pytestmark = pytest.mark.process
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
 BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))
 GAME = ("-c", str(ROOT / "tests" / "support" / "game.yaml"))
+SOAE = ("-c", str(ROOT / "tests" / "support" / "soae.yaml"))
 TRANSLATION = ("-c", str(ROOT / "tests" / "support" / "translation.yaml"))
 TWO = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"))
 ODD = ("--data.init_args.test_size=101", "--data.init_args.val_size=101", "--data.init_args.eval_batch_size=7")
@@ -98,6 +99,36 @@ def test_a_sampler_learns_on_two_processes_and_its_game_is_scored_alike(
     assert {"test/topographic_similarity", "test/used_vocabulary", "test/success"} <= one.keys()
     assert one["test/examples"] == [101.0]
     assert one["test/used_vocabulary"][0] > 1
+    for name, values in one.items():
+        assert two[name] == pytest.approx(values, rel=1e-5), name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--trainer.callbacks=OptimalBrainDamage", "--trainer.callbacks.module=encoder", "--trainer.callbacks.every=2")],
+    ids=["sparse connectivity", "optimal brain damage"],
+)
+def test_weights_are_acted_on_alike(
+    options: tuple[str, ...], lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes with half the batch each end where one with the whole does: projected, or pruned, by the same numbers."""
+    done = lit_sparse("fit", *SOAE, *options, *TWO, "--data.init_args.batch_size=5", "--name=two", "--trainer.max_epochs=3")
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
+    assert main(["fit", *SOAE, *options, "--name=one", "--trainer.max_epochs=3"]) == 0
+    one, two = (
+        torch.load(tmp_path / "runs" / name / "0" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for name in ("one", "two")
+    )
+    if options:  # what is drawn to measure by depends on the batches; how much goes does not
+        assert int((one["encoder.weight"] == 0).sum()) == int((two["encoder.weight"] == 0).sum()) > 900
+    else:
+        torch.testing.assert_close(two["encoder.weight"], one["encoder.weight"], atol=1e-4, rtol=0)
+    done = lit_sparse("test", *SOAE, *TWO, "--name=one", "--ckpt_path", "last")
+    assert done.returncode == 0, done.stderr
+    assert main(["test", *SOAE, "--name=one", "--ckpt_path", "last"]) == 0
+    two, one = (metrics_of(tmp_path / "runs" / "one" / "0" / "test" / str(number)) for number in (0, 1))
     for name, values in one.items():
         assert two[name] == pytest.approx(values, rel=1e-5), name
 

@@ -24,6 +24,7 @@ COMMON = (
 
 BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))
 GAME = ("-c", str(ROOT / "tests" / "support" / "game.yaml"))
+SOAE = ("-c", str(ROOT / "tests" / "support" / "soae.yaml"))
 TRANSLATION = ("-c", str(ROOT / "tests" / "support" / "translation.yaml"))
 
 pytestmark = pytest.mark.process
@@ -128,6 +129,32 @@ def test_what_a_sampler_has_learnt_goes_on(
     for name in ("train/nll", "train/entropy", "val/success", "val/message_entropy"):
         assert metrics_of(cut)[name] == pytest.approx(metrics_of(whole)[name], rel=1e-5), name
     assert metrics_of(cut)["train/seconds"][-1] > metrics_of(cut)["train/seconds"][0] > 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(), ("--trainer.callbacks=OptimalBrainDamage", "--trainer.callbacks.module=encoder", "--trainer.callbacks.every=2")],
+    ids=["sparse connectivity", "optimal brain damage"],
+)
+def test_what_acts_on_weights_goes_on(
+    options: tuple[str, ...], lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed within an epoch at whose end weights are projected, or removed by what was measured in it."""
+    fit = ("fit", *SOAE, *options, "--checkpoint_every_n_steps=4")
+    killer = ("--trainer.callbacks+=interruptions.KillAtStep", "--trainer.callbacks.step=31")  # 20 batches an epoch
+    killed = lit_sparse(*fit, *killer)
+    assert killed.returncode == -9, killed.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
+    for arguments in ([*fit, "--ckpt_path", "last"], [*fit, "--name=whole"]):
+        assert main(list(arguments)) == 0
+    cut, whole = tmp_path / "runs" / "soae" / "0", tmp_path / "runs" / "whole" / "0"
+    for name, tensor in weights(whole).items():
+        torch.testing.assert_close(weights(cut)[name], tensor, atol=1e-6, rtol=0)
+    zeros = float((weights(whole)["encoder.weight"] == 0).float().mean())
+    assert zeros > 0.4 if options else zeros > 0
+    for name in ("train/loss", "val/loss", "val/support_size_mean"):
+        assert metrics_of(cut)[name] == pytest.approx(metrics_of(whole)[name], rel=1e-5), name
 
 
 def test_nothing_to_resume_is_an_error(lit_sparse: Command, tmp_path: Path) -> None:
