@@ -12,8 +12,9 @@ from torch.nn import functional as nnf
 
 from lit_sparse.checks import check_count, check_number
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features, restored_checkpoint
-from lit_sparse.nn import InitialBases, SampleBases
+from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
 
 __all__ = ["SupervisedOnlineAutoencoder"]
 
@@ -58,12 +59,16 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         initial_bases: what the bases are at first; None for random training examples of unit norm.
         supervision_epochs: epochs after which 63 % of the loss is the classifier's; 0 for all of it from the beginning.
         output_std: standard deviation of the Gaussian noise that W_out and theta are at first.
+        sparse_gradient: whether the bases get a sparse gradient, of the active units alone, which is faster where few are
+            active in a batch, as with one example an update. ``torch.optim.SGD`` without momentum and weight decay takes
+            it; gradients cannot be clipped, nor be averaged over processes.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start).
 
     Raises:
-        ConfigurationError: for an argument outside its range, or a mapping of another dimension.
+        ConfigurationError: for an argument outside its range, a mapping of another dimension, or a sparse gradient without a
+            mapping that makes zeros, with several processes, clipping, or an optimizer that keeps a state.
 
     Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 4. The publication says
     that alpha begins at zero, rises slowly and tends to one; this function of the epoch is our own.
@@ -90,6 +95,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         initial_bases: InitialBases | None = None,
         supervision_epochs: float = 10.0,
         output_std: float = 0.01,
+        sparse_gradient: bool = False,
         optimizer: OptimizerCallable = torch.optim.SGD,
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
@@ -104,6 +110,11 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         self.classes = check_count("classes", classes, 2)
         self.initial_bases = SampleBases() if initial_bases is None else initial_bases
         self.output_std = check_number("output_std", output_std, 0.0, 1e3)
+        if sparse_gradient and not isinstance(mapping, SparseMapping):
+            raise ConfigurationError(
+                f"Expected `sparse_gradient` with a mapping that makes zeros but `mapping` is {mapping!r}."
+            )
+        self.sparse_gradient = sparse_gradient
         self.encoder = nn.Linear(in_features, width, bias=False)
         self.output = nn.Linear(width, classes)
         with torch.no_grad():
@@ -163,10 +174,31 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         self._started = True
         super().on_load_checkpoint(checkpoint)
 
+    def on_train_start(self) -> None:
+        """Check that a sparse gradient can be used."""
+        super().on_train_start()
+        if self.sparse_gradient:
+            states = [
+                group for group in self.trainer.optimizers[0].param_groups if group.get("momentum") or group["weight_decay"]
+            ]
+            hindrance = {
+                "several processes": self.trainer.world_size > 1,
+                "trainer.gradient_clip_val": bool(self.trainer.gradient_clip_val),
+                "an optimizer other than torch.optim.SGD": not isinstance(self.trainer.optimizers[0], torch.optim.SGD),
+                "momentum or weight decay": bool(states),
+            }
+            found = [name for name, there in hindrance.items() if there]
+            if found:
+                raise ConfigurationError(f"`sparse_gradient` cannot be used with {' and '.join(found)}. Leave one of them out.")
+
     def encode(self, pixels: Tensor) -> Tensor:
         """Return the activity h (B, width) for examples (B, D)."""
-        sums = self.encoder(pixels)
+        sums = sparse_encode(pixels, self.bases) if self._goes_sparse else self.encoder(pixels)
         return sums if self.mapping is None else self.mapping(sums)
+
+    @property
+    def _goes_sparse(self) -> bool:
+        return self.sparse_gradient and self.training and torch.is_grad_enabled()
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the scores (B, classes) of the classes, whose softmax is their probability, for examples (B, D)."""
@@ -187,7 +219,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         examples = {"accuracy": right.float(), "nll": nll}
         losses, artifacts = nll, {}
         if self.supervision_epochs > 0:
-            made = activity @ self.bases
+            made = sparse_decode(activity, self.bases) if self._goes_sparse else activity @ self.bases
             examples["correlation"] = correlation = _correlation(made, pixels)
             losses = (1 - alpha) * (1 - correlation) + alpha * nll
             if stage != "train":

@@ -10,6 +10,7 @@ from lit_sparse.nn.seeded import seed_generator, seeded_normal, seeded_uniform
 from lit_sparse.nn.seq2seq_body import Seq2SeqBody, State, length_mask
 from lit_sparse.nn.shared_categorical import SharedCategorical
 from lit_sparse.nn.signaling import Receiver, Sender
+from lit_sparse.nn.tied_layer import sparse_decode, sparse_encode
 from lit_sparse.nn.transformer_body import TransformerBody
 from lit_sparse.nn.word_vectors import WordVectors
 
@@ -36,4 +37,6 @@ __all__ = [
     "seed_generator",
     "seeded_normal",
     "seeded_uniform",
+    "sparse_decode",
+    "sparse_encode",
 ]

@@ -1,0 +1,79 @@
+"""A layer that is used forwards and backwards, whose weights get a sparse gradient where its units are sparse."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+__all__ = ["sparse_decode", "sparse_encode"]
+
+
+def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
+    """Return ``x @ weight.T`` (B, n) for x (B, D), with a gradient of ``weight`` (n, D) that holds only the rows it changes.
+
+    These are the rows whose unit got a gradient: the active ones, behind a mapping with zeros. The gradient is a sparse tensor,
+    which ``torch.optim.SGD`` applies to these rows alone. It has no second derivative.
+    """
+    found: Tensor = _Encode.apply(x, weight)
+    return found
+
+
+def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
+    """Return ``h @ weight`` (B, D) for activities h (B, n), from the rows of ``weight`` (n, D) that are active in some example.
+
+    Its gradients, of ``weight`` a sparse one, are zero at the other rows. That of h is right behind a mapping whose derivative
+    is zero where its result is, as it is for mappings with zeros.
+    """
+    found: Tensor = _Decode.apply(h, weight)
+    return found
+
+
+class _Encode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x @ weight.T
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight = ctx.needs_input_grad
+        rows = _active(grad)
+        chosen = grad[:, rows]
+        return (
+            chosen @ weight[rows] if needs_x else None,
+            _rows_of(weight, rows, chosen.T @ x) if needs_weight else None,
+        )
+
+
+class _Decode(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, weight: Tensor) -> Tensor:
+        rows = _active(h)
+        chosen, active = h[:, rows], weight[rows]
+        ctx.save_for_backward(chosen, active, rows)
+        ctx.shape = h.shape
+        ctx.like = weight
+        return chosen @ active
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        chosen, active, rows = ctx.saved_tensors
+        needs_h, needs_weight = ctx.needs_input_grad
+        slope = grad.new_zeros(ctx.shape).index_copy_(1, rows, grad @ active.T) if needs_h else None
+        return slope, _rows_of(ctx.like, rows, chosen.T @ grad) if needs_weight else None
+
+
+def _active(x: Tensor) -> Tensor:
+    """Return which columns of (B, n) hold something."""
+    return x.ne(0).any(0).nonzero().squeeze(1)
+
+
+def _rows_of(weight: Tensor, rows: Tensor, values: Tensor) -> Tensor:
+    """Return a sparse tensor of the weight's shape with values (R, D) in some rows."""
+    return torch.sparse_coo_tensor(rows.unsqueeze(0), values, weight.shape, is_coalesced=True, check_invariants=False)
