@@ -17,7 +17,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.text import TextModule, check_lines, count_groups
+from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import Hypothesis, RecurrentBody, Seq2SeqBody, State, beam_search, length_mask
 from lit_sparse.vocab import EOS
 
@@ -101,6 +101,7 @@ class Seq2Seq(TextModule):
         initial_weights: str | None = None,
     ) -> None:
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        check_parts(mapping=(mapping, SparseMapping), body=(body, Seq2SeqBody | None))
         self.mapping = mapping
         self.body = (RecurrentBody() if body is None else body).bind(mapping)
         self.output_mapping = output_mapping
@@ -274,6 +275,20 @@ class Seq2Seq(TextModule):
         lines = [best[0]["text"] for best in candidates]
         return {**drawn, "index": batch["index"], "lines": lines, "candidates": candidates, "source": batch["source_text"]}
 
+    def on_test_epoch_start(self) -> None:
+        """See :class:`LitSparseModule`."""
+        super().on_test_epoch_start()
+        self._written, self._empty = 0, 0
+
+    def on_test_epoch_end(self) -> None:
+        """Log the scores, and say so where most outputs are empty."""
+        super().on_test_epoch_end()
+        if 2 * self._empty > self._written:
+            rank_zero_info(
+                f"note: {self._empty} of {self._written} outputs are empty, because an end at once is more probable than any"
+                " whole sentence. Train longer; until then a beam of one, --model.init_args.beam_size 1, writes more."
+            )
+
     def on_test_end(self) -> None:
         """Write the signatures of the scores beside them: what they depend on, for others to compare with."""
         signatures = [metric.signature for metric in self._text_metrics("test")]
@@ -329,6 +344,9 @@ class Seq2Seq(TextModule):
         lines = [self._text(one, text) for one, text in zip(found, batch["source_text"], strict=True)]
         for metric in self._text_metrics(stage):
             metric.update(lines, batch["references"])
+        if stage == "test":
+            self._written += len(lines)
+            self._empty += sum(not line for line in lines)
         return {**self._drawn(batch, found), "index": batch["index"]}
 
     def _text(self, found: Hypothesis, source: str) -> str:
