@@ -44,8 +44,8 @@ class Seq2Seq(TextModule):
         loss_per: whether the loss of a batch is the mean over tokens, or their sum divided by the number of sentences. The mean
             over tokens is one of each process, and of each batch of an accumulated gradient: where their sentences are not of
             one length, their tokens do not count exactly alike.
-        init_range: weights are drawn uniformly from [-init_range, init_range] at first; None for torch's own, and embeddings
-            from a Gaussian of variance 1 / width.
+        init_range: weights are drawn uniformly from [-init_range, init_range] at first; None for torch's own, and tied
+            embeddings from a Gaussian of variance 1 / width.
         beam_size: open sequences in the search.
         n_best: how many outputs of each input are predicted.
         length_penalty: alpha of the search.
@@ -118,6 +118,7 @@ class Seq2Seq(TextModule):
         self.replace_unknown = replace_unknown
         self.metrics: list[TextMetric] = [Bleu(), ChrF()] if metrics is None else metrics
         _check_keys(self.metrics)
+        self._written, self._empty = 0, 0  # outputs of a test
         self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0)
         self.val_text = nn.ModuleList(metric.clone() for metric in self.metrics)
         self.test_text = nn.ModuleList(metric.clone() for metric in self.metrics)
@@ -148,8 +149,8 @@ class Seq2Seq(TextModule):
                         parameter.uniform_(-self.init_range, self.init_range)
         with torch.no_grad():
             for embedding, its in ((self.source_embedding, source), (self.target_embedding, target)):
-                if self.init_range is None:
-                    embedding.weight.normal_(0.0, self.body.width**-0.5)  # tied, it also gives the scores of the tokens
+                if self.init_range is None and embedding.weight is self.output.weight:  # else no token but a few were likely
+                    embedding.weight.normal_(0.0, self.body.width**-0.5)
                 embedding.weight[its.pad] = 0.0
 
     def setup(self, stage: str) -> None:
