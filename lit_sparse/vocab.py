@@ -144,6 +144,7 @@ class Vocabulary:
             min_count: how often a token must occur.
             language: of the Moses tokenizer.
         """
+        _check_many("lines", lines)
         if check_choice("kind", kind, KINDS) == "bpe":
             tokenizer = _frame(models.BPE(unk_token=UNK, fuse_unk=False), kind, lowercase)
             trainer = trainers.BpeTrainer(
@@ -215,6 +216,7 @@ class Vocabulary:
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """Return the numbers of each line's tokens, without ``<bos>`` and ``<eos>``."""
+        _check_many("lines", lines)
         if self.kind == "moses":
             lines = [" ".join(self._moses_tokens(line)) for line in lines]
         encoded = [found.ids for found in self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)]
@@ -278,6 +280,7 @@ class Vocabulary:
 
     def lookup_indices(self, tokens: Iterable[str]) -> list[int]:
         """Return the numbers of some tokens; the default index for one that is not there."""
+        _check_many("tokens", tokens)
         return [self[token] for token in tokens]
 
     def set_default_index(self, index: int | None) -> None:
@@ -373,6 +376,16 @@ class Vocabulary:
     def _moses_tokens(self, line: str) -> list[str]:
         found: list[str] = self._moses_parts()[0].tokenize(line, escape=False)
         return found
+
+
+def _check_many(name: str, texts: Iterable[str]) -> None:
+    """Check that it is not one text, which is a sequence of texts too: its characters.
+
+    Raises:
+        ConfigurationError: if it is.
+    """
+    if isinstance(texts, str):
+        raise ConfigurationError(f"Expected `{name}` to be a list of texts but got one text: write [{texts[:20]!r}].")
 
 
 def _kind_of(tokenizer: Tokenizer) -> Kind:

@@ -105,7 +105,9 @@ def test_a_trained_model_writes_otherwise_when_asked(here: Path, capsys: pytest.
     best = ("--ckpt_path", "best")
     options = ("--model.init_args.beam_size=3", "--model.init_args.n_best", "3", "--model.init_args.metrics=[ChrF]")
     assert main(["predict", *TRANSLATION, *options, *best]) == 0
-    assert "model.init_args.n_best was 1 when" in capsys.readouterr().err
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: model")]
+    assert [line.split()[1] for line in notes] == [f"model.init_args.{name}" for name in ("beam_size", "n_best", "metrics")]
+    assert "model.init_args.n_best was 1 when" in notes[1]
     folder = here / "runs" / "translation" / "0" / "predict" / "0"
     rows = [json.loads(line) for line in (folder / "predictions.jsonl").read_text().splitlines()]
     assert {len(row["outputs"]) for row in rows} == {3}

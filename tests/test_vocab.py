@@ -97,6 +97,13 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert VocabularyOptions(file=str(tmp_path / "v.json"), kind="bpe").make([]).kind == "bpe"
 
 
+def test_one_text_is_no_list_of_texts() -> None:
+    vocabulary = Vocabulary.build(["ein Hund"])
+    for call in (Vocabulary.build, vocabulary.encode, vocabulary, vocabulary.lookup_indices):
+        with pytest.raises(ConfigurationError, match=r"but got one text: write \['ein Hund'\]"):
+            call("ein Hund")
+
+
 def test_moses_tokens_come_back() -> None:
     pytest.importorskip("sacremoses", reason="the tokens of Moses need the extra 'text'")
     vocabulary = Vocabulary.build(LINES, kind="moses", lowercase=False)

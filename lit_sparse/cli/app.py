@@ -159,6 +159,7 @@ class LitSparseCLI(LightningCLI):
             trained = parser.parse_args([self.command, *others, "-c", path, *chosen])
             here = parser.parse_args([self.command, "-c", path, *rest])
             explicit = parser.parse_args([self.command, *others, "-c", path, *asked])
+            before = parser.parse_args([self.command, *others, "-c", path]) if chosen else trained
         model = trained[self.command]["model"]
         if self.command == "fit":
             self.config = here
@@ -183,8 +184,8 @@ class LitSparseCLI(LightningCLI):
                 f"--model.{key} {new} contradicts the checkpoint, which was trained with {old}."
                 f" `{self.command}` uses a model as it was trained; leave the option out.{may}"
             )
-        for key, old, new in differences(init_args, dict(model["init_args"])) if chosen else ():
-            _say(f"note: model.init_args.{key} was {old} when {self._checkpoint} was written and is {new} here")
+        for key, old, new in differences(before[self.command]["model"], model):
+            _say(f"note: model.{key} was {old} when {self._checkpoint} was written and is {new} here")
         for key, old, new in differences(model, here[self.command]["model"]):
             _say(f"note: the config has model.{key} = {new}; the checkpoint was trained with {old}, which is used")
         self.config = trained

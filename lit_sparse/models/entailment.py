@@ -16,7 +16,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput, restored_checkpoint
-from lit_sparse.models.text import TextModule, check_lines, count_groups
+from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EntailmentNetwork, WordVectors, seeded_uniform
 from lit_sparse.nn.entailment import LABELS, check_labels
 
@@ -89,6 +89,7 @@ class EntailmentClassifier(TextModule):
         initial_weights: str | None = None,
     ) -> None:
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        check_parts(mapping=(mapping, SparseMapping))
         self.mapping = mapping
         self.labels = check_labels(labels)
         self.vector_size = check_count("vector_size", vector_size)

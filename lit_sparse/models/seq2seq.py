@@ -17,7 +17,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.text import TextModule, check_lines, count_groups
+from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import Hypothesis, RecurrentBody, Seq2SeqBody, State, beam_search, length_mask
 from lit_sparse.vocab import EOS
 
@@ -44,8 +44,8 @@ class Seq2Seq(TextModule):
         loss_per: whether the loss of a batch is the mean over tokens, or their sum divided by the number of sentences. The mean
             over tokens is one of each process, and of each batch of an accumulated gradient: where their sentences are not of
             one length, their tokens do not count exactly alike.
-        init_range: weights are drawn uniformly from [-init_range, init_range] at first; None for torch's own, and embeddings
-            from a Gaussian of variance 1 / width.
+        init_range: weights are drawn uniformly from [-init_range, init_range] at first; None for torch's own, and tied
+            embeddings from a Gaussian of variance 1 / width.
         beam_size: open sequences in the search.
         n_best: how many outputs of each input are predicted.
         length_penalty: alpha of the search.
@@ -101,6 +101,7 @@ class Seq2Seq(TextModule):
         initial_weights: str | None = None,
     ) -> None:
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        check_parts(mapping=(mapping, SparseMapping), body=(body, Seq2SeqBody | None))
         self.mapping = mapping
         self.body = (RecurrentBody() if body is None else body).bind(mapping)
         self.output_mapping = output_mapping
@@ -117,6 +118,7 @@ class Seq2Seq(TextModule):
         self.replace_unknown = replace_unknown
         self.metrics: list[TextMetric] = [Bleu(), ChrF()] if metrics is None else metrics
         _check_keys(self.metrics)
+        self._written, self._empty = 0, 0  # outputs of a test
         self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0)
         self.val_text = nn.ModuleList(metric.clone() for metric in self.metrics)
         self.test_text = nn.ModuleList(metric.clone() for metric in self.metrics)
@@ -147,8 +149,8 @@ class Seq2Seq(TextModule):
                         parameter.uniform_(-self.init_range, self.init_range)
         with torch.no_grad():
             for embedding, its in ((self.source_embedding, source), (self.target_embedding, target)):
-                if self.init_range is None:
-                    embedding.weight.normal_(0.0, self.body.width**-0.5)  # tied, it also gives the scores of the tokens
+                if self.init_range is None and embedding.weight is self.output.weight:  # else no token but a few were likely
+                    embedding.weight.normal_(0.0, self.body.width**-0.5)
                 embedding.weight[its.pad] = 0.0
 
     def setup(self, stage: str) -> None:
@@ -274,6 +276,20 @@ class Seq2Seq(TextModule):
         lines = [best[0]["text"] for best in candidates]
         return {**drawn, "index": batch["index"], "lines": lines, "candidates": candidates, "source": batch["source_text"]}
 
+    def on_test_epoch_start(self) -> None:
+        """See :class:`LitSparseModule`."""
+        super().on_test_epoch_start()
+        self._written, self._empty = 0, 0
+
+    def on_test_epoch_end(self) -> None:
+        """Log the scores, and say so where most outputs are empty."""
+        super().on_test_epoch_end()
+        if 2 * self._empty > self._written:
+            rank_zero_info(
+                f"note: {self._empty} of {self._written} outputs are empty, because an end at once is more probable than any"
+                " whole sentence. Train longer; until then a beam of one, --model.init_args.beam_size 1, writes more."
+            )
+
     def on_test_end(self) -> None:
         """Write the signatures of the scores beside them: what they depend on, for others to compare with."""
         signatures = [metric.signature for metric in self._text_metrics("test")]
@@ -329,6 +345,9 @@ class Seq2Seq(TextModule):
         lines = [self._text(one, text) for one, text in zip(found, batch["source_text"], strict=True)]
         for metric in self._text_metrics(stage):
             metric.update(lines, batch["references"])
+        if stage == "test":
+            self._written += len(lines)
+            self._empty += sum(not line for line in lines)
         return {**self._drawn(batch, found), "index": batch["index"]}
 
     def _text(self, found: Hypothesis, source: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeGuard
+from typing import Any, ClassVar, Protocol, TypeGuard, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from lit_sparse.metrics import group_counts, tied_groups
 from lit_sparse.models.base import LitSparseModule, restored_checkpoint
 from lit_sparse.vocab import Vocabulary
 
-__all__ = ["TextModule", "check_lines", "count_groups"]
+__all__ = ["TextModule", "check_lines", "check_parts", "count_groups"]
 
 VOCABULARIES = "vocabularies"
 
@@ -114,6 +114,23 @@ class TextModule(LitSparseModule):
                 path = Path(folder) / "vocabularies" / f"{name}.json"
                 path.parent.mkdir(parents=True, exist_ok=True)
                 vocabulary.save(path)
+
+
+def check_parts(**parts: tuple[object, Any]) -> None:
+    """Check that arguments are objects of the kind that they should be.
+
+    Args:
+        parts: name of an argument -> what was given, and the class, or union of classes, that it should be of.
+
+    Raises:
+        ConfigurationError: if one is not.
+    """
+    for name, (part, kind) in parts.items():
+        if not isinstance(part, kind):
+            wanted = getattr(kind, "__name__", None) or " or ".join(one.__name__ for one in get_args(kind))
+            raise ConfigurationError(
+                f"Expected argument `{name}` to be an object of {wanted.replace('NoneType', 'None')} but got {part!r}."
+            )
 
 
 def check_lines(name: str, lines: Sequence[str]) -> None:

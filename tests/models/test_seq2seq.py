@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -371,6 +372,22 @@ def test_what_is_no_text_is_not_written_about(folder: Path) -> None:
         with pytest.raises(ConfigurationError, match="`batch_size`"):
             model.write(["a"], batch_size=size)
     assert model.write([]) == []
+
+
+def test_parts_of_another_kind_are_refused() -> None:
+    with pytest.raises(ConfigurationError, match="`mapping` to be an object of SparseMapping but got 'fusedmax'"):
+        Seq2Seq("fusedmax")  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="`body` to be an object of Seq2SeqBody or None but got 'lstm'"):
+        Seq2Seq(Softmax(), "lstm")  # type: ignore[arg-type]
+
+
+def test_empty_outputs_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = trained(folder, small())
+    with torch.no_grad():
+        model.output.bias[model.vocabularies["target"].eos] = 50.0
+    with caplog.at_level(logging.INFO):
+        trainer().test(model, data_of(folder), verbose=False)
+    assert "13 of 13 outputs are empty" in caplog.text
 
 
 def test_vocabularies_of_another_model_leave_it_as_it_was() -> None:
