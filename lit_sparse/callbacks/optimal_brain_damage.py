@@ -135,7 +135,7 @@ class OptimalBrainDamage(pl.Callback):
         squares = slopes.flatten(0, -2).float().square().T @ met["input"].flatten(0, -2).float().square()
         self._squares = squares if self._squares is None else self._squares.to(squares.device) + squares
 
-    def _remove(self, trainer: pl.Trainer, weight: nn.Parameter) -> None:
+    def _remove(self, trainer: pl.Trainer, weight: Tensor) -> None:
         squares = _summed(self._squares)
         self._squares = None
         if squares is None:

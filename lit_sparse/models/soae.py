@@ -202,11 +202,13 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the scores (B, classes) of the classes, whose softmax is their probability, for examples (B, D)."""
-        return self.output(self.encode(pixels))
+        scores: Tensor = self.output(self.encode(pixels))
+        return scores
 
     def class_scores(self, batch: Batch) -> Tensor:
         """Return the scores (B, classes) of a batch's examples, for :class:`lit_sparse.callbacks.OptimalBrainDamage`."""
-        return self(batch["pixels"])
+        scores: Tensor = self(batch["pixels"])
+        return scores
 
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""

@@ -72,7 +72,8 @@ class SampleBases(InitialBases):
                 f"Expected at least {width} training examples that are not all zero, one for each basis, but there are"
                 f" {len(chosen)}. Lower the width, or start from NoiseBases."
             )
-        return self.norm * examples[chosen] / norms[chosen]
+        found: Tensor = self.norm * examples[chosen] / norms[chosen]
+        return found
 
 
 class SparseCodingBases(InitialBases):
@@ -125,12 +126,14 @@ class SparseCodingBases(InitialBases):
             gram = codes.T @ codes
             slope = gram @ bases - codes.T @ x + close * ((x @ bases.T - codes).T @ x)
             bases = hoyer_projection(bases - slope / (largest_eigenvalue(gram) + close * spread), self.connectivity)
-        return bases
+        found: Tensor = bases
+        return found
 
     def _sparse(self, codes: Tensor) -> Tensor:
         """Return the nearest codes (N, width) of which each unit has its sparseness and keeps its norm."""
         units = codes.T.contiguous()
-        return (hoyer_projection(units, self.activity) * units.norm(dim=1, keepdim=True)).T.contiguous()
+        found: Tensor = (hoyer_projection(units, self.activity) * units.norm(dim=1, keepdim=True)).T.contiguous()
+        return found
 
 
 def largest_eigenvalue(gram: Tensor, steps: int = 20) -> Tensor:
@@ -144,4 +147,5 @@ def largest_eigenvalue(gram: Tensor, steps: int = 20) -> Tensor:
     for _ in range(steps):
         vector = gram @ vector
         vector = vector / vector.norm().clamp_min(torch.finfo(gram.dtype).tiny)
-    return 1.1 * (gram @ vector).norm().clamp_min(torch.finfo(gram.dtype).tiny)
+    found: Tensor = 1.1 * (gram @ vector).norm().clamp_min(torch.finfo(gram.dtype).tiny)
+    return found

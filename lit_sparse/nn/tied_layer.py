@@ -17,7 +17,7 @@ def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
     These are the rows whose unit got a gradient: the active ones, behind a mapping with zeros. The gradient is a sparse tensor,
     which ``torch.optim.SGD`` applies to these rows alone. It has no second derivative.
     """
-    found: Tensor = _Encode.apply(x, weight)
+    found: Tensor = _Encode.apply(x, weight)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -27,7 +27,7 @@ def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
     Its gradients, of ``weight`` a sparse one, are zero at the other rows. That of h is right behind a mapping whose derivative
     is zero where its result is, as it is for mappings with zeros.
     """
-    found: Tensor = _Decode.apply(h, weight)
+    found: Tensor = _Decode.apply(h, weight)  # type: ignore[no-untyped-call]
     return found
 
 
