@@ -119,7 +119,12 @@ def stand_in(path: Path, images: Path, features: Path, texts: Path) -> list[str]
         options = ["source=folder", f"folder={images}", "val_size=50", "batch_size=16", "eval_batch_size=16"]
         if data["init_args"]["labelled"]:
             options.append("labelled=0.2")
-    shorter = {"BitVectorVAE": ["--model.init_args.importance_samples=2"]}
+    if "epoch_size" in data["init_args"]:
+        options.append("epoch_size=40")
+    shorter = {
+        "BitVectorVAE": ["--model.init_args.importance_samples=2"],
+        "SupervisedOnlineAutoencoder": ["--model.init_args.width=10"],
+    }
     return [f"--data.init_args.{option}" for option in options] + shorter.get(content(path)["model"]["class_path"], [])
 
 
