@@ -6,7 +6,7 @@ import csv
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,23 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; set before t
     _share = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _share)))
 
+#: Names of variables that Lightning and the command line leave for the processes that they start.
+LEFT = ("MASTER_", "LIT_SPARSE_RUN_FOLDER", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "PL_")
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "configs"
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Let no run of a test's own process tell those of a later test where to meet, and where to write."""
+    before = _taken()
+    yield
+    _taken()
+    os.environ.update(before)
+
+
+def _taken() -> dict[str, str]:
+    return {name: os.environ.pop(name) for name in [*os.environ] if name.startswith(LEFT)}
 
 
 @pytest.fixture(scope="session")

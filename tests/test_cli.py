@@ -26,7 +26,6 @@ QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
 
 
 @pytest.fixture(scope="module")

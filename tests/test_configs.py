@@ -145,7 +145,6 @@ def test_a_config_runs(
     path: Path, images: Path, features: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     limits = [f"--trainer.limit_{stage}_batches=2" for stage in ("train", "val", "test")]
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", *limits]
     if "moses" in path.read_text():

@@ -49,7 +49,6 @@ def test_bits_per_dimension_equal_those_of_one_process(
 ) -> None:
     """Each image has draws of its own, and the errors add up over processes."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     assert main(["fit", *BITS, "--trainer.max_epochs=1"]) == 0
     assert main(["test", *BITS, "--ckpt_path", "last"]) == 0
     done = lit_sparse("test", *BITS, *TWO, "--ckpt_path", "last")
@@ -93,7 +92,6 @@ def test_a_sampler_learns_on_two_processes_and_its_game_is_scored_alike(
     done = lit_sparse("test", *GAME, *TWO, "--ckpt_path", "last")
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     assert main(["test", *GAME, "--ckpt_path", "last"]) == 0
     two, one = (metrics_of(tmp_path / "runs" / "game" / "0" / "test" / str(number)) for number in (0, 1))
     assert one.keys() == two.keys()
@@ -116,7 +114,6 @@ def test_weights_are_acted_on_alike(
     done = lit_sparse("fit", *SOAE, *options, *TWO, "--data.init_args.batch_size=5", "--name=two", "--trainer.max_epochs=3")
     assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     assert main(["fit", *SOAE, *options, "--name=one", "--trainer.max_epochs=3"]) == 0
     one, two = (
         torch.load(tmp_path / "runs" / name / "0" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
@@ -142,7 +139,6 @@ def test_scores_of_text_equal_those_of_one_process(
     for split, number in (("train", 61), ("val", 11), ("test", 13)):
         write_pairs(tmp_path / "pairs", split, number)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     assert main(["fit", *TRANSLATION, "--trainer.max_epochs=12"]) == 0
     best = ("--ckpt_path", "best")
     for command, prefix in (("validate", "val"), ("test", "test")):

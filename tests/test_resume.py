@@ -85,7 +85,6 @@ def test_a_bit_vector_vae_goes_on_too(lit_sparse: Command, tmp_path: Path, monke
     killed = lit_sparse(*fit, "--trainer.callbacks=interruptions.KillAtStep", "--trainer.callbacks.step=24")
     assert killed.returncode == -9, killed.stderr
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     for arguments in ([*fit, "--ckpt_path", "last"], ["fit", *BITS, "--name=whole"]):
         assert main(arguments) == 0
     cut, whole = tmp_path / "runs" / "bits" / "0", tmp_path / "runs" / "whole" / "0"
@@ -119,7 +118,6 @@ def test_what_a_sampler_has_learnt_goes_on(
     killed = lit_sparse(*fit, *killer)  # 21 batches an epoch
     assert killed.returncode == -9, killed.stderr
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     for arguments in ([*fit, "--ckpt_path", "last"], [*fit, "--name=whole"]):
         assert main(list(arguments)) == 0
     cut, whole = tmp_path / "runs" / "game" / "0", tmp_path / "runs" / "whole" / "0"
@@ -145,7 +143,6 @@ def test_what_acts_on_weights_goes_on(
     killed = lit_sparse(*fit, *killer)
     assert killed.returncode == -9, killed.stderr
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     for arguments in ([*fit, "--ckpt_path", "last"], [*fit, "--name=whole"]):
         assert main(list(arguments)) == 0
     cut, whole = tmp_path / "runs" / "soae" / "0", tmp_path / "runs" / "whole" / "0"
@@ -180,7 +177,6 @@ def test_a_translation_model_goes_on_too(lit_sparse: Command, tmp_path: Path, mo
     schedule = ("--model.init_args.lr_scheduler=torch.optim.lr_scheduler.StepLR", "--model.init_args.lr_scheduler.step_size=1")
     fit = ("fit", *TRANSLATION, *schedule, "--checkpoint_every_n_steps=5")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     assert main([*fit, "--name=whole"]) == 0
     killer = ("--trainer.callbacks=interruptions.KillAtStep", "--trainer.callbacks.step=12")
     killed = lit_sparse(*fit, "--name=cut", *killer)

@@ -36,7 +36,6 @@ def test_weights_of_any_model(
     config: tuple[str, ...], options: tuple[str, ...], module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     for split, number in (("train", 30), ("val", 6), ("test", 5)):
         write_pairs(tmp_path / "pairs", split, number)
     (tmp_path / "sparse.yaml").write_text(

@@ -21,7 +21,6 @@ SHORT = ("--trainer.max_epochs=1",)
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     for split, number in (("train", 30), ("val", 6), ("test", 5)):
         write_pairs(tmp_path / "pairs", split, number)
     return tmp_path

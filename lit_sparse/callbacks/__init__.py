@@ -1,8 +1,9 @@
 """Callbacks: thin hooks that log, draw and write what the models return."""
 
-from lit_sparse.callbacks.attention import AttentionPlot, draw_attention
+from lit_sparse.callbacks.attention import AttentionPlot
 from lit_sparse.callbacks.bases import ActivityHistogram, BasesPlot
 from lit_sparse.callbacks.counts import CountLogger
+from lit_sparse.callbacks.heat_maps import draw_attention
 from lit_sparse.callbacks.language import LanguageLogger
 from lit_sparse.callbacks.optimal_brain_damage import OptimalBrainDamage
 from lit_sparse.callbacks.pictures import (

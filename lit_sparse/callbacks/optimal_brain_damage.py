@@ -98,7 +98,7 @@ class OptimalBrainDamage(pl.Callback):
             self._remove(trainer, weight)
         if self._mask is not None:
             with torch.no_grad():
-                weight.mul_(self._mask.to(weight.device))
+                weight.masked_fill_(~self._mask.to(weight.device), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was removed, and the importance measured by all processes in this epoch; call it on all of them."""
@@ -140,7 +140,7 @@ class OptimalBrainDamage(pl.Callback):
         self._squares = None
         if squares is None:
             return
-        importance = squares.to(weight.device) * weight.detach().float().square()
+        importance = (squares.to(weight.device) * weight.detach().float().square()).nan_to_num(nan=torch.inf)
         if self._mask is not None:
             importance = importance.masked_fill(~self._mask.to(weight.device), -torch.inf)
         left = max(round(self.share * self.keep * weight.numel()), round(self.target * weight.numel()), 1)

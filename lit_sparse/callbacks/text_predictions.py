@@ -17,7 +17,8 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from lit_sparse.callbacks.attention import Attention, check_folder, gather
+from lit_sparse.callbacks.attention import check_folder, gather
+from lit_sparse.callbacks.heat_maps import Attention
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["TextPredictionWriter"]

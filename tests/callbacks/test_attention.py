@@ -23,7 +23,8 @@ from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lit_sparse.callbacks import AttentionPlot, draw_attention
-from lit_sparse.callbacks.attention import GREY, LARGEST, Attention, _figure, _place_in_line
+from lit_sparse.callbacks.attention import _place_in_line
+from lit_sparse.callbacks.heat_maps import GREY, LARGEST, Attention, figure_of
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.mappings import Fusedmax, Oscarmax, SparseMapping
 from lit_sparse.mappings import functional as F
@@ -194,7 +195,7 @@ def test_any_number_of_tokens(shape: tuple[int, int]) -> None:
     draw_attention(axis, np.zeros(shape), ["a"] * shape[1], ["b"] * shape[0], groups="tied")
     found = {artist.get_gid(): artist for artist in axis.collections}
     assert len(boxes(found["zeros"])) == (shape[0] if shape[1] else 0)
-    figure = _figure(Attention(torch.zeros(shape), ["a"] * shape[1], ["b"] * shape[0]), "tied")
+    figure = figure_of(Attention(torch.zeros(shape), ["a"] * shape[1], ["b"] * shape[0]), "tied")
     figure.savefig(io.BytesIO())
 
 
@@ -245,7 +246,7 @@ def test_long_sentences_get_wide_figures_that_hold_their_tokens() -> None:
     sizes = []
     for length in (5, 40, 400):
         tokens = [f"token{i}" for i in range(length)]
-        figure = _figure(Attention(torch.eye(5, length), tokens, ["a rather long token"] * 5, "a title " * 50), "neighbours")
+        figure = figure_of(Attention(torch.eye(5, length), tokens, ["a rather long token"] * 5, "a title " * 50), "neighbours")
         box = figure.get_tightbbox(figure.canvas.get_renderer())
         width, height = figure.get_size_inches()
         assert -0.01 <= box.x0 < box.x1 <= width + 0.01
@@ -256,7 +257,7 @@ def test_long_sentences_get_wide_figures_that_hold_their_tokens() -> None:
 
 def test_heads_are_panels_of_one_figure() -> None:
     weights = torch.softmax(torch.randn(5, 3, 8), -1)
-    figure = _figure(Attention(weights, SOURCE, ["a", "b", "c"], "five heads"), "neighbours")
+    figure = figure_of(Attention(weights, SOURCE, ["a", "b", "c"], "five heads"), "neighbours")
     panels = [axis for axis in figure.axes if axis.get_title()]
     assert [axis.get_title() for axis in panels] == [f"head {number}" for number in range(1, 6)]
     assert all(len(axis.get_xticks()) == 8 for axis in panels)

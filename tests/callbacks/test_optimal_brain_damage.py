@@ -120,10 +120,13 @@ def test_masks_and_measurements_survive_a_checkpoint(tmp_path: Path) -> None:
     assert float(weights[0].ne(0).float().mean()) == pytest.approx(0.25, abs=2e-3)
 
 
-def test_a_nan_removes_nothing_by_itself_and_draws_no_error() -> None:
-    model = perceptron()
+def test_nan_is_an_error_of_training_not_of_pruning() -> None:
+    """As many connections go as ever, and those that are gone are zeros, no product of zero and NaN."""
+    model, damage = perceptron(), OptimalBrainDamage("encoder", every=1)
     model.encoder.weight.data[0, 0] = torch.nan
-    trainer(OptimalBrainDamage("encoder", every=1), max_epochs=2, limit_train_batches=2).fit(model, digits())
+    trainer(damage, max_epochs=2, limit_train_batches=2).fit(model, digits())
+    assert damage.share == 0.5
+    assert int((model.encoder.weight == 0).sum()) == model.encoder.weight.numel() // 2
 
 
 @pytest.mark.parametrize(

@@ -421,7 +421,6 @@ def run(*arguments: str) -> int:
 def test_the_command_line_trains_tests_and_predicts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small config on other data; once trained, the model goes on without the file of vectors."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("LIT_SPARSE_RUN_FOLDER", raising=False)
     moved = tmp_path / "words.8d.txt"
     moved.write_text((folder / "words.8d.txt").read_text())
     options = [f"--data.init_args.{name}" for name in (f"path={folder}", "val=val", "vector_size=8", "batch_size=16")]
