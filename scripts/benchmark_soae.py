@@ -1,0 +1,215 @@
+"""Time the supervised online auto-encoder: its step against tanh's, online updates under Lightning, and projections of bases.
+
+Usage:
+    python scripts/benchmark_soae.py [steps] [online] [projection] [--rounds 9] [--steps 200] [--threads 1]
+
+On images of MNIST's size and density, 1,000 hidden units. ``steps`` is forward pass, backward pass and ``torch.optim.SGD`` of
+the same model with a Hoyer projection, a hard threshold, and tanh, in turns, and the median of their ratios within a round;
+with one image an update also with a sparse gradient. ``online`` counts updates with one image a second, in a loop by hand and
+with all that the command line brings. ``projection`` is ``F.hoyer_projection`` of 1,000 vectors of 784, and what
+``SparseConnectivity`` takes with them. Without a word it measures all three.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import logging
+import os
+import platform
+import statistics
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from torch import Tensor, nn
+
+from lit_sparse.callbacks import (
+    ActivityHistogram,
+    BasesPlot,
+    CountLogger,
+    ReconstructionPlot,
+    SecondsLogger,
+    SparseConnectivity,
+)
+from lit_sparse.data import ImageDataModule
+from lit_sparse.data.base import Split
+from lit_sparse.data.images import Images
+from lit_sparse.mappings import HardThreshold, HoyerProjection
+from lit_sparse.mappings import functional as F
+from lit_sparse.models import SupervisedOnlineAutoencoder
+
+WIDTH, PIXELS, WARM_UP = 1000, 784, 20
+TRANSFERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "tanh": (nn.Tanh, {}),
+    "Hoyer, 0.8": (lambda: HoyerProjection(0.8), {}),
+    "90 largest": (lambda: HardThreshold(90), {}),
+    "Hoyer, 0.8, sparse gradient": (lambda: HoyerProjection(0.8), {"sparse_gradient": True}),
+}
+SPARSE_GRADIENT = "Hoyer, 0.8, sparse gradient"
+
+
+def images(number: int) -> Images:
+    """Return noise of which a fifth is ink, as in MNIST."""
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.rand(number, PIXELS, generator=generator) * (torch.rand(number, PIXELS, generator=generator) < 0.2)
+    return Images(pixels, torch.randint(10, (number,), generator=generator))
+
+
+class NoiseDataModule(ImageDataModule):
+    """As many images as one asks for."""
+
+    def __init__(self, number: int, **options: Any) -> None:
+        super().__init__(labelled=1.0, binarize=False, **options)
+        self.number = number
+
+    def load(self) -> dict[Split, Images]:
+        """See the base class."""
+        return {"train": images(self.number), "val": images(64), "test": images(64)}
+
+
+def model_of(transfer: str) -> SupervisedOnlineAutoencoder:
+    """Return a model in its tenth epoch, when reconstruction and classification both count."""
+    make, options = TRANSFERS[transfer]
+    torch.manual_seed(0)
+    model = SupervisedOnlineAutoencoder(make(), width=WIDTH, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), **options)
+    model.start_from(images(2 * WIDTH).pixels)
+    return model
+
+
+def loop(model: SupervisedOnlineAutoencoder, batch_size: int, steps: int) -> float:
+    """Return seconds a step of a loop by hand."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = images(batch_size * (steps + WARM_UP))
+    model.train()
+    began = 0.0
+    for step in range(WARM_UP + steps):
+        if step == WARM_UP:
+            began = time.perf_counter()
+        rows = slice(step * batch_size, (step + 1) * batch_size)
+        batch = {"pixels": data.pixels[rows], "label": data.labels[rows]}
+        optimizer.zero_grad()
+        loss: Tensor = model.step(batch, step, "train")["loss"]
+        loss.backward()
+        optimizer.step()
+    return (time.perf_counter() - began) / steps
+
+
+class Stopwatch(pl.Callback):
+    """The time from one step to another."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx == WARM_UP:
+            self.began = time.perf_counter()
+        self.now = time.perf_counter()
+
+
+def with_lightning(model: SupervisedOnlineAutoencoder, steps: int) -> float:
+    """Return seconds an online update under Lightning."""
+    watch = Stopwatch()
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        trainer = pl.Trainer(
+            max_epochs=1,
+            limit_train_batches=WARM_UP + steps + 1,
+            limit_val_batches=0,
+            accelerator="cpu",
+            logger=[CSVLogger(folder, name="csv"), TensorBoardLogger(folder, name="board")],
+            callbacks=[
+                watch,
+                *(CountLogger(4096), SecondsLogger(), RichProgressBar(refresh_rate=100), ModelCheckpoint(folder)),
+                *(BasesPlot(folder=folder), ActivityHistogram(folder=folder), ReconstructionPlot(folder)),
+                SparseConnectivity("encoder", 0.75),
+            ],
+            log_every_n_steps=1000,
+            enable_model_summary=False,
+        )
+        trainer.fit(model, NoiseDataModule(WARM_UP + steps + 1, batch_size=1, eval_batch_size=64))
+    return (watch.now - watch.began) / steps
+
+
+def spread(values: list[float], digits: int = 2) -> str:
+    """Return a median, and the least and the most."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+def measure_steps(rounds: int, steps: int) -> None:
+    """Print milliseconds a step and ratios to tanh."""
+    print("| batch | transfer | ms a step, median | over tanh, median (least to most) |")
+    print("| ---: | --- | ---: | ---: |")
+    for batch_size in (64, 1):
+        names = [name for name in TRANSFERS if batch_size == 1 or name != SPARSE_GRADIENT]
+        count = steps if batch_size > 1 else 5 * steps
+        taken = {name: [0.0] * rounds for name in names}
+        for number in range(rounds):
+            for name in names if number % 2 == 0 else names[::-1]:
+                taken[name][number] = loop(model_of(name), batch_size, count) * 1e3
+        for name in names:
+            ratios = [a / b for a, b in zip(taken[name], taken["tanh"], strict=True)]
+            print(f"| {batch_size} | {name} | {statistics.median(taken[name]):.3f} | {spread(ratios)} |")
+
+
+def measure_online(rounds: int, steps: int) -> None:
+    """Print updates a second."""
+    print("| transfer | updates a second, by hand | with Lightning |")
+    print("| --- | ---: | ---: |")
+    for name in ("Hoyer, 0.8", SPARSE_GRADIENT):
+        hand = [1 / loop(model_of(name), 1, 5 * steps) for _ in range(rounds)]
+        ours = [1 / with_lightning(model_of(name), 5 * steps) for _ in range(rounds)]
+        print(f"| {name} | {spread(hand, 0)} | {spread(ours, 0)} |")
+
+
+def measure_projection(rounds: int) -> None:
+    """Print milliseconds a projection."""
+    trainer = pl.Trainer(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    callback, model = SparseConnectivity("encoder", 0.75), model_of("tanh")
+    bases = model.bases.detach().clone()
+    alone: list[float] = []
+    called: list[float] = []
+    for _ in range(3 * rounds):
+        began = time.perf_counter()
+        F.hoyer_projection(bases, 0.75)
+        alone.append(1e3 * (time.perf_counter() - began))
+        model.bases.data.copy_(bases)
+        callback.setup(trainer, model, "fit")
+        began = time.perf_counter()
+        callback.on_train_start(trainer, model)
+        called.append(1e3 * (time.perf_counter() - began))
+    print("| 1,000 vectors of 784 to sparseness 0.75 | ms, median (least to most) |")
+    print("| --- | ---: |")
+    print(f"| F.hoyer_projection | {spread(alone)} |")
+    print(f"| SparseConnectivity | {spread(called)} |")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", metavar="PART", help="steps, online or projection; all of them by default")
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=200, help="of a round; five times as many with one image each")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args(arguments)
+    parts = options.parts or ["steps", "online", "projection"]
+    unknown = sorted(set(parts) - {"steps", "online", "projection"})
+    if unknown:
+        parser.error(f"there is no part {unknown[0]!r}; choose from steps, online, projection")
+    torch.set_num_threads(options.threads)
+    warnings.filterwarnings("ignore")
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    print(f"{platform.machine()}, torch {torch.__version__}, {options.threads} of {os.cpu_count()} threads")
+    if "steps" in parts:
+        measure_steps(options.rounds, options.steps)
+    if "online" in parts:
+        measure_online(max(1, options.rounds // 3), options.steps)
+    if "projection" in parts:
+        measure_projection(options.rounds)
+
+
+if __name__ == "__main__":
+    main()
