@@ -76,7 +76,7 @@ class NoiseDataModule(ImageDataModule):
 
 
 def model_of(transfer: str) -> SupervisedOnlineAutoencoder:
-    """Return a model in its tenth epoch, when reconstruction and classification both count."""
+    """Return a model as it is before training."""
     make, options = TRANSFERS[transfer]
     torch.manual_seed(0)
     model = SupervisedOnlineAutoencoder(make(), width=WIDTH, optimizer=lambda p: torch.optim.SGD(p, lr=0.01), **options)

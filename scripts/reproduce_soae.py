@@ -1,7 +1,7 @@
 """Train the supervised online auto-encoder and what it is compared with, many seeds each, and put the results into one table.
 
 Usage:
-    python scripts/reproduce_soae.py {digits,mnist} [--schedule cut] [--variants soae_sigma mlp_random ...] [--seeds 0 1 2]
+    python scripts/reproduce_soae.py {digits,mnist} [--schedule cut|long] [--variants soae_sigma mlp_random ...] [--seeds 0 1 2]
         [--sparseness 0.5 0.7 0.9] [--jobs 2] [--output runs/reproduce] [--results FOLDER] [--every_n_steps 2000]
         [--trim 4] [--level 0.05] [--only_tables] [-- OPTIONS OF EVERY lit-sparse fit]
 
@@ -87,6 +87,7 @@ def rate(value: str) -> tuple[str, ...]:
     return ("--model.init_args.optimizer.init_args.lr", value)
 
 
+LONG = ("--trainer.max_epochs", "240", "--model.init_args.lr_scheduler.init_args.gamma", "0.98")
 TASTE = ("--trainer.max_epochs", "2", "--trainer.limit_train_batches", "20")
 EXPERIMENTS = {
     "digits": Experiment(
@@ -101,7 +102,7 @@ EXPERIMENTS = {
             ),
         },
     ),
-    "mnist": Experiment("mnist.yaml", {"cut": (), "taste": TASTE}),
+    "mnist": Experiment("mnist.yaml", {"cut": (), "taste": TASTE, "long": LONG}),
 }
 
 
@@ -319,7 +320,7 @@ def main(arguments: list[str] | None = None) -> int:
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     parser.add_argument("experiment", choices=EXPERIMENTS)
-    parser.add_argument("--schedule", default="cut", choices=("cut", "taste"))
+    parser.add_argument("--schedule", default="cut", choices=("cut", "taste", "long"), help="long: of mnist, 240 epochs")
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--sparseness", nargs="+", type=float, default=[])
@@ -331,6 +332,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--level", type=float, default=0.05, help="of significance")
     parser.add_argument("--only_tables", action="store_true", help="train and test nothing; write what is finished")
     options, extra = parse_own(parser, sys.argv[1:] if arguments is None else arguments)
+    if options.schedule not in EXPERIMENTS[options.experiment].schedules:
+        parser.error(f"{options.experiment} has no schedule {options.schedule!r}")
     plan = Plan(
         name=options.experiment,
         schedule=options.schedule,

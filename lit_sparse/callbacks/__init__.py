@@ -17,6 +17,7 @@ from lit_sparse.callbacks.pictures import (
 from lit_sparse.callbacks.predictions import PredictionWriter
 from lit_sparse.callbacks.seconds import SecondsLogger
 from lit_sparse.callbacks.sparse_connectivity import SparseConnectivity
+from lit_sparse.callbacks.stopping import RelativeChangeStopping
 from lit_sparse.callbacks.temperature import TemperatureAnnealing
 from lit_sparse.callbacks.text_predictions import TextPredictionWriter
 
@@ -32,6 +33,7 @@ __all__ = [
     "OptimalBrainDamage",
     "PredictionWriter",
     "ReconstructionPlot",
+    "RelativeChangeStopping",
     "SecondsLogger",
     "SparseConnectivity",
     "SuccessPlot",

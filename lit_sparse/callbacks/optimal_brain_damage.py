@@ -76,9 +76,15 @@ class OptimalBrainDamage(pl.Callback):
         """Forget another run; a resumed one is restored after this."""
         self._mask, self._squares = None, None
 
+    @property
+    def state_key(self) -> str:
+        """What tells several of these callbacks apart in a checkpoint."""
+        return self._generate_state_key(module=self.module)
+
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check that the model has what is pruned."""
-        self._layer(pl_module)
+        weight = self._layer(pl_module).weight
+        self._squares = None if self._squares is None else self._squares.to(weight.device)
         if not _classifies(pl_module):
             raise ConfigurationError(
                 f"OptimalBrainDamage needs a method `class_scores(batch)`, which {type(pl_module).__name__} does not have."
@@ -105,29 +111,42 @@ class OptimalBrainDamage(pl.Callback):
         return {"mask": self._mask, "squares": _summed(self._squares)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state; the first process takes what all had measured."""
+        """Go on from a saved state; the first process takes what all had measured, and the others begin with zeros."""
         first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-        self._mask = state_dict["mask"]
-        self._squares = state_dict["squares"] if first else None
+        self._mask, squares = state_dict["mask"], state_dict["squares"]
+        self._squares = squares if first or squares is None else torch.zeros_like(squares)
 
     def _removes(self, trainer: pl.Trainer) -> bool:
         """Tell whether connections are removed at the end of this epoch; what is removed at last is trained once more."""
         epoch = trainer.current_epoch + 1
-        return epoch % self.every == 0 and epoch != trainer.max_epochs and self.share > self.target * (1 + 1e-6)
+        return epoch % self.every == 0 and epoch != trainer.max_epochs and not self._is_done()
+
+    def _is_done(self) -> bool:
+        return self._mask is not None and int(self._mask.sum()) <= self._least(self._mask)
+
+    def _least(self, weight: Tensor) -> int:
+        """Return how many connections are left at last."""
+        return max(1, round(self.target * weight.numel()))
 
     @torch.enable_grad()
     def _measure(self, model: _Classifier, batch: dict[str, Any], seed: int) -> None:
-        layer = self._layer(model)  # type: ignore[arg-type]
         met: dict[str, Tensor] = {}
 
-        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
             met["input"], met["output"] = inputs[0].detach(), output
+            return output.clone()  # which may be changed in place
 
-        handle = layer.register_forward_hook(keep)
+        called: nn.Module = dict(model.named_modules())[self.module]  # type: ignore[attr-defined]
+        handle = called.register_forward_hook(keep)
         try:
             log_probs = model.class_scores(batch).log_softmax(-1)
         finally:
             handle.remove()
+        if not met:
+            raise ConfigurationError(
+                f"OptimalBrainDamage cannot measure {self.module!r}, which {type(model).__name__}.class_scores does not call:"
+                " the classes do not depend on it, or its weight is used by itself, as with `sparse_gradient`."
+            )
         generator = torch.Generator(log_probs.device).manual_seed(seed)
         drawn = torch.multinomial(log_probs.detach().float().exp().nan_to_num(0.0) + TINY, 1, generator=generator)
         chosen = log_probs.gather(-1, drawn).sum()
@@ -143,7 +162,7 @@ class OptimalBrainDamage(pl.Callback):
         importance = (squares.to(weight.device) * weight.detach().float().square()).nan_to_num(nan=torch.inf)
         if self._mask is not None:
             importance = importance.masked_fill(~self._mask.to(weight.device), -torch.inf)
-        left = max(round(self.share * self.keep * weight.numel()), round(self.target * weight.numel()), 1)
+        left = max(round(self.share * self.keep * weight.numel()), self._least(weight))
         chosen = importance.flatten().topk(left).indices
         self._mask = (
             torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device).index_fill(0, chosen, True).view_as(weight)
@@ -153,7 +172,8 @@ class OptimalBrainDamage(pl.Callback):
     def _layer(self, model: nn.Module) -> nn.Linear:
         """Return the layer."""
         find_weights(model, [self.module])
-        layer = model.get_submodule(self.module) if self.module in dict(model.named_modules()) else None
+        layer = dict(model.named_modules()).get(self.module)
+        layer = getattr(layer, "_orig_mod", layer)  # of torch.compile
         if not isinstance(layer, nn.Linear):
             raise ConfigurationError(
                 f"Expected argument `module` to be the path of a torch.nn.Linear but {self.module!r} is"

@@ -21,8 +21,10 @@ class SparseConnectivity(pl.Callback):
     """Project weights of any model onto a Hoyer sparseness: before training, and after every epoch or so many steps.
 
     The projection is that of :func:`lit_sparse.mappings.functional.hoyer_projection`, of each vector by itself. At the end of
-    an epoch it comes before validation, so what is validated and checkpointed is sparse. It depends on the weights alone, and
-    so is the same on all processes; the optimizer keeps its state. A resumed run projects when the killed one would have.
+    an epoch it comes before validation, so what is validated and checkpointed there is sparse, as it is at the end of training,
+    be that an early one; what is validated or checkpointed between two projections is as training has left it. The projection
+    depends on the weights alone, and so is the same on all processes; the optimizer keeps its state. A resumed run projects
+    when the killed one would have. Several of these callbacks may act on several weights.
 
     To use it in a config::
 
@@ -97,18 +99,32 @@ class SparseConnectivity(pl.Callback):
         """Project, if it is time; an epoch ends with its last batch, before it is validated."""
         if self.interval == "epoch":
             due = trainer.is_last_batch and (trainer.current_epoch + 1) % self.every == 0
-        else:
-            due = trainer.global_step % self.every == 0
-        last = trainer.global_step == trainer.max_steps or (
+        else:  # with several optimizers a batch is several steps
+            due = trainer.global_step // self.every > (self._projected or 0) // self.every
+        last = 0 <= trainer.max_steps <= trainer.global_step or (
             trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         )
-        if (due or last) and self._projected != trainer.global_step:
+        if due or last:
+            self._project(trainer, pl_module)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Project what a run that ends early validates at last."""
+        if trainer.should_stop and trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._project(trainer, pl_module)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Project what a run that ends early saves at last; the tensors of the checkpoint are those of the model."""
+        if trainer.should_stop:
             self._project(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Project what a run that ended early left."""
-        if self._projected != trainer.global_step:
-            self._project(trainer, pl_module)
+        self._project(trainer, pl_module)
+
+    @property
+    def state_key(self) -> str:
+        """What tells several of these callbacks apart in a checkpoint."""
+        return self._generate_state_key(module=self.module, dim=self.dim)
 
     def state_dict(self) -> dict[str, Any]:
         """Return when weights were projected last."""
@@ -120,6 +136,9 @@ class SparseConnectivity(pl.Callback):
 
     @torch.no_grad()
     def _project(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Project, unless that was done after this step."""
+        if self._projected == trainer.global_step:
+            return
         for path, weight in find_weights(module, self.paths).items():
             view = self._last(weight, path)
             vectors = view.flatten(-len(self.dims))

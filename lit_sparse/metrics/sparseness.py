@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from lit_sparse.metrics.exact import ExactMetric
 
 __all__ = ["HoyerSparseness", "hoyer_sparseness"]
 
@@ -36,7 +37,7 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     return (root - ratio) / (root - 1) if size > 1 else torch.full_like(ratio, torch.nan)
 
 
-class HoyerSparseness(Metric):
+class HoyerSparseness(ExactMetric):
     """Mean Hoyer sparseness of vectors; those that are zero, and have none, are left out.
 
     Args:
@@ -49,7 +50,6 @@ class HoyerSparseness(Metric):
         0.5
     """
 
-    full_state_update = False
     total: Tensor
     count: Tensor
 

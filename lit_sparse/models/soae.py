@@ -102,6 +102,9 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
     ) -> None:
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.supervision_epochs = check_number("supervision_epochs", supervision_epochs, 0.0, 1e6)
+        if self.supervision_epochs == 0:
+            for means in (self.train_means, self.val_means, self.test_means):
+                del means["correlation"]  # nothing is reconstructed
         if getattr(mapping, "dim", -1) not in (-1, 1):
             raise ConfigurationError(f"Expected argument `mapping` to map the last dimension but got {mapping!r}.")
         self.mapping = mapping
@@ -121,6 +124,9 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
             for parameter in self.output.parameters():
                 parameter.normal_(0.0, self.output_std)
         self._started = False
+        #: The epoch of training that the weights come from, which evaluation weighs the loss by too.
+        self._epoch = 0
+        self.register_load_state_dict_post_hook(_keep_loaded)  # type: ignore[no-untyped-call]
         if self.initial_bases.examples(width) == 0:
             self.start_from(torch.zeros(0, in_features))
 
@@ -131,8 +137,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     @property
     def alpha(self) -> float:
-        """The share of the classifier in the loss, in this epoch."""
-        return 1.0 if self.supervision_epochs == 0 else -math.expm1(-self.current_epoch / self.supervision_epochs)
+        """The share of the classifier in the loss, in this epoch of training, or the one that a checkpoint comes from."""
+        return 1.0 if self.supervision_epochs == 0 else -math.expm1(-self._epoch / self.supervision_epochs)
 
     @torch.no_grad()
     def start_from(self, examples: Tensor) -> None:
@@ -169,10 +175,20 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
             self.start_from(data.fetch("train", 0, order)["pixels"][torch.randperm(number)])
         super().setup(stage)
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the epoch that the weights come from; after training Lightning's own is the next one."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint["trained_epoch"] = self._epoch
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The bases are those of the checkpoint."""
-        self._started = True
+        """The bases are those of the checkpoint, and so is the epoch."""
+        self._started, self._epoch = True, int(checkpoint.get("trained_epoch", 0))
         super().on_load_checkpoint(checkpoint)
+
+    def on_train_epoch_start(self) -> None:
+        """Weigh the parts of the loss anew."""
+        super().on_train_epoch_start()
+        self._epoch = self.current_epoch
 
     def on_train_start(self) -> None:
         """Check that a sparse gradient can be used."""
@@ -217,8 +233,9 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         activity = self.encode(pixels)
         scores = self.output(activity)
         nll = nnf.cross_entropy(scores, label, reduction="none")
-        right = scores.detach().argmax(-1).eq(label)[label >= 0]  # others are not told, and have a cross-entropy of 0
-        examples = {"accuracy": right.float(), "nll": nll}
+        told = label >= 0  # the others have a cross-entropy of 0
+        right = scores.detach().argmax(-1).eq(label)[told]
+        examples = {"accuracy": right.float(), "nll": nll[told]}
         losses, artifacts = nll, {}
         if self.supervision_epochs > 0:
             made = sparse_decode(activity, self.bases) if self._goes_sparse else activity @ self.bases
@@ -245,10 +262,18 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 def _correlation(a: Tensor, b: Tensor) -> Tensor:
     """Return Pearson's correlation (B,) of rows (B, D) each; 0, without a gradient, where one of them is constant."""
     dtype = torch.promote_types(a.dtype, torch.float32)
-    a, b = (rows - rows.mean(-1, keepdim=True) for rows in (a.to(dtype), b.to(dtype)))
-    squares = a.square().sum(-1) * b.square().sum(-1)
-    varies = squares > 0
-    return (a * b).sum(-1) * torch.where(varies, squares, 1.0).rsqrt() * varies
+    a, b = (_standard(rows.to(dtype)) for rows in (a, b))
+    return (a * b).sum(-1)
+
+
+def _standard(rows: Tensor) -> Tensor:
+    """Return rows (B, D) of mean 0 and norm 1, of norm 0 where they are constant; squares of tiny numbers are not lost."""
+    rows = rows - rows.mean(-1, keepdim=True)
+    largest = rows.detach().abs().amax(-1, keepdim=True)
+    varies = largest > 0
+    rows = rows / torch.where(varies, largest, 1.0)
+    squares = rows.square().sum(-1, keepdim=True)
+    return rows * torch.where(varies, squares, 1.0).rsqrt() * varies
 
 
 def _as_bright(made: Tensor, images: Tensor) -> Tensor:
@@ -256,6 +281,11 @@ def _as_bright(made: Tensor, images: Tensor) -> Tensor:
     mean, std = images.mean(-1, keepdim=True), images.std(-1, keepdim=True)
     made = made - made.mean(-1, keepdim=True)
     return (mean + std * made / made.std(-1, keepdim=True).clamp_min(1e-12)).clamp(0, 1)
+
+
+def _keep_loaded(model: SupervisedOnlineAutoencoder, keys: Any) -> None:
+    """Training starts from the bases of a state that was loaded."""
+    model._started |= not any(key.endswith("encoder.weight") for key in keys.missing_keys)
 
 
 def _has_examples(data: object) -> TypeGuard[_HasExamples]:

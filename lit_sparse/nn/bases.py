@@ -60,8 +60,8 @@ class SampleBases(InitialBases):
         self.norm = check_positive("norm", norm)
 
     def examples(self, width: int) -> int:
-        """See :class:`InitialBases`; some more, should a few of them be empty."""
-        return width + 16
+        """See :class:`InitialBases`; twice as many, should some of them be empty."""
+        return 2 * width + 16
 
     def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
         """See :class:`InitialBases`."""
@@ -69,8 +69,8 @@ class SampleBases(InitialBases):
         chosen = (norms.squeeze(1) > 0).nonzero().squeeze(1)[:width]
         if len(chosen) < width:
             raise DataError(
-                f"Expected at least {width} training examples that are not all zero, one for each basis, but there are"
-                f" {len(chosen)}. Lower the width, or start from NoiseBases."
+                f"Expected at least {width} training examples that are not all zero, one for each basis, but among the"
+                f" {len(examples)} that were drawn there are {len(chosen)}. Lower the width, or start from NoiseBases."
             )
         found: Tensor = self.norm * examples[chosen] / norms[chosen]
         return found

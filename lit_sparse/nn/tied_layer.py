@@ -25,7 +25,8 @@ def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
     """Return ``h @ weight`` (B, D) for activities h (B, n), from the rows of ``weight`` (n, D) that are active in some example.
 
     Its gradients, of ``weight`` a sparse one, are zero at the other rows. That of h is right behind a mapping whose derivative
-    is zero where its result is, as it is for mappings with zeros.
+    is zero where its result is, as it is for mappings with zeros; the derivative of a hard threshold is not at a sum that is
+    exactly zero and still among the largest.
     """
     found: Tensor = _Decode.apply(h, weight)  # type: ignore[no-untyped-call]
     return found
@@ -34,7 +35,8 @@ def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
 class _Encode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight)
+        ctx.save_for_backward(x.to(weight.dtype), weight)
+        ctx.dtype = x.dtype
         return x @ weight.T
 
     @staticmethod
@@ -43,9 +45,9 @@ class _Encode(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
         rows = _active(grad)
-        chosen = grad[:, rows]
+        chosen = grad[:, rows].to(x.dtype)  # autocast leaves the backward pass alone
         return (
-            chosen @ weight[rows] if needs_x else None,
+            (chosen @ weight[rows]).to(ctx.dtype) if needs_x else None,
             _rows_of(weight, rows, chosen.T @ x) if needs_weight else None,
         )
 
@@ -55,8 +57,8 @@ class _Decode(torch.autograd.Function):
     def forward(ctx: Any, h: Tensor, weight: Tensor) -> Tensor:
         rows = _active(h)
         chosen, active = h[:, rows], weight[rows]
-        ctx.save_for_backward(chosen, active, rows)
-        ctx.shape = h.shape
+        ctx.save_for_backward(chosen.to(weight.dtype), active, rows)
+        ctx.shape, ctx.dtype = h.shape, h.dtype
         ctx.like = weight
         return chosen @ active
 
@@ -65,7 +67,8 @@ class _Decode(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         chosen, active, rows = ctx.saved_tensors
         needs_h, needs_weight = ctx.needs_input_grad
-        slope = grad.new_zeros(ctx.shape).index_copy_(1, rows, grad @ active.T) if needs_h else None
+        grad = grad.to(active.dtype)  # autocast leaves the backward pass alone
+        slope = grad.new_zeros(ctx.shape).index_copy_(1, rows, grad @ active.T).to(ctx.dtype) if needs_h else None
         return slope, _rows_of(ctx.like, rows, chosen.T @ grad) if needs_weight else None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from lit_sparse.callbacks import OptimalBrainDamage
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings import Sparsemax
+from lit_sparse.mappings import HoyerProjection, Sparsemax
 from lit_sparse.models import SemiSupervisedVAE, SupervisedOnlineAutoencoder
 from lit_sparse.nn import NoiseBases
 
@@ -118,6 +119,47 @@ def test_masks_and_measurements_survive_a_checkpoint(tmp_path: Path) -> None:
         weights.append(torch.load(checkpoint, weights_only=True)["state_dict"]["encoder.weight"])
     torch.testing.assert_close(weights[1], weights[0])
     assert float(weights[0].ne(0).float().mean()) == pytest.approx(0.25, abs=2e-3)
+
+
+def test_what_follows_the_layer_may_work_in_place() -> None:
+    found = []
+    for transfer in (nn.ReLU(), nn.ReLU(inplace=True)):
+        model, damage = perceptron(), OptimalBrainDamage("encoder")
+        model.mapping = transfer
+        data = digits()
+        data.setup("fit")
+        damage._measure(model, data.fetch("train", 0, torch.arange(30)), 0)
+        found.append(damage._squares)
+    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+
+
+def test_layers_that_are_compiled_and_several_of_them(tmp_path: Path) -> None:
+    model = perceptron()
+    model.encoder = torch.compile(model.encoder, backend="eager")  # type: ignore[assignment]
+    run = trainer(OptimalBrainDamage("encoder", every=1), OptimalBrainDamage("output", every=1, keep=0.7), max_epochs=2)
+    run.fit(model, digits())
+    assert int((model.bases == 0).sum()) == model.bases.numel() // 2
+    assert int((model.output.weight == 0).sum()) == 36
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    assert len([key for key in torch.load(tmp_path / "a.ckpt", weights_only=True)["callbacks"] if "Brain" in key]) == 2
+
+
+def test_a_layer_that_is_not_called() -> None:
+    sgd = functools.partial(torch.optim.SGD, lr=0.05)
+    model = SupervisedOnlineAutoencoder(HoyerProjection(0.7), in_features=64, width=30, sparse_gradient=True, optimizer=sgd)
+    with pytest.raises(ConfigurationError, match=r"cannot measure 'encoder', which .*\.class_scores does not"):
+        trainer(OptimalBrainDamage("encoder", every=1), max_epochs=2).fit(model, digits())
+
+
+def test_a_target_between_two_numbers_of_connections_is_reached() -> None:
+    damage, weight = OptimalBrainDamage("encoder", keep=0.5, target=0.3), torch.rand(33, 64)
+    for left in (1056, 634):
+        damage._squares = torch.rand_like(weight)
+        assert not damage._is_done()
+        damage._remove(trainer(), weight)
+        assert damage._mask is not None
+        assert int(damage._mask.sum()) == left
+    assert damage._is_done()
 
 
 def test_nan_is_an_error_of_training_not_of_pruning() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -39,6 +40,7 @@ class Net(pl.LightningModule):
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self.validated.append(spread(self.first.weight))
+        self.log("steady", 1.0)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
@@ -115,6 +117,62 @@ def test_a_run_that_is_stopped_ends_sparse() -> None:
     run.fit(net, batches(4), batches(1))
     assert run.global_step < 12
     assert spread(net.first.weight) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["steps", "metric"])
+def test_a_run_that_is_stopped_validates_and_saves_what_is_sparse(kind: str, tmp_path: Path) -> None:
+    """Stopped within an epoch, and by a metric that stays as it is; the files hold what the model does."""
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            trainer.should_stop |= trainer.global_step >= 6
+
+    stop = Stop() if kind == "steps" else EarlyStopping("steady", patience=1)
+    saves = [ModelCheckpoint(tmp_path, filename="last", save_on_train_epoch_end=True, enable_version_counter=False)]
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    net, watch = Net(), Watch()
+    sparse_first = SparseConnectivity("first", 0.6, every=9)
+    run = pl.Trainer(accelerator="cpu", max_epochs=9, callbacks=[stop, sparse_first, watch, *saves], **quiet)
+    run.fit(net, batches(4), batches(1))
+    assert 4 < run.global_step < 36
+    assert spread(net.first.weight) < 1e-5
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert torch.equal(saved["state_dict"]["first.weight"], net.first.weight)
+    if kind == "steps":
+        assert sparse(net.validated)[-1]
+
+
+def test_several_weights_have_sparsenesses_of_their_own(tmp_path: Path) -> None:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    callbacks = [SparseConnectivity("first", 0.6), SparseConnectivity("rnn.weight_hh_l0", 0.3)]
+    net = Net()
+    run = pl.Trainer(accelerator="cpu", max_epochs=1, callbacks=callbacks, **quiet)
+    run.fit(net, batches(4), batches(1))
+    assert spread(net.first.weight) < 1e-5
+    assert spread(net.rnn.weight_hh_l0, 0.3) < 1e-5
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    assert len([key for key in torch.load(tmp_path / "a.ckpt", weights_only=True)["callbacks"] if "Sparse" in key]) == 2
+
+
+def test_steps_of_two_optimizers_are_not_missed() -> None:
+    class Two(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(part.parameters(), lr=0.5) for part in (self.first, self.rnn)]
+
+        def training_step(self, batch: Tensor, batch_idx: int) -> None:
+            for optimizer in self.optimizers():  # type: ignore[union-attr]
+                optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            for optimizer in self.optimizers():  # type: ignore[union-attr]
+                optimizer.step()
+
+    callback = SparseConnectivity("first", 0.6, every=3, interval="step")
+    trained = sparse(fit(callback, Two(), max_epochs=1, limit_train_batches=4).trained)
+    assert trained == [True, False, True, True, True], "after steps 4, 6 and 8"
 
 
 def test_each_vector_is_the_nearest_point() -> None:

@@ -44,3 +44,10 @@ def test_the_metric_is_a_mean_over_vectors_that_are_not_zero() -> None:
     along = HoyerSparseness(dim=0)
     along.update(x.T)
     assert float(along.compute()) == pytest.approx(float(expected), abs=1e-6)
+
+
+def test_the_sum_keeps_its_digits_in_a_module_of_low_precision() -> None:
+    vectors = torch.rand(5000, 9)
+    metric = HoyerSparseness().to(torch.bfloat16)
+    metric.update(vectors)
+    torch.testing.assert_close(float(metric.compute()), float(hoyer_sparseness(vectors).mean()))

@@ -49,9 +49,7 @@ def started(mapping: nn.Module | None, examples: Tensor | None = None, **options
 
 
 def at_epoch(model: SupervisedOnlineAutoencoder, epoch: int) -> SupervisedOnlineAutoencoder:
-    run = trainer()
-    run.fit_loop.epoch_progress.current.completed = epoch
-    model.trainer = run
+    model._epoch = epoch
     return model
 
 
@@ -129,8 +127,44 @@ def test_labels_that_are_not_told_teach_no_class() -> None:
     batch = batch_of(model)
     batch["label"][1:3] = -100
     output = model.step(batch, 0, "train")
-    assert output["examples"]["nll"][1:3].tolist() == [0.0, 0.0]
-    assert len(output["examples"]["accuracy"]) == 3
+    assert len(output["examples"]["accuracy"]) == len(output["examples"]["nll"]) == 3
+    told = {name: value[[0, 3, 4]] for name, value in batch.items()}
+    torch.testing.assert_close(output["examples"]["nll"], model.step(told, 0, "train")["examples"]["nll"])
+
+
+def test_tiny_pixels_have_a_correlation_and_a_gradient() -> None:
+    """Their squares' product is no number of float32, and correlation does not depend on the scale."""
+    slopes = []
+    for scale in (1.0, 1e-9):
+        torch.manual_seed(0)
+        model = at_epoch(started(HardThreshold(5)), 0)
+        batch = batch_of(model)
+        batch["pixels"] *= scale
+        output = model.step(batch, 0, "train")
+        output["loss"].backward()
+        slopes.append((output["examples"]["correlation"].detach(), model.bases.grad))
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-4, atol=1e-6)
+
+
+def test_evaluation_weighs_the_loss_as_training_did(tmp_path: Path) -> None:
+    """Within the process and from a checkpoint, where Lightning counts epochs from zero again."""
+    torch.manual_seed(0)
+    model, run = SupervisedOnlineAutoencoder(HoyerProjection(0.7), in_features=64, width=30), trainer(max_epochs=3)
+    run.fit(model, digits())
+    expected = float(run.callback_metrics["val/loss"])
+    assert model.alpha == pytest.approx(1 - math.exp(-0.2))
+    run.save_checkpoint(tmp_path / "a.ckpt")
+    assert run.validate(model, digits(), verbose=False)[0]["val/loss"] == pytest.approx(expected, rel=1e-6)
+    other = SupervisedOnlineAutoencoder.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True)
+    assert trainer().validate(other, digits(), verbose=False)[0]["val/loss"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_loaded_weights_are_what_training_starts_from() -> None:
+    model = SupervisedOnlineAutoencoder(HoyerProjection(0.7), in_features=64, width=30)
+    state = {name: torch.randn_like(value) for name, value in model.state_dict().items() if value.is_floating_point()}
+    model.load_state_dict(state, strict=False)
+    trainer(max_epochs=1, limit_train_batches=0).fit(model, digits())
+    assert torch.equal(model.bases, state["encoder.weight"])
 
 
 def test_activity_before_training(shared: Path) -> None:
@@ -199,11 +233,18 @@ def test_a_perceptron_reconstructs_nothing() -> None:
     output = model.step(batch_of(model), 0, "train")
     assert "correlation" not in output["examples"]
     torch.testing.assert_close(output["examples"]["loss"], output["examples"]["nll"].detach())
+    run = trainer(max_epochs=1)
+    run.fit(SupervisedOnlineAutoencoder(nn.Tanh(), in_features=64, width=30, supervision_epochs=0), digits())
+    assert "val/nll" in run.callback_metrics
+    assert "val/correlation" not in run.callback_metrics
 
 
+@pytest.mark.parametrize("sparse_gradient", [False, True])
 @pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true", "64-true"])
-def test_other_precisions(precision: Any) -> None:
-    model = SupervisedOnlineAutoencoder(HoyerProjection(0.7), in_features=64, width=30)
+def test_other_precisions(precision: Any, sparse_gradient: bool) -> None:
+    sgd = functools.partial(torch.optim.SGD, lr=0.05)
+    mapping = HoyerProjection(0.7)
+    model = SupervisedOnlineAutoencoder(mapping, in_features=64, width=30, sparse_gradient=sparse_gradient, optimizer=sgd)
     run = trainer(max_epochs=2, precision=precision)
     run.fit(model, digits())
     assert bool(run.callback_metrics["val/loss"].isfinite())
@@ -235,7 +276,7 @@ def test_arguments_are_checked(options: dict[str, Any], message: str) -> None:
 
 def test_too_few_and_no_examples_to_start_from() -> None:
     model = SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64, width=2000)
-    with pytest.raises(DataError, match=r"at least 2000 training examples that are not all zero.* there are 1257"):
+    with pytest.raises(DataError, match=r"at least 2000 training examples that .* among the 1257 .* there are 1257"):
         trainer(max_epochs=1).fit(model, digits())
     loader = torch.utils.data.DataLoader([{"pixels": torch.rand(64), "label": 1, "index": 0}])
     with pytest.raises(ConfigurationError, match=r"call `model.start_from\(examples\)` first"):

@@ -1,0 +1,55 @@
+"""Ends training when the loss hardly changes any more."""
+
+from __future__ import annotations
+
+import torch
+from pytorch_lightning.callbacks import EarlyStopping
+from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
+from torch import Tensor
+
+from lit_sparse.checks import check_count, check_positive
+
+__all__ = ["RelativeChangeStopping"]
+
+
+class RelativeChangeStopping(EarlyStopping):
+    """Stop when ``|now - before| <= threshold |before|`` of a logged value, so many epochs in a row.
+
+    Unlike ``EarlyStopping`` it does not ask for the smallest value so far: the loss of
+    :class:`lit_sparse.models.SupervisedOnlineAutoencoder` rises while classification gains weight in it. A value that is not
+    finite stops training at once.
+
+    To use it in a config::
+
+        trainer:
+          max_epochs: 1000
+          callbacks:
+            - class_path: RelativeChangeStopping
+              init_args: {threshold: 1.0e-3, patience: 3}
+
+    Args:
+        monitor: name of the value, logged once an epoch of training.
+        threshold: largest relative change that counts as none, > 0.
+        patience: epochs in a row without a change, >= 1.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, stop so.
+    """
+
+    def __init__(self, monitor: str = "train/loss", threshold: float = 1e-3, patience: int = 3) -> None:
+        check_count("patience", patience)
+        super().__init__(monitor, patience=patience, check_on_train_epoch_end=True)
+        self.threshold = check_positive("threshold", threshold)
+
+    def _evaluate_stopping_criteria(self, current: Tensor) -> tuple[bool, str | None]:
+        if not torch.isfinite(current):
+            return super()._evaluate_stopping_criteria(current)
+        before, self.best_score = self.best_score.to(current.device), current
+        rests = bool(torch.isfinite(before)) and bool((current - before).abs() <= self.threshold * before.abs())
+        self.wait_count = self.wait_count + 1 if rests else 0
+        if self.wait_count < self.patience:
+            return False, None
+        self.stopping_reason = EarlyStoppingReason.PATIENCE_EXHAUSTED
+        return True, f"{self.monitor} has changed by less than {self.threshold:g} of itself in {self.wait_count} epochs."
