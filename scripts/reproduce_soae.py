@@ -223,8 +223,12 @@ def tests(
         f" p = {found.kruskal[1]:.3g}. Groups without a difference at the level {level:g}:"
         f" {'; '.join(', '.join(group) for group in found.groups)}.",
     ]
-    pooled = {" + ".join(group): [x for name in group for x in samples[name]] for group in found.groups}
-    if len(pooled) > 1 and sum(len(group) for group in found.groups) == len(samples):  # the groups share nobody
+    apart = sum(len(group) for group in found.groups) == len(samples)  # no variant is in two groups
+    groups = found.groups if apart else [(name,) for name in sorted(samples, key=found.ranks.__getitem__)]
+    if not apart:
+        lines += ["", "The groups overlap, so variants are compared one by one."]
+    pooled = {" + ".join(group): [x for name in group for x in samples[name]] for group in groups}
+    if len(pooled) > 1:
         lines += ["", "| P(A < B) | Gaussian | Mann & Whitney |", "| --- | ---: | ---: |"]
         for (a, one), (b, two) in combinations(pooled.items(), 2):
             gaussian, ranks = soae_statistics.gaussian_superiority(one, two), soae_statistics.superiority(one, two)

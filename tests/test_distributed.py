@@ -111,8 +111,10 @@ def test_weights_are_acted_on_alike(
     options: tuple[str, ...], lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes project, or prune, the same weights, and are scored as one is."""
-    done = lit_sparse("fit", *SOAE, *options, *TWO, "--data.init_args.batch_size=5", "--name=two", "--trainer.max_epochs=3")
+    same = ("--trainer.callbacks+=agreement.SameWeights", "--name=two", "--trainer.max_epochs=3")
+    done = lit_sparse("fit", *SOAE, *options, *TWO, "--data.init_args.batch_size=5", *same)
     assert done.returncode == 0, done.stderr
+    assert "all 2 processes have the same weights" in done.stdout
     monkeypatch.chdir(tmp_path)
     assert main(["fit", *SOAE, *options, "--name=one", "--trainer.max_epochs=3"]) == 0
     one, two = (
@@ -130,6 +132,27 @@ def test_weights_are_acted_on_alike(
     two, one = (metrics_of(tmp_path / "runs" / "one" / "0" / "test" / str(number)) for number in (0, 1))
     for name, values in one.items():
         assert two[name] == pytest.approx(values, rel=1e-5), name
+
+
+def test_importance_that_was_measured_goes_on(lit_sparse: Command, tmp_path: Path) -> None:
+    """Killed between the measurement and the removal, two processes go on as if they had not been."""
+    damage = ("--trainer.callbacks=OptimalBrainDamage", "--trainer.callbacks.module=encoder", "--trainer.callbacks.every=2")
+    same = ("--trainer.callbacks.sample_every=10", "--trainer.callbacks+=agreement.SameWeights")
+    fit = ("fit", *SOAE, *damage, *same, *TWO, "--trainer.max_epochs=3", "--trainer.limit_train_batches=8")
+    fit = (*fit, "--checkpoint_every_n_steps=3")
+    killed = lit_sparse(*fit, "--trainer.callbacks+=interruptions.KillAtStep", "--trainer.callbacks.step=13")
+    assert killed.returncode != 0
+    for options in (("--ckpt_path", "last"), ("--name=whole",)):
+        done = lit_sparse(*fit, *options)
+        assert done.returncode == 0, done.stderr
+        assert "all 2 processes have the same weights" in done.stdout
+    cut, whole = (
+        torch.load(tmp_path / "runs" / name / "0" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for name in ("soae", "whole")
+    )
+    assert int((whole["encoder.weight"] == 0).sum()) == whole["encoder.weight"].numel() // 2
+    for name, tensor in whole.items():
+        torch.testing.assert_close(cut[name], tensor, atol=1e-6, rtol=0)
 
 
 def test_scores_of_text_equal_those_of_one_process(

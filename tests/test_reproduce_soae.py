@@ -57,6 +57,17 @@ def test_results_are_tabulated_and_compared(tmp_path: Path, capsys: pytest.Captu
         assert_picture(tmp_path / "results" / f"soae_digits_cut{ending}.png")
 
 
+def test_variants_of_groups_that_overlap_are_compared_one_by_one() -> None:
+    script = load("reproduce_soae")
+    steps = {"soae_sigma": 0.0, "soae_l0": 0.45, "mlp_random": 0.9}
+    errors = {name: [1.0 + shift + 0.1 * run for run in range(10)] for name, shift in steps.items()}
+    lines, found = script.tests(errors, trim=0, level=0.05)
+    assert len(found.groups) == 2, "neighbours do not differ, the ends do"
+    assert "The groups overlap, so variants are compared one by one." in lines
+    assert sum(line.startswith("| SOAE-sigma < MLP-random | ") for line in lines) == 1
+    assert sum(" < " in line and line.count("|") == 4 for line in lines[1:]) == 4, "three pairs, and the head of their table"
+
+
 def test_a_run_that_is_not_there_is_no_result(tmp_path: Path) -> None:
     script = load("reproduce_soae")
     plan = script.Plan("digits", "cut", ["soae_sigma"], [0], [], tmp_path, 2000, [])
