@@ -94,7 +94,7 @@ EXPERIMENTS = {
         "digits.yaml",
         {"cut": (), "taste": TASTE},
         {
-            "soae_l0": ("--model.init_args.mapping.init_args.k", "42"),
+            "soae_l0": ("--model.init_args.mapping.init_args.k", "42", *rate("0.1")),
             "mlp_scfc": ("--model.init_args.initial_bases.init_args.connectivity", "0.5"),
             "smlp_scfc": (
                 *("--model.init_args.initial_bases.init_args.connectivity", "0.5"),
