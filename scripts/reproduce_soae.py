@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
@@ -216,7 +217,8 @@ def tests(
     lines = ["", "| variant | runs | Shapiro & Wilk: W | p | mean rank |", "| --- | ---: | ---: | ---: | ---: |"]
     for name in sorted(samples, key=found.ranks.__getitem__):
         w, p = found.normality[name]
-        lines.append(f"| {name} | {len(samples[name])} | {w:.3f} | {p:.3g} | {found.ranks[name]:.1f} |")
+        shape = f"{w:.3f} | {p:.3g}" if math.isfinite(w) else "- | -"  # runs that are all alike have none
+        lines.append(f"| {name} | {len(samples[name])} | {shape} | {found.ranks[name]:.1f} |")
     lines += [
         "",
         f"Levene: {found.levene[0]:.3g}, p = {found.levene[1]:.3g}. Kruskal & Wallis: {found.kruskal[0]:.3g},"

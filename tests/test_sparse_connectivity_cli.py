@@ -67,3 +67,16 @@ def test_a_path_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )
     assert main(["fit", "-c", str(CONFIGS / "soae" / "digits.yaml"), *infeasible]) == 2
     assert "`sparseness` to be a number with 0.0 <= sparseness <= 1.0 but got 1.5" in capsys.readouterr().err
+
+
+def test_two_on_the_same_weight_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    more = [
+        "--trainer.callbacks+=SparseConnectivity",
+        "--trainer.callbacks.module=encoder",
+        "--trainer.callbacks.sparseness=0.9",
+    ]
+    assert main(["fit", "-c", str(CONFIGS / "soae" / "digits.yaml"), *more]) == 2
+    assert "There are two SparseConnectivity for the same thing in `trainer.callbacks`" in capsys.readouterr().err

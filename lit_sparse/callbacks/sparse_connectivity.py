@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_sparse.callbacks.weights import find_weights
@@ -76,6 +77,7 @@ class SparseConnectivity(pl.Callback):
         self.interval = check_choice("interval", interval, ("epoch", "step"))
         #: The optimizer's step after which weights were projected last; None before.
         self._projected: int | None = None
+        self._told = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Forget another run; a resumed one is restored after this."""
@@ -84,6 +86,11 @@ class SparseConnectivity(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Project, unless the run is resumed, whose weights are as they should be."""
         for path, weight in find_weights(pl_module, self.paths).items():
+            if weight.dim() > 2 and self.dim == -1:
+                rank_zero_warn(
+                    f"The vectors of {path!r}, which is of shape {tuple(weight.shape)}, have {weight.shape[-1]} numbers, those"
+                    f" along its last dimension. For whole filters give dim={list(range(1, weight.dim()))}."
+                )
             zero = self._last(weight, path).flatten(-len(self.dims)).eq(0).all(-1).flatten()
             empty = zero.nonzero().flatten().tolist()
             if empty:
@@ -108,9 +115,17 @@ class SparseConnectivity(pl.Callback):
             self._project(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Project what a run that ends early validates at last."""
-        if trainer.should_stop and trainer.state.fn == "fit" and not trainer.sanity_checking:
+        """Project what a run that ends early validates at last, and tell if it validates between two projections."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        if trainer.should_stop:
             self._project(trainer, pl_module)
+        elif self._projected != trainer.global_step and not self._told:
+            self._told = True
+            rank_zero_warn(
+                f"{self.module!r} is validated, and the best checkpoint may be written, between two projections, when it is not"
+                " sparse. Validate after each epoch and project then (every: 1), or project more often (interval: step)."
+            )
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Project what a run that ends early saves at last; the tensors of the checkpoint are those of the model."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import shlex
 import sys
 import warnings
@@ -287,6 +288,14 @@ class LitSparseCLI(LightningCLI):
                 return super().instantiate_trainer(**kwargs)
             except (MisconfigurationException, ValueError) as error:
                 raise ConfigurationError(f"The trainer refuses its arguments: {error}") from error
+            except RuntimeError as error:
+                found = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
+                if found is None:
+                    raise
+                raise ConfigurationError(
+                    f"There are two {found[1]} for the same thing in `trainer.callbacks`. To change the last one of a config,"
+                    " give its options alone, such as --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
+                ) from error
 
     @contextmanager
     def _folder_if_used(self) -> Iterator[None]:

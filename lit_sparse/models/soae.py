@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features, restored_checkpoint
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
@@ -111,6 +111,10 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         self.in_features = check_count("in_features", in_features)
         self.width = check_count("width", width)
         self.classes = check_count("classes", classes, 2)
+        if initial_bases is not None and not isinstance(initial_bases, InitialBases):
+            raise ConfigurationError(
+                f"Expected argument `initial_bases` to be a lit_sparse.nn.InitialBases or None but got {initial_bases!r}."
+            )
         self.initial_bases = SampleBases() if initial_bases is None else initial_bases
         self.output_std = check_number("output_std", output_std, 0.0, 1e3)
         if sparse_gradient and not isinstance(mapping, SparseMapping):
@@ -149,10 +153,16 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
         Raises:
             DataError: if there are too few.
+            ConfigurationError: if ``initial_bases`` returns something else than bases.
         """
         check_features(examples, self.in_features)
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
         drawn = self.initial_bases(examples.detach().float().cpu(), self.width, generator)
+        if drawn.shape != self.encoder.weight.shape or not bool(drawn.isfinite().all()):
+            raise ConfigurationError(
+                f"Expected {full_name(self.initial_bases)} to return {tuple(self.encoder.weight.shape)} finite numbers, a basis"
+                f" a row, but got {tuple(drawn.shape)}{'' if bool(drawn.isfinite().all()) else ' with NaN or infinities'}."
+            )
         self.encoder.weight.copy_(drawn)
         self._started = True
 
@@ -210,7 +220,13 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
     def encode(self, pixels: Tensor) -> Tensor:
         """Return the activity h (B, width) for examples (B, D)."""
         sums = sparse_encode(pixels, self.bases) if self._goes_sparse else self.encoder(pixels)
-        return sums if self.mapping is None else self.mapping(sums)
+        activity: Tensor = sums if self.mapping is None else self.mapping(sums)
+        if activity.shape != sums.shape:
+            raise ConfigurationError(
+                f"Expected `mapping` to keep the shape {tuple(sums.shape)} but {full_name(self.mapping)} returned"
+                f" {tuple(activity.shape)}."
+            )
+        return activity
 
     @property
     def _goes_sparse(self) -> bool:
@@ -230,6 +246,11 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         """See :class:`LitSparseModule`."""
         pixels, label, alpha = batch["pixels"], batch["label"], self.alpha
         check_features(pixels, self.in_features)
+        if batch_idx == 0 and len(label) and int(label.max()) >= self.classes:  # once an epoch, for it waits for a GPU
+            raise ConfigurationError(
+                f"Expected labels below classes={self.classes} but the data have {int(label.max())}. Set `classes` to their"
+                " number."
+            )
         activity = self.encode(pixels)
         scores = self.output(activity)
         nll = nnf.cross_entropy(scores, label, reduction="none")

@@ -18,6 +18,8 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import functional as F
 from lit_sparse.metrics import hoyer_sparseness
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* is validated, and the best checkpoint may be written")
+
 
 class Net(pl.LightningModule):
     """Weights of several kinds, and a record of how sparse the first is at the end of each batch and validation."""
@@ -173,6 +175,18 @@ def test_steps_of_two_optimizers_are_not_missed() -> None:
     callback = SparseConnectivity("first", 0.6, every=3, interval="step")
     trained = sparse(fit(callback, Two(), max_epochs=1, limit_train_batches=4).trained)
     assert trained == [True, False, True, True, True], "after steps 4, 6 and 8"
+
+
+@pytest.mark.parametrize("options", [{"every": 2}, {"every": 3, "interval": "step"}])
+def test_a_validation_between_two_projections_is_told_once(options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="'first' is validated, .* between two projections") as found:
+        fit(SparseConnectivity("first", 0.6, **options), max_epochs=5)
+    assert sum("between two projections" in str(warning.message) for warning in found) == 1
+
+
+def test_rows_of_filters_are_told() -> None:
+    with pytest.warns(UserWarning, match=r"'conv.weight', .* have 3 numbers.* give dim=\[1, 2, 3\]"):
+        fit(SparseConnectivity("conv", 0.4), max_epochs=1)
 
 
 def test_each_vector_is_the_nearest_point() -> None:

@@ -17,7 +17,7 @@ from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.mappings import Entmax, HardThreshold, HoyerProjection, Sparsemax
 from lit_sparse.metrics import hoyer_sparseness
 from lit_sparse.models import SupervisedOnlineAutoencoder
-from lit_sparse.nn import NoiseBases, SampleBases, SparseCodingBases
+from lit_sparse.nn import InitialBases, NoiseBases, SampleBases, SparseCodingBases
 
 TRANSFERS = [
     HoyerProjection(0.7),
@@ -283,6 +283,40 @@ def test_too_few_and_no_examples_to_start_from() -> None:
         trainer(max_epochs=1).fit(SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64), loader, loader)
     with pytest.raises(ConfigurationError, match="in_features=784 features but the data have 64"):
         trainer(max_epochs=1).fit(SupervisedOnlineAutoencoder(HoyerProjection(0.5)), digits())
+
+
+class Odd(InitialBases):
+    """Returns what it was told to."""
+
+    def __init__(self, found: Tensor) -> None:
+        super().__init__()
+        self.found = found
+
+    def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("found", "message"),
+    [
+        (torch.zeros(64, 20), r"Odd to return \(20, 64\) finite numbers, a basis a row, but got \(64, 20\)"),
+        (torch.full((20, 64), torch.nan), r"got \(20, 64\) with NaN"),
+    ],
+)
+def test_bases_of_ones_own_are_checked(found: Tensor, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64, width=20, initial_bases=Odd(found))
+
+
+def test_what_is_no_transfer_function_and_labels_beyond_the_classes() -> None:
+    with pytest.raises(ConfigurationError, match=r"`initial_bases` to be a lit_sparse\.nn\.InitialBases"):
+        SupervisedOnlineAutoencoder(HoyerProjection(0.5), initial_bases="SampleBases")  # type: ignore[arg-type]
+    model = SupervisedOnlineAutoencoder(nn.Flatten(0), in_features=64, width=20)
+    with pytest.raises(ConfigurationError, match=r"Flatten returned"):
+        trainer(max_epochs=1).fit(model, digits())
+    model = SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64, width=20, classes=8)
+    with pytest.raises(ConfigurationError, match=r"labels below classes=8 but the data have 9"):
+        trainer(max_epochs=1).fit(model, digits())
 
 
 def test_bases_of_samples_leave_out_the_blank() -> None:
