@@ -13,30 +13,28 @@ with all that the command line brings. ``projection`` is ``F.hoyer_projection`` 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import logging
 import os
 import platform
 import statistics
-import tempfile
+import sys
 import time
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from timed_fit import WARM_UP, timed_fit
 from torch import Tensor, nn
 
 from lit_sparse.callbacks import (
     ActivityHistogram,
     BasesPlot,
-    CountLogger,
     ReconstructionPlot,
-    SecondsLogger,
     SparseConnectivity,
 )
 from lit_sparse.data import ImageDataModule
@@ -46,7 +44,7 @@ from lit_sparse.mappings import HardThreshold, HoyerProjection
 from lit_sparse.mappings import functional as F
 from lit_sparse.models import SupervisedOnlineAutoencoder
 
-WIDTH, PIXELS, WARM_UP = 1000, 784, 20
+WIDTH, PIXELS = 1000, 784
 TRANSFERS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "tanh": (nn.Tanh, {}),
     "Hoyer, 0.8": (lambda: HoyerProjection(0.8), {}),
@@ -102,36 +100,15 @@ def loop(model: SupervisedOnlineAutoencoder, batch_size: int, steps: int) -> flo
     return (time.perf_counter() - began) / steps
 
 
-class Stopwatch(pl.Callback):
-    """The time from one step to another."""
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx == WARM_UP:
-            self.began = time.perf_counter()
-        self.now = time.perf_counter()
-
-
 def with_lightning(model: SupervisedOnlineAutoencoder, steps: int) -> float:
     """Return seconds an online update under Lightning."""
-    watch = Stopwatch()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        trainer = pl.Trainer(
-            max_epochs=1,
-            limit_train_batches=WARM_UP + steps + 1,
-            limit_val_batches=0,
-            accelerator="cpu",
-            logger=[CSVLogger(folder, name="csv"), TensorBoardLogger(folder, name="board")],
-            callbacks=[
-                watch,
-                *(CountLogger(4096), SecondsLogger(), RichProgressBar(refresh_rate=100), ModelCheckpoint(folder)),
-                *(BasesPlot(folder=folder), ActivityHistogram(folder=folder), ReconstructionPlot(folder)),
-                SparseConnectivity("encoder", 0.75),
-            ],
-            log_every_n_steps=1000,
-            enable_model_summary=False,
-        )
-        trainer.fit(model, NoiseDataModule(WARM_UP + steps + 1, batch_size=1, eval_batch_size=64))
-    return (watch.now - watch.began) / steps
+    data = NoiseDataModule(WARM_UP + steps + 1, batch_size=1, eval_batch_size=64)
+
+    def pictures(folder: str) -> list[pl.Callback]:
+        drawn = (BasesPlot(folder=folder), ActivityHistogram(folder=folder), ReconstructionPlot(folder))
+        return [*drawn, SparseConnectivity("encoder", 0.75)]
+
+    return timed_fit(model, data, steps, pictures, log_every_n_steps=1000)[0]
 
 
 def spread(values: list[float], digits: int = 2) -> str:

@@ -14,26 +14,24 @@ image, as it does once training has settled.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import itertools
 import math
 import os
 import platform
 import statistics
-import tempfile
+import sys
 import time
 import warnings
-from typing import Any
+from pathlib import Path
 
-import pytorch_lightning as pl
+sys.path.insert(0, str(Path(__file__).parent))
+
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
-from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+from timed_fit import WARM_UP, timed_fit
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.callbacks import CountLogger, DecoderCallsPlot, NegativeELBOPlot, SecondsLogger
+from lit_sparse.callbacks import DecoderCallsPlot, NegativeELBOPlot
 from lit_sparse.data import ImageDataModule
 from lit_sparse.data.base import Split
 from lit_sparse.data.images import Images
@@ -44,7 +42,6 @@ from lit_sparse.models import SemiSupervisedVAE
 
 GAMMA = 1e-3
 LABELLED, UNLABELLED = 5000, 45000
-WARM_UP = 30
 
 
 class NoiseDataModule(ImageDataModule):
@@ -58,15 +55,6 @@ class NoiseDataModule(ImageDataModule):
             split: Images(torch.rand(size, 784, generator=generator), torch.randint(10, (size,), generator=generator))
             for split, size in splits.items()
         }
-
-
-class Stopwatch(pl.Callback):
-    """Seconds from one step to another, validation and start left out."""
-
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx == WARM_UP:
-            self.began = time.perf_counter()
-        self.now = time.perf_counter()
 
 
 METHODS: dict[str, tuple[SparseMapping, type[Estimator]]] = {
@@ -83,28 +71,8 @@ def with_lightning(method: str, data: ImageDataModule, steps: int) -> tuple[floa
     model = SemiSupervisedVAE(
         mapping, estimator(), optimizer=lambda p: torch.optim.Adam(p, 1e-6, weight_decay=1e-5, fused=True)
     )
-    watch = Stopwatch()
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        trainer = pl.Trainer(
-            max_epochs=1,
-            limit_train_batches=WARM_UP + steps + 1,
-            limit_val_batches=0,
-            accelerator="cpu",
-            logger=[CSVLogger(folder, name="csv"), TensorBoardLogger(folder, name="board")],
-            callbacks=[
-                watch,
-                CountLogger(4096),
-                SecondsLogger(),
-                RichProgressBar(refresh_rate=10),
-                DecoderCallsPlot(folder),
-                NegativeELBOPlot(folder),
-                ModelCheckpoint(folder),
-            ],
-            enable_model_summary=False,
-        )
-        trainer.fit(model, data)
-        calls = float(trainer.callback_metrics["train/decoder_calls_mean"])
-    return (watch.now - watch.began) / steps * 1e3, calls
+    seconds, trainer = timed_fit(model, data, steps, lambda folder: [DecoderCallsPlot(folder), NegativeELBOPlot(folder)])
+    return 1e3 * seconds, float(trainer.callback_metrics["train/decoder_calls_mean"])
 
 
 def layers(*sizes: int) -> nn.Sequential:
