@@ -1,0 +1,42 @@
+"""Bayesian coresets: a few weighted examples that stand for all."""
+
+from lit_sparse.coresets.coreset import Coreset
+from lit_sparse.coresets.examples import Examples
+from lit_sparse.coresets.frank_wolfe import FrankWolfe
+from lit_sparse.coresets.giga import GIGA
+from lit_sparse.coresets.iht import IHT, AcceleratedIHT
+from lit_sparse.coresets.likelihoods import Likelihood, LogisticLikelihood, NormalLikelihood, PoissonLikelihood
+from lit_sparse.coresets.omp import NonnegativeOMP
+from lit_sparse.coresets.posteriors import GaussianPosterior
+from lit_sparse.coresets.projections import ExactGaussianVectors, FunctionVectors, LogLikelihoodVectors, Projection
+from lit_sparse.coresets.selector import CoresetSelector, Selection
+from lit_sparse.coresets.sparse_vi import SparseVI
+from lit_sparse.coresets.uniform import Uniform
+from lit_sparse.coresets.vectors import BlockVectors, DenseVectors, ShardedVectors, Vectors
+
+__all__ = [
+    "GIGA",
+    "IHT",
+    "AcceleratedIHT",
+    "BlockVectors",
+    "Coreset",
+    "CoresetSelector",
+    "DenseVectors",
+    "ExactGaussianVectors",
+    "Examples",
+    "FrankWolfe",
+    "FunctionVectors",
+    "GaussianPosterior",
+    "Likelihood",
+    "LogLikelihoodVectors",
+    "LogisticLikelihood",
+    "NonnegativeOMP",
+    "NormalLikelihood",
+    "PoissonLikelihood",
+    "Projection",
+    "Selection",
+    "ShardedVectors",
+    "SparseVI",
+    "Uniform",
+    "Vectors",
+]

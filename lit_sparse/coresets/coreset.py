@@ -1,0 +1,109 @@
+"""What a selector returns: which examples, and how much each of them stands for."""
+
+from __future__ import annotations
+
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import DataError
+
+__all__ = ["Coreset"]
+
+FIELDS = ("indices", "weights", "objective", "trace", "size")
+
+
+@dataclass(frozen=True)
+class Coreset:
+    """A weighted subset of N examples.
+
+    Attributes:
+        indices: (k',) int64, ascending, the examples that are in it.
+        weights: (k',) positive, how many examples each stands for.
+        objective: squared distance of its weighted sum of vectors to the sum of all, ``||y - Phi w||^2``.
+        trace: (T,) float64, that distance after each iteration of the selector.
+        size: N, the number of examples it was chosen from.
+
+    Raises:
+        DataError: if these do not fit together, or a weight is negative or not finite.
+
+    Example:
+        >>> coreset = Coreset(torch.tensor([2, 7]), torch.tensor([3.0, 5.0]), objective=0.1, size=8)
+        >>> len(coreset), coreset.dense()
+        (2, tensor([0., 0., 3., 0., 0., 0., 0., 5.]))
+    """
+
+    indices: Tensor
+    weights: Tensor
+    objective: float
+    trace: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        if self.indices.dtype != torch.int64 or self.indices.ndim != 1 or self.indices.shape != self.weights.shape:
+            raise DataError(
+                f"Expected indices (k,) int64 and as many weights but got {tuple(self.indices.shape)} {self.indices.dtype} and"
+                f" {tuple(self.weights.shape)}."
+            )
+        if len(self.indices):
+            if bool((self.indices.diff() <= 0).any()) or int(self.indices[0]) < 0 or int(self.indices[-1]) >= self.size:
+                raise DataError(f"Expected ascending indices in 0 .. {self.size - 1}, none of them twice.")
+            if not bool((self.weights.isfinite() & (self.weights >= 0)).all()):
+                raise DataError("Expected weights that are finite and not negative.")
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __str__(self) -> str:
+        return f"{len(self)} of {self.size} examples, which stand for {float(self.weights.sum()):.6g}"
+
+    def dense(self) -> Tensor:
+        """Return the weights (N,) of all examples, most of them zero."""
+        return self.weights.new_zeros(self.size).index_put((self.indices,), self.weights)
+
+    def to(self, device: torch.device | str) -> Coreset:
+        """Return the coreset with its tensors on another device."""
+        return Coreset(self.indices.to(device), self.weights.to(device), self.objective, self.trace.to(device), self.size)
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a file that :meth:`load`, and ``numpy.load``, read.
+
+        Args:
+            path: of the file, by custom with the ending ``.npz``.
+        """
+        arrays = {name: np.asarray(getattr(self, name)) for name in FIELDS[2::2]}
+        arrays |= {name: getattr(self, name).cpu().numpy() for name in ("indices", "weights", "trace")}
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".part")  # a killed run leaves no half file
+        with partial.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+        partial.replace(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Coreset:
+        """Read a coreset.
+
+        Raises:
+            DataError: if the file is missing, is none of a coreset, or its weights are negative.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in FIELDS}
+            return cls(
+                torch.from_numpy(arrays["indices"]),
+                torch.from_numpy(arrays["weights"]),
+                float(arrays["objective"]),
+                torch.from_numpy(arrays["trace"]),
+                int(arrays["size"]),
+            )
+        except DataError as error:
+            raise DataError(f"The coreset {str(path)!r} is not valid. {error}") from error
+        except FileNotFoundError as error:
+            raise DataError(f"The coreset {str(path)!r} does not exist.") from error
+        except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+            raise DataError(f"{str(path)!r} cannot be read as a coreset: {error}") from error

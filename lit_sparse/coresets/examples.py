@@ -1,0 +1,59 @@
+"""The examples that a projection looks at, a batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import DataError
+
+__all__ = ["Examples"]
+
+
+class Examples:
+    """N examples, of which any may be fetched as a batch.
+
+    Args:
+        fetch: gives the batch of the examples at indices (B,) int64, the same each time.
+        size: N.
+
+    Example:
+        >>> examples = Examples.of(features=torch.arange(6.0).view(3, 2), target=torch.tensor([0, 1, 0]))
+        >>> len(examples), examples[torch.tensor([2])]
+        (3, {'features': tensor([[4., 5.]]), 'target': tensor([0])})
+    """
+
+    def __init__(self, fetch: Callable[[Tensor], Any], size: int) -> None:
+        self.fetch = fetch
+        self.size = check_count("size", size, 0)
+
+    @classmethod
+    def of(cls, **tensors: Tensor) -> Examples:
+        """Return examples whose batches are dicts with rows of these tensors, each (N, ...).
+
+        Raises:
+            DataError: if they are not of one length.
+        """
+        sizes = {name: len(values) for name, values in tensors.items()}
+        if len(set(sizes.values())) != 1:
+            raise DataError(f"Expected tensors of one length but got {sizes}.")
+        return cls(lambda indices: {name: values[indices] for name, values in tensors.items()}, next(iter(sizes.values())))
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, indices: Tensor) -> Any:
+        return self.fetch(indices)
+
+    def batches(self, batch_size: int) -> Iterator[Any]:
+        """Iterate over all of them in order."""
+        for indices in torch.split(torch.arange(self.size), batch_size):
+            yield self.fetch(indices)
+
+    def part(self, start: int, stop: int) -> Examples:
+        """Return the examples ``start .. stop - 1``."""
+        return Examples(lambda indices: self.fetch(indices + start), stop - start)

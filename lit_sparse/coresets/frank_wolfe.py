@@ -1,0 +1,52 @@
+"""Frank-Wolfe coresets."""
+
+from __future__ import annotations
+
+import torch
+
+from lit_sparse.coresets.selector import CoresetSelector, Selection
+from lit_sparse.coresets.vectors import Vectors
+
+__all__ = ["FrankWolfe"]
+
+
+class FrankWolfe(CoresetSelector):
+    """Minimizes over the polytope ``sum_n |g_n| w_n = sum_n |g_n|`` by k steps of Frank and Wolfe with exact line search.
+
+    Each step brings in one corner, an example with all of the weight; one that comes again is counted once, so there may be
+    fewer than k.
+
+    Args:
+        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
+        progress: show a progress bar.
+
+    Source: Campbell & Broderick (2019), Automated Scalable Bayesian Inference via Hilbert Coresets, algorithm 2.
+    """
+
+    counted = "steps"
+
+    def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
+        """See :class:`CoresetSelector`."""
+        target, norms = vectors.total.to(vectors.dtype), vectors.norms.to(vectors.dtype)
+        whole = norms.sum()
+        weights, made = torch.zeros_like(norms), torch.zeros_like(target)
+        trace = []
+        for step in self.steps(k):
+            cosines = torch.where(norms > 0, vectors.correlate(target - made) / norms, -torch.inf)
+            which = cosines.argmax()
+            size = whole / norms[which]
+            corner = size * vectors.rows(which.unsqueeze(0))[0]
+            if step == 0:
+                share = torch.ones_like(size)
+            else:
+                towards = corner - made
+                length = towards.square().sum()
+                share = torch.where(length > 0, towards @ (target - made) / length, 0.0).clamp(0, 1)
+            weights *= 1 - share
+            weights[which] += share * size
+            made = (1 - share) * made + share * corner
+            trace.append(float((target - made).square().sum()))
+            if float(share) == 0:
+                break
+        chosen = weights.nonzero().squeeze(-1)
+        return Selection(chosen, weights[chosen], trace)

@@ -1,0 +1,131 @@
+"""Likelihoods of regression: how probable a target is, given a linear predictor ``eta = x^T theta``."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from lit_sparse.checks import check_positive
+from lit_sparse.errors import DataError, shown_arguments
+
+__all__ = ["Likelihood", "LogisticLikelihood", "NormalLikelihood", "PoissonLikelihood"]
+
+
+class Likelihood(nn.Module, ABC):
+    """A family of distributions of targets, one for each value of the linear predictor; its logarithm is concave in it."""
+
+    @abstractmethod
+    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:
+        """Return the log-likelihood in nats for predictors and targets whose shapes can be broadcast."""
+
+    @abstractmethod
+    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first and the second derivative of the log-likelihood in the predictor."""
+
+    @abstractmethod
+    def mean(self, eta: Tensor) -> Tensor:
+        """Return the mean of the targets."""
+
+    def check(self, target: Tensor) -> Tensor:
+        """Return targets (N,) in the form that the other methods take.
+
+        Raises:
+            DataError: if the family has no such targets.
+        """
+        return target
+
+    def extra_repr(self) -> str:  # noqa: D102
+        return shown_arguments(self)
+
+
+class NormalLikelihood(Likelihood):
+    """Targets are normal with the predictor as their mean.
+
+    Args:
+        variance: of the noise.
+
+    Example:
+        >>> round(float(NormalLikelihood(4.0).log_prob(torch.tensor(1.0), torch.tensor(1.0))), 3)  # -log(2 sqrt(2 pi))
+        -1.612
+    """
+
+    def __init__(self, variance: float = 1.0) -> None:
+        super().__init__()
+        self.variance = check_positive("variance", variance)
+
+    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:  # noqa: D102
+        return -0.5 * ((target - eta).square() / self.variance + math.log(2 * math.pi * self.variance))
+
+    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        return (target - eta) / self.variance, torch.full_like(eta, -1 / self.variance)
+
+    def mean(self, eta: Tensor) -> Tensor:  # noqa: D102
+        return eta
+
+
+class LogisticLikelihood(Likelihood):
+    """Targets are two classes, 0 and 1 or -1 and 1, and the predictor is the logarithm of their odds.
+
+    Example:
+        >>> float(LogisticLikelihood().log_prob(torch.tensor(0.0), torch.tensor(1.0)).exp())
+        0.5
+    """
+
+    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:  # noqa: D102
+        return nnf.logsigmoid(torch.where(target > 0, eta, -eta))
+
+    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        probability = eta.sigmoid()
+        first = torch.where(target > 0, (-eta).sigmoid(), -probability)
+        return first, -probability * (-eta).sigmoid()
+
+    def mean(self, eta: Tensor) -> Tensor:  # noqa: D102
+        return eta.sigmoid()
+
+    def check(self, target: Tensor) -> Tensor:  # noqa: D102
+        for lower in (0, -1):
+            if bool(((target == lower) | (target == 1)).all()):
+                return (target > 0).to(target.dtype)
+        wrong = target[(target != 0) & (target != 1) & (target != -1)]
+        found = f"{float(wrong[0]):g}" if len(wrong) else "0 beside -1"
+        raise DataError(f"Expected targets of two classes, 0 and 1 or -1 and 1, but there is {found}.")
+
+
+class PoissonLikelihood(Likelihood):
+    """Targets are counts of rate ``ln(1 + e^eta)``.
+
+    Example:
+        >>> float(PoissonLikelihood().mean(torch.tensor(0.0)).exp())
+        2.0
+    """
+
+    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:  # noqa: D102
+        return target * _log_rate(eta) - _rate(eta) - torch.lgamma(target + 1)
+
+    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+        slope = eta.sigmoid()
+        relative = torch.exp(nnf.logsigmoid(eta) - _log_rate(eta))  # of the rate's slope to the rate
+        bend = (-eta).sigmoid()
+        return target * relative - slope, target * relative * (bend - relative) - slope * bend
+
+    def mean(self, eta: Tensor) -> Tensor:  # noqa: D102
+        return _rate(eta)
+
+    def check(self, target: Tensor) -> Tensor:  # noqa: D102
+        wrong = target[(target < 0) | (target != target.round())]
+        if len(wrong):
+            raise DataError(f"Expected targets that are counts, 0 or more, but there is {float(wrong[0]):g}.")
+        return target
+
+
+def _rate(eta: Tensor) -> Tensor:
+    return torch.logaddexp(eta, torch.zeros_like(eta))  # torch's softplus is cut off at 20
+
+
+def _log_rate(eta: Tensor) -> Tensor:
+    low = -36.0 if eta.dtype == torch.float64 else -16.0  # where ln(1 + e^eta) is e^eta but for rounding
+    return torch.where(eta > low, _rate(eta.clamp_min(low)).log(), eta)

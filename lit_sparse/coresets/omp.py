@@ -1,0 +1,58 @@
+"""Nonnegative orthogonal matching pursuit."""
+
+from __future__ import annotations
+
+import torch
+
+from lit_sparse.coresets.pursuit import NonnegativeFit, Pursuit
+from lit_sparse.coresets.selector import CoresetSelector, Selection
+from lit_sparse.coresets.vectors import Vectors
+
+__all__ = ["NonnegativeOMP"]
+
+
+class NonnegativeOMP(CoresetSelector):
+    """Adds the example that is most in the direction of what is missing, with the best weights for all after each.
+
+    Examples whose best weight would be negative leave, and make room for others. The objective falls with every iteration,
+    and is zero, but for rounding, once there are as many examples as the vectors have dimensions, or fewer.
+
+    Each iteration is one product with all vectors.
+
+    Args:
+        progress: show a progress bar.
+
+    Source: Pati, Rezaiifar & Krishnaprasad (1993), with the weights of Lawson & Hanson (1974).
+
+    Example:
+        >>> vectors = torch.eye(4, dtype=torch.float64).repeat(2, 1)
+        >>> coreset = NonnegativeOMP()(vectors, 4)
+        >>> coreset.indices.tolist(), coreset.weights.tolist()
+        ([0, 1, 2, 3], [2.0, 2.0, 2.0, 2.0])
+    """
+
+    counted = "examples"
+
+    def __init__(self, *, progress: bool = False) -> None:
+        super().__init__(progress=progress)
+
+    @classmethod
+    def examples(cls) -> list[NonnegativeOMP]:  # noqa: D102
+        return [cls()]
+
+    def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
+        """See :class:`CoresetSelector`."""
+        fit = NonnegativeFit(vectors.total, k)
+        pursuit = Pursuit(fit, vectors.norms)
+        trace = []
+        for _ in self.steps(3 * k):
+            if len(fit.members) >= k or pursuit.stuck:
+                break
+            length = fit.residual.norm().clamp_min(torch.finfo(torch.float64).tiny)
+            products = vectors.correlate((fit.residual / length).to(vectors.dtype)).double() * length
+            which = pursuit.next(products)
+            if which is None:
+                break
+            pursuit.enter(which, vectors.rows(torch.tensor([which], device=vectors.device))[0])
+            trace.append(fit.objective)
+        return Selection(fit.indices, fit.weights.to(vectors.dtype), trace)

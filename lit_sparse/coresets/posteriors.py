@@ -1,0 +1,243 @@
+"""Posteriors of weighted data, exact or by Laplace's approximation, and how far two of them are apart.
+
+Weights (N,) multiply the log-likelihoods of the examples: those of a coreset in place of ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lit_sparse.checks import check_positive
+from lit_sparse.coresets.likelihoods import Likelihood, NormalLikelihood
+from lit_sparse.errors import DataError
+
+__all__ = [
+    "GaussianPosterior",
+    "forward_kl",
+    "gaussian_mean_posterior",
+    "laplace_posterior",
+    "linear_posterior",
+    "map_distance",
+    "reverse_kl",
+    "symmetrized_kl",
+]
+
+#: Rows whose predictors are worked on at once.
+BLOCK = 65536
+
+
+@dataclass(frozen=True)
+class GaussianPosterior:
+    """A normal distribution of parameters.
+
+    Attributes:
+        mean: (D,), also the most probable parameters (MAP).
+        covariance: (D, D), positive definite.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+
+    @classmethod
+    def isotropic(cls, features: int, variance: float = 1.0, mean: float = 0.0) -> Self:
+        """Return independent normal parameters of one mean and variance, such as a prior, in float64."""
+        variance = check_positive("variance", variance)
+        covariance = variance * torch.eye(features, dtype=torch.float64)
+        return cls(torch.full((features,), mean, dtype=torch.float64), covariance)
+
+    @classmethod
+    def from_precision(cls, precision: Tensor, shift: Tensor) -> Self:
+        """Return the distribution of a precision matrix (D, D) and its product with the mean (D,).
+
+        Raises:
+            DataError: if the precision is not positive definite.
+        """
+        factor = _cholesky(precision)
+        covariance = torch.cholesky_inverse(factor)
+        return cls(torch.cholesky_solve(shift.unsqueeze(-1), factor).squeeze(-1), 0.5 * (covariance + covariance.mT))
+
+    @cached_property
+    def factor(self) -> Tensor:
+        """The lower Cholesky factor (D, D) of the covariance."""
+        return _cholesky(self.covariance)
+
+    @cached_property
+    def precision(self) -> Tensor:
+        """The inverse (D, D) of the covariance."""
+        return torch.cholesky_inverse(self.factor)
+
+    def sample(self, draws: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draw parameters (draws, D); on the CPU, so that they are the same on every device."""
+        noise = torch.randn(draws, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
+        return self.mean + noise @ self.factor.mT
+
+    def to(self, other: torch.device | torch.dtype | Tensor) -> GaussianPosterior:
+        """Return the distribution on another device, or of another type."""
+        return GaussianPosterior(self.mean.to(other), self.covariance.to(other))
+
+
+def gaussian_mean_posterior(
+    x: Tensor, weights: Tensor | None = None, *, prior: GaussianPosterior | None = None, covariance: Tensor | None = None
+) -> GaussianPosterior:
+    """Return the posterior of the mean of a normal distribution of known covariance.
+
+    Args:
+        x: (N, D) draws from it.
+        weights: (N,); ones by default.
+        prior: of the mean; standard normal by default.
+        covariance: (D, D) of the distribution; the identity by default.
+    """
+    x = x.double()
+    prior = (GaussianPosterior.isotropic(x.shape[1]) if prior is None else prior).to(x)
+    weights = x.new_ones(len(x)) if weights is None else weights.to(x)
+    noise = torch.eye(x.shape[1]).to(x) if covariance is None else torch.cholesky_inverse(_cholesky(covariance.to(x)))
+    return GaussianPosterior.from_precision(
+        prior.precision + weights.sum() * noise, prior.precision @ prior.mean + noise @ (weights @ x)
+    )
+
+
+def linear_posterior(
+    features: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    *,
+    prior: GaussianPosterior | None = None,
+    variance: float = 1.0,
+) -> GaussianPosterior:
+    """Return the posterior of the coefficients of linear regression, exactly.
+
+    Args:
+        features: (N, D).
+        target: (N,).
+        weights: (N,); ones by default.
+        prior: of the coefficients; standard normal by default.
+        variance: of the noise.
+    """
+    # One step of Newton's method from anywhere, for the logarithm of the posterior is a parabola.
+    return laplace_posterior(NormalLikelihood(variance), features, target, weights, prior=prior)
+
+
+def laplace_posterior(
+    likelihood: Likelihood,
+    features: Tensor,
+    target: Tensor,
+    weights: Tensor | None = None,
+    *,
+    prior: GaussianPosterior | None = None,
+    start: Tensor | None = None,
+    max_iter: int = 100,
+) -> GaussianPosterior:
+    """Return Laplace's approximation of a posterior: its mode, and the inverse of the negative Hessian there.
+
+    The mode is found by Newton's method with halved steps, in float64.
+
+    Args:
+        likelihood: of a target, given the product of features and coefficients.
+        features: (N, D).
+        target: (N,).
+        weights: (N,), not negative; ones by default.
+        prior: of the coefficients; standard normal by default.
+        start: (D,) where the search starts; the prior's mean by default.
+        max_iter: steps at most.
+
+    Raises:
+        DataError: if features, targets or weights do not fit together, or are not finite.
+    """
+    features, target = features.double(), likelihood.check(target.double())
+    prior = (GaussianPosterior.isotropic(features.shape[1]) if prior is None else prior).to(features)
+    weights = features.new_ones(len(features)) if weights is None else weights.to(features)
+    if not len(features) == len(target) == len(weights) or len(prior.mean) != features.shape[1]:
+        raise DataError(
+            f"Expected features (N, D), a prior of D coefficients, and N targets and weights but got {tuple(features.shape)},"
+            f" {len(prior.mean)}, {len(target)} and {len(weights)}."
+        )
+    for name, values in (("features", features), ("target", target), ("weights", weights)):
+        if not bool(values.isfinite().all()):
+            raise DataError(f"Expected finite {name} but some of them are not.")
+    there = weights != 0
+    data = (features[there], target[there], weights[there])
+    theta = prior.mean.clone() if start is None else start.to(features)
+    here = _log_posterior(likelihood, prior, theta, *data)
+    for _ in range(max_iter):
+        gradient, precision = _newton(likelihood, prior, theta, *data)
+        direction = torch.cholesky_solve(gradient.unsqueeze(-1), _cholesky(precision)).squeeze(-1)
+        gain = float(gradient @ direction)
+        size = 1.0
+        while size > 1e-8:
+            there_to = _log_posterior(likelihood, prior, theta + size * direction, *data)
+            if there_to >= here + 1e-4 * size * gain - 1e-12 * abs(here):
+                break
+            size /= 2
+        theta, here = theta + size * direction, there_to
+        if gain <= 1e-22 * max(1.0, abs(here)):
+            break
+    _, precision = _newton(likelihood, prior, theta, *data)
+    covariance = torch.cholesky_inverse(_cholesky(precision))
+    return GaussianPosterior(theta, 0.5 * (covariance + covariance.mT))
+
+
+def forward_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
+    """Return the divergence ``KL(full || approximate)`` in nats; tiny ones are exact to their last digits."""
+    mine, other = full, approximate.to(full.mean)
+    across = torch.linalg.solve_triangular(other.factor, mine.covariance - other.covariance, upper=False)
+    excess = torch.linalg.solve_triangular(other.factor, across.mT, upper=False)  # L^-1 (S - S') L^-T
+    values = torch.linalg.eigvalsh(0.5 * (excess + excess.mT)).clamp_min(-1.0)
+    moved = torch.linalg.solve_triangular(other.factor, (mine.mean - other.mean).unsqueeze(-1), upper=False)
+    return 0.5 * float((values - values.log1p()).sum() + moved.square().sum())
+
+
+def reverse_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
+    """Return the divergence ``KL(approximate || full)`` in nats."""
+    return forward_kl(approximate, full)
+
+
+def symmetrized_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
+    """Return the sum of the forward and the reverse divergence, in nats."""
+    return forward_kl(full, approximate) + reverse_kl(full, approximate)
+
+
+def map_distance(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
+    """Return the Euclidean distance of the most probable parameters."""
+    return float((full.mean - approximate.mean.to(full.mean)).norm())
+
+
+def _cholesky(matrix: Tensor) -> Tensor:
+    factor: Tensor
+    factor, failed = torch.linalg.cholesky_ex(matrix)
+    if int(failed):
+        raise DataError(f"Expected a positive definite matrix but that of shape {tuple(matrix.shape)} is not, or is NaN.")
+    return factor
+
+
+def _log_posterior(
+    likelihood: Likelihood, prior: GaussianPosterior, theta: Tensor, features: Tensor, target: Tensor, weights: Tensor
+) -> float:
+    """Return the logarithm of the posterior density, up to a constant."""
+    away = theta - prior.mean
+    found = -0.5 * float(away @ prior.precision @ away)
+    for x, y, w in _blocks(features, target, weights):
+        found += float(w @ likelihood.log_prob(x @ theta, y))
+    return found
+
+
+def _newton(
+    likelihood: Likelihood, prior: GaussianPosterior, theta: Tensor, features: Tensor, target: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient (D,) of the logarithm of the posterior, and its negative Hessian (D, D)."""
+    gradient, precision = -prior.precision @ (theta - prior.mean), prior.precision.clone()
+    for x, y, w in _blocks(features, target, weights):
+        first, second = likelihood.derivatives(x @ theta, y)
+        gradient += x.mT @ (w * first)
+        precision -= x.mT @ ((w * second).unsqueeze(-1) * x)
+    return gradient, 0.5 * (precision + precision.mT)
+
+
+def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Iterate over blocks of rows of tensors (N, ...)."""
+    return zip(*(torch.split(values, BLOCK) for values in tensors), strict=True)

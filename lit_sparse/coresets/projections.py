@@ -1,0 +1,281 @@
+"""Vectors whose inner products say how alike the log-likelihoods of two examples are.
+
+For draws theta_1 ... theta_S from an approximate posterior, example i has the vector of its log-likelihoods
+``S^{-1/2} (L_i(theta_j) - mean_j L_i)_j``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count, check_positive
+from lit_sparse.coresets.examples import Examples
+from lit_sparse.coresets.likelihoods import Likelihood
+from lit_sparse.coresets.posteriors import GaussianPosterior, gaussian_mean_posterior, laplace_posterior
+from lit_sparse.coresets.vectors import BlockVectors
+from lit_sparse.errors import ConfigurationError, DataError
+
+__all__ = [
+    "ExactGaussianVectors",
+    "FunctionVectors",
+    "LogLikelihoodVectors",
+    "Projection",
+    "centred",
+    "linear_covariance",
+    "vectors_of_covariance",
+]
+
+#: Examples that are projected at once.
+BATCH = 4096
+
+
+class Projection(ABC):
+    """Gives each example a vector of S numbers. A subclass implements :meth:`project`, and :meth:`fit` if it needs all data.
+
+    Called with examples, it returns their vectors (N, S).
+    """
+
+    #: Examples that are projected at once.
+    batch_size = BATCH
+
+    def fit(self, examples: Examples) -> None:  # noqa: B027  (most need it, some do not)
+        """Find what the vectors depend on beside their own example, such as an approximate posterior."""
+
+    @abstractmethod
+    def project(self, batch: Any) -> Tensor:
+        """Return the vectors (B, S) of a batch, once ``fit`` has run."""
+
+    def __call__(self, examples: Examples) -> Tensor:
+        """Return the vectors (N, S) of some examples."""
+        self.fit(examples)
+        return self.of_part(examples)
+
+    @torch.no_grad()
+    def of_part(self, examples: Examples) -> Tensor:
+        """Return the vectors (n, S) of some of the examples, or of others, once ``fit`` has run."""
+        made = [self.project(batch) for batch in examples.batches(self.batch_size)]
+        return torch.cat(made) if made else self.project(examples[torch.zeros(0, dtype=torch.int64)])
+
+    def streamed(self, examples: Examples) -> BlockVectors:
+        """Return vectors that are made anew whenever a selector looks at them, once ``fit`` has run."""
+
+        @torch.no_grad()
+        def rows(indices: Tensor) -> Tensor:
+            made = [self.project(examples[some]) for some in torch.split(indices, self.batch_size)]
+            return torch.cat(made) if len(made) > 1 else made[0]
+
+        return BlockVectors(rows, len(examples), block_size=self.batch_size)
+
+    def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
+        """Return a function that draws the vectors anew from the posterior of a coreset, for :class:`SparseVI`.
+
+        It takes indices (n,), weights (n,) and a generator.
+
+        Raises:
+            ConfigurationError: if the projection knows no such posterior.
+        """
+        raise ConfigurationError(
+            f"{type(self).__name__} cannot draw from the posterior of a coreset, as SparseVI needs. Use LogLikelihoodVectors,"
+            " or another selector."
+        )
+
+
+class LogLikelihoodVectors(Projection):
+    """Centred log-likelihoods of a regression at draws from its Laplace posterior, which is found from all examples.
+
+    Args:
+        likelihood: of a target, given the product of features and coefficients.
+        draws: S.
+        prior_variance: of the coefficients, which are normal with mean 0.
+        features: key of the features (B, D) in a batch.
+        target: key of the targets (B,).
+        seed: of the draws.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Example:
+        >>> from lit_sparse.coresets import LogisticLikelihood
+        >>> x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+        >>> examples = Examples.of(features=x, target=(x[:, 0] > 0).float())
+        >>> vectors = LogLikelihoodVectors(LogisticLikelihood(), draws=20)(examples)
+        >>> vectors.shape, bool((vectors.sum(1).abs() < 1e-12).all())
+        (torch.Size([50, 20]), True)
+    """
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        draws: int = 500,
+        *,
+        prior_variance: float = 1.0,
+        features: str = "features",
+        target: str = "target",
+        seed: int = 0,
+    ) -> None:
+        self.likelihood = likelihood
+        self.draws = check_count("draws", draws, 2)
+        self.prior_variance = check_positive("prior_variance", prior_variance)
+        self.features = features
+        self.target = target
+        self.seed = seed
+        self.posterior: GaussianPosterior | None = None
+        self._thetas: Tensor | None = None
+
+    def fit(self, examples: Examples) -> None:
+        """Find the Laplace posterior of all examples, and draw from it."""
+        features, target = self._all(examples)
+        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance)
+        self.posterior = laplace_posterior(self.likelihood, features, target, prior=prior)
+        self._thetas = self.posterior.sample(self.draws, torch.Generator().manual_seed(self.seed))
+
+    def project(self, batch: Any) -> Tensor:
+        """See :class:`Projection`; float64."""
+        if self._thetas is None:
+            raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
+        return self._at(self._thetas, *self._of(batch))
+
+    def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
+        """See :class:`Projection`."""
+        features, target = self._all(examples)
+        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance)
+
+        def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
+            some = indices.to(features.device)
+            posterior = laplace_posterior(self.likelihood, features[some], target[some], weights, prior=prior)
+            return self._at(posterior.sample(self.draws, generator), features, target)
+
+        return vectors
+
+    def _at(self, thetas: Tensor, features: Tensor, target: Tensor) -> Tensor:
+        return centred(self.likelihood.log_prob(features @ thetas.to(features).mT, target.unsqueeze(-1)))
+
+    def _of(self, batch: Any) -> tuple[Tensor, Tensor]:
+        return _entry(batch, self.features).double(), self.likelihood.check(_entry(batch, self.target).double())
+
+    def _all(self, examples: Examples) -> tuple[Tensor, Tensor]:
+        parts = [self._of(batch) for batch in examples.batches(self.batch_size)]
+        if not parts:
+            raise DataError("There are no examples to find a posterior of.")
+        return torch.cat([x for x, _ in parts]), self.likelihood.check(torch.cat([y for _, y in parts]))
+
+
+class FunctionVectors(Projection):
+    """Centred log-likelihoods that a function of your own gives.
+
+    Args:
+        log_likelihood: takes a batch and returns the log-likelihoods (B, S) of its examples at S parameters.
+    """
+
+    def __init__(self, log_likelihood: Callable[[Any], Tensor]) -> None:
+        self.log_likelihood = log_likelihood
+
+    def project(self, batch: Any) -> Tensor:
+        """See :class:`Projection`."""
+        return centred(self.log_likelihood(batch))
+
+
+class ExactGaussianVectors(Projection):
+    """Vectors whose inner products are the exact covariances of log-likelihoods under the posterior of a normal mean.
+
+    With ``L L^T`` the covariance of the data, mu and Sig the posterior's moments, ``nu = L^{-1} (x - mu)`` and
+    ``Psi = L^{-1} Sig L^{-T}``, the vector is ``(Psi^{1/2} nu, sqrt(tr(Psi^2) / 2))`` of D + 1 numbers.
+
+    Args:
+        prior: of the mean; standard normal by default.
+        covariance: (D, D) of the data; the identity by default.
+        x: key of the data (B, D) in a batch.
+
+    Source: Campbell & Beronov (2019), Sparse Variational Inference, section 4.1.
+    """
+
+    def __init__(
+        self, *, prior: GaussianPosterior | None = None, covariance: Tensor | None = None, x: str = "features"
+    ) -> None:
+        self.prior = prior
+        self.covariance = covariance
+        self.x = x
+        self._known: tuple[Tensor, Tensor, float] | None = None
+
+    def fit(self, examples: Examples) -> None:
+        """Find the posterior of all examples."""
+        x = torch.cat([_entry(batch, self.x).double() for batch in examples.batches(self.batch_size)])
+        posterior = gaussian_mean_posterior(x, prior=self.prior, covariance=self.covariance)
+        noise = torch.eye(x.shape[1]).to(x) if self.covariance is None else self.covariance.to(x)
+        factor = torch.linalg.cholesky(noise)
+        psi = _whitened(factor, _whitened(factor, posterior.covariance).mT)
+        values, turns = torch.linalg.eigh(0.5 * (psi + psi.mT))
+        values = values.clamp_min(0)
+        root = (turns * values.sqrt()) @ turns.mT
+        self._known = posterior.mean, _whitened(factor, root, left=False), math.sqrt(0.5 * float(values.square().sum()))
+
+    def project(self, batch: Any) -> Tensor:
+        """See :class:`Projection`; float64."""
+        if self._known is None:
+            raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
+        mean, root, last = self._known
+        moved = (_entry(batch, self.x).double() - mean) @ root
+        return torch.cat([moved, moved.new_full((len(moved), 1), last)], dim=1)
+
+
+def centred(log_likelihoods: Tensor) -> Tensor:
+    """Return the vectors (N, S) of log-likelihoods (N, S): less their mean over the draws, divided by the root of S."""
+    return (log_likelihoods - log_likelihoods.mean(1, keepdim=True)) / math.sqrt(log_likelihoods.shape[1])
+
+
+def linear_covariance(features: Tensor, target: Tensor, posterior: GaussianPosterior, variance: float) -> Tensor:
+    """Return the exact covariances (N, N) of the log-likelihoods of linear regression under a normal posterior.
+
+    ``(e_n e_m s_nm + s_nm^2 / 2) / variance^2`` with the errors ``e_n = y_n - b_n^T mu`` and ``s_nm = b_n^T Sig b_m``.
+
+    Args:
+        features: b (N, D).
+        target: y (N,).
+        posterior: of the coefficients.
+        variance: of the noise.
+    """
+    features, target = features.double(), target.double()
+    posterior = posterior.to(features)
+    spread = features @ posterior.covariance @ features.mT
+    errors = target - features @ posterior.mean
+    return (torch.outer(errors, errors) * spread + 0.5 * spread.square()) / variance**2
+
+
+def vectors_of_covariance(covariance: Tensor) -> Tensor:
+    """Return vectors (N, S) whose inner products are given covariances (N, N), with S the rank of these.
+
+    Raises:
+        DataError: if the matrix has a negative eigenvalue.
+    """
+    values, turns = torch.linalg.eigh(0.5 * (covariance + covariance.mT))
+    largest = values[-1].clamp_min(0)
+    if float(values[0]) < -1e-8 * float(largest):
+        raise DataError(f"Expected covariances without a negative eigenvalue but there is {float(values[0]):.3g}.")
+    kept = values > len(values) * torch.finfo(values.dtype).eps * largest
+    found: Tensor = turns[:, kept] * values[kept].sqrt()
+    return found
+
+
+def _entry(batch: Any, key: str) -> Tensor:
+    """Return an entry of a batch.
+
+    Raises:
+        ConfigurationError: if there is none.
+    """
+    if not isinstance(batch, dict) or key not in batch:
+        there = f"the entries {', '.join(batch)}" if isinstance(batch, dict) else f"a {type(batch).__name__}"
+        raise ConfigurationError(f"Expected batches with the entry {key!r} but got {there}.")
+    value: Tensor = batch[key]
+    return value
+
+
+def _whitened(factor: Tensor, matrix: Tensor, *, left: bool = True) -> Tensor:
+    """Return ``L^{-1} matrix``, or ``L^{-T} matrix`` so that rows times it are whitened rows times the matrix."""
+    solved: Tensor = torch.linalg.solve_triangular(factor if left else factor.mT, matrix, upper=not left)
+    return solved

@@ -1,0 +1,176 @@
+"""Nonnegative least squares on a support that grows and shrinks by one vector at a time."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.coresets.vectors import Vectors
+from lit_sparse.kernels import cholesky
+
+__all__ = ["NonnegativeFit", "nonnegative_least_squares"]
+
+#: A unit vector whose squared distance from the span of the support is below this lies in it.
+DEPENDENT = 1e-13
+#: A residual, relative to the target, whose products are rounding alone.
+ROUNDING = 1e-15
+
+
+class NonnegativeFit:
+    """The nonnegative weights that bring the sum of some vectors nearest to a target.
+
+    Vectors have unit length inside, and their Gram matrix is kept as a Cholesky factor, so that a vector enters or leaves
+    n others in O(n S + n^2). All of it is float64.
+
+    Args:
+        target: y (S,).
+        capacity: how many vectors there may be at most.
+
+    Source: Lawson & Hanson (1974), Solving Least Squares Problems, chapter 23.
+    """
+
+    def __init__(self, target: Tensor, capacity: int) -> None:
+        self.target = target.double()
+        capacity = min(capacity, len(target)) + 1
+        self.units = self.target.new_zeros(capacity, len(target))
+        self.lengths = self.target.new_zeros(capacity)
+        self.members: list[int] = []
+        self.residual = self.target.clone()
+        self._factor = np.zeros((capacity, capacity))
+        self._products = np.zeros(capacity)
+        self._scaled = np.zeros(0)  # the weights of the unit vectors
+
+    @property
+    def objective(self) -> float:
+        """The squared distance to the target."""
+        return float(self.residual.square().sum())
+
+    @property
+    def indices(self) -> Tensor:
+        """Which vectors have a weight, (n,) int64, in the order in which they came."""
+        return torch.tensor(self.members, dtype=torch.int64, device=self.target.device)
+
+    @property
+    def weights(self) -> Tensor:
+        """Their weights (n,), positive."""
+        return self._on_device(self._scaled) / self.lengths[: len(self.members)]
+
+    def add(self, index: int, vector: Tensor) -> bool:
+        """Let a vector (S,) enter, with the best weights for all; return whether it is not in the span of the others."""
+        n = len(self.members)
+        if n == len(self.units):
+            return False
+        vector = vector.double()
+        length = vector.norm()
+        unit = vector / length
+        column = (self.units[:n] @ unit).cpu().numpy()
+        if not cholesky.grow(self._factor, n, column, 1.0, DEPENDENT) > DEPENDENT:
+            return False
+        self.units[n], self.lengths[n] = unit, length
+        self._products[n] = float(unit @ self.target)
+        self.members.append(index)
+        self._scaled = np.append(self._scaled, 0.0)
+        self._settle()
+        return True
+
+    def _settle(self) -> None:
+        """Go to the best weights; whatever would get a negative one on the way leaves."""
+        while self.members:
+            aim = self._best()
+            falling = aim <= 0
+            if not falling.any():
+                self._scaled = aim
+                break
+            share = self._scaled[falling] / (self._scaled[falling] - aim[falling])
+            self._scaled = self._scaled + share.min() * (aim - self._scaled)
+            leaving = np.flatnonzero(falling)[share <= share.min()]
+            for which in sorted({*leaving.tolist(), *np.flatnonzero(self._scaled <= 0).tolist()}, reverse=True):
+                self._remove(which)
+        self.residual = self._residual(self._scaled)
+
+    def _best(self) -> np.ndarray:
+        """Return the best weights of the unit vectors, whatever their signs; refined, for a Gram matrix doubles rounding."""
+        n = len(self.members)
+        weights = self._products[:n].copy()
+        cholesky.solve(self._factor, n, weights)
+        correction = (self.units[:n] @ self._residual(weights)).cpu().numpy()
+        cholesky.solve(self._factor, n, correction)
+        refined: np.ndarray = weights + correction
+        return refined
+
+    def _residual(self, scaled: np.ndarray) -> Tensor:
+        return self.target - self._on_device(scaled) @ self.units[: len(scaled)]
+
+    def _remove(self, which: int) -> None:
+        n = len(self.members)
+        cholesky.shrink(self._factor, n, which)
+        for values in (self.units, self.lengths):
+            values[which : n - 1] = values[which + 1 : n].clone()
+        self._products[which : n - 1] = self._products[which + 1 : n].copy()
+        self._scaled = np.delete(self._scaled, which)
+        del self.members[which]
+
+    def _on_device(self, values: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.target.device)
+
+
+class Pursuit:
+    """Lets the vector enter that is most in the direction of the residual, again and again.
+
+    Args:
+        fit: what it enters; of the same target.
+        norms: (N,) of all vectors that may enter.
+    """
+
+    def __init__(self, fit: NonnegativeFit, norms: Tensor) -> None:
+        self.fit = fit
+        self.norms = norms
+        self.least = ROUNDING * float(fit.target.norm())
+        self._barred = norms <= 0
+        self._idle: list[int] = []
+
+    def next(self, products: Tensor) -> int | None:
+        """Return which vector should enter, None if none brings the sum nearer.
+
+        Args:
+            products: (N,) of the vectors with the residual.
+        """
+        cosines = torch.where(self._barred, -torch.inf, products.double() / self.norms)
+        cosines[self.fit.indices] = -torch.inf
+        value, which = cosines.max(0)
+        return int(which) if float(value) > self.least else None
+
+    def enter(self, which: int, vector: Tensor) -> None:
+        """Let a vector enter; one that does not help is not asked again before another one did."""
+        before = self.fit.objective
+        if self.fit.add(which, vector) and self.fit.objective < before:
+            self._barred[self._idle] = False
+            self._idle = []
+        else:
+            self._barred[which] = True
+            self._idle.append(which)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether what is left is rounding, or the last candidates, ten in a row, were no help."""
+        return len(self._idle) >= 10 or float(self.fit.residual.norm()) <= 10 * self.least
+
+
+def nonnegative_least_squares(vectors: Vectors, indices: Tensor, *, most: int | None = None) -> Tensor:
+    """Return the nonnegative weights (n,) that bring the sum of some vectors nearest to that of all.
+
+    Args:
+        vectors: of a scale whose fourth power neither overflows nor vanishes.
+        indices: (n,) which of them.
+        most: how often one may enter, where less than the best weights will do.
+    """
+    rows = vectors.rows(indices).double()
+    fit = NonnegativeFit(vectors.total, len(indices))
+    pursuit = Pursuit(fit, rows.norm(dim=1))
+    for _ in range(3 * len(indices) if most is None else most):
+        which = pursuit.next(rows @ fit.residual)
+        if which is None or pursuit.stuck:
+            break
+        pursuit.enter(which, rows[which])
+    return torch.zeros(len(indices), dtype=torch.float64, device=rows.device).index_put((fit.indices,), fit.weights).to(rows)

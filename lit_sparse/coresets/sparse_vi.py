@@ -1,0 +1,96 @@
+"""Sparse variational inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count
+from lit_sparse.coresets.selector import CoresetSelector, Selection
+from lit_sparse.coresets.vectors import ScaledVectors, Vectors, as_vectors
+
+__all__ = ["SparseVI"]
+
+Resample = Callable[[Tensor, Tensor, torch.Generator], Tensor | Vectors]
+
+
+class SparseVI(CoresetSelector):
+    """Greedy selection in which the vectors are drawn anew from the posterior of the coreset in every step: slow by design.
+
+    Each of k rounds adds the example whose vector is most correlated with what is missing, then takes steps of ``1 / t``
+    along the gradient of the divergence of the posteriors in the weights, kept nonnegative. Gradients are divided by the
+    square of their vectors' lengths, the curvature of their own weight, for which steps of that size are made.
+
+    Args:
+        resample: gives the vectors (N, S) at draws from the posterior of a coreset, given its indices (n,), its weights (n,)
+            and a generator; see :meth:`lit_sparse.coresets.projections.Projection.weighted`. Without it the vectors that are
+            selected from are used throughout.
+        updates: steps in each round.
+        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples and the given vectors.
+        progress: show a progress bar.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Campbell & Beronov (2019), Sparse Variational Inference: Bayesian Coresets from Scratch, algorithm 1.
+    """
+
+    counted = "examples"
+
+    def __init__(
+        self, resample: Resample | None = None, *, updates: int = 100, refit: bool = False, progress: bool = False
+    ) -> None:
+        super().__init__(refit=refit, progress=progress)
+        self.resample = resample
+        self.updates = check_count("updates", updates)
+
+    def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
+        """See :class:`CoresetSelector`."""
+        support: list[int] = []
+        weights = torch.zeros(0, dtype=vectors.dtype, device=vectors.device)
+        target, trace = vectors.total, []
+        for _ in self.steps(k):
+            drawn = self._drawn(vectors, support, weights, generator)
+            which = self._next(drawn, support, weights)
+            if which not in support:
+                support.append(which)
+                weights = torch.cat([weights, weights.new_zeros(1)])
+            for t in range(1, self.updates + 1):
+                drawn = self._drawn(vectors, support, weights, generator)
+                gradient, curvature = self._gradient(drawn, support, weights)
+                weights = (weights + gradient / curvature / t).clamp_min(0)
+            made = vectors.combine(self._at(support, vectors), weights)
+            trace.append(float((target - made.double()).square().sum()))
+        return Selection(self._at(support, vectors), weights, trace)
+
+    def _drawn(self, vectors: Vectors, support: list[int], weights: Tensor, generator: torch.Generator) -> Vectors:
+        if self.resample is None:
+            return vectors
+        drawn = as_vectors(self.resample(self._at(support, vectors), weights, generator))
+        return ScaledVectors(drawn, vectors.unit) if isinstance(vectors, ScaledVectors) else drawn
+
+    def _next(self, drawn: Vectors, support: list[int], weights: Tensor) -> int:
+        """Return the most correlated example; of those in the coreset, either sign counts."""
+        residual = self._residual(drawn, support, weights)
+        norms = drawn.norms.to(drawn.dtype)
+        cosines = torch.where(norms > 0, drawn.correlate(residual) / norms, -torch.inf)
+        at = self._at(support, drawn)
+        cosines[at] = cosines[at].abs()
+        return int(cosines.argmax())
+
+    def _gradient(self, drawn: Vectors, support: list[int], weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the direction of descent (n,), and the curvature along each weight."""
+        at = self._at(support, drawn)
+        gradient = drawn.correlate_some(at, self._residual(drawn, support, weights))
+        curvature = drawn.rows(at).square().sum(1)
+        return gradient, torch.where(curvature > 0, curvature, 1.0)
+
+    def _residual(self, drawn: Vectors, support: list[int], weights: Tensor) -> Tensor:
+        total = drawn.total.to(drawn.dtype)
+        return total - drawn.combine(self._at(support, drawn), weights.to(drawn.dtype)) if support else total
+
+    @staticmethod
+    def _at(support: list[int], vectors: Vectors) -> Tensor:
+        return torch.tensor(support, dtype=torch.int64, device=vectors.device)

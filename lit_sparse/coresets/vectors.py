@@ -1,0 +1,313 @@
+"""The vectors of a coreset problem: a matrix in memory, blocks made when they are looked at, or shares of several processes.
+
+All that a selector asks of N vectors of S numbers are products, norms and a few rows. So N x S numbers need not exist.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import FLOATS, check_count
+from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.kernels.gather import row_products, row_sum
+
+__all__ = ["BlockVectors", "DenseVectors", "ShardedVectors", "Vectors", "as_vectors"]
+
+#: Numbers of a block that is worked on at once where a copy in another type is made.
+BLOCK_NUMBERS = 2**20
+
+
+class Vectors(ABC):
+    """N vectors g_1 ... g_N of S numbers, the rows of Phi^T; their sum y = Phi 1 is what a coreset approximates.
+
+    Attributes:
+        shape: N and S.
+        dtype: of all products, float32 or float64.
+        device: where products are.
+    """
+
+    shape: tuple[int, int]
+    dtype: torch.dtype
+    device: torch.device
+
+    @abstractmethod
+    def correlate(self, direction: Tensor) -> Tensor:
+        """Return ``Phi^T r``: the products (N,) of all vectors with a direction (S,)."""
+
+    @abstractmethod
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return some of the vectors, (n, S), for indices (n,)."""
+
+    @abstractmethod
+    def measure(self) -> tuple[Tensor, Tensor]:
+        """Return the norms (N,) of all vectors and their sum (S,), both float64."""
+
+    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
+        """Return the products (n,) of the vectors at indices (n,) with a direction (S,)."""
+        return self.rows(indices) @ direction
+
+    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum (S,) of the vectors at indices (n,), with weights (n,)."""
+        return weights @ self.rows(indices)
+
+    def agree(self, value: Tensor) -> Tensor:
+        """Return what the first of the processes that select together has for this value."""
+        return value
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """The norms (N,) of all vectors, float64."""
+        return self._measured[0]
+
+    @cached_property
+    def total(self) -> Tensor:
+        """The sum (S,) of all vectors, float64."""
+        return self._measured[1]
+
+    @cached_property
+    def _measured(self) -> tuple[Tensor, Tensor]:
+        return self.measure()
+
+
+class DenseVectors(Vectors):
+    """Vectors in memory, or in a file that is mapped into it.
+
+    Args:
+        vectors: (N, S) floating; float32 and float64 are used as they are, without a copy if contiguous; half precision as
+            float32.
+
+    Raises:
+        ConfigurationError: if it is no floating matrix.
+    """
+
+    def __init__(self, vectors: Tensor) -> None:
+        if not isinstance(vectors, Tensor) or vectors.ndim != 2 or vectors.dtype not in FLOATS:
+            got = f"{tuple(vectors.shape)} {vectors.dtype}" if isinstance(vectors, Tensor) else repr(type(vectors).__name__)
+            raise ConfigurationError(f"Expected `vectors` to be a floating tensor (N, S) but got {got}.")
+        vectors = vectors.detach().contiguous()
+        self.vectors = vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()
+        self.shape = (vectors.shape[0], vectors.shape[1])
+        self.dtype, self.device = self.vectors.dtype, self.vectors.device
+
+    def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
+        return self.vectors @ direction
+
+    def rows(self, indices: Tensor) -> Tensor:  # noqa: D102
+        return self.vectors.index_select(0, indices)
+
+    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:  # noqa: D102
+        if self.device.type == "cpu":
+            return row_products(self.vectors, indices, direction).to(self.dtype)
+        return self.rows(indices) @ direction
+
+    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:  # noqa: D102
+        if self.device.type == "cpu":
+            return row_sum(self.vectors, indices, weights).to(self.dtype)
+        return (weights.double() @ self.rows(indices).double()).to(self.dtype)
+
+    def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
+        norms = []
+        for block in torch.split(self.vectors, max(1, BLOCK_NUMBERS // max(1, self.shape[1]))):
+            exact = block.double()
+            norms.append(torch.linalg.vector_norm(exact, dim=1))
+            total += exact.sum(0)
+        return torch.cat(norms) if norms else total.new_zeros(0), total
+
+
+class BlockVectors(Vectors):
+    """Vectors that are made, or read, in blocks whenever they are looked at.
+
+    Args:
+        rows: gives the vectors (n, S) at indices (n,) int64, the same each time.
+        size: N.
+        block_size: how many are made at once.
+        device: where the indices are that ``rows`` is called with.
+
+    Raises:
+        ConfigurationError: if ``rows`` gives something else.
+
+    Example:
+        >>> features, draws = torch.randn(1000, 3), torch.randn(3, 20)
+        >>> made = BlockVectors(lambda indices: features[indices] @ draws, 1000, block_size=128)
+        >>> torch.allclose(made.correlate(torch.ones(20)), features @ draws.sum(1), atol=1e-4)
+        True
+    """
+
+    def __init__(
+        self,
+        rows: Callable[[Tensor], Tensor],
+        size: int,
+        *,
+        block_size: int = 8192,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._rows = rows
+        self.block_size = check_count("block_size", block_size)
+        self.device = torch.device(device)
+        self.shape = (check_count("size", size), 0)
+        first = rows(torch.zeros(1, dtype=torch.int64, device=self.device))
+        DenseVectors(first)  # checks it
+        self.shape = (size, first.shape[1])
+        self.dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
+        self.device = first.device
+
+    def rows(self, indices: Tensor) -> Tensor:  # noqa: D102
+        made = self._rows(indices).detach()
+        if made.shape != (len(indices), self.shape[1]):
+            raise ConfigurationError(
+                f"Expected `rows` to give {(len(indices), self.shape[1])} numbers for {len(indices)} indices but got"
+                f" {tuple(made.shape)}."
+            )
+        return made.to(self.dtype)
+
+    def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
+        return torch.cat([block @ direction for block in self._blocks()])
+
+    def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
+        norms = []
+        for block in self._blocks():
+            of_block, sum_of_block = DenseVectors(block).measure()
+            norms.append(of_block)
+            total += sum_of_block
+        return torch.cat(norms), total
+
+    def _blocks(self) -> Any:
+        for indices in torch.split(torch.arange(self.shape[0], device=self.device), self.block_size):
+            yield self.rows(indices)
+
+
+class ShardedVectors(Vectors):
+    """Vectors of which each process of a group holds some: those of the first process come first.
+
+    All processes make the same calls and get the same results, so that whatever selects need not know of the others.
+
+    Args:
+        share: the vectors of this process; there may be none.
+        group: the processes; None for all of them.
+
+    Raises:
+        ConfigurationError: if the processes' vectors differ in S or in their type.
+    """
+
+    def __init__(self, share: Vectors | Tensor, group: Any = None) -> None:
+        self.share = share if isinstance(share, Vectors) else DenseVectors(share)
+        self.group = group
+        self.dtype, self.device = self.share.dtype, self.share.device
+        double = int(self.dtype == torch.float64)
+        mine = torch.tensor([*self.share.shape, double], device=self.device)
+        theirs = torch.stack(self._gathered(mine)).tolist()
+        if len({(width, kind) for _, width, kind in theirs}) > 1:
+            shapes = ", ".join(f"({size}, {width}) float{64 if kind else 32}" for size, width, kind in theirs)
+            raise ConfigurationError(f"Expected vectors of one length and type on all processes but got {shapes}.")
+        self.sizes = [size for size, _, _ in theirs]
+        self.first = sum(self.sizes[: torch.distributed.get_rank(group)])
+        self.shape = (sum(self.sizes), self.share.shape[1])
+
+    def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
+        return self._joined(self.share.correlate(direction))
+
+    def rows(self, indices: Tensor) -> Tensor:  # noqa: D102
+        # Each row comes from one process; the others add zeros, which is exact.
+        found = torch.zeros(len(indices), self.shape[1], dtype=self.dtype, device=self.device)
+        mine, own = self._own(indices)
+        if len(mine):
+            found[mine] = self.share.rows(own)
+        torch.distributed.all_reduce(found, group=self.group)
+        return found
+
+    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:  # noqa: D102
+        found = torch.zeros(len(indices), dtype=self.dtype, device=self.device)
+        mine, own = self._own(indices)
+        if len(mine):
+            found[mine] = self.share.correlate_some(own, direction)
+        torch.distributed.all_reduce(found, group=self.group)
+        return found
+
+    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:  # noqa: D102
+        mine, own = self._own(indices)
+        part = self.share.combine(own, weights[mine]) if len(mine) else weights.new_zeros(self.shape[1])
+        return torch.stack(self._gathered(part)).sum(0)
+
+    def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        norms, total = self.share.measure()
+        return self._joined(norms), torch.stack(self._gathered(total)).sum(0)
+
+    def agree(self, value: Tensor) -> Tensor:  # noqa: D102
+        value = value.to(self.device)
+        torch.distributed.broadcast(value, torch.distributed.get_global_rank(self._group, 0), group=self.group)
+        return value
+
+    @property
+    def _group(self) -> Any:
+        return torch.distributed.group.WORLD if self.group is None else self.group
+
+    def _own(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which of some indices (n,) are those of this process's vectors, and their numbers among these."""
+        mine = ((indices >= self.first) & (indices < self.first + self.share.shape[0])).nonzero().squeeze(-1)
+        return mine, indices[mine] - self.first
+
+    def _gathered(self, value: Tensor) -> list[Tensor]:
+        """Return the values, of one shape, of all processes in order."""
+        found = [torch.empty_like(value) for _ in range(torch.distributed.get_world_size(self.group))]
+        torch.distributed.all_gather(found, value.contiguous(), group=self.group)
+        return found
+
+    def _joined(self, value: Tensor) -> Tensor:
+        """Return the values (n, ...) of all processes' vectors, (N, ...)."""
+        longest = max(self.sizes)
+        padded = torch.cat([value, value.new_zeros(longest - len(value), *value.shape[1:])])
+        return torch.cat([part[:size] for part, size in zip(self._gathered(padded), self.sizes, strict=True)])
+
+
+class ScaledVectors(Vectors):
+    """Vectors divided by a power of two, which is exact, so that squares of their products neither vanish nor overflow."""
+
+    def __init__(self, vectors: Vectors, unit: float) -> None:
+        self.vectors = vectors
+        self.unit = unit
+        self.shape, self.dtype, self.device = vectors.shape, vectors.dtype, vectors.device
+
+    def correlate(self, direction: Tensor) -> Tensor:
+        return self.vectors.correlate(direction / self.unit)
+
+    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
+        return self.vectors.correlate_some(indices, direction / self.unit)
+
+    def rows(self, indices: Tensor) -> Tensor:
+        return self.vectors.rows(indices) / self.unit
+
+    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
+        return self.vectors.combine(indices, weights) / self.unit
+
+    def measure(self) -> tuple[Tensor, Tensor]:
+        return self.vectors.norms / self.unit, self.vectors.total / self.unit
+
+    def agree(self, value: Tensor) -> Tensor:
+        return self.vectors.agree(value)
+
+
+def as_vectors(vectors: Vectors | Tensor) -> Vectors:
+    """Return vectors as they are, or those of a matrix (N, S), checked.
+
+    Raises:
+        ConfigurationError: for something else.
+        DataError: if there are none, or one of them has NaN or an infinite number.
+    """
+    found = vectors if isinstance(vectors, Vectors) else DenseVectors(vectors)
+    if 0 in found.shape:
+        raise DataError(f"Expected vectors (N, S) of at least one example and one number but got {found.shape}.")
+    broken = (~found.norms.isfinite()).nonzero().squeeze(-1)
+    if len(broken):
+        raise DataError(
+            f"The vector of example {int(broken[0])} has NaN or an infinite number, or is too long to measure"
+            f" ({len(broken)} of {found.shape[0]} are so). Mend the model or the data that it comes from, or leave it out."
+        )
+    return found

@@ -1,0 +1,83 @@
+"""The Cholesky factor of a matrix that grows and shrinks by a row and column: what least squares on a changing support needs.
+
+The factor L, with ``L L^T`` the matrix, is the lower triangle of the first n rows of a larger array. The arrays are small and
+stay on the CPU, whatever device the vectors are on that the matrix has the products of.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from lit_sparse.kernels.compilation import compile_rows
+
+__all__ = ["grow", "shrink", "solve"]
+
+
+@compile_rows()
+def grow(factor: Any, n: int, column: Any, diagonal: float, least: float) -> float:
+    """Append a row to the factor of a matrix of n rows, and return the square of its pivot.
+
+    Args:
+        factor: (C, C) with C > n, changed in place where the square of the pivot is above ``least``.
+        n: rows of the matrix so far.
+        column: (n,) products of the new row with the others.
+        diagonal: product with itself.
+        least: a smaller square means that the row depends on the others.
+    """
+    squares = 0.0
+    for i in range(n):
+        value = column[i]
+        for j in range(i):
+            value -= factor[i, j] * factor[n, j]
+        value /= factor[i, i]
+        factor[n, i] = value
+        squares += value * value
+    pivot = diagonal - squares
+    if pivot > least:
+        factor[n, n] = math.sqrt(pivot)
+    return pivot
+
+
+@compile_rows()
+def shrink(factor: Any, n: int, which: int) -> None:
+    """Take a row out of the factor of a matrix of n rows, by rotations.
+
+    Args:
+        factor: (C, C), changed in place; its first n - 1 rows are the new factor.
+        n: rows of the matrix.
+        which: number of the row.
+    """
+    for i in range(which, n - 1):
+        for j in range(i + 2):
+            factor[i, j] = factor[i + 1, j]
+    for i in range(which, n - 1):
+        here, beside = factor[i, i], factor[i, i + 1]
+        length = math.hypot(here, beside)
+        cosine, sine = here / length, beside / length
+        factor[i, i] = length
+        factor[i, i + 1] = 0.0
+        for row in range(i + 1, n - 1):
+            left, right = factor[row, i], factor[row, i + 1]
+            factor[row, i] = cosine * left + sine * right
+            factor[row, i + 1] = cosine * right - sine * left
+
+
+@compile_rows()
+def solve(factor: Any, n: int, values: Any) -> None:
+    """Solve the system of a matrix of n rows.
+
+    Args:
+        factor: (C, C) of the matrix.
+        n: rows of the matrix.
+        values: (n,) right-hand side, replaced by the solution.
+    """
+    for i in range(n):
+        value = values[i]
+        for j in range(i):
+            value -= factor[i, j] * values[j]
+        values[i] = value / factor[i, i]
+    for i in range(n - 1, -1, -1):
+        values[i] /= factor[i, i]
+        for j in range(i):
+            values[j] -= factor[i, j] * values[i]
