@@ -4,7 +4,9 @@ from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.frank_wolfe import FrankWolfe
 from lit_sparse.coresets.giga import GIGA
+from lit_sparse.coresets.groups import select_by_group
 from lit_sparse.coresets.iht import IHT, AcceleratedIHT
+from lit_sparse.coresets.last_layer import LastLayerGradients
 from lit_sparse.coresets.likelihoods import Likelihood, LogisticLikelihood, NormalLikelihood, PoissonLikelihood
 from lit_sparse.coresets.omp import NonnegativeOMP
 from lit_sparse.coresets.posteriors import GaussianPosterior
@@ -27,6 +29,7 @@ __all__ = [
     "FrankWolfe",
     "FunctionVectors",
     "GaussianPosterior",
+    "LastLayerGradients",
     "Likelihood",
     "LogLikelihoodVectors",
     "LogisticLikelihood",
@@ -39,4 +42,5 @@ __all__ = [
     "SparseVI",
     "Uniform",
     "Vectors",
+    "select_by_group",
 ]

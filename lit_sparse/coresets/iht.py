@@ -21,7 +21,7 @@ __all__ = ["IHT", "AcceleratedIHT"]
 SENSITIVE = 1e-3
 #: Rounds of polishing at most, and the products of numbers that they may take: no more than some iterations of large data.
 POLISHES = 5
-POLISH_WORK = 10**8
+POLISH_WORK = 2 * 10**8
 
 
 class _Point(NamedTuple):
@@ -75,7 +75,8 @@ class IHT(CoresetSelector):
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         """See :class:`CoresetSelector`."""
         best, trace, ended = self._run(vectors, k, generator, self.steps(self.max_iter))
-        if not ended and self.batch == 1.0 and self._is_sensitive(vectors, k, generator, trace):
+        small = k * vectors.shape[1] * min(k, vectors.shape[1]) <= POLISH_WORK
+        if not ended and small and self.batch == 1.0 and self._is_sensitive(vectors, k, generator, trace):
             best, least = self._polished(vectors, k, best, min(trace))
             trace.append(least)
         return Selection(best.support, best.weights[best.support], trace)

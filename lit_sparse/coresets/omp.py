@@ -48,9 +48,7 @@ class NonnegativeOMP(CoresetSelector):
         for _ in self.steps(3 * k):
             if len(fit.members) >= k or pursuit.stuck:
                 break
-            length = fit.residual.norm().clamp_min(torch.finfo(torch.float64).tiny)
-            products = vectors.correlate((fit.residual / length).to(vectors.dtype)).double() * length
-            which = pursuit.next(products)
+            which = pursuit.next(vectors)
             if which is None:
                 break
             pursuit.enter(which, vectors.rows(torch.tensor([which], device=vectors.device))[0])

@@ -27,6 +27,7 @@ __all__ = [
     "LogLikelihoodVectors",
     "Projection",
     "centred",
+    "entry",
     "linear_covariance",
     "vectors_of_covariance",
 ]
@@ -157,7 +158,7 @@ class LogLikelihoodVectors(Projection):
         return centred(self.likelihood.log_prob(features @ thetas.to(features).mT, target.unsqueeze(-1)))
 
     def _of(self, batch: Any) -> tuple[Tensor, Tensor]:
-        return _entry(batch, self.features).double(), self.likelihood.check(_entry(batch, self.target).double())
+        return entry(batch, self.features).double(), self.likelihood.check(entry(batch, self.target).double())
 
     def _all(self, examples: Examples) -> tuple[Tensor, Tensor]:
         parts = [self._of(batch) for batch in examples.batches(self.batch_size)]
@@ -205,7 +206,7 @@ class ExactGaussianVectors(Projection):
 
     def fit(self, examples: Examples) -> None:
         """Find the posterior of all examples."""
-        x = torch.cat([_entry(batch, self.x).double() for batch in examples.batches(self.batch_size)])
+        x = torch.cat([entry(batch, self.x).double() for batch in examples.batches(self.batch_size)])
         posterior = gaussian_mean_posterior(x, prior=self.prior, covariance=self.covariance)
         noise = torch.eye(x.shape[1]).to(x) if self.covariance is None else self.covariance.to(x)
         factor = torch.linalg.cholesky(noise)
@@ -220,7 +221,7 @@ class ExactGaussianVectors(Projection):
         if self._known is None:
             raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
         mean, root, last = self._known
-        moved = (_entry(batch, self.x).double() - mean) @ root
+        moved = (entry(batch, self.x).double() - mean) @ root
         return torch.cat([moved, moved.new_full((len(moved), 1), last)], dim=1)
 
 
@@ -262,7 +263,7 @@ def vectors_of_covariance(covariance: Tensor) -> Tensor:
     return found
 
 
-def _entry(batch: Any, key: str) -> Tensor:
+def entry(batch: Any, key: str) -> Tensor:
     """Return an entry of a batch.
 
     Raises:

@@ -6,13 +6,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.coresets.vectors import Vectors
+from lit_sparse.coresets.vectors import DenseVectors, Vectors
 from lit_sparse.kernels import cholesky
 
 __all__ = ["NonnegativeFit", "nonnegative_least_squares"]
 
 #: A unit vector whose squared distance from the span of the support is below this lies in it.
 DEPENDENT = 1e-13
+#: Vectors that are looked at once more where rough products leave them all.
+MOST_LOOKED_AT = 256
 #: A residual, relative to the target, whose products are rounding alone.
 ROUNDING = 1e-15
 
@@ -130,16 +132,29 @@ class Pursuit:
         self._barred = norms <= 0
         self._idle: list[int] = []
 
-    def next(self, products: Tensor) -> int | None:
-        """Return which vector should enter, None if none brings the sum nearer.
+    def next(self, vectors: Vectors) -> int | None:
+        """Return which of the vectors should enter, None if none brings the sum nearer."""
+        length = self.fit.residual.norm()
+        direction = self.fit.residual / length.clamp_min(torch.finfo(torch.float64).tiny)
+        products, off = vectors.correlate_roughly(direction.to(vectors.dtype))
+        cosines = self._cosines(products)
+        if off > 0:
+            near = (cosines >= cosines.max() - 2 * off).nonzero().squeeze(-1)
+            if len(near) > MOST_LOOKED_AT:
+                cosines = self._cosines(vectors.correlate(direction.to(vectors.dtype)))
+            else:
+                exact = vectors.correlate_some(near, direction.to(vectors.dtype)).double() / self.norms[near]
+                cosines = torch.full_like(cosines, -torch.inf).index_put((near,), exact)
+                cosines[self._barred] = -torch.inf
+                cosines[self.fit.indices] = -torch.inf
+        value, which = cosines.max(0)
+        return int(which) if float(value * length) > self.least else None
 
-        Args:
-            products: (N,) of the vectors with the residual.
-        """
+    def _cosines(self, products: Tensor) -> Tensor:
+        """Return the cosines (N,) of the angles between vectors and the residual, -inf for those that may not enter."""
         cosines = torch.where(self._barred, -torch.inf, products.double() / self.norms)
         cosines[self.fit.indices] = -torch.inf
-        value, which = cosines.max(0)
-        return int(which) if float(value) > self.least else None
+        return cosines
 
     def enter(self, which: int, vector: Tensor) -> None:
         """Let a vector enter; one that does not help is not asked again before another one did."""
@@ -166,10 +181,11 @@ def nonnegative_least_squares(vectors: Vectors, indices: Tensor, *, most: int | 
         most: how often one may enter, where less than the best weights will do.
     """
     rows = vectors.rows(indices).double()
+    some = DenseVectors(rows)
     fit = NonnegativeFit(vectors.total, len(indices))
     pursuit = Pursuit(fit, rows.norm(dim=1))
     for _ in range(3 * len(indices) if most is None else most):
-        which = pursuit.next(rows @ fit.residual)
+        which = pursuit.next(some)
         if which is None or pursuit.stuck:
             break
         pursuit.enter(which, rows[which])

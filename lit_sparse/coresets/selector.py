@@ -21,6 +21,9 @@ from lit_sparse.errors import ConfigurationError, DataError, shown_arguments
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from lit_sparse.coresets.examples import Examples
+    from lit_sparse.coresets.projections import Projection
+
 __all__ = ["CoresetSelector", "Selection"]
 
 
@@ -72,6 +75,9 @@ class CoresetSelector(nn.Module, ABC):
             k: in 1 .. N.
             generator: of what is drawn; the same on all processes, on the CPU.
         """
+
+    def prepare(self, projection: Projection, examples: Examples) -> None:
+        """Take what is needed beside the vectors that a projection has made of some examples; most selectors need nothing."""
 
     @classmethod
     def examples(cls) -> list[Self]:

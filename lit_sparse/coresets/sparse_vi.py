@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_count
+from lit_sparse.coresets.examples import Examples
+from lit_sparse.coresets.projections import Projection
 from lit_sparse.coresets.selector import CoresetSelector, Selection
 from lit_sparse.coresets.vectors import ScaledVectors, Vectors, as_vectors
 
@@ -45,6 +47,11 @@ class SparseVI(CoresetSelector):
         super().__init__(refit=refit, progress=progress)
         self.resample = resample
         self.updates = check_count("updates", updates)
+
+    def prepare(self, projection: Projection, examples: Examples) -> None:
+        """Draw from the posteriors that a projection knows, unless another ``resample`` was given."""
+        if self.resample is None:
+            self.resample = projection.weighted(examples)
 
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         """See :class:`CoresetSelector`."""

@@ -21,6 +21,9 @@ __all__ = ["BlockVectors", "DenseVectors", "ShardedVectors", "Vectors", "as_vect
 
 #: Numbers of a block that is worked on at once where a copy in another type is made.
 BLOCK_NUMBERS = 2**20
+#: Numbers of a matrix that a copy in float32 is made of, whose products take half as long; and how far these may be off.
+MOST_COPIED = 2**26
+ROUGH = 2e-5
 
 
 class Vectors(ABC):
@@ -52,9 +55,17 @@ class Vectors(ABC):
         """Return the products (n,) of the vectors at indices (n,) with a direction (S,)."""
         return self.rows(indices) @ direction
 
+    def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:
+        """Return the products (N,) with a unit vector, and how far they may be off, as a share of their vectors' norms."""
+        return self.correlate(direction), 0.0
+
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum (S,) of the vectors at indices (n,), with weights (n,)."""
         return weights @ self.rows(indices)
+
+    @abstractmethod
+    def subset(self, indices: Tensor) -> Vectors:
+        """Return the vectors at indices (n,), ascending, as vectors of their own."""
 
     def agree(self, value: Tensor) -> Tensor:
         """Return what the first of the processes that select together has for this value."""
@@ -94,12 +105,20 @@ class DenseVectors(Vectors):
         self.vectors = vectors if vectors.dtype in (torch.float32, torch.float64) else vectors.float()
         self.shape = (vectors.shape[0], vectors.shape[1])
         self.dtype, self.device = self.vectors.dtype, self.vectors.device
+        self._single: Tensor | None = None
 
     def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
         return self.vectors @ direction
 
     def rows(self, indices: Tensor) -> Tensor:  # noqa: D102
         return self.vectors.index_select(0, indices)
+
+    def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:  # noqa: D102
+        if self.dtype != torch.float64 or self.device.type != "cpu" or self.vectors.numel() > MOST_COPIED:
+            return super().correlate_roughly(direction)
+        if self._single is None:
+            self._single = self.vectors.float()
+        return self._single @ direction.float(), ROUGH
 
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:  # noqa: D102
         if self.device.type == "cpu":
@@ -110,6 +129,9 @@ class DenseVectors(Vectors):
         if self.device.type == "cpu":
             return row_sum(self.vectors, indices, weights).to(self.dtype)
         return (weights.double() @ self.rows(indices).double()).to(self.dtype)
+
+    def subset(self, indices: Tensor) -> DenseVectors:  # noqa: D102
+        return DenseVectors(self.rows(indices))
 
     def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
@@ -151,8 +173,8 @@ class BlockVectors(Vectors):
         self._rows = rows
         self.block_size = check_count("block_size", block_size)
         self.device = torch.device(device)
-        self.shape = (check_count("size", size), 0)
-        first = rows(torch.zeros(1, dtype=torch.int64, device=self.device))
+        self.shape = (check_count("size", size, 0), 0)
+        first = rows(torch.zeros(min(1, size), dtype=torch.int64, device=self.device))
         DenseVectors(first)  # checks it
         self.shape = (size, first.shape[1])
         self.dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
@@ -168,11 +190,16 @@ class BlockVectors(Vectors):
         return made.to(self.dtype)
 
     def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
-        return torch.cat([block @ direction for block in self._blocks()])
+        return torch.cat([direction[:0], *(block @ direction for block in self._blocks())])
+
+    def subset(self, indices: Tensor) -> BlockVectors:  # noqa: D102
+        return BlockVectors(
+            lambda some: self._rows(indices[some]), len(indices), block_size=self.block_size, device=self.device
+        )
 
     def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
-        norms = []
+        norms = [total[:0]]
         for block in self._blocks():
             of_block, sum_of_block = DenseVectors(block).measure()
             norms.append(of_block)
@@ -236,6 +263,9 @@ class ShardedVectors(Vectors):
         part = self.share.combine(own, weights[mine]) if len(mine) else weights.new_zeros(self.shape[1])
         return torch.stack(self._gathered(part)).sum(0)
 
+    def subset(self, indices: Tensor) -> ShardedVectors:  # noqa: D102
+        return ShardedVectors(self.share.subset(self._own(indices)[1]), self.group)
+
     def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         norms, total = self.share.measure()
         return self._joined(norms), torch.stack(self._gathered(total)).sum(0)
@@ -281,11 +311,18 @@ class ScaledVectors(Vectors):
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
         return self.vectors.correlate_some(indices, direction / self.unit)
 
+    def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:
+        products, off = self.vectors.correlate_roughly(direction)
+        return products / self.unit, off
+
     def rows(self, indices: Tensor) -> Tensor:
         return self.vectors.rows(indices) / self.unit
 
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
         return self.vectors.combine(indices, weights) / self.unit
+
+    def subset(self, indices: Tensor) -> ScaledVectors:
+        return ScaledVectors(self.vectors.subset(indices), self.unit)
 
     def measure(self) -> tuple[Tensor, Tensor]:
         return self.vectors.norms / self.unit, self.vectors.total / self.unit

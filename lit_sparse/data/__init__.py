@@ -2,6 +2,7 @@
 
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.catalogue_pairs import CatalogueDataModule
+from lit_sparse.data.coreset import CoresetDataModule
 from lit_sparse.data.digits import DigitsDataModule
 from lit_sparse.data.entailment import EntailmentDataModule
 from lit_sparse.data.images import ImageDataModule
@@ -9,6 +10,7 @@ from lit_sparse.data.loader import EpochLoader
 from lit_sparse.data.mnist import MNISTDataModule
 from lit_sparse.data.ragged import Ragged
 from lit_sparse.data.referential_game import ReferentialGameDataModule
+from lit_sparse.data.regression import RegressionDataModule, SyntheticRegressionDataModule, TableDataModule
 from lit_sparse.data.summarization import SummarizationDataModule
 from lit_sparse.data.text import TextDataModule
 from lit_sparse.data.translation import PairDataModule, TranslationDataModule
@@ -16,6 +18,7 @@ from lit_sparse.vocab import Vocabulary, VocabularyOptions
 
 __all__ = [
     "CatalogueDataModule",
+    "CoresetDataModule",
     "DigitsDataModule",
     "EntailmentDataModule",
     "EpochLoader",
@@ -24,8 +27,11 @@ __all__ = [
     "PairDataModule",
     "Ragged",
     "ReferentialGameDataModule",
+    "RegressionDataModule",
     "ResumableDataModule",
     "SummarizationDataModule",
+    "SyntheticRegressionDataModule",
+    "TableDataModule",
     "TextDataModule",
     "TranslationDataModule",
     "Vocabulary",

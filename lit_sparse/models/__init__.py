@@ -1,6 +1,7 @@
 """LightningModules: one model a file, each with its mapping, estimator and optimizer injected."""
 
 from lit_sparse.models.base import LitSparseModule, Stage, StepOutput
+from lit_sparse.models.bayesian_regression import BayesianRegression
 from lit_sparse.models.bitvector_vae import BitVectorVAE
 from lit_sparse.models.entailment import EntailmentClassifier
 from lit_sparse.models.seq2seq import Seq2Seq
@@ -10,6 +11,7 @@ from lit_sparse.models.ssvae import SemiSupervisedVAE
 from lit_sparse.models.text import TextModule
 
 __all__ = [
+    "BayesianRegression",
     "BitVectorVAE",
     "EntailmentClassifier",
     "LitSparseModule",

@@ -122,6 +122,20 @@ class LitSparseModule(pl.LightningModule, ABC):
             stage: ``"train"``, ``"val"`` or ``"test"``.
         """
 
+    @staticmethod
+    def weighted(losses: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
+        """Return losses times the weights of their examples, those of a coreset; as they are where the data have none.
+
+        Args:
+            losses: (B,), or (R,) with ``rows``.
+            batch: its entry ``weight`` (B,) is the weights.
+            rows: (R,) the example of each loss, where that is not its place.
+        """
+        if "weight" not in batch:
+            return losses
+        weights: Tensor = batch["weight"].to(losses.dtype)
+        return losses.mul(weights if rows is None else weights[rows])
+
     def training_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
         output = self._measured(batch, batch_idx, "train")
         if self._shows(batch_idx):

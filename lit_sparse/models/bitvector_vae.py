@@ -131,11 +131,12 @@ class BitVectorVAE(LitSparseModule):
         out, latent = self._expectation(pixels)
         rate = self.bits * math.log(2.0) - out.entropy()
         nelbo = out.loss + rate
+        loss = self.weighted(nelbo, batch)
         if stage == "test":
             self._score(pixels, latent, batch["index"])
         return StepOutput(
-            nelbo.mean(),
-            examples={"loss": nelbo, "nelbo": nelbo, "rate": rate, "distortion": out.loss},
+            loss.mean(),
+            examples={"loss": loss, "nelbo": nelbo, "rate": rate, "distortion": out.loss},
             support_size=out.support_size,
             decoder_calls=out.decoder_calls,
             artifacts=self._drawn(pixels[:DRAWN], out, latent) if stage != "train" and batch_idx == 0 else {},

@@ -162,7 +162,7 @@ class EntailmentClassifier(TextModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
         scores, weights = self._read(batch)
-        losses = nnf.cross_entropy(scores, batch["label"], reduction="none")
+        losses = self.weighted(nnf.cross_entropy(scores, batch["label"], reduction="none"), batch)
         weights, sizes = weights.detach(), batch["premise_length"]
         support, predicted = weights.ne(0).sum(-1), scores.detach().argmax(-1)
         output = StepOutput(

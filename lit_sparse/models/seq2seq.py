@@ -183,6 +183,7 @@ class Seq2Seq(TextModule):
         gold = target[rows, columns + 1]
         scores = self.output(hidden[rows, columns])  # no work for padding
         losses, nll = self._losses(scores, gold)
+        losses = self.weighted(losses, batch, rows)
         loss = losses.sum() / len(source) if self.loss_per == "sentence" else losses.mean()
         weights = weights.detach()[rows, :, columns]  # (N, heads, S)
         support = weights.ne(0).sum(-1)

@@ -109,7 +109,7 @@ class SignalingGame(LitSparseModule):
 
         out = self.estimator(self(target), loss_fn, context=target)
         entropy = out.entropy()
-        loss = out.loss - self.entropy_weight * entropy
+        loss = self.weighted(out.loss - self.entropy_weight * entropy, batch)
         messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.rows for part in heard]))
         right = (torch.cat(picked) == position[messages.rows]).to(target.dtype)
         success, expected = _successes(out, messages, right)

@@ -264,7 +264,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
             losses = (1 - alpha) * (1 - correlation) + alpha * nll
             if stage != "train":
                 artifacts = {"images": pixels[:DRAWN], "reconstructions": _as_bright(made[:DRAWN], pixels[:DRAWN])}
-        examples["loss"] = losses
+        examples["loss"] = losses = self.weighted(losses, batch)
         active = activity.detach().ne(0).sum(-1)
         return StepOutput(
             losses.mean(),

@@ -151,7 +151,7 @@ class SemiSupervisedVAE(LitSparseModule):
         check_features(pixels, self.in_features)
         scores = self(pixels)
         if stage == "train":
-            return self._training_loss(pixels, label, scores)
+            return self._training_loss(batch, scores)
         noise = seeded_normal(self.sample_seed, batch["index"], (self.classes, self.style_features)).to(pixels.dtype)
         nelbo, counts = self._unlabelled_loss(pixels, scores, noise)
         accuracy = (scores.argmax(-1) == label).to(pixels.dtype)
@@ -165,7 +165,8 @@ class SemiSupervisedVAE(LitSparseModule):
         probabilities = self.mapping.map(scores, None, -1)
         return {"index": batch["index"], "class": scores.argmax(-1), "probabilities": probabilities}
 
-    def _training_loss(self, pixels: Tensor, label: Tensor, scores: Tensor) -> StepOutput:
+    def _training_loss(self, batch: Batch, scores: Tensor) -> StepOutput:
+        pixels, label = batch["pixels"], batch["label"]
         told = label >= 0
         labelled, unlabelled = told.nonzero().squeeze(-1), (~told).nonzero().squeeze(-1)
         loss = scores.new_zeros(())
@@ -177,18 +178,18 @@ class SemiSupervisedVAE(LitSparseModule):
             classification = self._classify(s, y)
             noise = torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype)
             known = Decoding(x, nnf.one_hot(y, self.classes).to(x.dtype), noise)
-            loss = loss + classification.mean()
+            loss = loss + self.weighted(classification, batch, labelled).mean()
             examples["classification"] = classification
             examples["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
         if len(unlabelled) or self._among_others():
             x = pixels[unlabelled]
             noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
             nelbo, counts = self._unlabelled_loss(x, scores[unlabelled], noise, beside=known)
-            loss = loss + self.unlabelled_weight * nelbo.sum() / max(len(unlabelled), 1)
+            loss = loss + self.unlabelled_weight * self.weighted(nelbo, batch, unlabelled).sum() / max(len(unlabelled), 1)
             examples["nelbo"] = nelbo
         if known is not None:
             supervised = self._losses(known) if known.losses is None else known.losses
-            loss = loss + supervised.mean()
+            loss = loss + self.weighted(supervised, batch, labelled).mean()
         return StepOutput(loss, examples=examples, **counts)
 
     @staticmethod

@@ -5,6 +5,7 @@ from lit_sparse.nn.bases import InitialBases, NoiseBases, SampleBases, SparseCod
 from lit_sparse.nn.beam_search import Hypothesis, beam_search
 from lit_sparse.nn.entailment import EntailmentNetwork
 from lit_sparse.nn.mlp import MLP
+from lit_sparse.nn.radial_bases import RadialBases
 from lit_sparse.nn.recurrent_body import RecurrentBody
 from lit_sparse.nn.seeded import seed_generator, seeded_normal, seeded_uniform
 from lit_sparse.nn.seq2seq_body import Seq2SeqBody, State, length_mask
@@ -21,6 +22,7 @@ __all__ = [
     "InitialBases",
     "MultiheadAttention",
     "NoiseBases",
+    "RadialBases",
     "Receiver",
     "RecurrentBody",
     "SampleBases",

@@ -1,0 +1,68 @@
+"""Selection within groups of examples, such as classes, each of which keeps its share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_sparse.coresets.coreset import Coreset
+from lit_sparse.coresets.selector import CoresetSelector
+from lit_sparse.coresets.vectors import Vectors, as_vectors
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["select_by_group"]
+
+
+def select_by_group(
+    selector: CoresetSelector,
+    vectors: Vectors | Tensor,
+    k: int,
+    groups: Tensor,
+    generator: torch.Generator | None = None,
+) -> Coreset:
+    """Return the union of a coreset of each group of examples, whose sizes are in proportion to those of the groups.
+
+    Args:
+        selector: what selects within a group.
+        vectors: (N, S), one for each example.
+        k: how many examples at most in all, at least one a group.
+        groups: (N,) int64, the group of each example.
+        generator: of what is drawn, on the CPU.
+
+    Returns:
+        A coreset whose objective is the sum of those of the groups; it has no trace.
+
+    Raises:
+        ConfigurationError: if there are more groups than k, or not as many labels as vectors.
+
+    Example:
+        >>> from lit_sparse.coresets import Uniform
+        >>> select_by_group(Uniform(), torch.randn(10, 3), 5, torch.tensor([0, 0, 1, 1, 1, 1, 1, 1, 1, 1])).weights
+        tensor([2., 2., 2., 2., 2.])
+    """
+    found = as_vectors(vectors)
+    if groups.shape != (found.shape[0],):
+        raise ConfigurationError(f"Expected a group for each of {found.shape[0]} examples but got {tuple(groups.shape)}.")
+    names, sizes = torch.unique(groups, return_counts=True)
+    if not len(names) <= k <= len(groups):
+        raise ConfigurationError(f"Expected argument `k` in {len(names)}, the groups, .. {len(groups)} but got {k}.")
+    indices, weights, objective = [], [], 0.0
+    for name, share in zip(names.tolist(), _shares(sizes, k).tolist(), strict=True):
+        members = (groups == name).nonzero().squeeze(-1).to(found.device)
+        chosen = selector(found.subset(members), share, generator)
+        indices.append(members[chosen.indices])
+        weights.append(chosen.weights)
+        objective += chosen.objective
+    order = torch.cat(indices).argsort()
+    return Coreset(torch.cat(indices)[order], torch.cat(weights)[order], objective, size=found.shape[0])
+
+
+def _shares(sizes: Tensor, k: int) -> Tensor:
+    """Return how many of k each group gets, at least one: in proportion, what is left over by the largest remainders."""
+    exact = (k - len(sizes)) * sizes.double() / sizes.sum() + 1
+    exact = torch.minimum(exact, sizes.double())
+    shares = exact.floor().long()
+    while (left := k - int(shares.sum())) > 0:
+        room = (shares < sizes).nonzero().squeeze(-1)
+        shares[room[(exact - shares)[room].argsort(descending=True, stable=True)[:left]]] += 1
+    return shares

@@ -1,0 +1,162 @@
+"""Vectors of a trained network's examples: the gradients of its last layer, as a Bayesian last layer sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_sparse.checks import check_number, check_positive
+from lit_sparse.coresets.examples import Examples
+from lit_sparse.coresets.projections import Projection, entry
+from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
+
+__all__ = ["LastLayerGradients"]
+
+
+class LastLayerGradients(Projection):
+    """Gradients of the cross-entropy in the weights of a classifier's last linear layer, whitened.
+
+    With the layer's input h and a one after it, and probabilities ``p = softmax(scores / temperature)``, an example of class y
+    has the gradient ``(p - e_y) h^T``. Multiplied by the inverse root of the second moment of h over all examples, the factor
+    of a Laplace approximation that belongs to the input, its inner products are covariances of linearized log-likelihoods under
+    that Bayesian last layer. A temperature above 1 lets examples speak too that the network is already sure of.
+
+    Batches hold ``label`` (B,) int64. The network is called by its ``class_scores(batch)``, if it has that, else by
+    ``predict_step(batch, 0)``.
+
+    Args:
+        checkpoint: of a trained LightningModule.
+        model: in place of a checkpoint, the module itself.
+        layer: name of the layer within the module, as in ``named_modules``; None for the last ``torch.nn.Linear`` that it has.
+        temperature: by which scores are divided.
+        damping: what is added to the second moment, as a share of its mean eigenvalue; None for no whitening.
+        true_class: keep the row of the gradient that belongs to the example's own class, ``(1 - p_y) h``: H + 1 numbers in
+            place of C (H + 1), for selection within classes.
+        label: key of the labels in a batch.
+
+    Raises:
+        ConfigurationError: for an argument outside its range, or if not exactly one of checkpoint and model is given.
+
+    Source: Ritter, Botev & Barber (2018), A Scalable Laplace Approximation for Neural Networks, for the factors.
+    """
+
+    batch_size = 1024
+
+    def __init__(
+        self,
+        checkpoint: str | None = None,
+        *,
+        model: nn.Module | None = None,
+        layer: str | None = None,
+        temperature: float = 1.0,
+        damping: float | None = 0.01,
+        true_class: bool = False,
+        label: str = "label",
+    ) -> None:
+        if (checkpoint is None) == (model is None):
+            raise ConfigurationError("Expected either `checkpoint`, of a trained model, or `model`.")
+        self.checkpoint = checkpoint
+        self.model = model
+        self.layer = layer
+        self.temperature = check_positive("temperature", temperature)
+        self.damping = None if damping is None else check_number("damping", damping, 0.0, 1e6, open_low=True)
+        self.true_class = true_class
+        self.label = label
+        self._network: nn.Module | None = None
+        self._whitening: Tensor | None = None
+
+    @torch.no_grad()
+    def fit(self, examples: Examples) -> None:
+        """Read the network, and find the second moment of the layer's input."""
+        self._network = self._read() if self.model is None else self.model
+        self._whitening = None
+        if self.damping is None:
+            return
+        moment: Tensor | None = None
+        for batch in examples.batches(self.batch_size):
+            hidden = self._seen(batch)[0].double()
+            moment = hidden.mT @ hidden + (0.0 if moment is None else moment)
+        if moment is None:
+            raise DataError("There are no examples to find gradients of.")
+        values, turns = torch.linalg.eigh(moment / len(examples))
+        values = values.clamp_min(0) + self.damping * values.mean()
+        self._whitening = ((turns * values.rsqrt()) @ turns.mT).float()
+
+    @torch.no_grad()
+    def project(self, batch: Any) -> Tensor:
+        """See :class:`Projection`; float32."""
+        if self._network is None:
+            raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
+        hidden, scores = self._seen(batch)
+        label = entry(batch, self.label).to(scores.device)
+        wrong = (label < 0) | (label >= scores.shape[1])
+        if bool(wrong.any()):
+            raise DataError(
+                f"Expected a label in 0 .. {scores.shape[1] - 1} for each example but there is {int(label[wrong][0])}."
+                " Gradients of a classifier need all labels: with images, `labelled: 1.0`."
+            )
+        if self._whitening is not None:
+            hidden = hidden @ self._whitening
+        errors = (scores / self.temperature).softmax(-1)
+        if self.true_class:
+            return (1 - errors.gather(1, label.unsqueeze(1))) * hidden
+        errors[torch.arange(len(label)), label] -= 1
+        return (errors.unsqueeze(2) * hidden.unsqueeze(1)).flatten(1)
+
+    def _seen(self, batch: Any) -> tuple[Tensor, Tensor]:
+        """Return what the layer gets, with a one at its end, (B, H + 1), and what it returns, (B, C)."""
+        assert self._network is not None
+        seen: list[tuple[Tensor, Tensor]] = []
+        with (
+            _evaluating(self._network),
+            self._found().register_forward_hook(
+                lambda layer, inputs, output: seen.append((inputs[0].detach().float(), output.detach().float()))
+            ),
+        ):
+            device = next(self._network.parameters()).device
+            call = getattr(self._network, "class_scores", None) or (lambda some: self._network.predict_step(some, 0))  # type: ignore[operator]
+            call({name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()})
+        if len(seen) != 1 or seen[0][0].ndim != 2:
+            raise ConfigurationError(
+                f"Expected the layer to be called once with inputs (B, H) but it was called {len(seen)} times"
+                + (f" with inputs {tuple(seen[0][0].shape)}." if seen else ". Name another one by `layer`.")
+            )
+        hidden, scores = seen[0]
+        return torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1), scores
+
+    def _found(self) -> nn.Linear:
+        assert self._network is not None
+        layers = {name: module for name, module in self._network.named_modules() if isinstance(module, nn.Linear)}
+        if not layers or (self.layer is not None and self.layer not in layers):
+            raise ConfigurationError(
+                f"Expected argument `layer` to name a torch.nn.Linear of {type(self._network).__name__} but got"
+                f" {self.layer!r}. There are: {', '.join(layers) or 'none'}."
+            )
+        return layers[list(layers)[-1] if self.layer is None else self.layer]
+
+    def _read(self) -> nn.Module:
+        from pytorch_lightning import LightningModule
+
+        if not Path(str(self.checkpoint)).is_file():
+            raise CheckpointError(f"The checkpoint {self.checkpoint!r}, which vectors are to be made by, does not exist.")
+        try:
+            read: nn.Module = LightningModule.load_from_checkpoint(str(self.checkpoint), map_location="cpu", weights_only=True)
+        except Exception as error:
+            raise CheckpointError(f"The checkpoint {self.checkpoint!r} cannot be read: {error}") from error
+        return read
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    """Put a network into evaluation, and back."""
+    training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(training)

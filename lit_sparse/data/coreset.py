@@ -1,0 +1,295 @@
+"""Trains on a coreset of any data module: a few of its training examples, each with a weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_sparse.checks import check_number
+from lit_sparse.coresets import (
+    Coreset,
+    CoresetSelector,
+    DenseVectors,
+    Examples,
+    Projection,
+    ShardedVectors,
+    Vectors,
+    select_by_group,
+)
+from lit_sparse.coresets.projections import entry
+from lit_sparse.data.base import ResumableDataModule, Split
+from lit_sparse.data.loader import Batch
+from lit_sparse.errors import ConfigurationError, DataError
+
+__all__ = ["CoresetDataModule"]
+
+STATE = "coreset"
+
+
+class CoresetDataModule(ResumableDataModule):
+    """Selects a coreset of the training examples of another data module when training begins, and trains on it.
+
+    Batches are the other's, with ``weight`` (B,) beside what they hold: how many examples each stands for, in units in which
+    the mean over the coreset of weight times loss is the coreset's estimate of the mean loss of all examples. The package's
+    models weigh their losses by it. Validation, test and prediction, and everything else that is asked of the data, are the other's.
+
+    The coreset is part of checkpoints: a resumed run goes on with it. It is written to ``coreset.npz`` in the run folder. Of
+    several processes each makes the vectors of its share of the examples.
+
+    A data module that is none of this package's serves too, if its training loader is a ``DataLoader`` of a data set with
+    indices; weights then follow the entries of batches that are tuples or lists.
+
+    Args:
+        base: the other data module.
+        selector: what selects.
+        k: how many examples at most; a share of them if below 1.
+        vectors: gives the examples their vectors: a projection, or any function from :class:`lit_sparse.coresets.Examples`
+            to vectors (N, S).
+        coreset: the file of a coreset to train on, in place of selecting one.
+        normalize: scale the weights to a mean of 1.
+        stratify: key of the classes (B,) in a batch: each of them keeps its share of k, and is selected for itself; None for
+            no such shares.
+        stream: make vectors anew whenever the selector looks at them, in place of keeping N x S numbers.
+        seed: of the selection and of orders.
+
+    Raises:
+        ConfigurationError: if neither a selector with k and vectors is given, nor a coreset, or both are.
+
+    Example:
+        >>> from lit_sparse.coresets import Uniform
+        >>> from lit_sparse.data import DigitsDataModule
+        >>> pixels = lambda examples: examples[torch.arange(len(examples))]["pixels"]
+        >>> data = CoresetDataModule(DigitsDataModule(labelled=1.0), Uniform(), 100, pixels)
+        >>> data.setup("fit")
+        >>> data.size("train"), sorted(data.fetch("train", 0, torch.arange(4)))
+        (100, ['index', 'label', 'pixels', 'weight'])
+    """
+
+    def __init__(
+        self,
+        base: pl.LightningDataModule,
+        selector: CoresetSelector | None = None,
+        k: float | None = None,
+        vectors: Projection | Callable[[Examples], Tensor | Vectors] | None = None,
+        *,
+        coreset: str | None = None,
+        normalize: bool = False,
+        stratify: str | None = None,
+        stream: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if (coreset is None) != (selector is not None and k is not None and vectors is not None) or (coreset and selector):
+            raise ConfigurationError("Expected either `selector`, `k` and `vectors`, or `coreset`, the file of a saved one.")
+        super().__init__(batch_size=getattr(base, "batch_size", None) or 64, seed=seed)
+        self.base = base
+        self.selector = selector
+        self.k = None if k is None else check_number("k", k, 0.0, 1e18, open_low=True)
+        if k is not None and k >= 1 and k != int(k):
+            raise ConfigurationError(f"Expected argument `k` to be a share below 1 or a whole number but got {k}.")
+        self.vectors = vectors
+        self.file = coreset
+        self.normalize = normalize
+        self.stratify = stratify
+        self.stream = stream
+        self.num_workers = getattr(base, "num_workers", 0)
+        self._coreset: Coreset | None = None
+        self._examples: _Source | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "base":
+            raise AttributeError(name)
+        return getattr(self.base, name)
+
+    @property
+    def coreset(self) -> Coreset:
+        """The coreset, which is selected when it is first asked for, once ``setup`` has run."""
+        if self._coreset is None:
+            self._coreset = self._chosen()
+            rank_zero_info(f"coreset: {self._coreset}; objective {self._coreset.objective:.6g}")
+        return self._coreset
+
+    def prepare_data(self) -> None:  # noqa: D102
+        self.base.prepare_data()
+
+    def setup(self, stage: str | None = None) -> None:
+        """Set up the other data module."""
+        self.base.trainer = self.trainer
+        self.base.setup(stage)  # type: ignore[arg-type]
+
+    def teardown(self, stage: str | None = None) -> None:  # noqa: D102
+        self.base.teardown(stage)  # type: ignore[arg-type]
+
+    def size(self, split: Split) -> int:  # noqa: D102
+        if split == "train":
+            return len(self.coreset)
+        size: int = self.base.size(split)  # type: ignore[attr-defined]
+        return size
+
+    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
+        """Return a batch of the coreset's examples, with their weights, or one of another split."""
+        if split != "train":
+            other: Batch = self.base.fetch(split, epoch, indices)  # type: ignore[attr-defined]
+            return other
+        weights = self.coreset.weights
+        scale = 1 / float(weights.mean()) if self.normalize else len(weights) / self.coreset.size
+        batch: Batch = _with_weights(
+            self._source.fetch(epoch, self.coreset.indices[indices]), (scale * weights[indices]).float()
+        )
+        return batch
+
+    def val_dataloader(self) -> Any:  # noqa: D102
+        return self.base.val_dataloader()
+
+    def test_dataloader(self) -> Any:  # noqa: D102
+        return self.base.test_dataloader()
+
+    def predict_dataloader(self) -> Any:  # noqa: D102
+        return self.base.predict_dataloader()
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: D102
+        return self.base.on_before_batch_transfer(batch, dataloader_idx)
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: D102
+        return self.base.on_after_batch_transfer(batch, dataloader_idx)
+
+    def train_dataloader(self) -> Any:
+        """Return the training loader, and write the coreset to the run folder."""
+        coreset, trainer = self.coreset, self.trainer
+        if trainer is not None:
+            folder = trainer.log_dir  # asked for on all processes
+            if folder is not None and trainer.loggers and trainer.is_global_zero:
+                coreset.save(Path(folder) / "coreset.npz")
+        return super().train_dataloader()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the training data, and the coreset."""
+        state = super().state_dict()
+        if self._coreset is not None:
+            its = self._coreset
+            state[STATE] = {
+                "indices": its.indices,
+                "weights": its.weights,
+                "objective": its.objective,
+                "trace": its.trace,
+                "size": its.size,
+            }
+        base = self.base.state_dict()
+        return {**state, "base": base} if base else state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with a saved coreset, at a saved place."""
+        super().load_state_dict(state_dict)
+        if STATE in state_dict:
+            self._coreset = self._checked(Coreset(**state_dict[STATE]), "of the checkpoint")
+        if "base" in state_dict:
+            self.base.load_state_dict(state_dict["base"])
+
+    @property
+    def _source(self) -> _Source:
+        if self._examples is None:
+            resumable = isinstance(self.base, ResumableDataModule)
+            self._examples = _Resumable(self.base) if resumable else _OfLoader(self.base)  # type: ignore[arg-type]
+        return self._examples
+
+    def _chosen(self) -> Coreset:
+        size = len(self._source)
+        if self.file is not None:
+            return self._checked(Coreset.load(self.file), f"in {self.file!r}")
+        assert self.selector is not None and self.k is not None and self.vectors is not None
+        k = max(1, round(self.k * size)) if self.k < 1 else int(self.k)
+        if k > size:
+            raise ConfigurationError(
+                f"Expected argument `k` to be at most {size}, the number of training examples, but got {k}."
+            )
+        examples = Examples(lambda indices: self._source.fetch(0, indices), size)
+        if isinstance(self.vectors, Projection):
+            vectors = self._projected(self.vectors, examples)
+            self.selector.prepare(self.vectors, examples)
+        else:
+            found = self.vectors(examples)
+            vectors = found if isinstance(found, Vectors) else DenseVectors(found)
+        if vectors.shape[0] != size:
+            raise DataError(f"Expected a vector for each of the {size} training examples but got {vectors.shape[0]}.")
+        generator = torch.Generator().manual_seed(self.seed)
+        if self.stratify is None:
+            coreset = self.selector(vectors, k, generator).to("cpu")
+        else:
+            classes = torch.cat([entry(batch, self.stratify) for batch in examples.batches(1024)])
+            coreset = select_by_group(self.selector, vectors, k, classes, generator).to("cpu")
+        if not len(coreset):
+            raise DataError("The selected coreset is empty: the vectors' sum is zero, so no examples stand for it. Use others.")
+        if self.trainer is None:
+            return coreset
+        first: Coreset = self.trainer.strategy.broadcast(coreset)  # should vectors be drawn, and not alike
+        return first
+
+    def _projected(self, projection: Projection, examples: Examples) -> Vectors:
+        """Return the vectors of all examples, of which each process makes a share."""
+        projection.fit(examples)
+        rank, processes = self._process()
+        together = processes > 1 and torch.distributed.is_initialized()
+        first, last = (len(examples) * part // processes for part in (rank, rank + 1)) if together else (0, len(examples))
+        share = examples.part(first, last)
+        if together and torch.distributed.get_backend() == "nccl":
+            return ShardedVectors(projection.of_part(share).to(self.trainer.strategy.root_device))  # type: ignore[union-attr]
+        vectors: Vectors = projection.streamed(share) if self.stream else DenseVectors(projection.of_part(share))
+        return ShardedVectors(vectors) if together else vectors
+
+    def _checked(self, coreset: Coreset, where: str) -> Coreset:
+        if coreset.size != len(self._source):
+            raise DataError(
+                f"The coreset {where} was chosen from {coreset.size} examples, but there are {len(self._source)} for training."
+                " Give it the data that it is of, or select another one."
+            )
+        return coreset
+
+
+class _Source(Protocol):
+    """The training examples of a data module."""
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, epoch: int, indices: Tensor) -> Any: ...
+
+
+class _Resumable:
+    def __init__(self, base: ResumableDataModule) -> None:
+        self.base = base
+
+    def __len__(self) -> int:
+        return self.base.size("train")
+
+    def fetch(self, epoch: int, indices: Tensor) -> Any:
+        return self.base.fetch("train", epoch, indices)
+
+
+class _OfLoader:
+    """The examples of the data set behind a ``DataLoader``."""
+
+    def __init__(self, base: pl.LightningDataModule) -> None:
+        loader = base.train_dataloader()
+        if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
+            raise ConfigurationError(
+                f"Expected the training loader of {type(base).__name__} to be a DataLoader of a data set with indices but got"
+                f" {type(loader).__name__}. Derive it from lit_sparse.data.ResumableDataModule."
+            )
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader.dataset)  # type: ignore[arg-type]
+
+    def fetch(self, epoch: int, indices: Tensor) -> Any:
+        return self.loader.collate_fn([self.loader.dataset[i] for i in indices.tolist()])
+
+
+def _with_weights(batch: Any, weights: Tensor) -> Any:
+    if isinstance(batch, dict):
+        return {**batch, "weight": weights}
+    return (*batch, weights) if isinstance(batch, list | tuple) else (batch, weights)

@@ -1,0 +1,251 @@
+"""Bayesian regression whose coefficients are fitted by minibatches: of all examples, or of a weighted coreset."""
+
+from __future__ import annotations
+
+import math
+from typing import ClassVar, Literal, Protocol, TypeGuard
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from lit_sparse.checks import check_choice, check_count, check_positive
+from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.nn import seeded_normal
+
+__all__ = ["BayesianRegression"]
+
+FITS = ("map", "laplace", "variational")
+
+
+class _HasRows(Protocol):
+    def size(self, split: Literal["train"]) -> int: ...
+
+    def fetch(self, split: Literal["train"], epoch: int, indices: Tensor) -> Batch: ...
+
+
+class BayesianRegression(LitSparseModule):
+    """Linear predictor with a normal prior of its coefficients theta, and a posterior of them.
+
+    The loss of a minibatch of N examples' log-likelihoods L_i, with the weights w_i of a coreset where the data have some, is an
+    estimate in nats an example of
+
+    - ``-(sum_i w_i L_i(theta) + log prior(theta)) / N``, for ``fit="map"`` and ``"laplace"``; the latter then takes the
+      negative Hessian of the same at the coefficients for the precision of a normal posterior, before each validation;
+    - ``(KL(q || prior) - sum_i w_i E_q L_i) / N`` for ``"variational"``, where q is normal with any covariance and the
+      expectation is that of the predictor's own normal distribution, by draws.
+
+    Logged: ``nll``, of the posterior's mean prediction in validation and test; ``squared_error``, of the predicted mean; and
+    ``accuracy``, with two classes.
+
+    Batches are dicts of ``features`` (B, D), ``target`` (B,) and ``index`` (B,).
+
+    Args:
+        likelihood: of a target, given the predictor.
+        in_features: D, the intercept's constant feature among them.
+        fit: what is known of the coefficients: ``"map"``, the most probable ones; ``"laplace"`` or ``"variational"``, a normal
+            distribution.
+        prior_mean: of each coefficient.
+        prior_variance: of each coefficient.
+        draws: of the predictor, for each example.
+        examples: N; None for what the data module says.
+        sample_seed: of draws in validation, test and prediction.
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: the models are those of Zhang et al. (2021), Bayesian Coresets, section 5; MacKay (1992) for Laplace's approximation.
+
+    Example:
+        >>> from lit_sparse.coresets import NormalLikelihood
+        >>> model = BayesianRegression(NormalLikelihood(), in_features=3)
+        >>> model(torch.randn(5, 3)).shape, model.posterior().mean.shape
+        (torch.Size([5]), torch.Size([3]))
+    """
+
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "nll", "squared_error", "accuracy")
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        *,
+        in_features: int,
+        fit: Literal["map", "laplace", "variational"] = "laplace",
+        prior_mean: float = 0.0,
+        prior_variance: float = 1.0,
+        draws: int = 100,
+        examples: int | None = None,
+        sample_seed: int = 0,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        if not isinstance(likelihood, Likelihood):
+            raise ConfigurationError(
+                f"Expected argument `likelihood` to be a Likelihood of lit_sparse.coresets but got {likelihood!r}."
+            )
+        self.likelihood = likelihood
+        self.in_features = check_count("in_features", in_features)
+        self.fit = check_choice("fit", fit, FITS)
+        self.prior_mean = float(prior_mean)
+        self.prior_variance = check_positive("prior_variance", prior_variance)
+        self.draws = check_count("draws", draws)
+        self.examples = None if examples is None else check_count("examples", examples)
+        self.sample_seed = sample_seed
+        self.mean = nn.Parameter(torch.full((in_features,), self.prior_mean))
+        if fit == "variational":
+            self.factor = nn.Parameter(torch.eye(in_features) * math.sqrt(self.prior_variance))
+        elif fit == "laplace":
+            self.register_buffer("covariance", torch.eye(in_features) * self.prior_variance)
+        if not isinstance(likelihood, LogisticLikelihood):
+            for means in (self.train_means, self.val_means, self.test_means):
+                del means["accuracy"]
+
+    @property
+    def prior(self) -> GaussianPosterior:
+        """The prior of the coefficients."""
+        return GaussianPosterior.isotropic(self.in_features, self.prior_variance, self.prior_mean)
+
+    def posterior(self) -> GaussianPosterior:
+        """Return the posterior of the coefficients, float64.
+
+        Raises:
+            ConfigurationError: with ``fit="map"``, which has none.
+        """
+        if self.fit == "map":
+            raise ConfigurationError("`fit: map` finds coefficients without a covariance. Use `fit: laplace` or `variational`.")
+        return GaussianPosterior(self.mean.detach().double(), self._covariance().detach().double())
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return the predictor (B,) at the mean of the coefficients, for features (B, D)."""
+        if features.shape[-1] != self.in_features:
+            raise ConfigurationError(
+                f"Expected features of in_features={self.in_features} numbers but the data have {features.shape[-1]}. Set"
+                " `in_features` to their number; the intercept counts."
+            )
+        return features @ self.mean
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        features, target = batch["features"], batch["target"]
+        if batch_idx == 0:
+            self.likelihood.check(target)  # once an epoch, for it waits for a GPU
+        eta = self(features)
+        if stage == "train":
+            drawn = eta.unsqueeze(1)
+            if self.fit == "variational":
+                noise = torch.randn(len(eta), self.draws, device=eta.device, dtype=eta.dtype)
+                drawn = drawn + self._deviation(features).unsqueeze(1) * noise
+            nll = -self.likelihood.log_prob(drawn, target.unsqueeze(1)).mean(1)
+            losses = self.weighted(nll, batch) + self._penalty() / self._size(len(target))
+        else:
+            losses = nll = self._predictive_nll(features, eta, target, batch["index"])
+        mean = self._predicted(features, eta.detach())
+        examples = {
+            "loss": losses,
+            "nll": nll,
+            "squared_error": (mean - target.clamp_min(0) if self._classes else mean - target).square(),
+        }
+        if self._classes:
+            examples["accuracy"] = (mean > 0.5).eq(target > 0).to(mean.dtype)
+        return StepOutput(losses.mean(), examples=examples)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``index`` (B,), the ``mean`` (B,) of the target, and the predictor's ``eta`` (B,) and ``eta_std`` (B,)."""
+        features = batch["features"]
+        eta = self(features)
+        deviation = torch.zeros_like(eta) if self.fit == "map" else self._deviation(features)
+        return {"index": batch["index"], "mean": self._predicted(features, eta), "eta": eta, "eta_std": deviation}
+
+    def on_validation_epoch_start(self) -> None:
+        """Find the curvature that Laplace's approximation needs."""
+        super().on_validation_epoch_start()
+        if self.fit == "laplace" and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
+            self.find_covariance()
+
+    @torch.no_grad()
+    def find_covariance(self) -> None:
+        """Take the negative Hessian at the coefficients, over all training examples, for the posterior's precision.
+
+        Raises:
+            ConfigurationError: without a data module of this package to go through.
+        """
+        data = getattr(self.trainer, "datamodule", None)
+        if not _has_rows(data):
+            raise ConfigurationError(
+                "`fit: laplace` goes through the training examples: train with a data module of lit_sparse."
+            )
+        share = torch.arange(data.size("train"))[self.global_rank :: self.trainer.world_size]
+        precision = torch.zeros(self.in_features, self.in_features, dtype=torch.float64, device=self.device)
+        for start in range(0, len(share), 4096):
+            batch = data.fetch("train", 0, share[start : start + 4096])
+            features, target = (batch[name].to(self.device).double() for name in ("features", "target"))
+            _, second = self.likelihood.derivatives(features @ self.mean.double(), target)
+            weights = batch["weight"].to(self.device).double() if "weight" in batch else torch.ones_like(second)
+            precision -= features.mT @ ((weights * second).unsqueeze(1) * features)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.all_reduce(precision)
+        precision *= self._size(0) / data.size("train")  # of the weights, whose mean over the coreset is that of all
+        precision += torch.eye(self.in_features).to(precision) / self.prior_variance
+        self.covariance.copy_(torch.cholesky_inverse(torch.linalg.cholesky(precision)))
+
+    @property
+    def _classes(self) -> bool:
+        return isinstance(self.likelihood, LogisticLikelihood)
+
+    def _covariance(self) -> Tensor:
+        if self.fit == "laplace":
+            covariance: Tensor = self.covariance
+            return covariance
+        factor = self.factor.tril()
+        return factor @ factor.mT
+
+    def _deviation(self, features: Tensor) -> Tensor:
+        """Return the standard deviation (B,) of the predictor."""
+        if self.fit == "variational":
+            return (features @ self.factor.tril()).norm(dim=1)
+        return ((features @ self._covariance()) * features).sum(1).clamp_min(0).sqrt()
+
+    def _drawn(self, features: Tensor, eta: Tensor, index: Tensor) -> Tensor:
+        """Return draws (B, draws) of the predictor, a function of (seed, index)."""
+        if self.fit == "map":
+            return eta.unsqueeze(1)
+        noise = seeded_normal(self.sample_seed, index, (self.draws,)).to(eta)
+        return eta.unsqueeze(1) + self._deviation(features).unsqueeze(1) * noise
+
+    def _predictive_nll(self, features: Tensor, eta: Tensor, target: Tensor, index: Tensor) -> Tensor:
+        drawn = self._drawn(features, eta, index)
+        return math.log(drawn.shape[1]) - self.likelihood.log_prob(drawn, target.unsqueeze(1)).logsumexp(1)
+
+    def _predicted(self, features: Tensor, eta: Tensor) -> Tensor:
+        """Return the mean (B,) of the target at the mean of the coefficients."""
+        return self.likelihood.mean(eta)
+
+    def _penalty(self) -> Tensor:
+        """Return what the prior adds to the loss of all examples."""
+        away = (self.mean - self.prior_mean).square().sum() / self.prior_variance
+        if self.fit != "variational":
+            return 0.5 * away
+        factor = self.factor.tril()
+        scale = factor.square().sum() / self.prior_variance
+        log_det = factor.diagonal().square().clamp_min(1e-30).log().sum() - self.in_features * math.log(self.prior_variance)
+        return 0.5 * (away + scale - self.in_features - log_det)
+
+    def _size(self, default: int) -> int:
+        """Return N."""
+        if self.examples is not None:
+            return self.examples
+        data = getattr(self._trainer, "datamodule", None)
+        if data is not None and (coreset := getattr(data, "coreset", None)) is not None:
+            return int(coreset.size)
+        return int(data.size("train")) if _has_rows(data) else default
+
+
+def _has_rows(data: object) -> TypeGuard[_HasRows]:
+    return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))

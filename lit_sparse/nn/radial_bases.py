@@ -1,0 +1,65 @@
+"""Radial basis functions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count, check_positive
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["RadialBases"]
+
+
+class RadialBases:
+    """Functions ``exp(-|x - c|^2 / (2 s^2))`` of several scales s, around centres c that are drawn from data.
+
+    One more of a scale so large that it is nearly constant stands at the mean of the data.
+
+    Args:
+        scales: s, in units of x.
+        per_scale: how many of each.
+        constant_scale: s of the last one.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Campbell & Beronov (2019), section 4.2.
+
+    Example:
+        >>> bases = RadialBases(per_scale=5)
+        >>> x = torch.randn(20, 2)
+        >>> bases(x, bases.centres(x)).shape  # six scales
+        torch.Size([20, 31])
+    """
+
+    def __init__(
+        self,
+        scales: tuple[float, ...] = (0.2, 0.4, 0.8, 1.2, 1.6, 2.0),
+        *,
+        per_scale: int = 50,
+        constant_scale: float = 100.0,
+    ) -> None:
+        self.scales = tuple(check_positive("scales", float(scale)) for scale in scales)
+        self.per_scale = check_count("per_scale", per_scale)
+        self.constant_scale = check_positive("constant_scale", constant_scale)
+
+    def __len__(self) -> int:
+        return len(self.scales) * self.per_scale + 1
+
+    def centres(self, x: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Return the centres (K, D) of all functions, drawn from rows x (N, D).
+
+        Raises:
+            ConfigurationError: if there are fewer rows than functions of a scale.
+        """
+        if len(x) < self.per_scale:
+            raise ConfigurationError(f"Expected `per_scale` to be at most {len(x)}, the rows, but got {self.per_scale}.")
+        drawn = [x[torch.randperm(len(x), generator=generator)[: self.per_scale]] for _ in self.scales]
+        return torch.cat([*drawn, x.mean(0, keepdim=True)])
+
+    def __call__(self, x: Tensor, centres: Tensor) -> Tensor:
+        """Return the values (N, K) of all functions at rows x (N, D)."""
+        scales = torch.tensor([*(scale for scale in self.scales for _ in range(self.per_scale)), self.constant_scale]).to(x)
+        distances = (x.unsqueeze(1) - centres).square().sum(-1)
+        return torch.exp(-0.5 * distances / scales.square())
