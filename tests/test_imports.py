@@ -34,3 +34,10 @@ def test_a_layer_costs_torch_numpy_and_numba_alone() -> None:
 @pytest.mark.process
 def test_the_package_itself_costs_nothing() -> None:
     assert "torch" not in modules_after("import lit_sparse; lit_sparse.__version__")
+
+
+@pytest.mark.process
+def test_a_selector_costs_what_a_layer_does() -> None:
+    loaded = modules_after("import lit_sparse.coresets")
+    assert "torch" in loaded
+    assert not {"pytorch_lightning", "lightning", "datasets", "matplotlib", "torchmetrics", "sklearn", "rich"} & loaded

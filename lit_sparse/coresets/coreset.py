@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,6 +15,10 @@ from lit_sparse.errors import DataError
 
 __all__ = ["Coreset"]
 
+#: What numpy and torch raise for files that hold something else, or no more than a part.
+UNREADABLE = (
+    OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error
+)  # fmt: skip
 FIELDS = ("indices", "weights", "objective", "trace", "size")
 
 
@@ -92,7 +97,7 @@ class Coreset:
             DataError: if the file is missing, is none of a coreset, or its weights are negative.
         """
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaves broken ones open
                 arrays = {name: file[name] for name in FIELDS}
             return cls(
                 torch.from_numpy(arrays["indices"]),
@@ -105,5 +110,5 @@ class Coreset:
             raise DataError(f"The coreset {str(path)!r} is not valid. {error}") from error
         except FileNotFoundError as error:
             raise DataError(f"The coreset {str(path)!r} does not exist.") from error
-        except (OSError, KeyError, ValueError, TypeError, zipfile.BadZipFile) as error:
+        except UNREADABLE as error:
             raise DataError(f"{str(path)!r} cannot be read as a coreset: {error}") from error

@@ -51,8 +51,8 @@ class Examples:
 
     def batches(self, batch_size: int) -> Iterator[Any]:
         """Iterate over all of them in order."""
-        for indices in torch.split(torch.arange(self.size), batch_size):
-            yield self.fetch(indices)
+        for start in range(0, self.size, batch_size):
+            yield self.fetch(torch.arange(start, min(start + batch_size, self.size)))
 
     def part(self, start: int, stop: int) -> Examples:
         """Return the examples ``start .. stop - 1``."""

@@ -59,10 +59,11 @@ def select_by_group(
 
 def _shares(sizes: Tensor, k: int) -> Tensor:
     """Return how many of k each group gets, at least one: in proportion, what is left over by the largest remainders."""
-    exact = (k - len(sizes)) * sizes.double() / sizes.sum() + 1
-    exact = torch.minimum(exact, sizes.double())
-    shares = exact.floor().long()
-    while (left := k - int(shares.sum())) > 0:
-        room = (shares < sizes).nonzero().squeeze(-1)
-        shares[room[(exact - shares)[room].argsort(descending=True, stable=True)[:left]]] += 1
+    large, left, total = torch.ones_like(sizes, dtype=torch.bool), k, int(sizes.sum())
+    while bool((small := large & (left * sizes < total)).any()):  # one is more than their share
+        large &= ~small
+        left, total = k - int((~large).sum()), int(sizes[large].sum())
+    shares = torch.where(large, left * sizes // total, 1)
+    remainders = torch.where(large, left * sizes % total, -1)
+    shares[remainders.argsort(descending=True, stable=True)[: k - int(shares.sum())]] += 1
     return shares

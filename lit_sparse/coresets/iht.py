@@ -47,6 +47,7 @@ class IHT(CoresetSelector):
         step_scale: what the best step is multiplied by.
         batch: the share of examples, drawn anew in each iteration, whose gradient is looked at, beside those selected; 1.0
             for all.
+        polish: improve the weights where rounding alone decides what they are.
         refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
         progress: show a progress bar.
 
@@ -63,6 +64,7 @@ class IHT(CoresetSelector):
         tol: float = 1e-5,
         step_scale: float = 1.0,
         batch: float = 1.0,
+        polish: bool = True,
         refit: bool = False,
         progress: bool = False,
     ) -> None:
@@ -70,13 +72,14 @@ class IHT(CoresetSelector):
         self.max_iter = check_count("max_iter", max_iter)
         self.tol = check_number("tol", tol, 0.0, 1.0)
         self.step_scale = check_positive("step_scale", step_scale)
+        self.polish = polish
         self.batch = check_number("batch", batch, 0.0, 1.0, open_low=True)
 
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         """See :class:`CoresetSelector`."""
         best, trace, ended = self._run(vectors, k, generator, self.steps(self.max_iter))
         small = k * vectors.shape[1] * min(k, vectors.shape[1]) <= POLISH_WORK
-        if not ended and small and self.batch == 1.0 and self._is_sensitive(vectors, k, generator, trace):
+        if self.polish and not ended and small and self.batch == 1.0 and self._is_sensitive(vectors, k, generator, trace):
             best, least = self._polished(vectors, k, best, min(trace))
             trace.append(least)
         return Selection(best.support, best.weights[best.support], trace)
@@ -196,6 +199,7 @@ class AcceleratedIHT(IHT):
         step_scale: what the best step of the gradient is multiplied by; 0.5 in the code that was published.
         batch: the share of examples, drawn anew in each iteration, whose gradient is looked at, beside those selected; 1.0
             for all.
+        polish: improve the weights where rounding alone decides what they are.
         refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
         progress: show a progress bar.
 
@@ -220,10 +224,13 @@ class AcceleratedIHT(IHT):
         tol: float = 1e-5,
         step_scale: float = 1.0,
         batch: float = 1.0,
+        polish: bool = True,
         refit: bool = False,
         progress: bool = False,
     ) -> None:
-        super().__init__(max_iter=max_iter, tol=tol, step_scale=step_scale, batch=batch, refit=refit, progress=progress)
+        super().__init__(
+            max_iter=max_iter, tol=tol, step_scale=step_scale, batch=batch, polish=polish, refit=refit, progress=progress
+        )
         self.debias = debias
 
     @classmethod

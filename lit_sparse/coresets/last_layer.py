@@ -111,6 +111,7 @@ class LastLayerGradients(Projection):
     def _seen(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return what the layer gets, with a one at its end, (B, H + 1), and what it returns, (B, C)."""
         assert self._network is not None
+        entry(batch, self.label)  # so that what is no dict is told as such
         seen: list[tuple[Tensor, Tensor]] = []
         with (
             _evaluating(self._network),
@@ -154,9 +155,10 @@ class LastLayerGradients(Projection):
 @contextmanager
 def _evaluating(network: nn.Module) -> Iterator[None]:
     """Put a network into evaluation, and back."""
-    training = network.training
+    training = [module for module in network.modules() if module.training]  # parts may be frozen
     network.eval()
     try:
         yield
     finally:
-        network.train(training)
+        for module in training:
+            module.training = True

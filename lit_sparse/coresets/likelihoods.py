@@ -108,15 +108,17 @@ class PoissonLikelihood(Likelihood):
 
     def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
         slope = eta.sigmoid()
-        relative = torch.exp(nnf.logsigmoid(eta) - _log_rate(eta))  # of the rate's slope to the rate
+        high = eta > _lowest(eta)
+        relative = torch.where(high, slope / torch.where(high, _rate(eta), 1.0), 1.0)  # of the rate's slope to the rate
         bend = (-eta).sigmoid()
-        return target * relative - slope, target * relative * (bend - relative) - slope * bend
+        # The difference is negative, but for rounding, which many counts would make large.
+        return target * relative - slope, target * relative * (bend - relative).clamp_max(0) - slope * bend
 
     def mean(self, eta: Tensor) -> Tensor:  # noqa: D102
         return _rate(eta)
 
     def check(self, target: Tensor) -> Tensor:  # noqa: D102
-        wrong = target[(target < 0) | (target != target.round())]
+        wrong = target[(target < 0) | (target != target.round()) | target.isinf()]
         if len(wrong):
             raise DataError(f"Expected targets that are counts, 0 or more, but there is {float(wrong[0]):g}.")
         return target
@@ -127,5 +129,10 @@ def _rate(eta: Tensor) -> Tensor:
 
 
 def _log_rate(eta: Tensor) -> Tensor:
-    low = -36.0 if eta.dtype == torch.float64 else -16.0  # where ln(1 + e^eta) is e^eta but for rounding
+    low = _lowest(eta)
     return torch.where(eta > low, _rate(eta.clamp_min(low)).log(), eta)
+
+
+def _lowest(eta: Tensor) -> float:
+    """Return below which predictor ln(1 + e^eta) is e^eta but for rounding."""
+    return -36.0 if eta.dtype == torch.float64 else -16.0

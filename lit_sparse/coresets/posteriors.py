@@ -147,7 +147,7 @@ def laplace_posterior(
         max_iter: steps at most.
 
     Raises:
-        DataError: if features, targets or weights do not fit together, or are not finite.
+        DataError: if features, targets or weights do not fit together, are not finite, or a weight is negative.
     """
     features, target = features.double(), likelihood.check(target.double())
     prior = (GaussianPosterior.isotropic(features.shape[1]) if prior is None else prior).to(features)
@@ -160,6 +160,8 @@ def laplace_posterior(
     for name, values in (("features", features), ("target", target), ("weights", weights)):
         if not bool(values.isfinite().all()):
             raise DataError(f"Expected finite {name} but some of them are not.")
+    if bool((weights < 0).any()):
+        raise DataError(f"Expected weights that are not negative but there is {float(weights.min()):g}.")
     there = weights != 0
     data = (features[there], target[there], weights[there])
     theta = prior.mean.clone() if start is None else start.to(features)
@@ -189,7 +191,7 @@ def forward_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float
     excess = torch.linalg.solve_triangular(other.factor, across.mT, upper=False)  # L^-1 (S - S') L^-T
     values = torch.linalg.eigvalsh(0.5 * (excess + excess.mT)).clamp_min(-1.0)
     moved = torch.linalg.solve_triangular(other.factor, (mine.mean - other.mean).unsqueeze(-1), upper=False)
-    return 0.5 * float((values - values.log1p()).sum() + moved.square().sum())
+    return 0.5 * float(_less_log1p(values).sum() + moved.square().sum())
 
 
 def reverse_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
@@ -205,6 +207,12 @@ def symmetrized_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> f
 def map_distance(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
     """Return the Euclidean distance of the most probable parameters."""
     return float((full.mean - approximate.mean.to(full.mean)).norm())
+
+
+def _less_log1p(values: Tensor) -> Tensor:
+    """Return ``x - log(1 + x)``, by its series where the difference would lose its digits."""
+    series = values.square() * (1 / 2 - values * (1 / 3 - values * (1 / 4 - values * (1 / 5 - values * (1 / 6 - values / 7)))))
+    return torch.where(values.abs() < 1e-3, series, values - values.log1p())
 
 
 def _cholesky(matrix: Tensor) -> Tensor:

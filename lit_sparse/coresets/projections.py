@@ -161,10 +161,8 @@ class LogLikelihoodVectors(Projection):
         return entry(batch, self.features).double(), self.likelihood.check(entry(batch, self.target).double())
 
     def _all(self, examples: Examples) -> tuple[Tensor, Tensor]:
-        parts = [self._of(batch) for batch in examples.batches(self.batch_size)]
-        if not parts:
-            raise DataError("There are no examples to find a posterior of.")
-        return torch.cat([x for x, _ in parts]), self.likelihood.check(torch.cat([y for _, y in parts]))
+        features, target = _all(examples, self.batch_size, self.features, self.target)
+        return features, self.likelihood.check(target)
 
 
 class FunctionVectors(Projection):
@@ -206,7 +204,7 @@ class ExactGaussianVectors(Projection):
 
     def fit(self, examples: Examples) -> None:
         """Find the posterior of all examples."""
-        x = torch.cat([entry(batch, self.x).double() for batch in examples.batches(self.batch_size)])
+        (x,) = _all(examples, self.batch_size, self.x)
         posterior = gaussian_mean_posterior(x, prior=self.prior, covariance=self.covariance)
         noise = torch.eye(x.shape[1]).to(x) if self.covariance is None else self.covariance.to(x)
         factor = torch.linalg.cholesky(noise)
@@ -274,6 +272,14 @@ def entry(batch: Any, key: str) -> Tensor:
         raise ConfigurationError(f"Expected batches with the entry {key!r} but got {there}.")
     value: Tensor = batch[key]
     return value
+
+
+def _all(examples: Examples, batch_size: int, *keys: str) -> list[Tensor]:
+    """Return the entries (N, ...) of all examples, float64."""
+    parts = [[entry(batch, key).double() for key in keys] for batch in examples.batches(batch_size)]
+    if not parts:
+        raise DataError("There are no examples to find a posterior of.")
+    return [torch.cat(values) for values in zip(*parts, strict=True)]
 
 
 def _whitened(factor: Tensor, matrix: Tensor, *, left: bool = True) -> Tensor:

@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -60,6 +60,8 @@ class CoresetSelector(nn.Module, ABC):
 
     #: What the progress bar counts.
     counted = "iterations"
+    #: Whether weights end near the best ones of a search for them, and not at them.
+    approximate: ClassVar[bool] = False
 
     def __init__(self, *, refit: bool = False, progress: bool = False) -> None:
         super().__init__()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -15,15 +16,18 @@ from lit_sparse.coresets.vectors import ScaledVectors, Vectors, as_vectors
 
 __all__ = ["SparseVI"]
 
+#: Of the means of gradients and of their squares.
+DECAY, DECAY_2 = 0.9, 0.99
+
 Resample = Callable[[Tensor, Tensor, torch.Generator], Tensor | Vectors]
 
 
 class SparseVI(CoresetSelector):
     """Greedy selection in which the vectors are drawn anew from the posterior of the coreset in every step: slow by design.
 
-    Each of k rounds adds the example whose vector is most correlated with what is missing, then takes steps of ``1 / t``
-    along the gradient of the divergence of the posteriors in the weights, kept nonnegative. Gradients are divided by the
-    square of their vectors' lengths, the curvature of their own weight, for which steps of that size are made.
+    Each of k rounds adds the example whose vector is most correlated with what is missing, then takes steps of size ``1 / t``
+    along the gradient of the divergence of the posteriors in the weights, kept nonnegative. Steps are those of Adam, which does
+    not mind that some gradients are a thousand times as large as others.
 
     Args:
         resample: gives the vectors (N, S) at draws from the posterior of a coreset, given its indices (n,), its weights (n,)
@@ -40,6 +44,7 @@ class SparseVI(CoresetSelector):
     """
 
     counted = "examples"
+    approximate: ClassVar[bool] = True
 
     def __init__(
         self, resample: Resample | None = None, *, updates: int = 100, refit: bool = False, progress: bool = False
@@ -64,10 +69,14 @@ class SparseVI(CoresetSelector):
             if which not in support:
                 support.append(which)
                 weights = torch.cat([weights, weights.new_zeros(1)])
+            first, second = torch.zeros_like(weights), torch.zeros_like(weights)
             for t in range(1, self.updates + 1):
                 drawn = self._drawn(vectors, support, weights, generator)
-                gradient, curvature = self._gradient(drawn, support, weights)
-                weights = (weights + gradient / curvature / t).clamp_min(0)
+                gradient = drawn.correlate_some(self._at(support, drawn), self._residual(drawn, support, weights))
+                first, second = DECAY * first + (1 - DECAY) * gradient, DECAY_2 * second + (1 - DECAY_2) * gradient.square()
+                size = (second / (1 - DECAY_2**t)).sqrt()
+                step = first / (1 - DECAY**t) / torch.where(size > 0, size, 1.0)
+                weights = (weights + step / t).clamp_min(0)
             made = vectors.combine(self._at(support, vectors), weights)
             trace.append(float((target - made.double()).square().sum()))
         return Selection(self._at(support, vectors), weights, trace)
@@ -86,13 +95,6 @@ class SparseVI(CoresetSelector):
         at = self._at(support, drawn)
         cosines[at] = cosines[at].abs()
         return int(cosines.argmax())
-
-    def _gradient(self, drawn: Vectors, support: list[int], weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the direction of descent (n,), and the curvature along each weight."""
-        at = self._at(support, drawn)
-        gradient = drawn.correlate_some(at, self._residual(drawn, support, weights))
-        curvature = drawn.rows(at).square().sum(1)
-        return gradient, torch.where(curvature > 0, curvature, 1.0)
 
     def _residual(self, drawn: Vectors, support: list[int], weights: Tensor) -> Tensor:
         total = drawn.total.to(drawn.dtype)

@@ -38,7 +38,8 @@ class CoresetDataModule(ResumableDataModule):
 
     Batches are the other's, with ``weight`` (B,) beside what they hold: how many examples each stands for, in units in which
     the mean over the coreset of weight times loss is the coreset's estimate of the mean loss of all examples. The package's
-    models weigh their losses by it. Validation, test and prediction, and everything else that is asked of the data, are the other's.
+    models weigh their losses by it. Validation, test and prediction, and everything else that is asked of the data, are the
+    other's.
 
     The coreset is part of checkpoints: a resumed run goes on with it. It is written to ``coreset.npz`` in the run folder. Of
     several processes each makes the vectors of its share of the examples.
@@ -219,7 +220,7 @@ class CoresetDataModule(ResumableDataModule):
             raise DataError(f"Expected a vector for each of the {size} training examples but got {vectors.shape[0]}.")
         generator = torch.Generator().manual_seed(self.seed)
         if self.stratify is None:
-            coreset = self.selector(vectors, k, generator).to("cpu")
+            coreset: Coreset = self.selector(vectors, k, generator).to("cpu")
         else:
             classes = torch.cat([entry(batch, self.stratify) for batch in examples.batches(1024)])
             coreset = select_by_group(self.selector, vectors, k, classes, generator).to("cpu")
@@ -227,7 +228,8 @@ class CoresetDataModule(ResumableDataModule):
             raise DataError("The selected coreset is empty: the vectors' sum is zero, so no examples stand for it. Use others.")
         if self.trainer is None:
             return coreset
-        first: Coreset = self.trainer.strategy.broadcast(coreset)  # should vectors be drawn, and not alike
+        # Should vectors be drawn, and not alike, those of the first process count.
+        first: Coreset = self.trainer.strategy.broadcast(coreset)
         return first
 
     def _projected(self, projection: Projection, examples: Examples) -> Vectors:

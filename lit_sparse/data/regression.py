@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zipfile
+import zlib
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ from lit_sparse.nn import RadialBases
 __all__ = ["RegressionDataModule", "SyntheticRegressionDataModule", "Table", "TableDataModule"]
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
+#: What readers raise for files that hold something else, or no more than a part.
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error)
 FAMILIES = ("normal", "logistic", "poisson")
 
 
@@ -28,7 +32,7 @@ class Table:
     """Some rows.
 
     Attributes:
-        features: (N, D) float32.
+        features: (N, D) float32, or float64 before they are prepared.
         target: (N,) float32.
     """
 
@@ -291,11 +295,18 @@ class TableDataModule(RegressionDataModule):
         readers = {".npz": self._from_npz, ".csv": self._from_csv}
         try:
             arrays = readers.get(Path(name).suffix, self._from_libsvm)(path)
-        except (OSError, ValueError, KeyError) as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"{str(path)!r} cannot be read as {Path(name).suffix or 'LIBSVM'} data: {error}") from error
-        return {split: self._table(x, y) for split, (x, y) in arrays.items()}
+            tables = {split: self._table(x, y) for split, (x, y) in arrays.items()}
+        except DataError:
+            raise
+        except UNREADABLE as error:
+            kind = Path(name).suffix if Path(name).suffix in readers else "LIBSVM"
+            raise DataError(f"{str(path)!r} cannot be read as {kind} data: {error}") from error
+        if not len(tables["train"]):
+            raise DataError(f"{str(path)!r} holds no rows.")
+        widths = {split: table.features.shape[1] for split, table in tables.items()}
+        if len(set(widths.values())) > 1:
+            raise DataError(f"Expected as many features in all rows of {str(path)!r} but got {widths}.")
+        return tables
 
     def _table(self, features: np.ndarray, target: np.ndarray) -> Table:
         x = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float64))
@@ -304,10 +315,10 @@ class TableDataModule(RegressionDataModule):
             if not bool((y > 0).all()):
                 raise DataError("Expected positive targets with `log_target` but some of them are not.")
             y = y.log()
-        return Table((x[:, :-1] if self.drop_last else x).float(), y.float())
+        return Table(x[:, :-1] if self.drop_last and x.ndim == 2 else x, y.float())
 
     def _from_npz(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaves broken ones open
             for name in (self.features, self.target):
                 if name not in file:
                     raise DataError(f"There is no array {name!r} in {str(path)!r} but {', '.join(file.files)}.")

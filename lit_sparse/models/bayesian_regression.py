@@ -29,16 +29,16 @@ class _HasRows(Protocol):
 class BayesianRegression(LitSparseModule):
     """Linear predictor with a normal prior of its coefficients theta, and a posterior of them.
 
-    The loss of a minibatch of N examples' log-likelihoods L_i, with the weights w_i of a coreset where the data have some, is an
-    estimate in nats an example of
+    With the log-likelihoods L_i of N examples, and the weights w_i of a coreset where the data have some, the loss of a
+    minibatch is an estimate, in nats an example, of
 
     - ``-(sum_i w_i L_i(theta) + log prior(theta)) / N``, for ``fit="map"`` and ``"laplace"``; the latter then takes the
       negative Hessian of the same at the coefficients for the precision of a normal posterior, before each validation;
     - ``(KL(q || prior) - sum_i w_i E_q L_i) / N`` for ``"variational"``, where q is normal with any covariance and the
       expectation is that of the predictor's own normal distribution, by draws.
 
-    Logged: ``nll``, of the posterior's mean prediction in validation and test; ``squared_error``, of the predicted mean; and
-    ``accuracy``, with two classes.
+    Logged: ``nll``, of the posterior predictive distribution in validation and test; ``squared_error``, of the predicted mean;
+    and ``accuracy``, with two classes.
 
     Batches are dicts of ``features`` (B, D), ``target`` (B,) and ``index`` (B,).
 
@@ -59,7 +59,8 @@ class BayesianRegression(LitSparseModule):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: the models are those of Zhang et al. (2021), Bayesian Coresets, section 5; MacKay (1992) for Laplace's approximation.
+    Source: the models are those of Zhang et al. (2021), Bayesian Coresets, section 5; Laplace's approximation that of MacKay
+    (1992).
 
     Example:
         >>> from lit_sparse.coresets import NormalLikelihood
@@ -87,9 +88,7 @@ class BayesianRegression(LitSparseModule):
     ) -> None:
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         if not isinstance(likelihood, Likelihood):
-            raise ConfigurationError(
-                f"Expected argument `likelihood` to be a Likelihood of lit_sparse.coresets but got {likelihood!r}."
-            )
+            raise ConfigurationError(f"Expected argument `likelihood` to be a Likelihood but got {likelihood!r}.")
         self.likelihood = likelihood
         self.in_features = check_count("in_features", in_features)
         self.fit = check_choice("fit", fit, FITS)
@@ -102,6 +101,7 @@ class BayesianRegression(LitSparseModule):
         if fit == "variational":
             self.factor = nn.Parameter(torch.eye(in_features) * math.sqrt(self.prior_variance))
         elif fit == "laplace":
+            self.covariance: Tensor
             self.register_buffer("covariance", torch.eye(in_features) * self.prior_variance)
         if not isinstance(likelihood, LogisticLikelihood):
             for means in (self.train_means, self.val_means, self.test_means):
@@ -146,14 +146,11 @@ class BayesianRegression(LitSparseModule):
             losses = self.weighted(nll, batch) + self._penalty() / self._size(len(target))
         else:
             losses = nll = self._predictive_nll(features, eta, target, batch["index"])
-        mean = self._predicted(features, eta.detach())
-        examples = {
-            "loss": losses,
-            "nll": nll,
-            "squared_error": (mean - target.clamp_min(0) if self._classes else mean - target).square(),
-        }
+        mean = self.likelihood.mean(eta.detach())
+        wanted = (target > 0).to(mean.dtype) if self._classes else target
+        examples = {"loss": losses, "nll": nll, "squared_error": (mean - wanted).square()}
         if self._classes:
-            examples["accuracy"] = (mean > 0.5).eq(target > 0).to(mean.dtype)
+            examples["accuracy"] = (mean > 0.5).eq(wanted > 0).to(mean.dtype)
         return StepOutput(losses.mean(), examples=examples)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
@@ -161,7 +158,7 @@ class BayesianRegression(LitSparseModule):
         features = batch["features"]
         eta = self(features)
         deviation = torch.zeros_like(eta) if self.fit == "map" else self._deviation(features)
-        return {"index": batch["index"], "mean": self._predicted(features, eta), "eta": eta, "eta_std": deviation}
+        return {"index": batch["index"], "mean": self.likelihood.mean(eta), "eta": eta, "eta_std": deviation}
 
     def on_validation_epoch_start(self) -> None:
         """Find the curvature that Laplace's approximation needs."""
@@ -178,9 +175,7 @@ class BayesianRegression(LitSparseModule):
         """
         data = getattr(self.trainer, "datamodule", None)
         if not _has_rows(data):
-            raise ConfigurationError(
-                "`fit: laplace` goes through the training examples: train with a data module of lit_sparse."
-            )
+            raise ConfigurationError("`fit: laplace` goes through the training data: train with a data module of lit_sparse.")
         share = torch.arange(data.size("train"))[self.global_rank :: self.trainer.world_size]
         precision = torch.zeros(self.in_features, self.in_features, dtype=torch.float64, device=self.device)
         for start in range(0, len(share), 4096):
@@ -201,15 +196,15 @@ class BayesianRegression(LitSparseModule):
 
     def _covariance(self) -> Tensor:
         if self.fit == "laplace":
-            covariance: Tensor = self.covariance
-            return covariance
+            return self.covariance
         factor = self.factor.tril()
         return factor @ factor.mT
 
     def _deviation(self, features: Tensor) -> Tensor:
         """Return the standard deviation (B,) of the predictor."""
         if self.fit == "variational":
-            return (features @ self.factor.tril()).norm(dim=1)
+            deviation: Tensor = torch.linalg.vector_norm(features @ self.factor.tril(), dim=1)
+            return deviation
         return ((features @ self._covariance()) * features).sum(1).clamp_min(0).sqrt()
 
     def _drawn(self, features: Tensor, eta: Tensor, index: Tensor) -> Tensor:
@@ -222,10 +217,6 @@ class BayesianRegression(LitSparseModule):
     def _predictive_nll(self, features: Tensor, eta: Tensor, target: Tensor, index: Tensor) -> Tensor:
         drawn = self._drawn(features, eta, index)
         return math.log(drawn.shape[1]) - self.likelihood.log_prob(drawn, target.unsqueeze(1)).logsumexp(1)
-
-    def _predicted(self, features: Tensor, eta: Tensor) -> Tensor:
-        """Return the mean (B,) of the target at the mean of the coefficients."""
-        return self.likelihood.mean(eta)
 
     def _penalty(self) -> Tensor:
         """Return what the prior adds to the loss of all examples."""

@@ -9,14 +9,17 @@ Example:
 from lit_sparse.testing.discovery import concrete_subclasses
 from lit_sparse.testing.estimators import ESTIMATOR_CHECKS, check_estimator
 from lit_sparse.testing.mappings import MAPPING_CHECKS, check_mapping
+from lit_sparse.testing.selectors import SELECTOR_CHECKS, check_selector
 from lit_sparse.testing.structures import STRUCTURE_CHECKS, check_structure
 
 __all__ = [
     "ESTIMATOR_CHECKS",
     "MAPPING_CHECKS",
+    "SELECTOR_CHECKS",
     "STRUCTURE_CHECKS",
     "check_estimator",
     "check_mapping",
+    "check_selector",
     "check_structure",
     "concrete_subclasses",
 ]

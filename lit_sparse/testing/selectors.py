@@ -1,0 +1,174 @@
+"""The shared tester of coreset selectors: what every selector promises, as functions that raise when it is not so."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import torch
+from torch import Tensor
+
+from lit_sparse.coresets import BlockVectors, Coreset, CoresetSelector
+from lit_sparse.errors import DataError
+from lit_sparse.testing.promises import Promises, refuses
+
+__all__ = ["SELECTOR_CHECKS", "check_selector"]
+
+#: Name -> check. Each takes a selector and raises an AssertionError.
+SELECTOR_CHECKS: Promises[CoresetSelector] = Promises()
+
+SIZE, DRAWS = 60, 12
+
+
+def check_selector(selector: CoresetSelector) -> None:
+    """Run every check on a selector.
+
+    Raises:
+        AssertionError: naming the promise that was broken.
+
+    Example:
+        >>> from lit_sparse.coresets import GIGA
+        >>> check_selector(GIGA())
+    """
+    SELECTOR_CHECKS.hold_for(selector)
+
+
+def _vectors(seed: int = 0, size: int = SIZE, shift: float = 0.5) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(size, DRAWS, generator=generator, dtype=torch.float64)
+    return vectors * torch.rand(size, 1, generator=generator, dtype=torch.float64) + shift / DRAWS
+
+
+def _select(selector: CoresetSelector, vectors: Tensor | BlockVectors, k: int) -> Coreset:
+    coreset = selector(vectors, k, torch.Generator().manual_seed(7))
+    assert isinstance(coreset, Coreset), f"expected a Coreset but got {type(coreset).__name__}"
+    return coreset
+
+
+def _distance(vectors: Tensor, coreset: Coreset) -> float:
+    weights = coreset.dense().to(vectors)
+    return float((vectors.double().sum(0) - weights.double() @ vectors.double()).square().sum())
+
+
+@SELECTOR_CHECKS.add
+def _feasible(selector: CoresetSelector) -> None:
+    """At most k examples, ascending, with positive weights, and the objective that these have."""
+    for k in (1, 2, 5, DRAWS, 20, SIZE):
+        vectors = _vectors(k)
+        coreset = _select(selector, vectors, k)
+        assert len(coreset) <= k, f"expected at most {k} examples but got {len(coreset)}"
+        assert coreset.size == SIZE
+        assert coreset.indices.dtype == torch.int64
+        assert bool((coreset.weights > 0).all()), "weights are positive"
+        expected = _distance(vectors, coreset)
+        whole = float(vectors.sum(0).square().sum())
+        assert abs(coreset.objective - expected) <= 1e-9 * whole, f"the objective is {expected}, not {coreset.objective}"
+
+
+@SELECTOR_CHECKS.add
+def _repeatable(selector: CoresetSelector) -> None:
+    """The same generator gives the same coreset, and nothing of torch's own randomness is used beside it."""
+    before = torch.random.get_rng_state()
+    one, two = (_select(selector, _vectors(), 9) for _ in range(2))
+    assert torch.equal(one.indices, two.indices)
+    assert torch.equal(one.weights, two.weights)
+    assert torch.equal(before, torch.random.get_rng_state()), "torch's own generator was used"
+
+
+@SELECTOR_CHECKS.add
+def _scale(selector: CoresetSelector) -> None:
+    """Weights do not depend on the unit of the vectors, however small or large, in float64 and float32."""
+    for dtype in (torch.float64, torch.float32):
+        vectors = _vectors().to(dtype)
+        expected = _select(selector, vectors, 9)
+        for scale in (2.0**-40, 2.0**40):
+            found = _select(selector, vectors * scale, 9)
+            assert torch.equal(expected.indices, found.indices), f"scale {scale} selects others"
+            torch.testing.assert_close(found.weights, expected.weights, rtol=1e-4, atol=1e-6)
+
+
+@SELECTOR_CHECKS.add
+def _blocks(selector: CoresetSelector) -> None:
+    """Vectors that are made in blocks give the coreset of vectors in memory."""
+    vectors = _vectors()
+    expected = _select(selector, vectors, 9)
+    found = _select(selector, BlockVectors(lambda indices: vectors[indices], SIZE, block_size=17), 9)
+    assert torch.equal(expected.indices, found.indices)
+    torch.testing.assert_close(found.weights, expected.weights, rtol=1e-6, atol=1e-8)
+
+
+@SELECTOR_CHECKS.add
+def _types(selector: CoresetSelector) -> None:
+    """Half precision, non-contiguous vectors and such that need a gradient; inputs are not changed."""
+    vectors = _vectors()
+    for given in (
+        vectors.float(),
+        vectors.bfloat16(),
+        vectors.half(),
+        vectors.mT.contiguous().mT,
+        vectors.clone().requires_grad_(),
+    ):
+        kept = given.detach().clone()
+        coreset = _select(selector, given, 9)
+        assert not coreset.weights.requires_grad
+        assert torch.equal(kept, given.detach()), "the vectors were changed"
+        whole = float(kept.double().sum(0).square().sum())
+        assert abs(coreset.objective - _distance(kept.double(), coreset)) <= 1e-4 * whole
+
+
+@SELECTOR_CHECKS.add
+def _awkward(selector: CoresetSelector) -> None:
+    """Vectors that are zero, equal, opposite or one alone give a coreset that can be used."""
+    vectors = _vectors()
+    zeros = torch.cat([torch.zeros(5, DRAWS, dtype=torch.float64), vectors])
+    equal = vectors[:1].repeat(8, 1)
+    for name, given in (("zero", zeros), ("equal", equal), ("one", vectors[:1]), ("long", 1e3 * equal + vectors[:8])):
+        k = min(4, len(given))
+        coreset = _select(selector, given, k)
+        assert len(coreset) <= k, name
+        assert bool(coreset.weights.isfinite().all()), name
+        assert abs(coreset.objective - _distance(given, coreset)) <= 1e-8 * float(given.sum(0).square().sum()), name
+    alone = _select(selector, vectors[:1], 1)
+    share = 1e-2 if selector.approximate else 1e-9
+    assert alone.objective <= share * float(vectors[0].square().sum()), "one example stands for itself"
+    opposite = torch.cat([vectors, -vectors])
+    assert bool(_select(selector, opposite, 4).weights.isfinite().all()), "a sum of zero"
+
+
+@SELECTOR_CHECKS.add
+def _refuses(selector: CoresetSelector) -> None:
+    """Bad input is told apart and named."""
+    vectors = _vectors()
+    for k in (0, -1, 2.5, True):
+        refuses(lambda k=k: selector(vectors, k), "`k`")  # type: ignore[misc]
+    refuses(lambda: selector(vectors, SIZE + 1), f"at most {SIZE}")
+    for given in (vectors[0], vectors.long(), [[1.0]]):
+        refuses(lambda given=given: selector(given, 1), "`vectors`")  # type: ignore[misc]
+    broken = vectors.clone()
+    broken[17, 3] = torch.nan
+    infinite = vectors.clone()
+    infinite[4, 0] = torch.inf
+    for given, words in (
+        (broken, "example 17"),
+        (infinite, "example 4"),
+        (torch.zeros_like(vectors), "zero"),
+        (vectors[:0], "at least one example"),
+    ):
+        try:
+            found = selector(given, 1)
+        except DataError as error:
+            assert words in str(error) or len(given) == 0, f"the message should name {words!r} but is: {error}"
+        except ValueError as error:
+            assert len(given) == 0, f"expected a DataError but got {error!r}"
+        else:
+            raise AssertionError(f"expected a DataError about {words!r} but got {found}")
+
+
+@SELECTOR_CHECKS.add
+def _module(selector: CoresetSelector) -> None:
+    """It can be pickled, copied and printed, and has no state."""
+    for other in (pickle.loads(pickle.dumps(selector)), copy.deepcopy(selector)):
+        assert repr(other) == repr(selector)
+        assert torch.equal(_select(other, _vectors(), 9).indices, _select(selector, _vectors(), 9).indices)
+    assert type(selector).__name__ in repr(selector)
+    assert not selector.state_dict()

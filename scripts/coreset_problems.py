@@ -1,0 +1,204 @@
+"""Problems that coresets are compared on: data, vectors, and the posterior of any weights; used by other scripts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lit_sparse.coresets import (
+    ExactGaussianVectors,
+    Examples,
+    GaussianPosterior,
+    Likelihood,
+    LogisticLikelihood,
+    LogLikelihoodVectors,
+    PoissonLikelihood,
+)
+from lit_sparse.coresets.posteriors import gaussian_mean_posterior, laplace_posterior, linear_posterior
+from lit_sparse.coresets.projections import linear_covariance, vectors_of_covariance
+from lit_sparse.data import RegressionDataModule, SyntheticRegressionDataModule, TableDataModule
+from lit_sparse.nn import RadialBases
+
+__all__ = ["PROBLEMS", "Problem", "make"]
+
+Resample = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+
+
+class Problem(ABC):
+    """One draw of a problem: a seed decides data and vectors, as far as they are random."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    @cached_property
+    @abstractmethod
+    def vectors(self) -> Tensor:
+        """(N, S) float64."""
+
+    @abstractmethod
+    def posterior(self, weights: Tensor) -> GaussianPosterior:
+        """The posterior of weights (N,)."""
+
+    @cached_property
+    def full(self) -> GaussianPosterior:
+        """The posterior of all examples."""
+        return self.posterior(torch.ones(len(self.vectors), dtype=torch.float64))
+
+    @abstractmethod
+    def resample(self) -> Resample:
+        """Give the vectors at a coreset's posterior, for SparseVI."""
+
+
+class GaussianMean(Problem):
+    """A normal mean in 200 dimensions, 600 draws: theta ~ N(0, I), x ~ N(theta, I); exact vectors."""
+
+    def __init__(self, seed: int, features: int = 200, size: int = 600) -> None:
+        super().__init__(seed)
+        generator = torch.Generator().manual_seed(seed)
+        theta = torch.randn(features, generator=generator, dtype=torch.float64)
+        self.x = theta + torch.randn(size, features, generator=generator, dtype=torch.float64)
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        return ExactGaussianVectors()(Examples.of(features=self.x))
+
+    def posterior(self, weights: Tensor) -> GaussianPosterior:
+        return gaussian_mean_posterior(self.x, weights)
+
+    def resample(self) -> Resample:
+        def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
+            """Exact too: nothing is drawn."""
+            posterior = gaussian_mean_posterior(self.x[indices], weights)
+            values, turns = torch.linalg.eigh(posterior.covariance)
+            moved = (self.x - posterior.mean) @ (turns * values.clamp_min(0).sqrt())
+            return torch.cat([moved, torch.full((len(moved), 1), float((0.5 * values.square().sum()).sqrt())).to(moved)], 1)
+
+        return vectors
+
+
+class Radial(Problem):
+    """Radial basis regression of log prices on 1,000 places of a map; exact vectors."""
+
+    def __init__(self, seed: int, path: Path) -> None:
+        super().__init__(seed)
+        data = TableDataModule(
+            str(path),
+            features="longitude,latitude",
+            target="medianHouseValue",
+            log_target=True,
+            bases=RadialBases(),
+            intercept=False,
+            train_size=1000,
+            seed=seed,
+        )
+        data.setup()
+        self.features, self.target = rows_of(data)
+        plain = TableDataModule(
+            str(path), features="longitude,latitude", target="medianHouseValue", intercept=False, train_size=1000, seed=seed
+        )
+        plain.setup()
+        self.places = rows_of(plain)[0]
+        self.centres = RadialBases().centres(self.places, torch.Generator().manual_seed(seed))
+        self.prior = GaussianPosterior.isotropic(
+            self.features.shape[1], float(self.target.square().mean()), float(self.target.mean())
+        )
+        self.variance = float(self.target.var())
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        full = linear_posterior(self.features, self.target, prior=self.prior, variance=self.variance)
+        return vectors_of_covariance(linear_covariance(self.features, self.target, full, self.variance))
+
+    def posterior(self, weights: Tensor) -> GaussianPosterior:
+        return linear_posterior(self.features, self.target, weights, prior=self.prior, variance=self.variance)
+
+    def resample(self) -> Resample:
+        def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
+            posterior = linear_posterior(
+                self.features[indices], self.target[indices], weights, prior=self.prior, variance=self.variance
+            )
+            return vectors_of_covariance(linear_covariance(self.features, self.target, posterior, self.variance))
+
+        return vectors
+
+
+class Regression(Problem):
+    """Logistic or Poisson regression with a standard normal prior; vectors at 500 draws of the Laplace posterior."""
+
+    def __init__(self, seed: int, likelihood: Likelihood, data: RegressionDataModule, draws: int = 500) -> None:
+        super().__init__(seed)
+        data.setup()
+        self.likelihood = likelihood
+        self.features, target = rows_of(data)
+        self.target = likelihood.check(target)
+        self.projection = LogLikelihoodVectors(likelihood, draws, seed=seed)
+
+    @property
+    def examples(self) -> Examples:
+        return Examples.of(features=self.features, target=self.target)
+
+    @cached_property
+    def vectors(self) -> Tensor:
+        return self.projection(self.examples)
+
+    def posterior(self, weights: Tensor) -> GaussianPosterior:
+        return laplace_posterior(self.likelihood, self.features, self.target, weights)
+
+    def resample(self) -> Resample:
+        return self.projection.weighted(self.examples)
+
+
+class Rows(TableDataModule):
+    """The training rows of a file, all of them and in their order."""
+
+    def setup(self, stage: str | None = None) -> None:
+        tables = self.load()
+        inputs = tables["train"].features.double()
+        mean, deviation = inputs.mean(0), torch.cov(inputs.mT).reshape(inputs.shape[1], inputs.shape[1])
+        values, turns = torch.linalg.eigh(deviation)
+        kept = values > 1e-9 * values[-1]
+        inputs = (inputs - mean) @ (turns[:, kept] * values[kept].rsqrt())
+        self.rows = torch.cat([inputs, torch.ones(len(inputs), 1).double()], 1), tables["train"].target.double()
+
+
+def rows_of(data: RegressionDataModule) -> tuple[Tensor, Tensor]:
+    """Return the training features (N, D) and targets (N,), float64."""
+    if isinstance(data, Rows):
+        return data.rows
+    batch = data.fetch("train", 0, torch.arange(data.size("train")))
+    return batch["features"].double(), batch["target"].double()
+
+
+def _file(likelihood: Likelihood, name: str) -> Callable[[int, Path], Problem]:
+    return lambda seed, folder: Regression(seed, likelihood, Rows(str(folder / name), drop_last="libsvm" not in name))
+
+
+def _synthetic(seed: int, folder: Path) -> Problem:
+    data = SyntheticRegressionDataModule("logistic", size=9002, val_size=1, test_size=1, seed=seed)
+    return Regression(seed, LogisticLikelihood(), data)
+
+
+#: Name -> what makes a draw of it, from a seed and the folder of the data.
+PROBLEMS: dict[str, Callable[[int, Path], Problem]] = {
+    "gaussian": lambda seed, folder: GaussianMean(seed),
+    "rbf": lambda seed, folder: Radial(seed, folder / "cal_housing.csv.gz"),
+    "synth_lr": _file(LogisticLikelihood(), "synth_lr.npz"),
+    "phishing": _file(LogisticLikelihood(), "phishing_pca_500.npz"),
+    "ds1": _file(LogisticLikelihood(), "ds1_pca_500.npz"),
+    "synth_poiss": _file(PoissonLikelihood(), "synth_poiss.npz"),
+    "biketrips": _file(PoissonLikelihood(), "biketrips.npz"),
+    "airportdelays": _file(PoissonLikelihood(), "airportdelays.npz"),
+    "large_synthetic": _synthetic,
+    "large_phishing": _file(LogisticLikelihood(), "phishing.libsvm.gz"),
+}
+
+
+def make(name: str, seed: int, folder: Path) -> Problem:
+    """Return a draw of a problem; data are in the folder, or in one beside it."""
+    where = folder.parent / "california_housing" if name == "rbf" and not (folder / "cal_housing.csv.gz").is_file() else folder
+    return PROBLEMS[name](seed, where)

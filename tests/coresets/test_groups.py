@@ -1,0 +1,98 @@
+"""Selection within groups: whose shares, and that each group's part is a coreset of that group."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lit_sparse.coresets import AcceleratedIHT, BlockVectors, NonnegativeOMP, Uniform, select_by_group
+from lit_sparse.errors import ConfigurationError
+
+SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=9)
+
+
+def labels(sizes: list[int], seed: int = 0) -> torch.Tensor:
+    groups = torch.repeat_interleave(3 * torch.arange(len(sizes)) - 4, torch.tensor(sizes))
+    return groups[torch.randperm(len(groups), generator=torch.Generator().manual_seed(seed))]
+
+
+@given(sizes=SIZES, data=st.data())
+@settings(max_examples=150, deadline=None)
+def test_shares(sizes: list[int], data: st.DataObject) -> None:
+    """They add up to k; each has at least one, at most all, and within one of its proportion where no group is too small."""
+    total = sum(sizes)
+    k = data.draw(st.integers(len(sizes), total))
+    groups = labels(sizes)
+    coreset = select_by_group(Uniform(), torch.ones(total, 1), k, groups, torch.Generator().manual_seed(1))
+    names, shares = torch.unique(groups[coreset.indices], return_counts=True)
+    assert names.tolist() == groups.unique().tolist()
+    found = shares.tolist()
+    assert sum(found) == k == len(coreset)
+    assert all(1 <= share <= size for share, size in zip(found, sizes, strict=True))
+    exact = [Fraction(k * size, total) for size in sizes]
+    if min(exact) >= 1:
+        assert all(abs(share - its) < 1 for share, its in zip(found, exact, strict=True))
+    pairs = sorted(zip(sizes, found, strict=True))
+    assert all(share <= other for (size, share), (bigger, other) in zip(pairs, pairs[1:], strict=False) if size < bigger)
+    for name, size in zip(names, sizes, strict=True):
+        assert float(coreset.weights[groups[coreset.indices] == name].sum()) == pytest.approx(size, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "k", "shares"),
+    [
+        ([2, 8], 5, [1, 4]),
+        ([100, 900], 100, [10, 90]),
+        ([1, 1, 98], 10, [1, 1, 8]),
+        ([1, 999], 1000, [1, 999]),
+        ([5, 5, 5], 3, [1, 1, 1]),
+        ([5, 5, 5], 4, [2, 1, 1]),
+        ([7], 4, [4]),
+    ],
+)
+def test_shares_by_hand(sizes: list[int], k: int, shares: list[int]) -> None:
+    groups = labels(sizes)
+    coreset = select_by_group(Uniform(), torch.ones(len(groups), 1), k, groups)
+    assert torch.unique(groups[coreset.indices], return_counts=True)[1].tolist() == shares
+
+
+@pytest.mark.parametrize("selector", [NonnegativeOMP(), AcceleratedIHT()], ids=repr)
+@pytest.mark.parametrize("blocks", [False, True])
+def test_each_part_is_the_coreset_of_its_group(selector: torch.nn.Module, blocks: bool) -> None:
+    vectors = torch.randn(60, 12, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    groups = labels([20, 30, 10])
+    given = BlockVectors(lambda indices: vectors[indices], 60, block_size=7) if blocks else vectors
+    union = select_by_group(selector, given, 12, groups)  # type: ignore[arg-type]
+    objective = 0.0
+    for name, share in zip(groups.unique(), (4, 6, 2), strict=True):
+        members = (groups == name).nonzero().squeeze(1)
+        alone = selector(vectors[members], share)
+        mine = groups[union.indices] == name
+        assert torch.equal(union.indices[mine], members[alone.indices])
+        torch.testing.assert_close(union.weights[mine], alone.weights, rtol=1e-9, atol=1e-12)
+        objective += float((vectors[members].sum(0) - union.weights[mine] @ vectors[union.indices[mine]]).square().sum())
+    assert union.objective == pytest.approx(objective, rel=1e-9)
+    assert union.size == 60
+    assert len(union.trace) == 0
+    assert bool((union.indices.diff() > 0).all())
+
+
+def test_generators_decide() -> None:
+    vectors, groups = torch.randn(40, 3, generator=torch.Generator().manual_seed(0)), labels([20, 20])
+    drawn = [select_by_group(Uniform(), vectors, 6, groups, torch.Generator().manual_seed(seed)).indices for seed in (1, 1, 2)]
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_what_cannot_be_shared() -> None:
+    vectors = torch.randn(6, 2)
+    for k in (1, 7, 0, -1):
+        with pytest.raises(ConfigurationError, match=rf"`k` in 2, the groups, \.\. 6 but got {k}\."):
+            select_by_group(Uniform(), vectors, k, torch.tensor([0, 0, 0, 1, 1, 1]))
+    for groups in (torch.zeros(5), torch.zeros(6, 1)):
+        with pytest.raises(ConfigurationError, match="a group for each of 6 examples"):
+            select_by_group(Uniform(), vectors, 3, groups)

@@ -1,0 +1,102 @@
+"""Vectors in memory, in blocks and on two processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lit_sparse.coresets import AcceleratedIHT, BlockVectors, DenseVectors, NonnegativeOMP
+from lit_sparse.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.process
+def test_two_processes_select_what_one_does(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.coresets.two_processes"]
+    running = [
+        subprocess.Popen(
+            [*command, str(rank), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for process in running:
+        out, err = process.communicate(timeout=200)
+        assert process.returncode == 0, err[-4000:]
+        assert "same" in out
+
+
+def test_any_device_selects_what_the_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the paths of other devices, in plain torch, which a test can take here."""
+    from lit_sparse.coresets import vectors as module
+
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randn(80, 25, generator=generator, dtype=torch.float64) + 0.1
+
+    class Elsewhere(DenseVectors):
+        """Vectors that do not know that they are on the CPU."""
+
+        def correlate_some(self, indices: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
+            return self.rows(indices) @ direction
+
+        def combine(self, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+            return weights @ self.rows(indices)
+
+        def correlate_roughly(self, direction: torch.Tensor) -> tuple[torch.Tensor, float]:
+            return self.correlate(direction), 0.0
+
+    assert module.DenseVectors is DenseVectors
+    for selector in (AcceleratedIHT(debias=True), NonnegativeOMP()):
+        here, there = selector(given, 12), selector(Elsewhere(given), 12)
+        assert torch.equal(here.indices, there.indices)
+        torch.testing.assert_close(here.weights, there.weights)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_cuda_selects_what_the_cpu_does() -> None:
+    given = torch.randn(80, 25, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.1
+    for selector in (AcceleratedIHT(debias=True), NonnegativeOMP()):
+        here, there = selector(given, 12), selector(given.cuda(), 12)
+        assert torch.equal(here.indices, there.indices.cpu())
+        torch.testing.assert_close(here.weights, there.weights.cpu())
+
+
+def test_vectors_in_a_file_are_not_copied(tmp_path: Path) -> None:
+    path = tmp_path / "vectors.npy"
+    np.save(path, np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32))
+    mapped = torch.from_numpy(np.load(path, mmap_mode="c"))
+    vectors = DenseVectors(mapped)
+    assert vectors.vectors.data_ptr() == mapped.data_ptr()
+    assert len(NonnegativeOMP()(vectors, 8)) <= 8
+
+
+def test_blocks_are_made_when_they_are_looked_at_and_not_kept() -> None:
+    given = torch.randn(100, 6, dtype=torch.float64)
+    largest: list[int] = []
+
+    def rows(indices: torch.Tensor) -> torch.Tensor:
+        largest.append(len(indices))
+        return given[indices]
+
+    vectors = BlockVectors(rows, 100, block_size=32)
+    torch.testing.assert_close(vectors.correlate(torch.ones(6, dtype=torch.float64)), given.sum(1))
+    torch.testing.assert_close(vectors.total, given.sum(0))
+    torch.testing.assert_close(vectors.norms, given.norm(dim=1))
+    assert max(largest) == 32
+    with pytest.raises(ConfigurationError, match="4, 6"):
+        BlockVectors(lambda indices: given[: min(len(indices), 1)], 100).rows(torch.arange(4))
+
+
+def test_rough_products_find_the_exact_best_one() -> None:
+    """Two nearly equal candidates that float32 cannot tell apart."""
+    generator = torch.Generator().manual_seed(0)
+    given = torch.randn(300, 40, generator=generator, dtype=torch.float64)
+    given[7] = given.sum(0) + 1e-11 * torch.randn(40, generator=generator, dtype=torch.float64)
+    given[8] = given[7] * (1 + 1e-12) + 1e-11 * torch.randn(40, generator=generator, dtype=torch.float64)
+    exact = given @ given.sum(0) / given.norm(dim=1)
+    assert NonnegativeOMP()(given, 1).indices.item() == int(exact.argmax())

@@ -1,0 +1,48 @@
+"""What each of two processes runs: select from its share of vectors, and compare with all of them."""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import torch.distributed as dist
+
+from lit_sparse.coresets import CoresetSelector, ShardedVectors, select_by_group
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.testing import concrete_subclasses
+
+
+def main(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(101, 30, generator=generator, dtype=torch.float64) + 0.1
+    for share in (vectors[:60] if rank == 0 else vectors[60:], vectors if rank == 0 else vectors[:0]):
+        sharded = ShardedVectors(share)
+        assert sharded.shape == vectors.shape
+        indices = torch.tensor([3, 59, 60, 100])
+        torch.testing.assert_close(sharded.rows(indices), vectors[indices], rtol=0, atol=0)
+        for selector in (example for kind in concrete_subclasses(CoresetSelector) for example in kind.examples()):
+            torch.manual_seed(rank)  # their own randomness differs
+            found = selector(sharded, 20, torch.Generator().manual_seed(rank))
+            alone = selector(vectors, 20, torch.Generator().manual_seed(0))
+            assert torch.equal(found.indices, alone.indices), (selector, found.indices, alone.indices)
+            torch.testing.assert_close(found.weights, alone.weights, rtol=1e-7, atol=1e-9)
+            both = [torch.zeros_like(found.weights) for _ in range(2)]
+            dist.all_gather(both, found.weights)
+            assert torch.equal(both[0], both[1]), "the same to the last bit on both"
+        groups = torch.arange(101) % 3
+        found = select_by_group(selector, sharded, 20, groups, torch.Generator().manual_seed(rank))
+        alone = select_by_group(selector, vectors, 20, groups, torch.Generator().manual_seed(0))
+        assert torch.equal(found.indices, alone.indices)
+    try:
+        ShardedVectors(torch.zeros(3, 4 + rank))
+    except ConfigurationError as error:
+        assert "(3, 4)" in str(error) and "(3, 5)" in str(error)
+    else:
+        raise AssertionError("vectors of two lengths were taken")
+    dist.destroy_process_group()
+    print("same")
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
