@@ -6,15 +6,14 @@ Usage:
 ``sizes`` selects from the log-likelihood vectors of a logistic regression on LIBSVM's phishing data (11,055 x 500, float64;
 ``--data`` is the folder with ``phishing.libsvm.gz``; without it, of as many rows drawn from a model), in turns, and prints the
 median seconds, and the ratio of an iteration at the largest k to one at the smallest, within a round. ``million`` selects from
-1,000,000 x 200 numbers in a file, and from as many that are made anew in blocks whenever they are looked at, each in a process
-of its own, and prints seconds and the most memory that it had.
+1,000,000 x 200 numbers in a file, mapped or read in blocks, and from as many that are made anew in blocks whenever they are
+looked at, each in a process of its own, and prints seconds and the most memory that it had, mapped pages of the file included.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -77,24 +76,33 @@ def million(folder: Path) -> None:
     print(f"\n{SIZE:,} x {DRAWS} float32\n")
     print("| vectors | selector | k | s | memory, GB | objective, of that of none |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
-    for source in ("in a file", "made anew"):
-        for title, k in (("A-IHT II", 1000), ("NN-OMP", 100)):
+    for source in ("a file, mapped", "a file, read in blocks", "made anew in blocks"):
+        for title, k in (("A-IHT II, 100 iterations", 1000), ("NN-OMP", 50)):
             subprocess.run([sys.executable, __file__, "one", source, title, str(k), "--path", str(path)], check=True)
 
 
 def one(source: str, title: str, k: int, path: Path) -> None:
-    if source == "in a file":
+    mapped = np.load(path, mmap_mode="r")
+    if source == "a file, mapped":
         vectors: DenseVectors | BlockVectors = DenseVectors(torch.from_numpy(np.load(path, mmap_mode="c")))
+    elif source == "a file, read in blocks":
+        vectors = BlockVectors(lambda indices: torch.from_numpy(mapped[indices.numpy()]), SIZE, block_size=16_384)
     else:
         features, draws = _features(), _draws()
         vectors = BlockVectors(lambda indices: _made(features[indices], draws), SIZE, block_size=16_384)
-    selector = {"A-IHT II": AcceleratedIHT(debias=True, max_iter=100), "NN-OMP": NonnegativeOMP()}[title]
+    selector = {"A-IHT II, 100 iterations": AcceleratedIHT(debias=True, max_iter=100), "NN-OMP": NonnegativeOMP()}[title]
     began = time.perf_counter()
     coreset = selector(vectors, k)
     seconds = time.perf_counter() - began
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    memory = _most_memory()
     whole = float(vectors.total.square().sum())
     print(f"| {source} | {title} | {k} | {seconds:.1f} | {memory:.2f} | {coreset.objective / whole:.2g} |", flush=True)
+
+
+def _most_memory() -> float:
+    """Return the most memory, in GB, that this process had; ``getrusage`` would count that of its parent."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 2**20
 
 
 def _features() -> torch.Tensor:

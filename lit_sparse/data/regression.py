@@ -46,9 +46,9 @@ class Table:
                 f" {tuple(self.target.shape)}."
             )
         for name, values in (("features", self.features), ("target", self.target)):
-            broken = (~values.isfinite()).reshape(len(values), -1).any(1).nonzero()
-            if len(broken):
-                raise DataError(f"Row {int(broken[0])} has {name} that are missing or infinite ({len(broken)} rows have).")
+            broken = sorted({row for row, *_ in (~values.isfinite()).nonzero().tolist()})
+            if broken:
+                raise DataError(f"Row {broken[0]} has {name} that are missing or infinite ({len(broken)} rows have).")
 
     def __getitem__(self, which: Tensor | slice) -> Table:
         return Table(self.features[which], self.target[which])

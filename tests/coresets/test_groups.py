@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from itertools import pairwise
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ def test_shares(sizes: list[int], data: st.DataObject) -> None:
     if min(exact) >= 1:
         assert all(abs(share - its) < 1 for share, its in zip(found, exact, strict=True))
     pairs = sorted(zip(sizes, found, strict=True))
-    assert all(share <= other for (size, share), (bigger, other) in zip(pairs, pairs[1:], strict=False) if size < bigger)
+    assert all(share <= other for (size, share), (bigger, other) in pairwise(pairs) if size < bigger)
     for name, size in zip(names, sizes, strict=True):
         assert float(coreset.weights[groups[coreset.indices] == name].sum()) == pytest.approx(size, rel=1e-5)
 

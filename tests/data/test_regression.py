@@ -57,7 +57,7 @@ def all_of(data: RegressionDataModule, split: Any) -> dict[str, torch.Tensor]:
 def test_splits_are_disjoint_and_complete(rows: int, held: float, test_rows: int, seed: int) -> None:
     data = made(Numbered(rows, test_rows=test_rows, val_size=held, test_size=held, seed=seed))
     found = {split: all_of(data, split)["target"].int().tolist() for split in SPLITS}
-    assert sorted(sum(found.values(), [])) == list(range(rows + test_rows))
+    assert sorted(row for rows_of in found.values() for row in rows_of) == list(range(rows + test_rows))
     size = round(held * rows) if held < 1 else int(held)
     assert len(found["val"]) == size
     assert len(found["test"]) == (test_rows or size)
