@@ -25,7 +25,8 @@ def read(path: Path) -> list[Row]:
     if not path.is_file():
         return []
     with path.open(newline="") as file:
-        return [row for row in csv.DictReader(file) if None not in row.values() and None not in row]
+        lines = [line for line in file if line.endswith("\n")]
+    return [row for row in csv.DictReader(lines) if None not in row.values() and None not in row]
 
 
 def write_row(path: Path, row: dict[str, object]) -> None:

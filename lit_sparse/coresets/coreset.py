@@ -22,13 +22,13 @@ UNREADABLE = (
 FIELDS = ("indices", "weights", "objective", "trace", "size")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Coreset:
     """A weighted subset of N examples.
 
     Attributes:
         indices: (k',) int64, ascending, the examples that are in it.
-        weights: (k',) positive, how many examples each stands for.
+        weights: (k',) not negative; a selector's are positive; how many examples each stands for.
         objective: squared distance of its weighted sum of vectors to the sum of all, ``||y - Phi w||^2``.
         trace: (T,) float64, that distance after each iteration of the selector.
         size: N, the number of examples it was chosen from.
@@ -49,6 +49,8 @@ class Coreset:
     size: int = 0
 
     def __post_init__(self) -> None:
+        if not all(isinstance(part, Tensor) for part in (self.indices, self.weights, self.trace)) or self.size < 0:
+            raise DataError("Expected tensors of indices, weights and objectives, and a size of 0 or more.")
         if self.indices.dtype != torch.int64 or self.indices.ndim != 1 or self.indices.shape != self.weights.shape:
             raise DataError(
                 f"Expected indices (k,) int64 and as many weights but got {tuple(self.indices.shape)} {self.indices.dtype} and"
@@ -80,13 +82,13 @@ class Coreset:
         Args:
             path: of the file, by custom with the ending ``.npz``.
         """
-        arrays = {name: np.asarray(getattr(self, name)) for name in FIELDS[2::2]}
-        arrays |= {name: getattr(self, name).cpu().numpy() for name in ("indices", "weights", "trace")}
+        arrays = {"objective": np.asarray(self.objective), "size": np.asarray(self.size)}
+        arrays |= {name: getattr(self, name).detach().cpu().numpy() for name in ("indices", "weights", "trace")}
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(path.name + ".part")  # a killed run leaves no half file
         with partial.open("wb") as file:
-            np.savez(file, allow_pickle=False, **arrays)
+            np.savez(file, **arrays)  # type: ignore[arg-type]
         partial.replace(path)
 
     @classmethod

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from lit_sparse.coresets.coreset import Coreset
-from lit_sparse.coresets.selector import CoresetSelector
+from lit_sparse.coresets.selector import CoresetSelector, squared_distance
+from lit_sparse.coresets.uniform import Uniform
 from lit_sparse.coresets.vectors import Vectors, as_vectors
 from lit_sparse.errors import ConfigurationError
 
@@ -30,7 +33,8 @@ def select_by_group(
         generator: of what is drawn, on the CPU.
 
     Returns:
-        A coreset whose objective is the sum of those of the groups; it has no trace.
+        A coreset whose objective is the sum of those of the groups; it has no trace. Of a group whose vectors are all zero, or
+        add up to zero, examples are drawn at random.
 
     Raises:
         ConfigurationError: if there are more groups than k, or not as many labels as vectors.
@@ -41,15 +45,21 @@ def select_by_group(
         tensor([2., 2., 2., 2., 2.])
     """
     found = as_vectors(vectors)
-    if groups.shape != (found.shape[0],):
-        raise ConfigurationError(f"Expected a group for each of {found.shape[0]} examples but got {tuple(groups.shape)}.")
+    if not isinstance(groups, Tensor) or groups.shape != (found.shape[0],):
+        shape = tuple(groups.shape) if isinstance(groups, Tensor) else type(groups).__name__
+        raise ConfigurationError(f"Expected a tensor with a group for each of {found.shape[0]} examples but got {shape}.")
     names, sizes = torch.unique(groups, return_counts=True)
     if not len(names) <= k <= len(groups):
         raise ConfigurationError(f"Expected argument `k` in {len(names)}, the groups, .. {len(groups)} but got {k}.")
     indices, weights, objective = [], [], 0.0
     for name, share in zip(names.tolist(), _shares(sizes, k).tolist(), strict=True):
         members = (groups == name).nonzero().squeeze(-1).to(found.device)
-        chosen = selector(found.subset(members), share, generator)
+        part = found.subset(members)
+        chosen = selector.within(members)(part, share, generator) if float(part.norms.max()) > 0 else None
+        if chosen is None or not len(chosen):  # their vectors do not tell them apart
+            alike = torch.ones(len(members), 1, dtype=found.dtype, device=found.device)
+            drawn = Uniform()(alike, share, generator)
+            chosen = replace(drawn, objective=squared_distance(part, drawn.indices, drawn.weights))
         indices.append(members[chosen.indices])
         weights.append(chosen.weights)
         objective += chosen.objective

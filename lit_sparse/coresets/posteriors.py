@@ -5,6 +5,7 @@ Weights (N,) multiply the log-likelihoods of the examples: those of a coreset in
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -93,7 +94,14 @@ def gaussian_mean_posterior(
         prior: of the mean; standard normal by default.
         covariance: (D, D) of the distribution; the identity by default.
     """
+    if x.ndim != 2 or (weights is not None and weights.shape != x.shape[:1]):
+        raise DataError(
+            f"Expected x (N, D) and weights (N,) but got {tuple(x.shape)} and"
+            f" {None if weights is None else tuple(weights.shape)}."
+        )
     x = x.double()
+    if not bool(x.isfinite().all()) or (weights is not None and not bool((weights >= 0).all())):
+        raise DataError("Expected finite x, and weights that are not negative.")
     prior = (GaussianPosterior.isotropic(x.shape[1]) if prior is None else prior).to(x)
     weights = x.new_ones(len(x)) if weights is None else weights.to(x)
     noise = torch.eye(x.shape[1]).to(x) if covariance is None else torch.cholesky_inverse(_cholesky(covariance.to(x)))
@@ -149,6 +157,8 @@ def laplace_posterior(
     Raises:
         DataError: if features, targets or weights do not fit together, are not finite, or a weight is negative.
     """
+    if features.ndim != 2 or target.ndim != 1:
+        raise DataError(f"Expected features (N, D) and targets (N,) but got {tuple(features.shape)} and {tuple(target.shape)}.")
     features, target = features.double(), likelihood.check(target.double())
     prior = (GaussianPosterior.isotropic(features.shape[1]) if prior is None else prior).to(features)
     weights = features.new_ones(len(features)) if weights is None else weights.to(features)
@@ -162,8 +172,8 @@ def laplace_posterior(
             raise DataError(f"Expected finite {name} but some of them are not.")
     if bool((weights < 0).any()):
         raise DataError(f"Expected weights that are not negative but there is {float(weights.min()):g}.")
-    there = weights != 0
-    data = (features[there], target[there], weights[there])
+    counts = weights != 0
+    data = (features, target, weights) if bool(counts.all()) else (features[counts], target[counts], weights[counts])
     theta = prior.mean.clone() if start is None else start.to(features)
     here = _log_posterior(likelihood, prior, theta, *data)
     for _ in range(max_iter):
@@ -172,13 +182,15 @@ def laplace_posterior(
         gain = float(gradient @ direction)
         size = 1.0
         while size > 1e-8:
-            there_to = _log_posterior(likelihood, prior, theta + size * direction, *data)
-            if there_to >= here + 1e-4 * size * gain - 1e-12 * abs(here):
+            found = _log_posterior(likelihood, prior, theta + size * direction, *data)
+            if found >= here + 1e-4 * size * gain - 1e-12 * abs(here):
+                theta, here = theta + size * direction, found
                 break
             size /= 2
-        theta, here = theta + size * direction, there_to
-        if gain <= 1e-22 * max(1.0, abs(here)):
+        if gain <= 1e-22 * max(1.0, abs(here)) or size <= 1e-8:
             break
+    else:
+        warnings.warn(f"The mode of the posterior was not found in max_iter={max_iter} steps.", stacklevel=2)
     _, precision = _newton(likelihood, prior, theta, *data)
     covariance = torch.cholesky_inverse(_cholesky(precision))
     return GaussianPosterior(theta, 0.5 * (covariance + covariance.mT))

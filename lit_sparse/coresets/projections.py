@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count, check_positive
+from lit_sparse.checks import check_count, check_number, check_positive
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.likelihoods import Likelihood
 from lit_sparse.coresets.posteriors import GaussianPosterior, gaussian_mean_posterior, laplace_posterior
@@ -60,15 +60,26 @@ class Projection(ABC):
     @torch.no_grad()
     def of_part(self, examples: Examples) -> Tensor:
         """Return the vectors (n, S) of some of the examples, or of others, once ``fit`` has run."""
-        made = [self.project(batch) for batch in examples.batches(self.batch_size)]
-        return torch.cat(made) if made else self.project(examples[torch.zeros(0, dtype=torch.int64)])
+        whole: Tensor | None = None
+        place = 0
+        for batch in examples.batches(self.batch_size):
+            made = self.project(batch)
+            whole = made.new_empty(len(examples), made.shape[1]) if whole is None else whole
+            whole[place : place + len(made)] = made
+            place += len(made)
+        return self.project(examples[torch.zeros(0, dtype=torch.int64)]) if whole is None else whole
 
-    def streamed(self, examples: Examples) -> BlockVectors:
-        """Return vectors that are made anew whenever a selector looks at them, once ``fit`` has run."""
+    def streamed(self, examples: Examples, device: torch.device | str = "cpu") -> BlockVectors:
+        """Return vectors that are made anew whenever a selector looks at them, once ``fit`` has run.
+
+        Args:
+            examples: what they are of; fetched on the CPU.
+            device: where the vectors are put.
+        """
 
         @torch.no_grad()
         def rows(indices: Tensor) -> Tensor:
-            made = [self.project(examples[some]) for some in torch.split(indices, self.batch_size)]
+            made = [self.project(examples[some]).to(device) for some in torch.split(indices.cpu(), self.batch_size)]
             return torch.cat(made) if len(made) > 1 else made[0]
 
         return BlockVectors(rows, len(examples), block_size=self.batch_size)
@@ -93,7 +104,8 @@ class LogLikelihoodVectors(Projection):
     Args:
         likelihood: of a target, given the product of features and coefficients.
         draws: S.
-        prior_variance: of the coefficients, which are normal with mean 0.
+        prior_mean: of each coefficient; they are normal.
+        prior_variance: of each coefficient.
         features: key of the features (B, D) in a batch.
         target: key of the targets (B,).
         seed: of the draws.
@@ -115,6 +127,7 @@ class LogLikelihoodVectors(Projection):
         likelihood: Likelihood,
         draws: int = 500,
         *,
+        prior_mean: float = 0.0,
         prior_variance: float = 1.0,
         features: str = "features",
         target: str = "target",
@@ -122,6 +135,7 @@ class LogLikelihoodVectors(Projection):
     ) -> None:
         self.likelihood = likelihood
         self.draws = check_count("draws", draws, 2)
+        self.prior_mean = check_number("prior_mean", prior_mean, -1e30, 1e30)
         self.prior_variance = check_positive("prior_variance", prior_variance)
         self.features = features
         self.target = target
@@ -132,7 +146,7 @@ class LogLikelihoodVectors(Projection):
     def fit(self, examples: Examples) -> None:
         """Find the Laplace posterior of all examples, and draw from it."""
         features, target = self._all(examples)
-        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance)
+        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
         self.posterior = laplace_posterior(self.likelihood, features, target, prior=prior)
         self._thetas = self.posterior.sample(self.draws, torch.Generator().manual_seed(self.seed))
 
@@ -145,7 +159,7 @@ class LogLikelihoodVectors(Projection):
     def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
         """See :class:`Projection`."""
         features, target = self._all(examples)
-        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance)
+        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
 
         def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
             some = indices.to(features.device)

@@ -84,7 +84,8 @@ class NonnegativeFit:
             if not falling.any():
                 self._scaled = aim
                 break
-            share = self._scaled[falling] / (self._scaled[falling] - aim[falling])
+            here = self._scaled[falling]
+            share = np.where(here > 0, here / np.where(here > 0, here - aim[falling], 1.0), 0.0)
             self._scaled = self._scaled + share.min() * (aim - self._scaled)
             leaving = np.flatnonzero(falling)[share <= share.min()]
             for which in sorted({*leaving.tolist(), *np.flatnonzero(self._scaled <= 0).tolist()}, reverse=True):

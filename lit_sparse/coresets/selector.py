@@ -15,7 +15,7 @@ from typing_extensions import Self
 from lit_sparse.checks import check_count
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
-from lit_sparse.coresets.vectors import ScaledVectors, Vectors, as_vectors
+from lit_sparse.coresets.vectors import Vectors, as_vectors
 from lit_sparse.errors import ConfigurationError, DataError, shown_arguments
 
 if TYPE_CHECKING:
@@ -78,8 +78,13 @@ class CoresetSelector(nn.Module, ABC):
             generator: of what is drawn; the same on all processes, on the CPU.
         """
 
-    def prepare(self, projection: Projection, examples: Examples) -> None:
-        """Take what is needed beside the vectors that a projection has made of some examples; most selectors need nothing."""
+    def prepared(self, projection: Projection, examples: Examples) -> CoresetSelector:
+        """Return a selector with what it needs beside the vectors of a projection; most need nothing, and return themselves."""
+        return self
+
+    def within(self, members: Tensor) -> CoresetSelector:
+        """Return a selector for the vectors of some examples (n,) alone; most return themselves."""
+        return self
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -113,10 +118,15 @@ class CoresetSelector(nn.Module, ABC):
                 f"All {size} vectors are zero: they do not tell the examples apart, so there is nothing to select by."
             )
         unit = 2.0 ** math.floor(math.log2(max(longest, float(found.total.norm()))))
-        scaled = ScaledVectors(found, unit)
+        scaled = found.scaled(unit)
         seed = found.agree(torch.randint(2**62, (), generator=generator))
         selection = self.select(scaled, k, torch.Generator().manual_seed(int(seed)))
         coreset = self._finished(scaled, selection)
+        if not math.isfinite(coreset.objective):
+            raise DataError(
+                f"{type(self).__name__} found weights whose objective is not finite: the vectors, of lengths up to"
+                f" {longest:.3g}, are too uneven for their type. Give them as float64, or leave out the longest ones."
+            )
         trace = torch.tensor(selection.trace, dtype=torch.float64) * unit**2
         return Coreset(coreset.indices, coreset.weights, coreset.objective * unit**2, trace, size)
 

@@ -13,6 +13,7 @@ from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection
 from lit_sparse.coresets.selector import CoresetSelector, Selection
 from lit_sparse.coresets.vectors import ScaledVectors, Vectors, as_vectors
+from lit_sparse.errors import DataError
 
 __all__ = ["SparseVI"]
 
@@ -53,10 +54,24 @@ class SparseVI(CoresetSelector):
         self.resample = resample
         self.updates = check_count("updates", updates)
 
-    def prepare(self, projection: Projection, examples: Examples) -> None:
-        """Draw from the posteriors that a projection knows, unless another ``resample`` was given."""
-        if self.resample is None:
-            self.resample = projection.weighted(examples)
+    def prepared(self, projection: Projection, examples: Examples) -> SparseVI:
+        """Return one that draws from the posteriors that a projection knows, unless another ``resample`` was given."""
+        return self if self.resample is not None else self._with(projection.weighted(examples))
+
+    def within(self, members: Tensor) -> SparseVI:
+        """Return one that draws for some examples (n,), from the posterior of a coreset of these."""
+        resample = self.resample
+        if resample is None:
+            return self
+
+        def of_members(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Vectors:
+            drawn = as_vectors(resample(members[indices], weights, generator))
+            return drawn.subset(members.to(drawn.device))
+
+        return self._with(of_members)
+
+    def _with(self, resample: Resample) -> SparseVI:
+        return SparseVI(resample, updates=self.updates, refit=self.refit, progress=self.progress)
 
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         """See :class:`CoresetSelector`."""
@@ -84,8 +99,11 @@ class SparseVI(CoresetSelector):
     def _drawn(self, vectors: Vectors, support: list[int], weights: Tensor, generator: torch.Generator) -> Vectors:
         if self.resample is None:
             return vectors
-        drawn = as_vectors(self.resample(self._at(support, vectors), weights, generator))
-        return ScaledVectors(drawn, vectors.unit) if isinstance(vectors, ScaledVectors) else drawn
+        found = self.resample(self._at(support, vectors), weights, generator)
+        drawn = as_vectors(found.to(vectors.device) if isinstance(found, Tensor) else found)
+        if drawn.shape[0] != vectors.shape[0]:
+            raise DataError(f"Expected `resample` to give {vectors.shape[0]} vectors but got {drawn.shape[0]}.")
+        return drawn.scaled(vectors.unit) if isinstance(vectors, ScaledVectors) else drawn
 
     def _next(self, drawn: Vectors, support: list[int], weights: Tensor) -> int:
         """Return the most correlated example; of those in the coreset, either sign counts."""

@@ -21,6 +21,8 @@ __all__ = ["BlockVectors", "DenseVectors", "ShardedVectors", "Vectors", "as_vect
 
 #: Numbers of a block that is worked on at once where a copy in another type is made.
 BLOCK_NUMBERS = 2**20
+#: Lengths of vectors between this and one over it have products whose squares neither vanish nor overflow in float32.
+HARMLESS = 2.0**20
 #: Numbers of a matrix that a copy in float32 is made of, whose products take half as long; and how far these may be off.
 MOST_COPIED = 2**26
 ROUGH = 2e-5
@@ -62,6 +64,16 @@ class Vectors(ABC):
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
         """Return the weighted sum (S,) of the vectors at indices (n,), with weights (n,)."""
         return weights @ self.rows(indices)
+
+    @abstractmethod
+    def divided(self, unit: float) -> Vectors:
+        """Return the vectors divided by a number, which is done for each of their numbers."""
+
+    def scaled(self, unit: float) -> Vectors:
+        """Return the vectors divided by a power of two, without a copy where none is needed."""
+        if 1 / HARMLESS <= unit <= HARMLESS:
+            return ScaledVectors(self, unit)
+        return self.divided(unit)
 
     @abstractmethod
     def subset(self, indices: Tensor) -> Vectors:
@@ -130,6 +142,13 @@ class DenseVectors(Vectors):
             return row_sum(self.vectors, indices, weights).to(self.dtype)
         return (weights.double() @ self.rows(indices).double()).to(self.dtype)
 
+    def divided(self, unit: float) -> DenseVectors:  # noqa: D102
+        made = torch.empty_like(self.vectors)
+        step = max(1, BLOCK_NUMBERS // max(1, self.shape[1]))
+        for start in range(0, len(made), step):
+            made[start : start + step] = self.vectors[start : start + step].double() / unit
+        return DenseVectors(made)
+
     def subset(self, indices: Tensor) -> DenseVectors:  # noqa: D102
         return DenseVectors(self.rows(indices))
 
@@ -191,6 +210,12 @@ class BlockVectors(Vectors):
 
     def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
         return torch.cat([direction[:0], *(block @ direction for block in self._blocks())])
+
+    def divided(self, unit: float) -> BlockVectors:  # noqa: D102
+        made, dtype = self._rows, self.dtype
+        return BlockVectors(
+            lambda some: (made(some).double() / unit).to(dtype), self.shape[0], block_size=self.block_size, device=self.device
+        )
 
     def subset(self, indices: Tensor) -> BlockVectors:  # noqa: D102
         return BlockVectors(
@@ -263,6 +288,9 @@ class ShardedVectors(Vectors):
         part = self.share.combine(own, weights[mine]) if len(mine) else weights.new_zeros(self.shape[1])
         return torch.stack(self._gathered(part)).sum(0)
 
+    def divided(self, unit: float) -> ShardedVectors:  # noqa: D102
+        return ShardedVectors(self.share.divided(unit), self.group)
+
     def subset(self, indices: Tensor) -> ShardedVectors:  # noqa: D102
         return ShardedVectors(self.share.subset(self._own(indices)[1]), self.group)
 
@@ -298,7 +326,7 @@ class ShardedVectors(Vectors):
 
 
 class ScaledVectors(Vectors):
-    """Vectors divided by a power of two, which is exact, so that squares of their products neither vanish nor overflow."""
+    """Vectors whose products are divided by a power of two, which is exact."""
 
     def __init__(self, vectors: Vectors, unit: float) -> None:
         self.vectors = vectors
@@ -320,6 +348,9 @@ class ScaledVectors(Vectors):
 
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
         return self.vectors.combine(indices, weights) / self.unit
+
+    def divided(self, unit: float) -> Vectors:
+        return self.vectors.divided(self.unit * unit)
 
     def subset(self, indices: Tensor) -> ScaledVectors:
         return ScaledVectors(self.vectors.subset(indices), self.unit)

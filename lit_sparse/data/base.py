@@ -79,6 +79,10 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         share = order[rank : len(order) - len(order) % processes : processes]
         return in_batches(share, self.batch_size)
 
+    def train_indices(self) -> Tensor:
+        """Return the indices (N,), ascending, of the examples that training goes through, in some epoch or other."""
+        return torch.arange(self.size("train"))
+
     def train_dataloader(self) -> EpochLoader:
         """Return the training loader, at the place of a restored run."""
         rank, processes = self._process()

@@ -41,6 +41,10 @@ class CoresetDataModule(ResumableDataModule):
     models weigh their losses by it. Validation, test and prediction, and everything else that is asked of the data, are the
     other's.
 
+    Indices count the examples that the other trains on: with images and ``labelled_only``, those whose label is told. An epoch
+    goes once through the coreset, in batches of the other's size at random; how else the other makes up batches and epochs,
+    such as by length or of two kinds, does not count. The logged training loss is weighted, other numbers are not.
+
     The coreset is part of checkpoints: a resumed run goes on with it. It is written to ``coreset.npz`` in the run folder. Of
     several processes each makes the vectors of its share of the examples.
 
@@ -50,7 +54,7 @@ class CoresetDataModule(ResumableDataModule):
     Args:
         base: the other data module.
         selector: what selects.
-        k: how many examples at most; a share of them if below 1.
+        k: how many examples at most; a share of them if below 1, so that 1 is one example.
         vectors: gives the examples their vectors: a projection, or any function from :class:`lit_sparse.coresets.Examples`
             to vectors (N, S).
         coreset: the file of a coreset to train on, in place of selecting one.
@@ -86,20 +90,20 @@ class CoresetDataModule(ResumableDataModule):
         stream: bool = False,
         seed: int = 0,
     ) -> None:
-        if (coreset is None) != (selector is not None and k is not None and vectors is not None) or (coreset and selector):
+        chosen = [part is not None for part in (selector, k, vectors)]
+        if all(chosen) == (coreset is not None) or (any(chosen) and not all(chosen)) or (any(chosen) and coreset is not None):
             raise ConfigurationError("Expected either `selector`, `k` and `vectors`, or `coreset`, the file of a saved one.")
-        super().__init__(batch_size=getattr(base, "batch_size", None) or 64, seed=seed)
+        super().__init__(seed=seed)
         self.base = base
-        self.selector = selector
-        self.k = None if k is None else check_number("k", k, 0.0, 1e18, open_low=True)
+        self._selector = selector
+        self._k = None if k is None else check_number("k", k, 0.0, 1e18, open_low=True)
         if k is not None and k >= 1 and k != int(k):
             raise ConfigurationError(f"Expected argument `k` to be a share below 1 or a whole number but got {k}.")
-        self.vectors = vectors
-        self.file = coreset
-        self.normalize = normalize
-        self.stratify = stratify
-        self.stream = stream
-        self.num_workers = getattr(base, "num_workers", 0)
+        self._vectors = vectors
+        self._file = coreset
+        self._normalize = normalize
+        self._stratify = stratify
+        self._stream = stream
         self._coreset: Coreset | None = None
         self._examples: _Source | None = None
 
@@ -112,7 +116,10 @@ class CoresetDataModule(ResumableDataModule):
     def coreset(self) -> Coreset:
         """The coreset, which is selected when it is first asked for, once ``setup`` has run."""
         if self._coreset is None:
-            self._coreset = self._chosen()
+            try:
+                self._coreset = self._chosen()
+            except AttributeError as error:  # as it is, Python would ask `__getattr__` and tell its error
+                raise RuntimeError(f"The coreset could not be selected: {error}") from error
             rank_zero_info(f"coreset: {self._coreset}; objective {self._coreset.objective:.6g}")
         return self._coreset
 
@@ -139,7 +146,7 @@ class CoresetDataModule(ResumableDataModule):
             other: Batch = self.base.fetch(split, epoch, indices)  # type: ignore[attr-defined]
             return other
         weights = self.coreset.weights
-        scale = 1 / float(weights.mean()) if self.normalize else len(weights) / self.coreset.size
+        scale = 1 / float(weights.mean()) if self._normalize else len(weights) / self.coreset.size
         batch: Batch = _with_weights(
             self._source.fetch(epoch, self.coreset.indices[indices]), (scale * weights[indices]).float()
         )
@@ -162,7 +169,13 @@ class CoresetDataModule(ResumableDataModule):
 
     def train_dataloader(self) -> Any:
         """Return the training loader, and write the coreset to the run folder."""
-        coreset, trainer = self.coreset, self.trainer
+        coreset, trainer = self._checked(self.coreset), self.trainer
+        self.batch_size, self.num_workers = self._source.batch_size, self._source.num_workers
+        if len(coreset) < (processes := self._process()[1]):
+            raise DataError(
+                f"The coreset has {len(coreset)} examples for {processes} processes, each of which needs one. Use"
+                f" --trainer.devices {len(coreset)}, or a larger k."
+            )
         if trainer is not None:
             folder = trainer.log_dir  # asked for on all processes
             if folder is not None and trainer.loggers and trainer.is_global_zero:
@@ -188,7 +201,7 @@ class CoresetDataModule(ResumableDataModule):
         """Continue with a saved coreset, at a saved place."""
         super().load_state_dict(state_dict)
         if STATE in state_dict:
-            self._coreset = self._checked(Coreset(**state_dict[STATE]), "of the checkpoint")
+            self._coreset = Coreset(**state_dict[STATE])
         if "base" in state_dict:
             self.base.load_state_dict(state_dict["base"])
 
@@ -201,29 +214,35 @@ class CoresetDataModule(ResumableDataModule):
 
     def _chosen(self) -> Coreset:
         size = len(self._source)
-        if self.file is not None:
-            return self._checked(Coreset.load(self.file), f"in {self.file!r}")
-        assert self.selector is not None and self.k is not None and self.vectors is not None
-        k = max(1, round(self.k * size)) if self.k < 1 else int(self.k)
+        if self._file is not None:
+            return self._checked(Coreset.load(self._file))
+        assert self._selector is not None and self._k is not None and self._vectors is not None
+        selector = self._selector
+        k = max(1, round(self._k * size)) if self._k < 1 else int(self._k)
         if k > size:
             raise ConfigurationError(
                 f"Expected argument `k` to be at most {size}, the number of training examples, but got {k}."
             )
         examples = Examples(lambda indices: self._source.fetch(0, indices), size)
-        if isinstance(self.vectors, Projection):
-            vectors = self._projected(self.vectors, examples)
-            self.selector.prepare(self.vectors, examples)
+        if isinstance(self._vectors, Projection):
+            vectors = self._projected(self._vectors, examples)
+            selector = selector.prepared(self._vectors, examples)
         else:
-            found = self.vectors(examples)
+            found = self._vectors(examples)
             vectors = found if isinstance(found, Vectors) else DenseVectors(found)
         if vectors.shape[0] != size:
             raise DataError(f"Expected a vector for each of the {size} training examples but got {vectors.shape[0]}.")
         generator = torch.Generator().manual_seed(self.seed)
-        if self.stratify is None:
-            coreset: Coreset = self.selector(vectors, k, generator).to("cpu")
+        if self._stratify is None:
+            coreset: Coreset = selector(vectors, k, generator).to("cpu")
         else:
-            classes = torch.cat([entry(batch, self.stratify) for batch in examples.batches(1024)])
-            coreset = select_by_group(self.selector, vectors, k, classes, generator).to("cpu")
+            classes = torch.cat([entry(batch, self._stratify) for batch in examples.batches(1024)])
+            if bool((classes < 0).any()):
+                raise DataError(
+                    f"Expected a class of each example with `stratify` but {int((classes < 0).sum())} have none. With images,"
+                    " `labelled: 1.0` tells all labels."
+                )
+            coreset = select_by_group(selector, vectors, k, classes, generator).to("cpu")
         if not len(coreset):
             raise DataError("The selected coreset is empty: the vectors' sum is zero, so no examples stand for it. Use others.")
         if self.trainer is None:
@@ -239,15 +258,17 @@ class CoresetDataModule(ResumableDataModule):
         together = processes > 1 and torch.distributed.is_initialized()
         first, last = (len(examples) * part // processes for part in (rank, rank + 1)) if together else (0, len(examples))
         share = examples.part(first, last)
-        if together and torch.distributed.get_backend() == "nccl":
-            return ShardedVectors(projection.of_part(share).to(self.trainer.strategy.root_device))  # type: ignore[union-attr]
-        vectors: Vectors = projection.streamed(share) if self.stream else DenseVectors(projection.of_part(share))
+        device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
+        device = device if device.type == "cuda" else torch.device("cpu")
+        vectors: Vectors = (
+            projection.streamed(share, device) if self._stream else DenseVectors(projection.of_part(share).to(device))
+        )
         return ShardedVectors(vectors) if together else vectors
 
-    def _checked(self, coreset: Coreset, where: str) -> Coreset:
+    def _checked(self, coreset: Coreset) -> Coreset:
         if coreset.size != len(self._source):
             raise DataError(
-                f"The coreset {where} was chosen from {coreset.size} examples, but there are {len(self._source)} for training."
+                f"The coreset was chosen from {coreset.size} examples, but there are {len(self._source)} for training."
                 " Give it the data that it is of, or select another one."
             )
         return coreset
@@ -256,6 +277,9 @@ class CoresetDataModule(ResumableDataModule):
 class _Source(Protocol):
     """The training examples of a data module."""
 
+    batch_size: int
+    num_workers: int
+
     def __len__(self) -> int: ...
 
     def fetch(self, epoch: int, indices: Tensor) -> Any: ...
@@ -263,13 +287,14 @@ class _Source(Protocol):
 
 class _Resumable:
     def __init__(self, base: ResumableDataModule) -> None:
-        self.base = base
+        self.base, self.indices = base, base.train_indices()
+        self.batch_size, self.num_workers = base.batch_size, base.num_workers
 
     def __len__(self) -> int:
-        return self.base.size("train")
+        return len(self.indices)
 
     def fetch(self, epoch: int, indices: Tensor) -> Any:
-        return self.base.fetch("train", epoch, indices)
+        return self.base.fetch("train", epoch, self.indices[indices])
 
 
 class _OfLoader:
@@ -283,6 +308,7 @@ class _OfLoader:
                 f" {type(loader).__name__}. Derive it from lit_sparse.data.ResumableDataModule."
             )
         self.loader = loader
+        self.batch_size, self.num_workers = loader.batch_size or 1, loader.num_workers
 
     def __len__(self) -> int:
         return len(self.loader.dataset)  # type: ignore[arg-type]

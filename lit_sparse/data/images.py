@@ -166,6 +166,10 @@ class ImageDataModule(ResumableDataModule):
         pairs = zip(in_batches(told, self.batch_size), in_batches(untold, self.batch_size), strict=True)
         return [torch.cat(pair) for pair in pairs]
 
+    def train_indices(self) -> Tensor:
+        """Return the indices of all training images, or with ``labelled_only`` of those whose label is told."""
+        return self._all(self._told).sort().values if self.labelled_only else super().train_indices()
+
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
         """Return a batch of images; see the class."""
         places = indices % len(self._splits[split])

@@ -126,6 +126,8 @@ class LitSparseModule(pl.LightningModule, ABC):
     def weighted(losses: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Return losses times the weights of their examples, those of a coreset; as they are where the data have none.
 
+        A model's loss is then the mean of what this returns, over the same number of losses as without weights.
+
         Args:
             losses: (B,), or (R,) with ``rows``.
             batch: its entry ``weight`` (B,) is the weights.

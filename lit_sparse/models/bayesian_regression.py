@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal, Protocol, TypeGuard
+from typing import Any, ClassVar, Literal, Protocol, TypeGuard
 
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
@@ -33,7 +33,8 @@ class BayesianRegression(LitSparseModule):
     minibatch is an estimate, in nats an example, of
 
     - ``-(sum_i w_i L_i(theta) + log prior(theta)) / N``, for ``fit="map"`` and ``"laplace"``; the latter then takes the
-      negative Hessian of the same at the coefficients for the precision of a normal posterior, before each validation;
+      negative Hessian of the same at the coefficients for the precision of a normal posterior, before each validation, in each
+      checkpoint and in the end;
     - ``(KL(q || prior) - sum_i w_i E_q L_i) / N`` for ``"variational"``, where q is normal with any covariance and the
       expectation is that of the predictor's own normal distribution, by draws.
 
@@ -166,6 +167,19 @@ class BayesianRegression(LitSparseModule):
         if self.fit == "laplace" and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self.find_covariance()
 
+    def on_train_end(self) -> None:
+        """Find the curvature at the last coefficients."""
+        super().on_train_end()
+        if self.fit == "laplace":
+            self.find_covariance()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Keep the curvature at the coefficients that are kept."""
+        super().on_save_checkpoint(checkpoint)
+        if self.fit == "laplace" and self._trainer is not None and self._trainer.training:
+            self.find_covariance()
+            checkpoint["state_dict"]["covariance"] = self.covariance.clone()
+
     @torch.no_grad()
     def find_covariance(self) -> None:
         """Take the negative Hessian at the coefficients, over all training examples, for the posterior's precision.
@@ -188,7 +202,8 @@ class BayesianRegression(LitSparseModule):
             torch.distributed.all_reduce(precision)
         precision *= self._size(0) / data.size("train")  # of the weights, whose mean over the coreset is that of all
         precision += torch.eye(self.in_features).to(precision) / self.prior_variance
-        self.covariance.copy_(torch.cholesky_inverse(torch.linalg.cholesky(precision)))
+        found = GaussianPosterior.from_precision(precision, torch.zeros_like(precision[0]))
+        self.covariance.copy_(found.covariance)
 
     @property
     def _classes(self) -> bool:

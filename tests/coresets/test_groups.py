@@ -97,3 +97,12 @@ def test_what_cannot_be_shared() -> None:
     for groups in (torch.zeros(5), torch.zeros(6, 1)):
         with pytest.raises(ConfigurationError, match="a group for each of 6 examples"):
             select_by_group(Uniform(), vectors, 3, groups)
+
+
+def test_a_group_without_vectors_keeps_its_share_at_random() -> None:
+    vectors = torch.cat([torch.randn(40, 5, dtype=torch.float64), torch.zeros(10, 5, dtype=torch.float64)])
+    groups = torch.arange(50) // 40
+    coreset = select_by_group(NonnegativeOMP(), vectors, 10, groups, torch.Generator().manual_seed(0))
+    chosen = coreset.indices >= 40
+    assert int(chosen.sum()) == 2
+    assert coreset.weights[chosen].tolist() == [5.0, 5.0]

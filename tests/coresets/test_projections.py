@@ -215,7 +215,7 @@ def test_weighted_draws_come_from_the_posterior_of_the_coreset(kind: str) -> Non
     selector = SparseVI(updates=3)
     projection = LogLikelihoodVectors(likelihood, 30)
     vectors = projection(examples(kind))
-    selector.prepare(projection, examples(kind))
+    selector = selector.prepared(projection, examples(kind))
     assert 1 <= len(selector(vectors, 3, torch.Generator().manual_seed(0))) <= 3
 
 
@@ -224,7 +224,7 @@ def test_projections_that_know_no_posterior_of_a_coreset() -> None:
         with pytest.raises(ConfigurationError, match=f"{type(projection).__name__} cannot draw .* Use LogLikelihoodVectors"):
             projection.weighted(examples("normal"))
         with pytest.raises(ConfigurationError, match="cannot draw"):
-            SparseVI().prepare(projection, examples("normal"))
+            SparseVI().prepared(projection, examples("normal"))
 
 
 def test_functions_of_ones_own() -> None:

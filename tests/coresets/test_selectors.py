@@ -277,3 +277,23 @@ def test_progress_is_shown_where_it_is_wanted(capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr().out == ""
     GIGA(progress=True)(torch.randn(30, 5), 4)
     assert "GIGA" in capfd.readouterr().out
+
+
+def test_vectors_of_any_length_are_told_apart() -> None:
+    """Also where float32, in which a pursuit looks first, has no such numbers."""
+    generator = torch.Generator().manual_seed(0)
+    vectors = torch.randn(600, 50, generator=generator, dtype=torch.float64) + 0.1
+    for selector in (NonnegativeOMP(), AcceleratedIHT(debias=True), FrankWolfe()):
+        expected = selector(vectors, 20)
+        for scale in (2.0**127, 2.0**400, 2.0**-149, 2.0**-400):
+            assert torch.equal(selector(vectors * scale, 20).indices, expected.indices), scale
+
+
+def test_a_vector_whose_best_weight_is_zero_leaves() -> None:
+    from lit_sparse.coresets.pursuit import NonnegativeFit
+
+    fit = NonnegativeFit(torch.tensor([1.0, 0.0, 0.0]), 3)
+    assert fit.add(0, torch.tensor([1.0, 0.0, 0.0]))
+    fit.add(1, torch.tensor([0.0, 1.0, 0.0]))
+    assert fit.members == [0]
+    assert fit.weights.tolist() == [1.0]

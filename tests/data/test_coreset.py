@@ -84,6 +84,33 @@ def test_shares_classes_and_normalized_weights() -> None:
     assert bool(((counts - 0.1 * wanted).abs() <= 1).all())
 
 
+def test_candidates_are_what_the_other_trains_on() -> None:
+    base = DigitsDataModule(labelled=100.0, labelled_only=True, binarize=False)
+    data = CoresetDataModule(base, Uniform(), 50, lambda examples: torch.randn(len(examples), 2))
+    data.setup("fit")
+    assert data.coreset.size == 100
+    assert bool((data.fetch("train", 0, torch.arange(50))["label"] >= 0).all())
+    partly = CoresetDataModule(DigitsDataModule(labelled=100.0), Uniform(), 50, pixels, stratify="label")
+    partly.setup("fit")
+    with pytest.raises(DataError, match="1157 have none"):
+        partly.size("train")
+
+
+def test_names_of_the_other_are_its_own() -> None:
+    """An argument of ours hides nothing that a model asks of the data."""
+
+    class Named(DigitsDataModule):
+        vectors = k = selector = "its own"
+
+    data = CoresetDataModule(Named(labelled=1.0), Uniform(), 5, pixels)
+    assert data.vectors == data.k == data.selector == "its own"
+
+
+def test_an_error_within_a_selection_is_told() -> None:
+    with pytest.raises(RuntimeError, match="no_such_thing"):
+        digits(vectors=lambda examples: pixels(examples).no_such_thing).size("train")  # type: ignore[attr-defined]
+
+
 def test_streamed_vectors_select_the_same() -> None:
     base = SyntheticRegressionDataModule("normal", size=400, coefficients=(1.0, 2.0, 0.5))
     found = []
@@ -98,9 +125,18 @@ def test_streamed_vectors_select_the_same() -> None:
 def test_sparse_vi_gets_what_it_draws_from() -> None:
     base = SyntheticRegressionDataModule("normal", size=60, coefficients=(1.0, 2.0))
     vectors = LogLikelihoodVectors(NormalLikelihood(), draws=20)
-    data = CoresetDataModule(base, SparseVI(updates=5), 3, vectors)
+    shared, found = SparseVI(updates=5), []
+    for selector in (shared, SparseVI(updates=5), SparseVI(lambda *asked: vectors(_examples(base)), updates=5)):
+        data = CoresetDataModule(base, selector, 3, vectors)
+        data.setup("fit")
+        found.append(data.coreset)
+    assert shared.resample is None, "it may serve other data next"
+    assert torch.equal(found[0].weights, found[1].weights)
+    assert not torch.equal(found[0].weights, found[2].weights), "the same vectors throughout give other weights"
+    data = CoresetDataModule(DigitsDataModule(labelled=1.0), SparseVI(updates=2), 12, LogLikelihoodVectors(
+        NormalLikelihood(), draws=5, features="pixels", target="label"), stratify="label")  # fmt: skip
     data.setup("fit")
-    assert 0 < len(data.coreset) <= 3
+    assert len(data.coreset) <= 12
     with pytest.raises(ConfigurationError, match="SparseVI"):
         CoresetDataModule.coreset.fget(digits(selector=SparseVI(), vectors=_Pixels()))  # type: ignore[attr-defined]
 
@@ -109,6 +145,10 @@ def _projection() -> type:
     from lit_sparse.coresets import FunctionVectors
 
     return FunctionVectors
+
+
+def _examples(base: SyntheticRegressionDataModule) -> Examples:
+    return Examples(lambda indices: base.fetch("train", 0, indices), base.size("train"))
 
 
 class _Pixels(_projection()):  # type: ignore[misc]
@@ -144,6 +184,7 @@ def test_any_data_module_with_a_loader_of_rows_serves(as_dict: bool) -> None:
     data = CoresetDataModule(Pairs(as_dict), NonnegativeOMP(), 3, vectors)
     data.setup("fit")
     batch = next(iter(data.train_dataloader()))
+    assert data.batch_size == 8
     weights, x = (batch["weight"], batch["x"]) if as_dict else (batch[2], batch[0])
     assert len(weights) == len(x) == len(data.coreset)
     assert len(list(data.val_dataloader())) == 5
@@ -176,6 +217,8 @@ def test_a_saved_coreset_is_taken_in_place_of_a_selection(tmp_path: Path) -> Non
 
 def test_bad_arguments() -> None:
     base = DigitsDataModule(labelled=1.0)
+    with pytest.raises(ConfigurationError, match="selector"):
+        CoresetDataModule(base, None, 5, pixels, coreset="x.npz")
     for arguments in ((), (Uniform(),), (Uniform(), 5), (None, 5, pixels)):
         with pytest.raises(ConfigurationError, match="selector"):
             CoresetDataModule(base, *arguments)

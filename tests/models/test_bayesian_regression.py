@@ -304,3 +304,47 @@ def test_other_numbers_of_features_and_no_posterior() -> None:
 def test_arguments_are_checked(options: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`{name}`"):
         BayesianRegression(**{"likelihood": LogisticLikelihood(), "in_features": 3, **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_steps": 7, "max_epochs": -1},
+        {"max_epochs": 2, "limit_val_batches": 0},
+        {"max_epochs": 3, "check_val_every_n_epoch": 2},
+    ],
+    ids=["steps", "no validation", "between validations"],
+)
+def test_the_covariance_is_that_of_the_last_coefficients(tmp_path: Path, options: dict[str, Any]) -> None:
+    """In memory, and in a checkpoint that is written then, wherever training ends."""
+    model, data = BayesianRegression(LogisticLikelihood(), in_features=3, optimizer=SGD), rows()
+    run = trainer(num_sanity_val_steps=0, **options)
+    run.fit(model, datamodule=data)
+    features, _target = train_rows(data)
+    eta = features @ model.mean.detach().double()
+    precision = torch.eye(3).double() + features.T @ (eta.sigmoid() * (-eta).sigmoid()).unsqueeze(1).mul(features)
+    torch.testing.assert_close(model.posterior().covariance, precision.inverse(), rtol=1e-4, atol=1e-7)
+    run.save_checkpoint(tmp_path / "end.ckpt")
+    loaded = BayesianRegression.load_from_checkpoint(tmp_path / "end.ckpt", weights_only=True)
+    assert torch.equal(loaded.posterior().covariance, model.posterior().covariance)
+
+
+def test_a_checkpoint_between_validations_holds_its_own_covariance(tmp_path: Path) -> None:
+    saved = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1)
+    model, data = BayesianRegression(LogisticLikelihood(), in_features=3, optimizer=SGD), rows()
+    trainer(max_steps=6, max_epochs=-1, enable_checkpointing=True, callbacks=[saved], limit_val_batches=0).fit(
+        model, datamodule=data
+    )
+    features, _ = train_rows(data)
+    for path in tmp_path.glob("*.ckpt"):
+        loaded = BayesianRegression.load_from_checkpoint(path, weights_only=True)
+        eta = features @ loaded.mean.detach().double()
+        precision = torch.eye(3).double() + features.T @ (eta.sigmoid() * (-eta).sigmoid()).unsqueeze(1).mul(features)
+        torch.testing.assert_close(loaded.posterior().covariance, precision.inverse(), rtol=1e-4, atol=1e-7)
+
+
+def test_a_fit_that_diverges_says_so() -> None:
+    steep = functools.partial(torch.optim.SGD, lr=1e20)
+    model = BayesianRegression(PoissonLikelihood(), in_features=3, optimizer=steep)
+    with pytest.raises(DataError, match="positive definite"):
+        trainer(max_epochs=2, num_sanity_val_steps=0).fit(model, datamodule=rows("poisson"))
