@@ -117,7 +117,7 @@ class CoresetSelector(nn.Module, ABC):
             raise DataError(
                 f"All {size} vectors are zero: they do not tell the examples apart, so there is nothing to select by."
             )
-        unit = 2.0 ** math.floor(math.log2(max(longest, float(found.total.norm()))))
+        unit = 2.0 ** math.floor(math.log2(longest))
         scaled = found.scaled(unit)
         seed = found.agree(torch.randint(2**62, (), generator=generator))
         selection = self.select(scaled, k, torch.Generator().manual_seed(int(seed)))
