@@ -66,7 +66,10 @@ class Coreset:
         return len(self.indices)
 
     def __str__(self) -> str:
-        return f"{len(self)} of {self.size} examples, which stand for {float(self.weights.sum()):.6g}"
+        return f"{len(self)} of {self.size} examples, of total weight {float(self.weights.sum()):.6g}"
+
+    def __repr__(self) -> str:
+        return f"Coreset({self}, objective={self.objective:.6g})"
 
     def dense(self) -> Tensor:
         """Return the weights (N,) of all examples, most of them zero."""

@@ -47,6 +47,11 @@ class Examples:
         return self.size
 
     def __getitem__(self, indices: Tensor) -> Any:
+        if not isinstance(indices, Tensor):
+            raise TypeError(
+                f"Examples are fetched by a tensor of their indices, as in examples[torch.arange(len(examples))], but got"
+                f" {indices!r}. For a function of a batch, use FunctionVectors."
+            )
         return self.fetch(indices)
 
     def batches(self, batch_size: int) -> Iterator[Any]:

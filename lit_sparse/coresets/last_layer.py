@@ -137,6 +137,7 @@ class LastLayerGradients(Projection):
             raise ConfigurationError(
                 f"Expected argument `layer` to name a torch.nn.Linear of {type(self._network).__name__} but got"
                 f" {self.layer!r}. There are: {', '.join(layers) or 'none'}."
+                " Vectors of this kind are made by a classifier."
             )
         return layers[list(layers)[-1] if self.layer is None else self.layer]
 
@@ -144,7 +145,8 @@ class LastLayerGradients(Projection):
         from pytorch_lightning import LightningModule
 
         if not Path(str(self.checkpoint)).is_file():
-            raise CheckpointError(f"The checkpoint {self.checkpoint!r}, which vectors are to be made by, does not exist.")
+            what = "is a folder" if Path(str(self.checkpoint)).is_dir() else "does not exist"
+            raise CheckpointError(f"The checkpoint {self.checkpoint!r}, which vectors are to be made by, {what}.")
         try:
             read: nn.Module = LightningModule.load_from_checkpoint(str(self.checkpoint), map_location="cpu", weights_only=True)
         except Exception as error:

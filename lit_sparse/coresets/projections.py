@@ -54,6 +54,10 @@ class Projection(ABC):
 
     def __call__(self, examples: Examples) -> Tensor:
         """Return the vectors (N, S) of some examples."""
+        if not isinstance(examples, Examples):
+            raise ConfigurationError(
+                f"Expected Examples, such as Examples.of(features=x, target=y), but got a {type(examples).__name__}."
+            )
         self.fit(examples)
         return self.of_part(examples)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -218,6 +219,9 @@ class CoresetDataModule(ResumableDataModule):
             return self._checked(Coreset.load(self._file))
         assert self._selector is not None and self._k is not None and self._vectors is not None
         selector = self._selector
+        if self.trainer is not None and self.trainer.progress_bar_callback is not None:
+            selector = copy(selector)
+            selector.progress = True
         k = max(1, round(self._k * size)) if self._k < 1 else int(self._k)
         if k > size:
             raise ConfigurationError(

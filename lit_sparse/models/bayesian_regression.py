@@ -134,6 +134,12 @@ class BayesianRegression(LitSparseModule):
 
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
+        missing = [name for name in ("features", "target") if name not in batch]
+        if missing:
+            raise ConfigurationError(
+                f"Expected batches with {' and '.join(missing)} but they have {', '.join(batch)}: these are the data of"
+                " another kind of model. Use a RegressionDataModule."
+            )
         features, target = batch["features"], batch["target"]
         if batch_idx == 0:
             self.likelihood.check(target)  # once an epoch, for it waits for a GPU

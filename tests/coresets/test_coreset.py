@@ -65,7 +65,7 @@ def test_a_name_without_an_ending_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_it_says_of_itself() -> None:
-    assert (len(SOME), str(SOME)) == (3, "3 of 9 examples, which stand for 5.75")
+    assert (len(SOME), str(SOME)) == (3, "3 of 9 examples, of total weight 5.75")
     same(SOME.to("cpu"), SOME)
     assert len(Coreset(torch.zeros(0, dtype=torch.int64), torch.zeros(0), 1.0, size=4).dense()) == 4
 

@@ -246,17 +246,19 @@ BROKEN: list[tuple[str, bytes | dict[str, Any], dict[str, Any], str]] = [
     ("a.csv", b"", {}, r"a\.csv"),
     ("a.csv", b"\xff\xfe\x00", {}, r"a\.csv"),
     ("a.csv.gz", b"X,y\n1,2\n", {}, r"a\.csv\.gz"),
-    ("a.csv.gz", gzip.compress(csv_text().encode())[:-20], {"features": "a", "target": "out"}, r"a\.csv\.gz"),
+    ("a.csv.gz", gzip.compress(csv_text().encode(), mtime=0)[:-20], {"features": "a", "target": "out"}, r"a\.csv\.gz"),
     ("a.libsvm", b"1 1:2\nx 1:3\n", {}, r"a\.libsvm"),
     ("a.libsvm", b"1 1:2\n2 nothing\n", {}, r"a\.libsvm"),
     ("a.libsvm", b"", {}, r"a\.libsvm"),
-    ("a.gz", gzip.compress(libsvm_text().encode() * 50)[:-20], {}, r"a\.gz"),
+    ("a.gz", gzip.compress(libsvm_text().encode() * 50, mtime=0)[:-20], {}, r"a\.gz"),
     ("a.gz", b"not compressed", {}, r"a\.gz"),
     ("a.bin", bytes(range(256)), {}, r"a\.bin"),
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "options", "words"), BROKEN)
+@pytest.mark.parametrize(
+    ("name", "content", "options", "words"), BROKEN, ids=[f"{number}-{case[0]}" for number, case in enumerate(BROKEN)]
+)
 def test_broken_files(tmp_path: Path, name: str, content: Any, options: dict[str, Any], words: str) -> None:
     if isinstance(content, bytes):
         (tmp_path / name).write_bytes(content)
