@@ -36,8 +36,8 @@ class IHT(CoresetSelector):
     """Steps along the gradient and keeps the k largest positive weights, again and again.
 
     The step is the best one for the gradient on the current support and the k strongest entries beside it. The best weights
-    that were met are returned, for the objective may rise. Should it not end within ``max_iter`` and be so sensitive that
-    rounding alone decides where it gets, these weights are polished: by the best ones on their support, and by exchanges of it.
+    that were met are returned, for the objective may rise. Should the iteration be so sensitive that rounding
+    alone decides where it gets, these weights are polished: by the best ones on their support, and by exchanges of it.
 
     An iteration is one product with all vectors and a few with the selected ones: nearly the same for every k.
 
@@ -79,7 +79,7 @@ class IHT(CoresetSelector):
         """See :class:`CoresetSelector`."""
         best, trace, ended = self._run(vectors, k, generator, self.steps(self.max_iter))
         small = k * vectors.shape[1] * min(k, vectors.shape[1]) <= POLISH_WORK
-        if self.polish and not ended and small and self.batch == 1.0 and self._is_sensitive(vectors, k, generator, trace):
+        if self.polish and small and self.batch == 1.0 and self._is_sensitive(vectors, k, generator, trace, ended):
             best, least = self._polished(vectors, k, best, min(trace))
             trace.append(least)
         return Selection(best.support, best.weights[best.support], trace)
@@ -116,13 +116,15 @@ class IHT(CoresetSelector):
                 return best, trace, True
         return best, trace, False
 
-    def _is_sensitive(self, vectors: Vectors, k: int, generator: torch.Generator, trace: list[float]) -> bool:
-        """Tell whether a change of the first step by a billionth shows half way on.
+    def _is_sensitive(self, vectors: Vectors, k: int, generator: torch.Generator, trace: list[float], ended: bool) -> bool:
+        """Tell whether a change of the first step by a billionth shows in what comes of it: in the end, or half way to none.
 
-        Then rounding alone decides where the iteration ends: the same formulas in another order end elsewhere.
+        Then rounding alone decides where the iteration gets: the same formulas in another order get elsewhere.
         """
-        _, other, _ = self._run(vectors, k, generator, range(len(trace) // 2), nudge=2.0**-30)
-        return any(abs(a - b) > SENSITIVE * max(a, b) for a, b in zip(trace, other, strict=False))
+        steps = range(self.max_iter if ended else len(trace) // 2)
+        _, other, _ = self._run(vectors, k, generator, steps, nudge=2.0**-30)
+        pairs = [(min(trace), min(other))] if ended else zip(trace, other, strict=False)
+        return any(abs(a - b) > SENSITIVE * max(a, b) for a, b in pairs)
 
     def _polished(self, vectors: Vectors, k: int, point: _Point, least: float) -> tuple[_Point, float]:
         """Return a better point: with the best weights for its own support, and for the best k of that and k others."""
