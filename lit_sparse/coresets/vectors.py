@@ -6,7 +6,7 @@ All that a selector asks of N vectors of S numbers are products, norms and a few
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -153,13 +153,15 @@ class DenseVectors(Vectors):
         return DenseVectors(self.rows(indices))
 
     def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+        step = max(1, BLOCK_NUMBERS // max(1, self.shape[1]))
         total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
-        norms = []
-        for block in torch.split(self.vectors, max(1, BLOCK_NUMBERS // max(1, self.shape[1]))):
-            exact = block.double()
-            norms.append(torch.linalg.vector_norm(exact, dim=1))
+        # Written in place: small results that stay between blocks that go would keep memory from being used again.
+        norms = total.new_empty(self.shape[0])
+        for start in range(0, self.shape[0], step):
+            exact = self.vectors[start : start + step].double()
+            norms[start : start + step] = torch.linalg.vector_norm(exact, dim=1)
             total += exact.sum(0)
-        return torch.cat(norms) if norms else total.new_zeros(0), total
+        return norms, total
 
 
 class BlockVectors(Vectors):
@@ -209,7 +211,10 @@ class BlockVectors(Vectors):
         return made.to(self.dtype)
 
     def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
-        return torch.cat([direction[:0], *(block @ direction for block in self._blocks())])
+        products = direction.new_empty(self.shape[0])
+        for start, block in self._blocks():
+            products[start : start + len(block)] = block @ direction
+        return products
 
     def divided(self, unit: float) -> BlockVectors:  # noqa: D102
         made, dtype = self._rows, self.dtype
@@ -224,16 +229,16 @@ class BlockVectors(Vectors):
 
     def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
-        norms = [total[:0]]
-        for block in self._blocks():
-            of_block, sum_of_block = DenseVectors(block).measure()
-            norms.append(of_block)
+        norms = total.new_empty(self.shape[0])
+        for start, block in self._blocks():
+            norms[start : start + len(block)], sum_of_block = DenseVectors(block).measure()
             total += sum_of_block
-        return torch.cat(norms), total
+        return norms, total
 
-    def _blocks(self) -> Any:
-        for indices in torch.split(torch.arange(self.shape[0], device=self.device), self.block_size):
-            yield self.rows(indices)
+    def _blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Iterate over all blocks, and the number of the first vector in each."""
+        for start in range(0, self.shape[0], self.block_size):
+            yield start, self.rows(torch.arange(start, min(start + self.block_size, self.shape[0]), device=self.device))
 
 
 class ShardedVectors(Vectors):
