@@ -20,6 +20,7 @@ from lit_sparse.callbacks.sparse_connectivity import SparseConnectivity
 from lit_sparse.callbacks.stopping import RelativeChangeStopping
 from lit_sparse.callbacks.temperature import TemperatureAnnealing
 from lit_sparse.callbacks.text_predictions import TextPredictionWriter
+from lit_sparse.callbacks.transport import TransportPlot
 
 __all__ = [
     "ActivityHistogram",
@@ -40,5 +41,6 @@ __all__ = [
     "SupportSizePlot",
     "TemperatureAnnealing",
     "TextPredictionWriter",
+    "TransportPlot",
     "draw_attention",
 ]

@@ -25,7 +25,8 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException  # 
 import lit_sparse.data
 import lit_sparse.estimators
 import lit_sparse.mappings
-import lit_sparse.models  # noqa: F401  (imported so that bare class names are found)
+import lit_sparse.models
+import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
 from lit_sparse.cli.arguments import (
     as_yaml_file,
     chosen_options,

@@ -24,6 +24,7 @@ from lit_sparse.callbacks import (
     SuccessPlot,
     SupportSizePlot,
     TextPredictionWriter,
+    TransportPlot,
 )
 from lit_sparse.errors import ConfigurationError
 
@@ -66,7 +67,8 @@ class OptimizerOptions(pl.Callback):
             raise ConfigurationError("The learning rate of this run is set by its scheduler; it cannot be changed beside it.")
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
-                group.update(self.options)
+                own = group.get("own_lr", False)  # a risk's
+                group.update({name: value for name, value in self.options.items() if name != "lr" or not own})
 
 
 def measures() -> list[pl.Callback]:
@@ -84,7 +86,7 @@ def pictures(folder: str | None) -> list[pl.Callback]:
     return [
         *(kind(folder) for kind in kinds),
         *(ReconstructionPlot(folder), ClassSamplesPlot(folder=folder), LanguageLogger(folder=folder)),
-        *(BasesPlot(folder=folder), ActivityHistogram(folder=folder)),
+        *(BasesPlot(folder=folder), ActivityHistogram(folder=folder), TransportPlot(folder=folder)),
         *(AttentionPlot(folder=folder), PredictionWriter(folder), TextPredictionWriter(folder)),
     ]
 

@@ -12,11 +12,13 @@ from typing import Any, get_origin
 import pytorch_lightning as pl
 import torch
 
+from lit_sparse.data import LabelNoise, Measure
 from lit_sparse.errors import LitSparseError, did_you_mean
 from lit_sparse.estimators import Estimator
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import TextMetric
-from lit_sparse.nn import Seq2SeqBody
+from lit_sparse.nn import Potentials, Seq2SeqBody
+from lit_sparse.risks import Risk
 from lit_sparse.structures import Structure
 
 __all__ = ["plain_message"]
@@ -25,11 +27,16 @@ BASES: dict[str, type] = {
     "mapping": SparseMapping,
     "output_mapping": SparseMapping,
     "estimator": Estimator,
+    "risk": Risk,
     "body": Seq2SeqBody,
     "metrics": TextMetric,
     "structure": Structure,
     "model": pl.LightningModule,
     "data": pl.LightningDataModule,
+    "label_noise": LabelNoise,
+    "source": Measure,
+    "target": Measure,
+    "potentials": Potentials,
     "callbacks": pl.Callback,
     "sender": torch.nn.Module,
     "receiver": torch.nn.Module,
@@ -183,7 +190,7 @@ def _class_names(base: type, package: str | None = None) -> Iterator[str]:
 
 def _option_names() -> list[str]:
     found = {"output_dir", "name", "ckpt_path", "config", "seed_everything", "checkpoint_every_n_steps"}
-    for base in (SparseMapping, Estimator, Structure, pl.LightningModule, pl.LightningDataModule):
+    for base in (SparseMapping, Estimator, Risk, Structure, pl.LightningModule, pl.LightningDataModule):
         waiting: list[type] = [base]
         while waiting:
             cls = waiting.pop()

@@ -6,6 +6,7 @@ import torch
 
 from lit_sparse.data.base import Split, shuffled
 from lit_sparse.data.images import ImageDataModule, Images
+from lit_sparse.data.label_noise import LabelNoise
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["DigitsDataModule"]
@@ -21,6 +22,7 @@ class DigitsDataModule(ImageDataModule):
         labelled_only: leave out the unlabelled images, as for a warm start.
         binarize: draw each pixel from a Bernoulli distribution with its intensity as mean.
         jitter: train on images moved by up to one pixel as well, nine for each.
+        label_noise: gives some images of training and validation, taken together, another label; None for no noise.
         epoch_size: how many images an epoch goes through, each time others, chosen at random; None for all. Where only
             part of the labels are told, it is the number of those without.
         batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
@@ -44,6 +46,7 @@ class DigitsDataModule(ImageDataModule):
         labelled_only: bool = False,
         binarize: bool = True,
         jitter: bool = False,
+        label_noise: LabelNoise | None = None,
         epoch_size: int | None = None,
         batch_size: int = 64,
         eval_batch_size: int = 256,
@@ -55,6 +58,7 @@ class DigitsDataModule(ImageDataModule):
             labelled_only=labelled_only,
             binarize=binarize,
             jitter=jitter,
+            label_noise=label_noise,
             epoch_size=epoch_size,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
@@ -77,8 +81,9 @@ class DigitsDataModule(ImageDataModule):
         digits = Images(torch.from_numpy(data.data).float() / 16, torch.from_numpy(data.target).long())
         order = shuffled(self.total, self.seed)
         held_out = self.val_size + self.test_size
+        rest = self.noisy(digits[torch.cat([order[held_out:], order[: self.val_size]])])
         return {
-            "train": digits[order[held_out:]],
-            "val": digits[order[: self.val_size]],
+            "train": rest[: -self.val_size],
+            "val": rest[-self.val_size :],
             "test": digits[order[self.val_size : held_out]],
         }

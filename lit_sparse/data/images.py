@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
+from lit_sparse.data.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.nn import seeded_uniform
@@ -31,17 +32,20 @@ class Images:
     Attributes:
         pixels: (N, D) float32 intensities in [0, 1].
         labels: (N,) int64 classes.
+        true_labels: (N,) int64 classes, where ``labels`` are noisy; None where they are not.
     """
 
     pixels: Tensor
     labels: Tensor
+    true_labels: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.pixels) != len(self.labels):
             raise DataError(f"There are {len(self.pixels)} images but {len(self.labels)} labels.")
 
     def __getitem__(self, which: Tensor | slice) -> Images:
-        return Images(self.pixels[which], self.labels[which])
+        true_labels = None if self.true_labels is None else self.true_labels[which]
+        return Images(self.pixels[which], self.labels[which], true_labels)
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -58,12 +62,17 @@ class ImageDataModule(ResumableDataModule):
     With ``jitter`` each training image stands for nine: itself, and itself moved by one pixel in eight directions, with zeros
     where it came from. They are made when they are fetched; the i-th image moved in the k-th way has the index ``i + k N``.
 
+    With ``label_noise`` the labels of training and validation are noisy, those of the test are not, and batches hold
+    ``true_label`` (B,) too: the labels without noise, -100 where none is told. A subclass passes the images of training and
+    validation through :meth:`noisy` when it loads them.
+
     Args:
         labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
         labelled_only: leave out the unlabelled images, as for a warm start.
         binarize: draw each pixel from a Bernoulli distribution with its intensity as mean: anew at every fetch in training,
             a function of (seed, index) in validation and test.
         jitter: train on images moved by up to one pixel as well, nine for each.
+        label_noise: gives some images of training and validation, taken together, another label; None for no noise.
         epoch_size: how many images an epoch goes through, each time others, chosen at random; None for all. Where only
             part of the labels are told, it is the number of those without.
         batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
@@ -87,6 +96,7 @@ class ImageDataModule(ResumableDataModule):
         labelled_only: bool = False,
         binarize: bool = True,
         jitter: bool = False,
+        label_noise: LabelNoise | None = None,
         epoch_size: int | None = None,
         batch_size: int = 64,
         eval_batch_size: int = 256,
@@ -106,6 +116,7 @@ class ImageDataModule(ResumableDataModule):
         self.labelled_only = labelled_only
         self.binarize = binarize
         self.jitter = jitter
+        self.label_noise = label_noise
         self.epoch_size = None if epoch_size is None else check_count("epoch_size", epoch_size)
         self._splits: dict[Split, Images] = {}
         self._told = torch.empty(0, dtype=torch.int64)
@@ -114,7 +125,25 @@ class ImageDataModule(ResumableDataModule):
 
     @abstractmethod
     def load(self) -> dict[Split, Images]:
-        """Read the images of the three splits."""
+        """Read the images of the three splits; those for training and validation have been through :meth:`noisy`."""
+
+    def noisy(self, images: Images) -> Images:
+        """Return all images for training and validation, before any are left out, with noise on their labels if there is any.
+
+        Raises:
+            DataError: if a label is no class, with or without the noise.
+        """
+        if self.label_noise is None:
+            return images
+        self._check_labels(images, "the training and validation images")
+        found = self.label_noise(images.pixels, images.labels, self.classes)
+        if found.shape != images.labels.shape or found.dtype != torch.int64:
+            raise DataError(
+                f"Expected {len(images)} labels of int64 by {self.label_noise} but got {found.dtype} {tuple(found.shape)}."
+            )
+        noisy = Images(images.pixels, found, images.labels)
+        self._check_labels(noisy, f"the labels by {self.label_noise}")
+        return noisy
 
     def setup(self, stage: str | None = None) -> None:
         """Read the images, check their labels, and choose those whose label is told."""
@@ -122,12 +151,12 @@ class ImageDataModule(ResumableDataModule):
             return
         splits = self.load()
         for split, images in splits.items():
-            wrong = images.labels[(images.labels < 0) | (images.labels >= self.classes)]
-            if len(wrong):
-                raise DataError(
-                    f"Expected labels in 0 .. {self.classes - 1} but the {split} images have the label {int(wrong[0])}"
-                    f" ({len(wrong)} of {len(images)} are outside)."
-                )
+            self._check_labels(images, f"the {split} images")
+        if self.label_noise is not None and splits["train"].true_labels is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} has `label_noise` but its `load` does not pass the images for training and validation"
+                " through `noisy`. Do so, or leave out the noise."
+            )
         size = len(splits["train"])
         told = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
         if told > size or (told < 1 and self.labelled > 0):
@@ -180,15 +209,27 @@ class ImageDataModule(ResumableDataModule):
         if self.binarize:
             draws = seeded_uniform(self.seed + 7919 * epoch, indices, pixels.shape[1:], stream=STREAMS[split])
             pixels = (draws < pixels).float()
+        batch = {"pixels": pixels, "label": labels, "index": indices}
+        if self.label_noise is not None:
+            batch["true_label"] = labels if images.true_labels is None else images.true_labels
         if split == "train":
-            labels = torch.where(self._is_told[places], labels, UNLABELLED)
-        return {"pixels": pixels, "label": labels, "index": indices}
+            told = self._is_told[places]
+            batch |= {name: torch.where(told, batch[name], UNLABELLED) for name in ("label", "true_label") if name in batch}
+        return batch
 
     def _all(self, places: Tensor) -> Tensor:
         """Return the indices of training images at some places, moved in all ways."""
         if not self.jitter:
             return places
         return (places + len(self._splits["train"]) * torch.arange(len(SHIFTS)).unsqueeze(1)).flatten()
+
+    def _check_labels(self, images: Images, what: str) -> None:
+        wrong = images.labels[(images.labels < 0) | (images.labels >= self.classes)]
+        if len(wrong):
+            raise DataError(
+                f"Expected labels in 0 .. {self.classes - 1} but {what} have the label {int(wrong[0])}"
+                f" ({len(wrong)} of {len(images)} are outside)."
+            )
 
     def _moved(self, pixels: Tensor, shifts: Tensor) -> Tensor:
         """Return images (B, D) moved by shifts (B, 2)."""

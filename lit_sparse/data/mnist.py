@@ -12,6 +12,7 @@ import torch
 from lit_sparse.data.base import Split, shuffled
 from lit_sparse.data.idx import find_idx, read_idx
 from lit_sparse.data.images import ImageDataModule, Images
+from lit_sparse.data.label_noise import LabelNoise
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 
 __all__ = ["MNISTDataModule"]
@@ -42,6 +43,8 @@ class MNISTDataModule(ImageDataModule):
         labelled_only: leave out the unlabelled images, as for a warm start.
         binarize: draw each pixel from a Bernoulli distribution with its intensity as mean.
         jitter: train on images moved by up to one pixel as well, nine for each.
+        label_noise: gives some images of training and validation, taken together, another label, before ``train_size`` leaves
+            any out; None for no noise.
         epoch_size: how many images an epoch goes through, each time others, chosen at random; None for all. Where only
             part of the labels are told, it is the number of those without.
         batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
@@ -69,6 +72,7 @@ class MNISTDataModule(ImageDataModule):
         labelled_only: bool = False,
         binarize: bool = True,
         jitter: bool = False,
+        label_noise: LabelNoise | None = None,
         epoch_size: int | None = None,
         batch_size: int = 64,
         eval_batch_size: int = 256,
@@ -80,6 +84,7 @@ class MNISTDataModule(ImageDataModule):
             labelled_only=labelled_only,
             binarize=binarize,
             jitter=jitter,
+            label_noise=label_noise,
             epoch_size=epoch_size,
             batch_size=batch_size,
             eval_batch_size=eval_batch_size,
@@ -116,6 +121,7 @@ class MNISTDataModule(ImageDataModule):
         train, test = readers[self.source]()
         if not 0 < self.val_size < len(train):
             raise ConfigurationError(f"Expected `val_size` in 1 .. {len(train) - 1} but got {self.val_size}.")
+        train = self.noisy(train)
         return {
             "train": _first(train[: -self.val_size], self.train_size, "train_size"),
             "val": train[-self.val_size :],

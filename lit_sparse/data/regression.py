@@ -65,41 +65,56 @@ class RegressionDataModule(ResumableDataModule):
 
     Args:
         whiten: turn and scale the features so that those of the training rows have the identity as their covariance.
+        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
         bases: in place of the features, radial bases of them; None for the features themselves.
         intercept: add a feature that is 1.
         train_size: training rows, the first in random order; None for all that are there.
         val_size: rows held out for validation: a share of all if below 1.
         test_size: rows held out for the test: a share of all if below 1.
+        whole: hold nothing out: all rows train, in the order in which they are read, and are the splits that are not apart.
         batch_size: rows in a training batch of one process.
         eval_batch_size: rows in a batch of validation, test and prediction.
         num_workers: processes that fetch batches ahead.
         seed: of what is drawn, splits and orders.
 
     Raises:
-        ConfigurationError: for an argument outside its range.
+        ConfigurationError: for an argument outside its range, or for two that exclude each other.
     """
 
     def __init__(
         self,
         *,
         whiten: bool = False,
+        standardize: bool = False,
         bases: RadialBases | None = None,
         intercept: bool = True,
         train_size: int | None = None,
         val_size: float = 0.1,
         test_size: float = 0.1,
+        whole: bool = False,
         batch_size: int = 64,
         eval_batch_size: int = 1024,
         num_workers: int = 0,
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
+        if whiten and standardize:
+            raise ConfigurationError(
+                "Expected either `whiten` or `standardize` but got both: whitened features have mean 0 and standard deviation 1"
+                " already. Leave out `standardize`."
+            )
+        if whole and train_size is not None:
+            raise ConfigurationError(
+                f"Expected no `train_size` with `whole`, which trains on all rows, but got {train_size}. Leave out one of them."
+            )
         self.whiten = whiten
+        self.standardize = standardize
         self.bases = bases
         self.intercept = intercept
         self.train_size = None if train_size is None else check_count("train_size", train_size)
         self.val_size = check_number("val_size", val_size, 0.0, 1e12, open_low=True)
         self.test_size = check_number("test_size", test_size, 0.0, 1e12, open_low=True)
+        self.whole = whole
         self._tables: dict[Split, Table] = {}
 
     @abstractmethod
@@ -115,6 +130,9 @@ class RegressionDataModule(ResumableDataModule):
         if self.whiten:
             mean, turn = _whitening(inputs["train"])
             inputs = {split: (x - mean) @ turn for split, x in inputs.items()}
+        if self.standardize:
+            mean, spread = _spread(inputs["train"])
+            inputs = {split: (x - mean) / spread for split, x in inputs.items()}
         if self.bases is not None:
             centres = self.bases.centres(inputs["train"], torch.Generator().manual_seed(self.seed))
             inputs = {split: self.bases(x, centres) for split, x in inputs.items()}
@@ -131,6 +149,8 @@ class RegressionDataModule(ResumableDataModule):
 
     def _split(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         """Hold out what is not apart yet, and leave out what is too much for training."""
+        if self.whole:
+            return {"val": tables["train"], "test": tables["train"], **tables}
         order = shuffled(len(tables["train"]), self.seed)
         rest = tables["train"][order]
         found: dict[Split, Table] = dict(tables)
@@ -158,6 +178,7 @@ class SyntheticRegressionDataModule(RegressionDataModule):
         coefficients: one for each feature, and one for the intercept if there is one.
         noise: variance of normal targets.
         whiten: turn and scale the features so that those of the training rows have the identity as their covariance.
+        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
         intercept: add a feature that is 1.
         val_size: rows held out for validation: a share of all if below 1.
         test_size: rows held out for the test: a share of all if below 1.
@@ -180,6 +201,7 @@ class SyntheticRegressionDataModule(RegressionDataModule):
         coefficients: tuple[float, ...] = (3.0, 3.0, 0.0),
         noise: float = 1.0,
         whiten: bool = False,
+        standardize: bool = False,
         intercept: bool = True,
         val_size: float = 0.1,
         test_size: float = 0.1,
@@ -190,6 +212,7 @@ class SyntheticRegressionDataModule(RegressionDataModule):
     ) -> None:
         super().__init__(
             whiten=whiten,
+            standardize=standardize,
             intercept=intercept,
             val_size=val_size,
             test_size=test_size,
@@ -234,6 +257,7 @@ class TableDataModule(RegressionDataModule):
         log_target: take the logarithm of the targets.
         drop_last: leave out the last feature, where it is an intercept already.
         whiten: turn and scale the features so that those of the training rows have the identity as their covariance.
+        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
         bases: in place of the features, radial bases of them; None for the features themselves.
         intercept: add a feature that is 1.
         train_size: training rows, the first in random order; None for all that are there.
@@ -258,6 +282,7 @@ class TableDataModule(RegressionDataModule):
         log_target: bool = False,
         drop_last: bool = False,
         whiten: bool = False,
+        standardize: bool = False,
         bases: RadialBases | None = None,
         intercept: bool = True,
         train_size: int | None = None,
@@ -270,6 +295,7 @@ class TableDataModule(RegressionDataModule):
     ) -> None:
         super().__init__(
             whiten=whiten,
+            standardize=standardize,
             bases=bases,
             intercept=intercept,
             train_size=train_size,
@@ -348,3 +374,9 @@ def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:
     values, turns = torch.linalg.eigh(torch.cov((x - mean).mT).reshape(x.shape[1], x.shape[1]))
     least = 1e-10 * values[-1].clamp_min(1e-300)
     return mean, (turns * torch.where(values > least, values, torch.inf).rsqrt()) @ turns.mT
+
+
+def _spread(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean (D,) and the standard deviation (D,) of rows (N, D), the latter infinite where all are alike."""
+    alike = x.amax(0) == x.amin(0)  # rounding may leave them a standard deviation that is not quite 0
+    return x.mean(0), torch.where(alike, torch.inf, x.std(0, correction=0))

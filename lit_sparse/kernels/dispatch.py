@@ -32,7 +32,8 @@ class RowKernel:
     """A row algorithm with its implementations for each device.
 
     Its arguments are, in this order: tensors of one shape (..., d); row parameters, which are numbers or tensors of as many
-    dimensions that broadcast to (..., 1); other numbers. It returns a tensor of the shape of the first, or several.
+    dimensions that broadcast to (..., 1); other numbers. It returns a tensor of the shape of the first, or several; or one
+    number a row, (..., 1).
 
     Args:
         name: name of the operator in torch's registry, ``lit_sparse::<name>``.
@@ -44,6 +45,7 @@ class RowKernel:
             returns, contiguous, or NotImplemented; ``twin`` serves then, and when it is None.
         parameters: how many of the tensors in the schema are row parameters.
         kept: dtypes of the results after the first; they have its shape.
+        reduces: the result is one number a row, of rows that are not empty.
 
     Raises:
         ConfigurationError: if another module has a kernel of that name.
@@ -59,12 +61,14 @@ class RowKernel:
         *,
         parameters: int = 0,
         kept: tuple[torch.dtype, ...] = (),
+        reduces: bool = False,
     ) -> None:
         self.name = name
         self.cpu = cpu
         self.twin = twin
         self.cuda = cuda
         self.kept = kept
+        self.reduces = reduces
         if _OWNERS.setdefault(name, cpu.__module__) != cpu.__module__:
             raise ConfigurationError(
                 f"Expected a new name for a row kernel but {_OWNERS[name]} has a `{name}`. Choose another."
@@ -136,12 +140,12 @@ class RowKernel:
         first = args[0]
         dtype = first.dtype
         if not self.kept and first.dim() == 2 and (dtype is torch.float32 or dtype is torch.float64) and first.is_contiguous():
-            out = torch.empty_like(first)
+            out = self._empty(first, dtype)
             if first.numel():
                 self.cpu(out.numpy(), *self._arrays(args, dtype))
             return out
         width = dtype if dtype is torch.float32 or dtype is torch.float64 else torch.float32
-        out = torch.empty_like(first) if width is dtype and first.is_contiguous() else torch.empty(first.shape, dtype=width)
+        out = self._empty(first, width)
         kept = [torch.empty(first.shape, dtype=kind) for kind in self.kept]
         if first.numel():
             self.cpu(*[_as_rows(tensor, tensor.dtype) for tensor in (out, *kept)], *self._arrays(args, width))
@@ -168,10 +172,15 @@ class RowKernel:
         return (result.to(first.dtype).contiguous(), *[k.to(kind) for k, kind in zip(kept, self.kept, strict=True)])
 
     def _like(self, first: Tensor) -> Any:
-        result = torch.empty_like(first, memory_format=torch.contiguous_format)
+        result = self._empty(first, first.dtype)
         if not self.kept:
             return result
         return (result, *[torch.empty(first.shape, dtype=kind, device=first.device) for kind in self.kept])
+
+    def _empty(self, first: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.reduces:
+            return first.new_empty((*first.shape[:-1], 1), dtype=dtype)
+        return torch.empty_like(first, dtype=dtype, memory_format=torch.contiguous_format)
 
     def _register(self, schema: str) -> Any:
         def run(*args: Any) -> Any:

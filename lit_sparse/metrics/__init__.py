@@ -11,6 +11,7 @@ from lit_sparse.metrics.language import (
     topographic_similarity,
 )
 from lit_sparse.metrics.likelihood import BitsPerDim
+from lit_sparse.metrics.log_mean_exp import LogMeanExp
 from lit_sparse.metrics.means import MeanOverExamples
 from lit_sparse.metrics.rouge import Rouge
 from lit_sparse.metrics.sparseness import HoyerSparseness, hoyer_sparseness
@@ -23,6 +24,7 @@ __all__ = [
     "CountHistogram",
     "DecoderCalls",
     "HoyerSparseness",
+    "LogMeanExp",
     "MeanOverExamples",
     "MessageCounts",
     "MessageStructure",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -20,6 +21,7 @@ from lit_sparse.estimators import Sampler
 from lit_sparse.metrics import MeanOverExamples
 from lit_sparse.models.hyperparameters import describe_arguments
 from lit_sparse.nn import seed_generator
+from lit_sparse.risks import BrokenLossError, Mean, Risk
 
 __all__ = ["LitSparseModule", "Stage", "StepOutput", "check_features", "restored_checkpoint"]
 
@@ -27,8 +29,8 @@ Stage: TypeAlias = Literal["train", "val", "test"]
 Batch: TypeAlias = dict[str, Any]
 
 
-#: Where the state of an estimator is kept.
-ESTIMATOR = "estimator."
+#: Where the state of an estimator is kept, and that of a risk.
+ESTIMATOR, RISK = "estimator.", "risk."
 #: What the progress bar shows of validation.
 SHOWN = ("loss", "accuracy")
 #: Steps between what it shows of training; logging costs about as much as a small layer.
@@ -75,9 +77,13 @@ class LitSparseModule(pl.LightningModule, ABC):
     - Checkpoints describe how the model was built, and load from Python and from the command line alike.
 
     Args:
+        risk: the objective over the losses of a batch, in training; None for their mean. Validation and test give the mean.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start); not read when a run is resumed.
+
+    Raises:
+        ConfigurationError: for a risk that moves inputs, of a model whose inputs cannot be moved.
     """
 
     #: Names of the numbers of each example that ``step`` returns.
@@ -88,10 +94,13 @@ class LitSparseModule(pl.LightningModule, ABC):
     counted: ClassVar[str] = "examples"
     #: Arguments that decide how a trained model is used, not what it has learnt: they may be others than in training.
     choosable: ClassVar[frozenset[str]] = frozenset()
+    #: A risk may move its inputs; ``step`` then calls :meth:`perturbed`.
+    perturbable: ClassVar[bool] = False
 
     def __init__(
         self,
         *,
+        risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
@@ -107,7 +116,17 @@ class LitSparseModule(pl.LightningModule, ABC):
         self._undescribed = [
             name for name, value in arguments.items() if isinstance(value, torch.nn.Module) and name not in described
         ]
+        if risk is not None and not isinstance(risk, Risk):
+            raise ConfigurationError(f"Expected argument `risk` to be a lit_sparse.risks.Risk or None but got {risk!r}.")
+        if risk is not None and risk.perturbs and not self.perturbable:
+            raise ConfigurationError(
+                f"{type(risk).__name__} moves inputs, and those of {type(self).__name__} cannot be moved. Use a risk that does"
+                " not, such as SafeKLDRO, or a model of images or features, such as RobustClassifier."
+            )
+        self.risk = Mean() if risk is None else risk
         self.train_means = self._means()
+        if not isinstance(self.risk, Mean):
+            self.train_means["risk"] = MeanOverExamples()
         self.val_means = self._means()
         self.test_means = self._means()
         self._training_seed: int | None = None
@@ -126,17 +145,54 @@ class LitSparseModule(pl.LightningModule, ABC):
     def weighted(losses: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
         """Return losses times the weights of their examples, those of a coreset; as they are where the data have none.
 
-        A model's loss is then the mean of what this returns, over the same number of losses as without weights.
+        Their mean, over the same number of losses as without weights, is what is logged as ``train/loss``.
 
         Args:
             losses: (B,), or (R,) with ``rows``.
             batch: its entry ``weight`` (B,) is the weights.
             rows: (R,) the example of each loss, where that is not its place.
         """
-        if "weight" not in batch:
-            return losses
-        weights: Tensor = batch["weight"].to(losses.dtype)
-        return losses.mul(weights if rows is None else weights[rows])
+        weights = _weights_of(losses, batch, rows)
+        return losses if weights is None else losses * weights
+
+    def objective(
+        self, losses: Tensor, batch: Batch, stage: Stage, rows: Tensor | None = None, shares: Tensor | None = None
+    ) -> Tensor:
+        """Return what is minimized: the risk of losses in training, elsewhere their mean, with the weights of the examples.
+
+        Args:
+            losses: (B,), or (R,) with ``rows``.
+            batch: its entry ``weight`` (B,), where there is one, is the weights, those of a coreset.
+            stage: which the step is of.
+            rows: (R,) the example of each loss, where that is not its place.
+            shares: (R,) a weight beside that of its example.
+
+        Raises:
+            BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
+        """
+        if stage != "train":
+            return self.weighted(losses, batch, rows).mean()
+        try:
+            weights = _weights_of(losses, batch, rows)
+            if shares is not None:
+                weights = shares.to(losses.dtype) if weights is None else shares.to(losses.dtype) * weights
+            found: Tensor = self.risk(losses, weights)
+        except BrokenLossError as error:
+            raise error.located(_place(error.row, batch, rows)) from None
+        return found
+
+    def perturbed(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor, stage: Stage) -> tuple[Tensor, Tensor | None]:
+        """Return inputs as the risk moves them in training, and what each loses for that (B,); None for nothing.
+
+        Args:
+            loss_fn: from inputs (B, ...) to losses (B,).
+            inputs: (B, ...) floating.
+            stage: which the step is of; inputs are moved in training alone.
+        """
+        if stage != "train" or not self.risk.perturbs:
+            return inputs, None
+        moved, cost = self.risk.perturb(loss_fn, inputs)
+        return moved, self.risk.lam * cost
 
     def training_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
         output = self._measured(batch, batch_idx, "train")
@@ -152,7 +208,7 @@ class LitSparseModule(pl.LightningModule, ABC):
 
     def configure_optimizers(self) -> Any:  # noqa: D102
         try:
-            optimizer = self.optimizer(self.parameters())
+            optimizer = self.optimizer(self._parameter_groups())
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"The optimizer refuses its arguments: {error}") from error
         if self.lr_scheduler is None:
@@ -163,6 +219,17 @@ class LitSparseModule(pl.LightningModule, ABC):
             described["monitor"] = scheduler.monitor
         return {"optimizer": optimizer, "lr_scheduler": described}
 
+    def _parameter_groups(self) -> Any:
+        """Return the parameters; those of the risk apart, where they have a learning rate of their own, and never decaying."""
+        duals = self.risk.dual_parameters()
+        if not duals:
+            return self.parameters()
+        apart = {id(parameter) for parameter in duals}
+        group: dict[str, Any] = {"params": duals, "weight_decay": 0.0}
+        if self.risk.dual_lr is not None:
+            group |= {"lr": self.risk.dual_lr, "own_lr": True}
+        return [{"params": [parameter for parameter in self.parameters() if id(parameter) not in apart]}, group]
+
     def setup(self, stage: str) -> None:
         """Read the initial weights of a warm start."""
         if stage == "fit" and self.initial_weights and self.trainer.ckpt_path is None:
@@ -172,7 +239,12 @@ class LitSparseModule(pl.LightningModule, ABC):
                 kept = {name: value for name, value in own.items() if _is_of_sampler(name)}
             else:
                 kept = {name: value for name, value in own.items() if _is_of_sampler(name) and name not in weights}
-            read = {name: value for name, value in weights.items() if name in own or not _is_of_sampler(name)}
+            kept |= {name: value for name, value in own.items() if name.startswith(RISK)}
+            read = {
+                name: value
+                for name, value in weights.items()
+                if name in own or not (_is_of_sampler(name) or name.startswith(RISK))
+            }
             try:
                 self.load_state_dict({**read, **kept})
             except RuntimeError as error:
@@ -183,6 +255,10 @@ class LitSparseModule(pl.LightningModule, ABC):
     def on_train_start(self) -> None:  # noqa: D102
         if self._training_seed is None:
             self._training_seed = torch.initial_seed() % 2**63
+        if not self.trainer.lr_scheduler_configs:  # the rate that a resumed run was given, not the one that it had
+            for optimizer in self.trainer.optimizers:
+                for group in optimizer.param_groups:
+                    group.update({"lr": self.risk.dual_lr} if group.get("own_lr") and self.risk.dual_lr is not None else {})
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and begin the means anew with the first batch of an epoch."""
@@ -193,6 +269,8 @@ class LitSparseModule(pl.LightningModule, ABC):
 
     def on_train_epoch_end(self) -> None:  # noqa: D102
         self._log_means("train")
+        for name, value in self.risk.measurements().items():
+            self.log(f"train/{name}", value, sync_dist=True)
 
     def on_validation_epoch_start(self) -> None:  # noqa: D102
         self._reset("val")
@@ -245,7 +323,8 @@ class LitSparseModule(pl.LightningModule, ABC):
 
     def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         output = self.step(batch, batch_idx, stage)
-        examples = {"loss": output["loss"].detach().reshape(1), **output["examples"]}
+        whole = output["loss"].detach().reshape(1)
+        examples = {"loss": whole, "risk": whole, **output["examples"]}
         for name, metric in getattr(self, f"{stage}_means").items():
             if name in examples:
                 metric.update(examples[name])
@@ -276,6 +355,21 @@ class LitSparseModule(pl.LightningModule, ABC):
                         found |= found.pop(name, {})
             frame = frame.f_back
         return found
+
+
+def _weights_of(losses: Tensor, batch: Batch, rows: Tensor | None) -> Tensor | None:
+    """Return the weight of each loss, or None where the data have none."""
+    if "weight" not in batch:
+        return None
+    weights: Tensor = batch["weight"].to(losses.dtype)
+    return weights if rows is None else weights[rows]
+
+
+def _place(row: int, batch: Batch, rows: Tensor | None) -> str:
+    """Say which example of its split a loss is of, where batches tell."""
+    example = row if rows is None else int(rows[row])
+    index = batch.get("index")
+    return f" (number {int(index[example])} of the training data)" if isinstance(index, Tensor) else ""
 
 
 def _is_of_sampler(name: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, Protocol, TypeGuard
+from typing import Any, ClassVar, Literal
 
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
@@ -13,17 +13,13 @@ from lit_sparse.checks import check_choice, check_count, check_positive
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.rows import check_entries, has_rows
 from lit_sparse.nn import seeded_normal
+from lit_sparse.risks import Mean, Risk
 
 __all__ = ["BayesianRegression"]
 
 FITS = ("map", "laplace", "variational")
-
-
-class _HasRows(Protocol):
-    def size(self, split: Literal["train"]) -> int: ...
-
-    def fetch(self, split: Literal["train"], epoch: int, indices: Tensor) -> Batch: ...
 
 
 class BayesianRegression(LitSparseModule):
@@ -53,12 +49,13 @@ class BayesianRegression(LitSparseModule):
         draws: of the predictor, for each example.
         examples: N; None for what the data module says.
         sample_seed: of draws in validation, test and prediction.
+        risk: the objective over the losses of a batch, in training; None for their mean.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start).
 
     Raises:
-        ConfigurationError: for an argument outside its range.
+        ConfigurationError: for an argument outside its range, or Laplace's approximation with a risk.
 
     Source: the models are those of Zhang et al. (2021), Bayesian Coresets, section 5; Laplace's approximation that of MacKay
     (1992).
@@ -83,13 +80,18 @@ class BayesianRegression(LitSparseModule):
         draws: int = 100,
         examples: int | None = None,
         sample_seed: int = 0,
+        risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
     ) -> None:
-        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         if not isinstance(likelihood, Likelihood):
             raise ConfigurationError(f"Expected argument `likelihood` to be a Likelihood but got {likelihood!r}.")
+        if fit == "laplace" and not isinstance(self.risk, Mean):
+            raise ConfigurationError(
+                f"Laplace's approximation is one of the mean, not of {type(self.risk).__name__}: use `fit: map` with a risk."
+            )
         self.likelihood = likelihood
         self.in_features = check_count("in_features", in_features)
         self.fit = check_choice("fit", fit, FITS)
@@ -134,12 +136,7 @@ class BayesianRegression(LitSparseModule):
 
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
-        missing = [name for name in ("features", "target") if name not in batch]
-        if missing:
-            raise ConfigurationError(
-                f"Expected batches with {' and '.join(missing)} but they have {', '.join(batch)}: these are the data of"
-                " another kind of model. Use a RegressionDataModule."
-            )
+        check_entries(batch, self.in_features)
         features, target = batch["features"], batch["target"]
         if batch_idx == 0:
             self.likelihood.check(target)  # once an epoch, for it waits for a GPU
@@ -150,15 +147,18 @@ class BayesianRegression(LitSparseModule):
                 noise = torch.randn(len(eta), self.draws, device=eta.device, dtype=eta.dtype)
                 drawn = drawn + self._deviation(features).unsqueeze(1) * noise
             nll = -self.likelihood.log_prob(drawn, target.unsqueeze(1)).mean(1)
-            losses = self.weighted(nll, batch) + self._penalty() / self._size(len(target))
+            penalty = self._penalty() / self._size(len(target))
+            losses = self.weighted(nll, batch) + penalty
+            loss = self.objective(nll, batch, stage) + penalty
         else:
             losses = nll = self._predictive_nll(features, eta, target, batch["index"])
+            loss = losses.mean()
         mean = self.likelihood.mean(eta.detach())
         wanted = (target > 0).to(mean.dtype) if self._classes else target
         examples = {"loss": losses, "nll": nll, "squared_error": (mean - wanted).square()}
         if self._classes:
             examples["accuracy"] = (mean > 0.5).eq(wanted > 0).to(mean.dtype)
-        return StepOutput(losses.mean(), examples=examples)
+        return StepOutput(loss, examples=examples)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,), the ``mean`` (B,) of the target, and the predictor's ``eta`` (B,) and ``eta_std`` (B,)."""
@@ -194,7 +194,7 @@ class BayesianRegression(LitSparseModule):
             ConfigurationError: without a data module of this package to go through.
         """
         data = getattr(self.trainer, "datamodule", None)
-        if not _has_rows(data):
+        if not has_rows(data):
             raise ConfigurationError("`fit: laplace` goes through the training data: train with a data module of lit_sparse.")
         share = torch.arange(data.size("train"))[self.global_rank :: self.trainer.world_size]
         precision = torch.zeros(self.in_features, self.in_features, dtype=torch.float64, device=self.device)
@@ -256,8 +256,4 @@ class BayesianRegression(LitSparseModule):
         data = getattr(self._trainer, "datamodule", None)
         if data is not None and (coreset := getattr(data, "coreset", None)) is not None:
             return int(coreset.size)
-        return int(data.size("train")) if _has_rows(data) else default
-
-
-def _has_rows(data: object) -> TypeGuard[_HasRows]:
-    return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))
+        return int(data.size("train")) if has_rows(data) else default

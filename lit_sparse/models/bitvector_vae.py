@@ -15,6 +15,7 @@ from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Sampler, 
 from lit_sparse.metrics import BitsPerDim
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
 from lit_sparse.nn import MLP, SharedCategorical
+from lit_sparse.risks import Risk
 
 __all__ = ["BitVectorVAE"]
 
@@ -52,6 +53,7 @@ class BitVectorVAE(LitSparseModule):
         levels: number of grey levels.
         importance_samples: draws for each image of the test, at least 2.
         sample_seed: of these draws.
+        risk: the objective over the losses of a batch, in training; None for their mean.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start).
@@ -85,11 +87,12 @@ class BitVectorVAE(LitSparseModule):
         levels: int = 256,
         importance_samples: int = 1024,
         sample_seed: int = 0,
+        risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
     ) -> None:
-        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         if estimator.latent != "bits":
             raise ConfigurationError(
                 f"Expected an estimator over bit vectors, such as TopKMarginalize, but {type(estimator).__name__} is one over"
@@ -131,12 +134,11 @@ class BitVectorVAE(LitSparseModule):
         out, latent = self._expectation(pixels)
         rate = self.bits * math.log(2.0) - out.entropy()
         nelbo = out.loss + rate
-        loss = self.weighted(nelbo, batch)
         if stage == "test":
             self._score(pixels, latent, batch["index"])
         return StepOutput(
-            loss.mean(),
-            examples={"loss": loss, "nelbo": nelbo, "rate": rate, "distortion": out.loss},
+            self.objective(nelbo, batch, stage),
+            examples={"loss": self.weighted(nelbo, batch), "nelbo": nelbo, "rate": rate, "distortion": out.loss},
             support_size=out.support_size,
             decoder_calls=out.decoder_calls,
             artifacts=self._drawn(pixels[:DRAWN], out, latent) if stage != "train" and batch_idx == 0 else {},

@@ -19,6 +19,7 @@ from lit_sparse.models.base import Batch, Stage, StepOutput, restored_checkpoint
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EntailmentNetwork, WordVectors, seeded_uniform
 from lit_sparse.nn.entailment import LABELS, check_labels
+from lit_sparse.risks import Risk
 
 __all__ = ["EntailmentClassifier"]
 
@@ -51,6 +52,7 @@ class EntailmentClassifier(TextModule):
         vector_size: width of a word vector, that of the data's vectors.
         dropout: probability with which a feature of the projected word vectors and of the last hidden layer is dropped.
         labels: names of the classes by their numbers, those of the data.
+        risk: the objective over the losses of a batch, in training; None for their mean.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights, word vectors included, training starts from (a warm start).
@@ -84,11 +86,12 @@ class EntailmentClassifier(TextModule):
         vector_size: int = 300,
         dropout: float = 0.1,
         labels: Sequence[str] = LABELS,
+        risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
     ) -> None:
-        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         check_parts(mapping=(mapping, SparseMapping))
         self.mapping = mapping
         self.labels = check_labels(labels)
@@ -162,13 +165,13 @@ class EntailmentClassifier(TextModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
         scores, weights = self._read(batch)
-        losses = self.weighted(nnf.cross_entropy(scores, batch["label"], reduction="none"), batch)
+        losses = nnf.cross_entropy(scores, batch["label"], reduction="none")
         weights, sizes = weights.detach(), batch["premise_length"]
         support, predicted = weights.ne(0).sum(-1), scores.detach().argmax(-1)
         output = StepOutput(
-            losses.mean(),
+            self.objective(losses, batch, stage),
             examples={
-                "loss": losses,
+                "loss": self.weighted(losses, batch),
                 "accuracy": (predicted == batch["label"]).float(),
                 "zeros": 1 - support.float() / sizes.clamp_min(1),
             },

@@ -19,6 +19,7 @@ from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import Hypothesis, RecurrentBody, Seq2SeqBody, State, beam_search, length_mask
+from lit_sparse.risks import Risk
 from lit_sparse.vocab import EOS
 
 __all__ = ["Seq2Seq"]
@@ -53,6 +54,7 @@ class Seq2Seq(TextModule):
         replace_unknown: whether ``<unk>`` is replaced by the input's token with the largest attention, as it is written there.
         metrics: what outputs are scored by; None for BLEU and chrF. Two of one kind need a ``name`` each.
         validation_beam_size: open sequences in the search in validation; 0 for no search there.
+        risk: the objective over the losses of a batch, in training; None for their mean.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start).
@@ -96,11 +98,12 @@ class Seq2Seq(TextModule):
         replace_unknown: bool = False,
         metrics: list[TextMetric] | None = None,
         validation_beam_size: int = 0,
+        risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
     ) -> None:
-        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         check_parts(mapping=(mapping, SparseMapping), body=(body, Seq2SeqBody | None))
         self.mapping = mapping
         self.body = (RecurrentBody() if body is None else body).bind(mapping)
@@ -183,8 +186,10 @@ class Seq2Seq(TextModule):
         gold = target[rows, columns + 1]
         scores = self.output(hidden[rows, columns])  # no work for padding
         losses, nll = self._losses(scores, gold)
-        losses = self.weighted(losses, batch, rows)
-        loss = losses.sum() / len(source) if self.loss_per == "sentence" else losses.mean()
+        if self.loss_per == "sentence":
+            loss = self.objective(losses.new_zeros(len(source)).index_add(0, rows, losses), batch, stage)
+        else:
+            loss = self.objective(losses, batch, stage, rows)
         weights = weights.detach()[rows, :, columns]  # (N, heads, S)
         support = weights.ne(0).sum(-1)
         sizes = lengths[rows].unsqueeze(-1).expand_as(support)
@@ -193,7 +198,7 @@ class Seq2Seq(TextModule):
         output = StepOutput(
             loss,
             examples={
-                "loss": losses,
+                "loss": self.weighted(losses, batch, rows),
                 "nll": nll,
                 "accuracy": right.float(),
                 "zeros": 1 - support.float() / sizes.clamp_min(1),

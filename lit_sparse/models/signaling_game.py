@@ -15,6 +15,7 @@ from lit_sparse.estimators import Estimator, Expectation, LatentBatch
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
 from lit_sparse.nn import Receiver, Sender
+from lit_sparse.risks import Risk
 
 __all__ = ["SignalingGame"]
 
@@ -41,6 +42,7 @@ class SignalingGame(LitSparseModule):
         receiver: from candidates (B, N, F), messages (R, V), one-hot or relaxed, and rows (R,) sorted, which game each message
             belongs to, to scores (R, N) of the candidates; by default the published one, :class:`lit_sparse.nn.Receiver`.
         entropy_weight: of the entropy of the message that is added to what is maximized.
+        risk: the objective over the losses of a batch, in training; None for their mean.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start).
@@ -75,11 +77,12 @@ class SignalingGame(LitSparseModule):
         sender: nn.Module | None = None,
         receiver: nn.Module | None = None,
         entropy_weight: float = 0.1,
+        risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
     ) -> None:
-        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.mapping = mapping
         self.estimator = estimator.bind(mapping).expect_context(in_features)
         self.in_features = check_count("in_features", in_features)
@@ -109,19 +112,19 @@ class SignalingGame(LitSparseModule):
 
         out = self.estimator(self(target), loss_fn, context=target)
         entropy = out.entropy()
-        loss = self.weighted(out.loss - self.entropy_weight * entropy, batch)
+        losses = out.loss - self.entropy_weight * entropy
         messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.rows for part in heard]))
         right = (torch.cat(picked) == position[messages.rows]).to(target.dtype)
         success, expected = _successes(out, messages, right)
         examples = {
-            "loss": loss,
+            "loss": self.weighted(losses, batch),
             "success": success,
             "expected_success": expected,
             "nll": out.loss,
             "entropy": entropy,
         }
         return StepOutput(
-            loss.mean(),
+            self.objective(losses, batch, stage),
             examples=examples,
             support_size=out.support_size,
             decoder_calls=out.decoder_calls,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeGuard
 
 import torch
@@ -15,6 +16,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features, restored_checkpoint
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
+from lit_sparse.risks import Risk
 
 __all__ = ["SupervisedOnlineAutoencoder"]
 
@@ -30,6 +32,27 @@ class _HasExamples(Protocol):
     def size(self, split: Literal["train"]) -> int: ...
 
     def fetch(self, split: Literal["train"], epoch: int, indices: Tensor) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class _Evaluation:
+    """What the model makes of a batch.
+
+    Attributes:
+        activity: (B, width).
+        scores: (B, classes).
+        nll: (B,) the cross-entropy.
+        losses: (B,).
+        made: (B, D) reconstructions, where they are trained.
+        correlation: (B,) theirs with the input.
+    """
+
+    activity: Tensor
+    scores: Tensor
+    nll: Tensor
+    losses: Tensor
+    made: Tensor | None
+    correlation: Tensor | None
 
 
 class SupervisedOnlineAutoencoder(LitSparseModule):
@@ -62,6 +85,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         sparse_gradient: whether the bases get a sparse gradient, of the active units alone, which is faster where few are
             active in a batch, as with one example an update. ``torch.optim.SGD`` without momentum and weight decay takes
             it; gradients cannot be clipped, nor be averaged over processes.
+        risk: the objective over the losses of a batch, in training; None for their mean.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start).
@@ -84,6 +108,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "nll", "correlation")
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
+    perturbable: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -96,11 +121,12 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         supervision_epochs: float = 10.0,
         output_std: float = 0.01,
         sparse_gradient: bool = False,
+        risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.SGD,
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
     ) -> None:
-        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.supervision_epochs = check_number("supervision_epochs", supervision_epochs, 0.0, 1e6)
         if self.supervision_epochs == 0:
             for means in (self.train_means, self.val_means, self.test_means):
@@ -244,35 +270,43 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         """See :class:`LitSparseModule`."""
-        pixels, label, alpha = batch["pixels"], batch["label"], self.alpha
+        pixels, label = batch["pixels"], batch["label"]
         check_features(pixels, self.in_features)
         if batch_idx == 0 and len(label) and int(label.max()) >= self.classes:  # once an epoch, for it waits for a GPU
             raise ConfigurationError(
                 f"Expected labels below classes={self.classes} but the data have {int(label.max())}. Set `classes` to their"
                 " number."
             )
-        activity = self.encode(pixels)
-        scores = self.output(activity)
-        nll = nnf.cross_entropy(scores, label, reduction="none")
+        pixels, toll = self.perturbed(lambda moved: self._evaluate(moved, label).losses, pixels, stage)
+        found = self._evaluate(pixels, label)
         told = label >= 0  # the others have a cross-entropy of 0
-        right = scores.detach().argmax(-1).eq(label)[told]
-        examples = {"accuracy": right.float(), "nll": nll[told]}
-        losses, artifacts = nll, {}
-        if self.supervision_epochs > 0:
-            made = sparse_decode(activity, self.bases) if self._goes_sparse else activity @ self.bases
-            examples["correlation"] = correlation = _correlation(made, pixels)
-            losses = (1 - alpha) * (1 - correlation) + alpha * nll
+        right = found.scores.detach().argmax(-1).eq(label)[told]
+        examples = {"loss": self.weighted(found.losses, batch), "accuracy": right.float(), "nll": found.nll[told]}
+        artifacts = {}
+        if found.made is not None and found.correlation is not None:
+            examples["correlation"] = found.correlation
             if stage != "train":
-                artifacts = {"images": pixels[:DRAWN], "reconstructions": _as_bright(made[:DRAWN], pixels[:DRAWN])}
-        examples["loss"] = losses = self.weighted(losses, batch)
-        active = activity.detach().ne(0).sum(-1)
+                artifacts = {"images": pixels[:DRAWN], "reconstructions": _as_bright(found.made[:DRAWN], pixels[:DRAWN])}
+        active = found.activity.detach().ne(0).sum(-1)
         return StepOutput(
-            losses.mean(),
+            self.objective(found.losses if toll is None else found.losses - toll, batch, stage),
             examples=examples,
             support_size=active,
             sizes=torch.full_like(active, self.width),
             artifacts=artifacts,
         )
+
+    def _evaluate(self, pixels: Tensor, label: Tensor) -> _Evaluation:
+        """Return what the model makes of examples (B, D) with labels (B,)."""
+        activity, alpha = self.encode(pixels), self.alpha
+        scores = self.output(activity)
+        losses = nll = nnf.cross_entropy(scores, label, reduction="none")
+        made = correlation = None
+        if self.supervision_epochs > 0:
+            made = sparse_decode(activity, self.bases) if self._goes_sparse else activity @ self.bases
+            correlation = _correlation(made, pixels)
+            losses = (1 - alpha) * (1 - correlation) + alpha * nll
+        return _Evaluation(activity, scores, nll, losses, made, correlation)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,), the ``predicted`` class (B,) and the probabilities ``probs`` (B, classes)."""

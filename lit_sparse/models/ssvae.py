@@ -16,6 +16,7 @@ from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
 from lit_sparse.nn import MLP, seeded_normal
+from lit_sparse.risks import Risk
 
 __all__ = ["SemiSupervisedVAE"]
 
@@ -78,6 +79,7 @@ class SemiSupervisedVAE(LitSparseModule):
         generator_hidden: widths of the generator's hidden layers.
         unlabelled_weight: weight of the mean unlabelled loss beside the mean labelled loss.
         sample_seed: of the draws of h in validation and test.
+        risk: the objective over the losses of a batch, in training; None for their mean.
         optimizer: builds the optimizer from the parameters.
         lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
         initial_weights: checkpoint whose weights training starts from (a warm start).
@@ -113,11 +115,12 @@ class SemiSupervisedVAE(LitSparseModule):
         generator_hidden: Sequence[int] = (128, 128),
         unlabelled_weight: float = 9.0,
         sample_seed: int = 0,
+        risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
         lr_scheduler: LRSchedulerCallable | None = None,
         initial_weights: str | None = None,
     ) -> None:
-        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.mapping = mapping
         self.estimator = estimator.bind(mapping).expect_context(in_features)
         self.in_features = in_features
@@ -169,8 +172,8 @@ class SemiSupervisedVAE(LitSparseModule):
         pixels, label = batch["pixels"], batch["label"]
         told = label >= 0
         labelled, unlabelled = told.nonzero().squeeze(-1), (~told).nonzero().squeeze(-1)
-        loss = scores.new_zeros(())
         examples: dict[str, Tensor] = {}
+        parts: list[tuple[Tensor, Tensor]] = []
         counts: Counts = {}
         known: Decoding | None = None
         if len(labelled):
@@ -178,19 +181,29 @@ class SemiSupervisedVAE(LitSparseModule):
             classification = self._classify(s, y)
             noise = torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype)
             known = Decoding(x, nnf.one_hot(y, self.classes).to(x.dtype), noise)
-            loss = loss + self.weighted(classification, batch, labelled).mean()
             examples["classification"] = classification
             examples["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
         if len(unlabelled) or self._among_others():
             x = pixels[unlabelled]
             noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
             nelbo, counts = self._unlabelled_loss(x, scores[unlabelled], noise, beside=known)
-            loss = loss + self.unlabelled_weight * self.weighted(nelbo, batch, unlabelled).sum() / max(len(unlabelled), 1)
             examples["nelbo"] = nelbo
+            parts.append((self.unlabelled_weight * nelbo, unlabelled))
         if known is not None:
             supervised = self._losses(known) if known.losses is None else known.losses
-            loss = loss + self.weighted(supervised, batch, labelled).mean()
-        return StepOutput(loss, examples=examples, **counts)
+            parts.append((supervised + examples["classification"], labelled))
+        return StepOutput(self._of_kinds(parts, batch), examples=examples, **counts)
+
+    def _of_kinds(self, parts: list[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
+        """Return the objective of losses (R,) of several kinds and their examples (R,): each kind counts alike.
+
+        It is that of a population of which each kind is the same share, times their number: with the mean, the sum of the
+        means of the kinds.
+        """
+        kinds = sum(len(rows) > 0 for _, rows in parts)
+        losses, rows = torch.cat([part for part, _ in parts]), torch.cat([rows for _, rows in parts])
+        sizes = torch.cat([rows.new_full(rows.shape, max(1, len(rows))) for _, rows in parts])
+        return kinds * self.objective(losses, batch, "train", rows, len(rows) / (kinds * sizes))
 
     @staticmethod
     def _among_others() -> bool:

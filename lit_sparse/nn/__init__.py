@@ -3,8 +3,10 @@
 from lit_sparse.nn.attention import MultiheadAttention, attention
 from lit_sparse.nn.bases import InitialBases, NoiseBases, SampleBases, SparseCodingBases
 from lit_sparse.nn.beam_search import Hypothesis, beam_search
+from lit_sparse.nn.conv import ConvNet
 from lit_sparse.nn.entailment import EntailmentNetwork
 from lit_sparse.nn.mlp import MLP
+from lit_sparse.nn.potentials import KernelPotentials, MLPPotentials, Potentials
 from lit_sparse.nn.radial_bases import RadialBases
 from lit_sparse.nn.recurrent_body import RecurrentBody
 from lit_sparse.nn.seeded import seed_generator, seeded_normal, seeded_uniform
@@ -17,11 +19,15 @@ from lit_sparse.nn.word_vectors import WordVectors
 
 __all__ = [
     "MLP",
+    "ConvNet",
     "EntailmentNetwork",
     "Hypothesis",
     "InitialBases",
+    "KernelPotentials",
+    "MLPPotentials",
     "MultiheadAttention",
     "NoiseBases",
+    "Potentials",
     "RadialBases",
     "Receiver",
     "RecurrentBody",

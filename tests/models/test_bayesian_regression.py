@@ -346,5 +346,9 @@ def test_a_checkpoint_between_validations_holds_its_own_covariance(tmp_path: Pat
 def test_a_fit_that_diverges_says_so() -> None:
     steep = functools.partial(torch.optim.SGD, lr=1e20)
     model = BayesianRegression(PoissonLikelihood(), in_features=3, optimizer=steep)
-    with pytest.raises(DataError, match="positive definite"):
+    with pytest.raises(DataError, match="lower the learning rate"):
         trainer(max_epochs=2, num_sanity_val_steps=0).fit(model, datamodule=rows("poisson"))
+    with torch.no_grad():
+        model.mean.fill_(torch.nan)
+    with pytest.raises(DataError, match="positive definite"):
+        model.find_covariance()

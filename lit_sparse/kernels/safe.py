@@ -1,0 +1,164 @@
+"""Where the density of the safe Kullback-Leibler LogSumExp has mass one.
+
+For a row x of points with weights w, the safe LogSumExp is a minimum over a number a, attained where
+``sum w sigma(x - a + ln rho) = rho``, sigma being the logistic function. Newton's method runs on the logarithm of that sum
+inside a bracket, in float64; exponentials are taken around a reference near the solution, so that none overflows at any scale.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.compilation import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.dispatch import RowKernel
+from lit_sparse.kernels.threads import over_rows
+
+__all__ = ["mass_tolerance", "safe_threshold", "weighted_safe_threshold"]
+
+SECONDS = 2e-8  # for one element, on one thread
+NEWTON_PASSES, PASSES, TWIN_PASSES = 40, 400, 160
+NEAR, FAR = 50.0, 600.0  # how far the solution may go from the reference, and where exponents are cut off
+SATURATED = 45.0  # beyond, what is left of a sigma is less than rounding
+TOLERANCES = {4: 1e-6, 8: 1e-12}  # by which rounding may make a total mass less than what it should be, by bytes of a number
+
+
+def mass_tolerance(dtype: torch.dtype) -> float:
+    """Return the share of a total mass that counts as rounding."""
+    return TOLERANCES[8 if dtype == torch.float64 else 4]
+
+
+@compile_rows()
+def _exponentials(z: Any, n: Any, reference: Any, e: Any) -> None:
+    for j in range(n):
+        e[j] = math.exp(min(z[j] - reference, FAR))
+
+
+@compile_rows(REDUCTION_FLAGS)
+def _sums(e: Any, w: Any, n: Any, q: Any) -> Any:
+    """Return the sums of ``w sigma`` and ``w sigma (1 - sigma)``, where ``sigma = e / (q + e)``."""
+    total, slope = 0.0, 0.0
+    for j in range(n):
+        inverse = 1.0 / (q + e[j])
+        share = w[j] * (e[j] * inverse)
+        total += share
+        slope += share * (q * inverse)
+    return total, slope
+
+
+@compile_rows()
+def _solve(z: Any, w: Any, n: Any, rho: Any, mass: Any, e: Any) -> Any:
+    """Return tau with ``sum w sigma(z - tau) = rho``, for finite z and positive w whose sum, the mass, is at least rho."""
+    least, top = z[0], z[0]
+    for j in range(1, n):
+        least, top = min(least, z[j]), max(top, z[j])
+    room = max(math.log(max(mass - rho, 0.0) / rho), -SATURATED)  # of a row of equal scores
+    lower, upper = least + room, top + room
+    reference = top
+    _exponentials(z, n, reference, e)
+    total = 0.0
+    for j in range(n):
+        total += w[j] * e[j]
+    upper = max(lower, min(upper, top + math.log(total / rho)))  # sigma is less than the exponential
+    tau = upper
+    for i in range(PASSES):
+        if abs(tau - reference) > NEAR:
+            reference = tau
+            _exponentials(z, n, reference, e)
+        total, slope = _sums(e, w, n, math.exp(tau - reference))
+        if total >= rho:
+            lower = tau
+        else:
+            upper = tau
+        ahead = tau + math.log(total / rho) * total / slope if total > 0.0 and slope > 0.0 else upper + 1.0
+        if i > NEWTON_PASSES or not lower <= ahead <= upper:
+            ahead = lower + 0.5 * (upper - lower)
+        step, tau = abs(ahead - tau), ahead
+        if step <= 1e-9 or not lower < tau < upper:
+            break
+    return tau
+
+
+@compile_rows()
+def _threshold_block(start: Any, stop: Any, out: Any, x: Any, weights: Any, rho: Any) -> None:
+    """Write the a of rows ``start .. stop - 1``."""
+    d = x.shape[1]
+    slack = 1e-6 if x.itemsize == 4 else 1e-12
+    z, w, e = np.empty(d, np.float64), np.empty(d, np.float64), np.empty(d, np.float64)
+    for row in range(start, stop):
+        n, mass, broken, infinite = 0, 0.0, False, False
+        for j in range(d):
+            weight, value = np.float64(weights[row if len(weights) > 1 else 0, j]), np.float64(x[row, j])
+            if weight == 0.0:
+                continue  # what stands there is not looked at
+            broken = broken or not 0.0 < weight < np.inf or value != value
+            infinite = infinite or value == np.inf
+            if value == -np.inf or broken or infinite:
+                continue
+            z[n], w[n] = value, weight
+            mass += weight
+            n += 1
+        if broken:
+            out[row, 0] = np.nan
+        elif infinite:
+            out[row, 0] = np.inf
+        elif n == 0 or mass < rho * (1.0 - slack):
+            out[row, 0] = -np.inf
+        else:
+            out[row, 0] = _solve(z, w, n, rho, mass, e) + math.log(rho)
+
+
+def _cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rho: float) -> None:
+    over_rows(_threshold_block, x.shape, SECONDS, out, x, np.ones((1, x.shape[1])), rho)
+
+
+def _weighted_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], rho: float) -> None:
+    over_rows(_threshold_block, x.shape, SECONDS, out, x, w, rho)
+
+
+def _twin(x: Tensor, rho: float) -> Tensor:
+    return _weighted_twin(x, torch.ones_like(x), rho)
+
+
+def _weighted_twin(x: Tensor, w: Tensor, rho: float) -> Tensor:
+    """Bisect for the same."""
+    slack = mass_tolerance(x.dtype)
+    if x.device.type != "mps":  # which has no float64
+        x, w = x.double(), w.double()
+    there = w != 0
+    broken = (there & (x.isnan() | ~(w > 0) | (w == torch.inf))).any(-1, keepdim=True)
+    infinite = (there & (x == torch.inf)).any(-1, keepdim=True)
+    used = there & x.isfinite() & (w > 0)
+    w = torch.where(used, w, 0.0)
+    mass = w.sum(-1, keepdim=True)
+    ordinary = ~broken & ~infinite & (mass >= rho * (1 - slack))
+    room = ((mass - rho) / rho).clamp_min(math.exp(-SATURATED)).log()
+    lower = torch.where(ordinary, torch.where(used, x, torch.inf).amin(-1, keepdim=True) + room, 0.0)
+    upper = torch.where(ordinary, torch.where(used, x, -torch.inf).amax(-1, keepdim=True) + room, 0.0)
+    z = torch.where(used & ordinary, x, 0.0)
+    for _ in range(TWIN_PASSES):
+        middle = lower + 0.5 * (upper - lower)
+        above = (w * torch.sigmoid(z - middle)).sum(-1, keepdim=True) >= rho
+        lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
+    odd = torch.where(broken, torch.nan, torch.where(infinite, torch.inf, -torch.inf))
+    return torch.where(ordinary, lower + math.log(rho), odd)
+
+
+safe_threshold = RowKernel("safe_threshold", "(Tensor x, float rho) -> Tensor", _cpu, _twin, reduces=True)
+"""Row kernel ``(x (..., d), rho) -> a (..., 1)`` for points of weight one.
+
+Points at -inf are left out. NaN for a row with NaN, +inf for one with +inf, -inf where the points that are left have a mass
+below rho.
+"""
+
+weighted_safe_threshold = RowKernel(
+    "weighted_safe_threshold", "(Tensor x, Tensor w, float rho) -> Tensor", _weighted_cpu, _weighted_twin, reduces=True
+)
+"""Row kernel ``(x, w (..., d), rho) -> a (..., 1)`` for points of weights w; those of weight zero are not looked at.
+
+NaN also for a row with a weight that is negative, infinite or NaN.
+"""

@@ -1,0 +1,55 @@
+"""The logarithm of the mean exponential of losses: what robust training in Kullback-Leibler divergence minimizes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_positive
+from lit_sparse.metrics.exact import ExactMetric
+
+__all__ = ["LogMeanExp"]
+
+
+class LogMeanExp(ExactMetric):
+    """``lam log mean exp(loss / lam)`` over all examples, in float64, in any batches and over any number of processes.
+
+    Args:
+        lam: > 0, in units of the loss.
+
+    Raises:
+        ConfigurationError: if lam is not positive.
+
+    Example:
+        >>> import torch
+        >>> metric = LogMeanExp(1.0)
+        >>> metric.update(torch.tensor([0.0, 1000.0]))
+        >>> metric.update(torch.tensor([1000.0, 0.0]))
+        >>> round(float(metric.compute()), 4)
+        999.3069
+    """
+
+    log_total: Tensor
+    count: Tensor
+
+    def __init__(self, lam: float) -> None:
+        super().__init__()
+        self.lam = check_positive("lam", lam)
+        self.add_state("log_total", torch.tensor(-math.inf, dtype=torch.float64), dist_reduce_fx=_joined)
+        self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, losses: Tensor) -> None:
+        """Add the losses (B,) of some examples."""
+        scores = losses.detach().double().flatten() / self.lam
+        self.log_total = torch.logaddexp(self.log_total, torch.logsumexp(scores, 0)) if len(scores) else self.log_total
+        self.count += scores.numel()
+
+    def compute(self) -> Tensor:
+        """Return the number, NaN before any example."""
+        return self.lam * (self.log_total - self.count.double().log()) if int(self.count) else self.log_total * math.nan
+
+
+def _joined(parts: Tensor) -> Tensor:
+    return torch.logsumexp(parts, 0)

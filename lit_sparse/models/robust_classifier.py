@@ -1,0 +1,124 @@
+"""A classifier of images by any risk, such as one that does not learn wrong labels."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
+from lit_sparse.nn import ConvNet
+from lit_sparse.risks import Risk
+
+__all__ = ["RobustClassifier"]
+
+
+class RobustClassifier(LitSparseModule):
+    """Tells the class of an image, trained by the risk of its cross-entropies.
+
+    Logged: ``loss``, the mean cross-entropy in nats; ``accuracy``, by the labels that are given; and, where the data know
+    better because noise was put on these, ``clean_accuracy``, by the true ones. In training all are of the images as the risk
+    moves them.
+
+    Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 where it is not told, ``index`` (B,) and, with noise,
+    ``true_label`` (B,). Examples without a label do not count.
+
+    Args:
+        network: from images (B, D) to scores (B, classes); None for the published one, :class:`lit_sparse.nn.ConvNet` of
+            28 x 28 pixels.
+        in_features: D, numbers of an image.
+        classes: number of classes.
+        risk: the objective over the losses of a batch, in training; None for their mean.
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: for a number below 1, or images that the network does not take.
+
+    Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
+
+    Example:
+        >>> from lit_sparse.risks import UnbalancedOTDRO
+        >>> model = RobustClassifier(risk=UnbalancedOTDRO(1.0, 1.0, 0.1))
+        >>> model(torch.rand(3, 784)).shape
+        torch.Size([3, 10])
+    """
+
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "clean_accuracy")
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
+    perturbable: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        network: nn.Module | None = None,
+        in_features: int = 784,
+        classes: int = 10,
+        risk: Risk | None = None,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        self.in_features = check_count("in_features", in_features)
+        self.classes = check_count("classes", classes, 2)
+        if network is None and in_features != 784:
+            raise ConfigurationError(
+                f"Expected argument `network` for images of {in_features} numbers: the default is one for 28 x 28 pixels. For"
+                " 8 x 8: ConvNet(8, 8, channels=[32])."
+            )
+        self.network = ConvNet(outputs=classes) if network is None else network
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        """Return scores (B, classes) of images (B, D)."""
+        check_features(pixels, self.in_features)
+        scores: Tensor = self.network(pixels)
+        if scores.shape != (len(pixels), self.classes):
+            raise ConfigurationError(
+                f"Expected {full_name(self.network)} to make scores {(len(pixels), self.classes)} but it gives"
+                f" {tuple(scores.shape)}."
+            )
+        return scores
+
+    def class_scores(self, batch: Batch) -> Tensor:
+        """Return the scores (B, classes) of a batch's examples, for :class:`lit_sparse.callbacks.OptimalBrainDamage`."""
+        scores: Tensor = self(batch["pixels"])
+        return scores
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        batch = self._told(batch)
+        label = batch["label"]
+
+        def losses_at(pixels: Tensor) -> Tensor:
+            return nnf.cross_entropy(self(pixels), label, reduction="none")
+
+        pixels, toll = self.perturbed(losses_at, batch["pixels"], stage)
+        scores = self(pixels)
+        losses = nnf.cross_entropy(scores, label, reduction="none")
+        found = scores.detach().argmax(-1)
+        examples = {"loss": self.weighted(losses, batch), "accuracy": (found == label).float()}
+        if "true_label" in batch:
+            examples["clean_accuracy"] = (found == batch["true_label"]).float()
+        return StepOutput(self.objective(losses if toll is None else losses - toll, batch, stage), examples=examples)
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``index`` (B,), the ``predicted`` class (B,) and the probabilities ``probs`` (B, classes)."""
+        probs = self(batch["pixels"]).softmax(-1)
+        return {"index": batch["index"], "predicted": probs.argmax(-1), "probs": probs}
+
+    def _told(self, batch: Batch) -> Batch:
+        """Return the examples of a batch whose label is told."""
+        label = batch["label"]
+        if label.device.type != "cpu" or bool((label >= 0).all()):
+            return batch
+        told = label >= 0
+        if not bool(told.any()):
+            raise ConfigurationError("Expected labelled images but none of this batch is: set the data's `labelled: 1.0`.")
+        return {name: value[told] if isinstance(value, Tensor) else value for name, value in batch.items()}

@@ -1,0 +1,165 @@
+"""Regression by a risk of squared errors: a linear model that does well under the worst reweighting of its data."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor, nn
+
+from lit_sparse.checks import check_choice, check_count, check_positive
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.metrics import LogMeanExp
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, restored_checkpoint
+from lit_sparse.models.rows import check_entries, has_rows
+from lit_sparse.risks import Risk
+
+__all__ = ["RobustRegressor"]
+
+
+class RobustRegressor(LitSparseModule):
+    """Predicts a number from features, by any network, linear unless another is given.
+
+    The loss of an example is the squared error. Logged: ``loss``, its mean; ``log_mean_exp``, ``lam log mean exp(loss / lam)``
+    over all examples of validation or test, which robust training in Kullback-Leibler divergence aims at.
+
+    Batches are dicts of ``features`` (B, D), ``target`` (B,) and ``index`` (B,).
+
+    Args:
+        in_features: D, the intercept's constant feature among them.
+        network: from features (B, D) to predictions (B,) or (B, 1); None for a linear one without another intercept.
+        start: where a linear model begins: ``"least_squares"``, the solution for the training data, or ``"zeros"``.
+        lam: of ``log_mean_exp``, > 0.
+        risk: the objective over the losses of a batch, in training; None for their mean.
+        optimizer: builds the optimizer from the parameters.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Improved Stochastic Optimization of LogSumExp, section 3.2.
+
+    Example:
+        >>> from lit_sparse.risks import SafeKLDRO
+        >>> model = RobustRegressor(in_features=3, risk=SafeKLDRO(1.0, 0.01))
+        >>> model(torch.randn(5, 3)).shape
+        torch.Size([5])
+    """
+
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/log_mean_exp", "min")
+    perturbable: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        *,
+        in_features: int,
+        network: nn.Module | None = None,
+        start: Literal["least_squares", "zeros"] = "least_squares",
+        lam: float = 1.0,
+        risk: Risk | None = None,
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        self.in_features = check_count("in_features", in_features)
+        self.start = check_choice("start", start, ("least_squares", "zeros"))
+        self.lam = check_positive("lam", lam)
+        self.linear = network is None
+        if network is None:
+            network = nn.Linear(in_features, 1, bias=False)
+            nn.init.zeros_(network.weight)
+        self.network: nn.Module = network
+        self.val_log_mean_exp = LogMeanExp(lam)
+        self.test_log_mean_exp = LogMeanExp(lam)
+
+    def setup(self, stage: str) -> None:
+        """Begin at the least-squares solution, where that was asked for and training begins.
+
+        Raises:
+            ConfigurationError: if there is no data module to find it from.
+        """
+        super().setup(stage)
+        begins = stage == "fit" and self._training_seed is None and not self.initial_weights
+        if begins and self.linear and self.start == "least_squares" and not restored_checkpoint(self.trainer):
+            data = getattr(self.trainer, "datamodule", None)
+            if not has_rows(data):
+                raise ConfigurationError(
+                    "`start: least_squares` goes through the training data: train with a data module of lit_sparse, or use"
+                    " `start: zeros`."
+                )
+            self.start_from(data.fetch("train", 0, torch.arange(data.size("train"))))
+
+    @torch.no_grad()
+    def start_from(self, batch: Batch) -> None:
+        """Take the least-squares solution of the rows of a batch, with their weights where they have some.
+
+        Raises:
+            ConfigurationError: for a model that is not linear, or rows of another width.
+        """
+        if not self.linear:
+            raise ConfigurationError("Only a linear model has a least-squares solution: leave out `network`.")
+        check_entries(batch, self.in_features)
+        features, target = batch["features"].double(), batch["target"].double()
+        if "weight" in batch:
+            root = batch["weight"].double().sqrt()
+            features, target = features * root.unsqueeze(1), target * root
+        solution = torch.linalg.lstsq(features, target.unsqueeze(1), driver="gelsd").solution
+        self.network.load_state_dict({"weight": solution.mT.float()})
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return predictions (B,) for features (B, D)."""
+        found: Tensor = self.network(features)
+        if found.shape not in ((len(features),), (len(features), 1)):
+            raise ConfigurationError(
+                f"Expected {full_name(self.network)} to make one prediction a row, {(len(features), 1)}, but it gives"
+                f" {tuple(found.shape)}."
+            )
+        return found.reshape(len(features))
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        check_entries(batch, self.in_features)
+        target = batch["target"]
+
+        def losses_at(features: Tensor) -> Tensor:
+            errors: Tensor = self(features) - target
+            return errors.square()
+
+        features, toll = self.perturbed(losses_at, batch["features"], stage)
+        losses = losses_at(features)
+        if stage != "train":
+            getattr(self, f"{stage}_log_mean_exp").update(losses)
+        loss = self.objective(losses if toll is None else losses - toll, batch, stage)
+        return StepOutput(loss, examples={"loss": self.weighted(losses, batch)})
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``index`` (B,) and the ``prediction`` (B,)."""
+        return {"index": batch["index"], "prediction": self(batch["features"])}
+
+    def on_validation_epoch_start(self) -> None:
+        """Begin anew."""
+        super().on_validation_epoch_start()
+        self.val_log_mean_exp.reset()
+
+    def on_test_epoch_start(self) -> None:
+        """Begin anew."""
+        super().on_test_epoch_start()
+        self.test_log_mean_exp.reset()
+
+    def on_validation_epoch_end(self) -> None:
+        """Log what is of all examples."""
+        super().on_validation_epoch_end()
+        self._log_whole("val")
+
+    def on_test_epoch_end(self) -> None:
+        """Log what is of all examples."""
+        super().on_test_epoch_end()
+        self._log_whole("test")
+
+    def _log_whole(self, stage: Stage) -> None:
+        metric: Any = getattr(self, f"{stage}_log_mean_exp")
+        metric.update(torch.zeros(0, device=self.device))  # a process may get no batch at all
+        self.log(f"{stage}/log_mean_exp", metric.compute(), prog_bar=True, sync_dist=True)

@@ -1,0 +1,46 @@
+"""What models of rows of features ask of their data."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol, TypeGuard
+
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.models.base import Batch
+
+__all__ = ["HasRows", "check_entries", "has_rows"]
+
+
+class HasRows(Protocol):
+    """A data module whose training rows can be gone through."""
+
+    def size(self, split: Literal["train"]) -> int:
+        """Return how many there are."""
+
+    def fetch(self, split: Literal["train"], epoch: int, indices: Tensor) -> Batch:
+        """Return some of them."""
+
+
+def has_rows(data: object) -> TypeGuard[HasRows]:
+    """Tell whether a data module is one."""
+    return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))
+
+
+def check_entries(batch: Batch, in_features: int) -> None:
+    """Check that a batch has features (B, D) and a target.
+
+    Raises:
+        ConfigurationError: if it has not, or D is not ``in_features``.
+    """
+    missing = [name for name in ("features", "target") if name not in batch]
+    if missing:
+        raise ConfigurationError(
+            f"Expected batches with {' and '.join(missing)} but they have {', '.join(batch)}: these are the data of another"
+            " kind of model. Use a RegressionDataModule."
+        )
+    if batch["features"].shape[-1] != in_features:
+        raise ConfigurationError(
+            f"Expected features of in_features={in_features} numbers but the data have {batch['features'].shape[-1]}. Set"
+            " `in_features` to their number; the intercept counts."
+        )

@@ -1,0 +1,351 @@
+"""Optimal transport with entropy between continuous measures, by potentials that are trained on samples of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+
+from lit_sparse.checks import check_choice, check_count, check_number, check_positive
+from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.nn import KernelPotentials, MLPPotentials, Potentials
+from lit_sparse.nn.transport import (
+    TransportObjective,
+    dual_value,
+    log_plan_density,
+    plan_penalty,
+    semi_discrete_potentials,
+    semi_dual_value,
+    squared_distances,
+)
+
+__all__ = ["EntropicTransport"]
+
+OBJECTIVES = ("safe", "dual")
+
+
+class EntropicTransport(LitSparseModule):
+    """Plan of transport from a source to a target measure, of least squared distance plus eps times a divergence.
+
+    With potentials u and v, the surplus ``s = (u(x) + v(y) - |x - y|^2) / eps`` and all expectations over x and y apart,
+    training maximizes
+
+    - ``E u + E v - (eps / rho) E ln(1 + rho e^s) + eps`` for ``objective="safe"``: the divergence is the safe KL divergence, the
+      plan's density with respect to the product of the measures is ``sigmoid(s + ln rho) / rho < 1 / rho``, and no step is
+      larger for an exponential that is;
+    - ``E u + E v - eps E e^s + eps`` for ``"dual"``: the divergence is KL, and the density e^s, which may overflow. Training ends
+      with an error when it does; the last checkpoint was written before.
+
+    :class:`lit_sparse.nn.MLPPotentials` are trained over all pairs of a batch by the optimizer.
+    :class:`lit_sparse.nn.KernelPotentials` are trained by kernel SGD, an iteration a pair, one after another, on one process; the
+    optimizer has no part in it, and a training step is the iterations of a batch.
+
+    Logged: ``train/loss``, the negative objective before each step; in validation and test ``loss``, the same over the pairs of
+    the batches as they come; ``objective``, over all pairs of held-out points; and ``semi_dual``, what u is worth with the best v
+    for it, :func:`lit_sparse.nn.transport.semi_dual_value`, over all pairs. The last is in the same units for both objectives,
+    and tells the best checkpoint.
+
+    Batches are dicts of ``source`` (B, d), ``target`` (B, d) and ``index`` (B,).
+
+    Args:
+        potentials: u and v; None for ``MLPPotentials()``.
+        dim: d, the numbers of a point.
+        eps: strength of the divergence, in units of the squared distance.
+        rho: how far the density is capped, at 1 / rho; it has no part in ``"dual"``.
+        objective: ``"safe"`` or ``"dual"``.
+        optimizer: builds the optimizer from the parameters of networks.
+        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint whose weights training starts from (a warm start).
+
+    Raises:
+        ConfigurationError: for an argument outside its range, or a scheduler beside kernel potentials.
+
+    Source: Gladin et al. (2025), LogSumExp approximation, section 3.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016),
+    Stochastic optimization for large-scale optimal transport.
+
+    Example:
+        >>> model = EntropicTransport(dim=2)
+        >>> x, y = torch.randn(5, 2), torch.randn(7, 2)
+        >>> bool((model.plan_density(x, y) < 1 / model.rho).all())
+        True
+        >>> model.barycentric_map(x, y).shape
+        torch.Size([5, 2])
+    """
+
+    example_metrics: ClassVar[tuple[str, ...]] = ("loss",)
+    monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/semi_dual", "max")
+
+    def __init__(
+        self,
+        potentials: Potentials | None = None,
+        *,
+        dim: int,
+        eps: float = 0.1,
+        rho: float = 0.1,
+        objective: Literal["safe", "dual"] = "safe",
+        optimizer: OptimizerCallable = torch.optim.Adam,
+        lr_scheduler: LRSchedulerCallable | None = None,
+        initial_weights: str | None = None,
+    ) -> None:
+        super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        if potentials is not None and not isinstance(potentials, Potentials):
+            raise ConfigurationError(f"Expected argument `potentials` to be Potentials but got {potentials!r}.")
+        self.dim = check_count("dim", dim)
+        self.eps = check_positive("eps", eps)
+        self.rho = check_number("rho", rho, 0.0, 1.0, open_low=True)
+        self.form: TransportObjective = check_choice("objective", objective, OBJECTIVES)
+        self.potentials = (MLPPotentials() if potentials is None else potentials).build(dim)
+        if isinstance(self.potentials, KernelPotentials):
+            if lr_scheduler is not None:
+                raise ConfigurationError(
+                    "Kernel potentials have no learning rate for `lr_scheduler` to change: their steps fall as 1 / sqrt(i) by"
+                    " themselves. Leave it out, or use MLPPotentials."
+                )
+            self.automatic_optimization = False
+        #: The source and target points of the last validation or test, for pictures.
+        self.held_out: tuple[Tensor, Tensor] | None = None
+        self._held: list[tuple[Tensor, Tensor]] = []
+        self._pool: Tensor | None = None
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the logarithm (B, M) of the plan's density at all pairs of source (B, d) and target points (M, d)."""
+        return log_plan_density(self._surplus(x, y), self.rho, self.form)
+
+    def plan_density(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the plan's density (B, M) with respect to the product of the measures, at all pairs; its mean is near 1."""
+        return self(x, y).exp()
+
+    def sample_plan(self, x: Tensor, pool: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw a target point (B, d) for each source point, of the plan's conditional distribution.
+
+        Args:
+            x: (B, d) source points.
+            pool: (M, d) points drawn from the target measure, which the answer is one of.
+            generator: of the draws, on the device of x; torch's own by default.
+        """
+        with torch.no_grad():
+            return pool[torch.multinomial(self(x, pool).softmax(1), 1, generator=generator).squeeze(1)]
+
+    def barycentric_map(self, x: Tensor, pool: Tensor) -> Tensor:
+        """Return the mean (B, d) of the target points that each source point is moved to.
+
+        Args:
+            x: (B, d) source points.
+            pool: (M, d) points drawn from the target measure.
+        """
+        return self(x, pool).softmax(1).to(pool) @ pool
+
+    def dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
+        """Return what training maximizes, over all pairs of source (n, d) and target points (m, d).
+
+        Args:
+            source: (n, d) points.
+            target: (m, d) points.
+            weights: (n,) of the one and (m,) of the other, each of sum 1; None for equal ones.
+        """
+        a, b = (None, None) if weights is None else weights
+        with torch.no_grad():
+            u, v = self.potentials.source_potential(source), self.potentials.target_potential(target)
+        options: dict[str, Any] = {"eps": self.eps, "rho": self.rho, "objective": self.form}
+        return dual_value(u, v, source, target, source_weights=a, target_weights=b, **options)
+
+    def semi_dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
+        """Return S(u) over all pairs: never above the cost of transport between the measures that the points stand for.
+
+        Args:
+            source: (n, d) points.
+            target: (m, d) points.
+            weights: (n,) of the one and (m,) of the other, each of sum 1; None for equal ones.
+        """
+        a, b = (None, None) if weights is None else weights
+        with torch.no_grad():
+            u = self.potentials.source_potential(source)
+        return semi_dual_value(u, source, target, eps=self.eps, source_weights=a, target_weights=b)
+
+    def optimality_gap(
+        self,
+        source: Tensor,
+        target: Tensor,
+        fresh: Tensor,
+        *,
+        runs: int = 10,
+        steps: int = 1000,
+        batch_size: int = 32,
+        generator: torch.Generator | None = None,
+    ) -> float:
+        """Estimate how far S(u) is from its best, on test points.
+
+        The best is that of some runs of stochastic gradient ascent, each of a number for every source test point instead of a
+        function u, at target points drawn from ``fresh``: the largest S that one of them reaches on the test points.
+
+        Args:
+            source: (n, d) test points.
+            target: (m, d) test points.
+            fresh: (F, d) other points of the target measure, many.
+            runs: how many.
+            steps: of each.
+            batch_size: target points a step.
+            generator: of the draws, on the CPU; torch's own by default.
+
+        Source: Gladin et al. (2025), appendix B.3.
+        """
+        found = semi_discrete_potentials(
+            source, fresh, eps=self.eps, runs=runs, steps=steps, batch_size=batch_size, generator=generator
+        )
+        best = max(semi_dual_value(u, source, target, eps=self.eps) for u in found)
+        return best - self.semi_dual(source, target)
+
+    def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
+        """See :class:`LitSparseModule`."""
+        x, y = self._points(batch)
+        if stage != "train":
+            self._held.append((x, y))
+            sums = self.potentials.source_potential(x) + self.potentials.target_potential(y)
+            losses = self._losses(sums, (x - y).square().sum(1))
+            return StepOutput(losses.mean(), examples={"loss": losses})
+        if isinstance(self.potentials, KernelPotentials):
+            sums, broken = self.potentials.ascend(x, y, eps=self.eps, rho=self.rho, objective=self.form)
+            if broken:
+                raise self._breakdown(batch, broken)
+            losses = self._losses(sums, (x - y).square().sum(1).to(sums))
+            return StepOutput(losses.mean(), examples={"loss": losses})
+        u, v = self.potentials.source_potential(x), self.potentials.target_potential(y)
+        surplus = self._surplus(x, y, u, v)
+        loss = plan_penalty(surplus, self.eps, self.rho, self.form).mean() - u.mean() - v.mean() - self.eps
+        if not bool(loss.isfinite()):  # waits for a GPU: but once the weights are NaN, the next checkpoint is lost
+            raise self._breakdown(batch, int((~surplus.exp().isfinite()).sum()))
+        return StepOutput(loss)
+
+    def training_step(self, batch: Batch, batch_idx: int) -> StepOutput:
+        """Run an optimizer step, or the iterations of kernel SGD as if they were one, which are counted and saved alike."""
+        if self.automatic_optimization:
+            return super().training_step(batch, batch_idx)
+        outputs: list[StepOutput] = []
+        ascend = super().training_step
+
+        def closure() -> Tensor:
+            outputs.append(ascend(batch, batch_idx))
+            loss: Tensor = outputs[0]["loss"]
+            return loss
+
+        optimizer: Any = self.optimizers()
+        optimizer.step(closure)
+        return outputs[0]
+
+    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
+        """Return ``index`` (B,), ``source`` (B, d) and ``mapped`` (B, d), its barycentric map over the test's target points."""
+        x, y = self._points(batch)
+        return {
+            "index": batch["index"],
+            "source": x,
+            "mapped": self.barycentric_map(x, y if self._pool is None else self._pool),
+        }
+
+    def configure_optimizers(self) -> Any:
+        """See :class:`LitSparseModule`; kernel potentials have an optimizer of their own."""
+        return _KernelSGD(self.potentials) if isinstance(self.potentials, KernelPotentials) else super().configure_optimizers()
+
+    def setup(self, stage: str) -> None:
+        """Refuse several processes where iterations come one after another."""
+        super().setup(stage)
+        if stage == "fit" and not self.automatic_optimization and self.trainer.world_size > 1:
+            raise ConfigurationError(
+                "Kernel potentials are trained one pair after another, by one process, but there are"
+                f" {self.trainer.world_size}. Use --trainer.devices 1, or MLPPotentials."
+            )
+
+    def on_predict_start(self) -> None:
+        """Take all target points of the test for the pool."""
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if callable(getattr(data, "fetch", None)) and callable(getattr(data, "size", None)):
+            self._pool = data.fetch("test", 0, torch.arange(data.size("test")))["target"].to(self.device)
+
+    def on_predict_end(self) -> None:
+        """Let go of the pool."""
+        self._pool = None
+
+    def on_validation_epoch_start(self) -> None:  # noqa: D102
+        super().on_validation_epoch_start()
+        self._held = []
+
+    def on_validation_epoch_end(self) -> None:  # noqa: D102
+        super().on_validation_epoch_end()
+        self._log_values("val")
+
+    def on_test_epoch_start(self) -> None:  # noqa: D102
+        super().on_test_epoch_start()
+        self._held = []
+
+    def on_test_epoch_end(self) -> None:  # noqa: D102
+        super().on_test_epoch_end()
+        self._log_values("test")
+
+    def _log_values(self, stage: Stage) -> None:
+        """Log what is over all pairs: a mean of it over batches would be another number."""
+        source, target = (_of_all_processes(torch.cat(points)) for points in zip(*self._held, strict=True))
+        self._held, self.held_out = [], (source, target)
+        for name, value in (("objective", self.dual(source, target)), ("semi_dual", self.semi_dual(source, target))):
+            self.log(f"{stage}/{name}", torch.tensor(value, dtype=torch.float64), prog_bar=True, sync_dist=True)
+
+    def _surplus(self, x: Tensor, y: Tensor, u: Tensor | None = None, v: Tensor | None = None) -> Tensor:
+        u = self.potentials.source_potential(x) if u is None else u
+        v = self.potentials.target_potential(y) if v is None else v
+        return (u.unsqueeze(1) + v - squared_distances(x, y)) / self.eps
+
+    def _losses(self, sums: Tensor, cost: Tensor) -> Tensor:
+        """Return the negative objective (B,) of pairs, an estimate without bias."""
+        return plan_penalty((sums - cost) / self.eps, self.eps, self.rho, self.form) - sums - self.eps
+
+    def _points(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        missing = [name for name in ("source", "target") if name not in batch]
+        if missing:
+            raise ConfigurationError(
+                f"Expected batches with {' and '.join(missing)} but they have {', '.join(batch)}: these are the data of"
+                " another kind of model. Use a TransportDataModule."
+            )
+        x, y = batch["source"], batch["target"]
+        if x.shape[-1] != self.dim or y.shape != x.shape:
+            raise ConfigurationError(
+                f"Expected source and target points of dim={self.dim} numbers but got batches {tuple(x.shape)} and"
+                f" {tuple(y.shape)}. Set `dim` to the numbers of a point."
+            )
+        return x, y
+
+    def _breakdown(self, batch: Batch, count: int) -> ConfigurationError | DataError:
+        """Log how many exponentials overflowed, and return the error that says what to do."""
+        for name in ("source", "target"):
+            broken = int((~batch[name].isfinite()).any(1).sum())
+            if broken:
+                return DataError(
+                    f"{broken} of the {len(batch[name])} {name} points of a batch are missing or infinite in part."
+                )
+        for logger in self.trainer.loggers if self._trainer is not None else []:
+            logger.log_metrics({"train/overflows": float(count)}, step=self.global_step)
+        rate = "the learning rate" if self.automatic_optimization else f"`step_size` {self.potentials.step_size}"
+        return ConfigurationError(
+            f"The exponentials of `objective: {self.form}` overflowed, or became NaN after that, at {count} pairs of the batch"
+            f" after step {self.global_step if self._trainer is not None else 0}. Lower {rate}, or use `objective: safe`, whose"
+            " steps are bounded. The last checkpoint has the potentials of before."
+        )
+
+
+class _KernelSGD(torch.optim.Optimizer):
+    """Lets the closure of a step run the iterations, so that Lightning counts the step."""
+
+    def __init__(self, potentials: KernelPotentials) -> None:
+        super().__init__([potentials.coefficients], {})
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        return None if closure is None else closure()
+
+
+def _of_all_processes(points: Tensor) -> Tensor:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return points
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, points.cpu())
+    return torch.cat(found).to(points.device)

@@ -1,0 +1,203 @@
+"""LogSumExp by the safe Kullback-Leibler divergence: close to it, and with bounded weights of its points."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import functional as nnf
+
+from lit_sparse.checks import FLOATS, check_number
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.kernels.dispatch import HALVES
+from lit_sparse.kernels.safe import mass_tolerance, safe_threshold, weighted_safe_threshold
+from lit_sparse.mappings.rowwise import is_eager
+
+__all__ = ["check_rho", "may_look", "safe_logsumexp", "safe_threshold_of", "softplus"]
+
+
+def check_rho(rho: float, *, open_high: bool = False) -> float:
+    """Return rho in (0, 1], or (0, 1).
+
+    Raises:
+        ConfigurationError: if it is outside.
+    """
+    return check_number("rho", rho, 0.0, 1.0, open_low=True, open_high=open_high)
+
+
+def may_look() -> bool:
+    """Tell whether values may be looked at: nothing is compiled, traced or transformed."""
+    return not torch.compiler.is_compiling() and is_eager()
+
+
+def softplus(x: Tensor) -> Tensor:
+    """Return ``ln(1 + e^x)``, with all derivatives and without overflow; torch's own default is off by 2e-9 at x = 20."""
+    return nnf.softplus(x, 1.0, 50.0)
+
+
+def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | None = None) -> Tensor:
+    """Return the safe LogSumExp of ``values`` along a dimension.
+
+        F(x) = min_a a + (1 / rho) sum_i w_i ln(1 + rho e^(x_i - a)) - 1
+
+    As rho goes to 0 it becomes ``torch.logsumexp``, which it never exceeds and is below by at most rho. Its gradient in x_i,
+    ``(w_i / rho) sigma(x_i - a + ln rho)``, is a softmax in which no entry exceeds ``w_i / rho``.
+
+    Args:
+        values: floating tensor; length d along ``dim``. A -inf has no weight in the result, a NaN makes its row NaN, and a +inf
+            +inf.
+        rho: 0 < rho <= 1.
+        dim: dimension along which to reduce.
+        weights: broadcastable to ``values``: the measure, not negative, of mass at least rho along ``dim``; differentiable.
+            What stands at a weight of zero is not looked at. None for a weight of one for each point. 1 / d for each makes of
+            the gradient :class:`lit_sparse.mappings.CappedSoftmax`.
+
+    Returns:
+        Tensor of the values' shape without ``dim``, and of their dtype; half precision is computed in float32.
+
+    Raises:
+        ConfigurationError: if rho is out of its range, the values are not floating, the weights do not fit, one of them is
+            negative, infinite or NaN, or their mass is below rho. What the weights are is not looked at under ``torch.func``
+            and ``torch.compile``, where a mass below rho gives -inf, and a wrong weight NaN.
+
+    Source: Improved Stochastic Optimization of LogSumExp, equations 5 to 8. A mass equal to rho is the limit
+    ``sum_i w_i x_i / rho + ln rho - 1``.
+
+    Example:
+        >>> import torch
+        >>> values = torch.tensor([1.0, 2.0, 1e4])
+        >>> bool((torch.logsumexp(values, 0) - safe_logsumexp(values, 1e-4)).abs() < 2e-3)
+        True
+    """
+    rho = check_rho(rho)
+    if not isinstance(values, Tensor):
+        raise ConfigurationError(f"Expected values in a torch tensor but got {full_name(values)}.")
+    if values.dtype not in FLOATS:
+        raise ConfigurationError(f"Expected values of a floating dtype, one of {FLOATS}, but got {values.dtype}.")
+    if values.dim() == 0:
+        raise ConfigurationError("Expected values with at least one dimension but got a tensor without any.")
+    if not -values.dim() <= dim < values.dim():
+        raise ConfigurationError(
+            f"Expected argument `dim` to be one of the {values.dim()} dimensions of the values but got {dim}."
+        )
+    if values.shape[dim] == 0:
+        raise ConfigurationError("Expected at least one value to reduce but there is none: the mass, 0, is below rho.")
+    x = values.movedim(dim, -1)
+    w = None if weights is None else _measure(weights, values, rho, dim).movedim(dim, -1)
+    wide = torch.float32 if x.dtype in HALVES else x.dtype
+    if w is not None:
+        wide = torch.promote_types(wide, w.dtype)
+        w = w.to(wide)
+    found = _of_rows(x.to(wide), w, rho)
+    return found.to(values.dtype)
+
+
+def safe_threshold_of(x: Tensor, rho: float, w: Tensor | None = None) -> Tensor:
+    """Return the minimizing a, (..., 1), of rows (..., d), without a gradient; see :mod:`lit_sparse.kernels.safe`."""
+    kernel = safe_threshold if w is None else weighted_safe_threshold
+    args = (x.detach(), rho) if w is None else (x.detach(), w.detach(), rho)
+    found: Tensor = kernel(*args) if may_look() else kernel.traced(*args)
+    return found
+
+
+def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
+    """Return the weights in the values' shape, checked."""
+    if not isinstance(weights, Tensor) or weights.dtype not in FLOATS:
+        got = weights.dtype if isinstance(weights, Tensor) else full_name(weights)
+        raise ConfigurationError(f"Expected weights in a floating torch tensor but got {got}.")
+    try:
+        found = weights.expand(values.shape)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"Expected weights that can be broadcast to the values' shape {tuple(values.shape)} but got {tuple(weights.shape)}."
+        ) from error
+    if may_look() and not weights.is_meta:
+        wrong = ~((weights >= 0) & (weights < torch.inf))
+        if bool(wrong.any()):
+            raise ConfigurationError(f"Expected weights that are finite and not negative but got {float(weights[wrong][0])}.")
+        mass = found.detach().double().sum(dim)
+        short = mass < rho * (1 - mass_tolerance(torch.promote_types(weights.dtype, torch.float32)))
+        if bool(short.any()):
+            raise ConfigurationError(
+                f"Expected weights whose mass is at least rho={rho} but got {float(mass[short].min())}: no density below"
+                " 1 / rho has mass one. Take a smaller rho or larger weights."
+            )
+    return found
+
+
+def _of_rows(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
+    """Return the result (...) of rows (..., d), in float32 or float64."""
+    plain = may_look() and forward_ad._current_level < 0
+    if plain and torch.is_grad_enabled() and (x.requires_grad or (w is not None and w.requires_grad)):
+        result: Tensor = _SafeLogSumExp.apply(x, w, rho)  # type: ignore[no-untyped-call]
+        return result
+    return _by_operations(x, w, rho)
+
+
+class _Rows:
+    """Rows (..., d) relative to a threshold that is exact but for rounding, in torch operations.
+
+    The threshold moves with the rows by one step of Newton's method, whose derivative is that of the solution. The result is a
+    minimum over the threshold, so that the first derivative of that gives the first three of the result.
+    """
+
+    def __init__(self, x: Tensor, w: Tensor | None, rho: float) -> None:
+        self.w, self.rho = w, rho
+        self.a = safe_threshold_of(x, rho, w)
+        self.ordinary = self.a.isfinite()
+        self.used = x.isfinite() & self.ordinary
+        self.center = torch.where(self.ordinary, self.a, 0.0)
+        s = torch.where(self.used, x, self.center) - self.center + math.log(rho)
+        share = self._weighted(torch.sigmoid(s))
+        excess = share.sum(-1, keepdim=True) / rho - 1
+        slope = (share * torch.sigmoid(-s)).sum(-1, keepdim=True).detach() / rho
+        slope = torch.where(slope > 0, slope, 1.0)
+        # What rounding the threshold to its type took.
+        rounding = 4 * torch.finfo(x.dtype).eps * (1 + self.center.abs())
+        missed = (excess.detach() / slope).clamp(-rounding, rounding)
+        self.step = missed + (excess - excess.detach()) / slope
+        self.s = s - self.step
+
+    def value(self) -> Tensor:
+        """Return the result (...)."""
+        total = self._weighted(softplus(self.s)).sum(-1, keepdim=True)
+        found = self.center + self.step + (total / self.rho - 1)
+        return torch.where(self.ordinary, found, self.a).squeeze(-1)
+
+    def _weighted(self, values: Tensor) -> Tensor:
+        values = torch.where(self.used, values, 0.0)
+        return values if self.w is None else self.w * values
+
+
+def _by_operations(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
+    return _Rows(x, w, rho).value()
+
+
+class _SafeLogSumExp(torch.autograd.Function):
+    """The same with its gradient by formula, which keeps no more than its arguments; differentiated further, by operations."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor | None, rho: float) -> Tensor:
+        rows = _Rows(x, w, rho)
+        ctx.rho = rho
+        ctx.save_for_backward(x, w, rows.center, rows.step, rows.ordinary)
+        return rows.value()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, w, center, step, ordinary = ctx.saved_tensors
+        rho, (of_x, of_w, _) = ctx.rho, ctx.needs_input_grad
+        if torch.is_grad_enabled():
+            wanted = [tensor for tensor, needed in ((x, of_x), (w, of_w)) if needed]
+            found = iter(torch.autograd.grad(_by_operations(x, w, rho), wanted, grad, create_graph=True))
+            return next(found) if of_x else None, next(found) if of_w else None, None
+        used, grad = x.isfinite() & ordinary, grad.unsqueeze(-1) / rho
+        s = (torch.where(used, x, center) - center) - step + math.log(rho)
+        pull = None
+        if of_x:
+            pull = torch.where(used, torch.sigmoid(s), 0.0) * grad
+            pull = pull if w is None else w * pull
+        return pull, torch.where(used, softplus(s), 0.0) * grad if of_w else None, None

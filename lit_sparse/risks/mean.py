@@ -1,0 +1,41 @@
+"""The mean loss: training as usual."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from lit_sparse.risks.base import Risk
+from lit_sparse.risks.logsumexp import may_look
+
+__all__ = ["Mean", "mean_of"]
+
+
+def mean_of(losses: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the mean (,) of losses (B,) times weights (B,)."""
+    return losses.mean() if weights is None else (weights * losses).mean()
+
+
+class Mean(Risk):
+    """The mean over the batch of weight times loss.
+
+    A NaN among losses on an accelerator is not looked for: that would wait for it, and mixed precision skips such steps by
+    itself.
+
+    Example:
+        >>> import torch
+        >>> float(Mean()(torch.tensor([1.0, 2.0, 6.0])))
+        3.0
+    """
+
+    unbiased: ClassVar[bool] = True
+    finite: ClassVar[bool] = False
+
+    def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        """See :class:`lit_sparse.risks.Risk`."""
+        return mean_of(losses, weights)
+
+    def _check_losses(self, losses: Tensor) -> None:
+        if may_look() and losses.device.type == "cpu":
+            super()._check_losses(losses)

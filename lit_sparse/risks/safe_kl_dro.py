@@ -1,0 +1,195 @@
+"""Robust training from single examples: the safe Kullback-Leibler divergence, whose objective is a mean over examples."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lit_sparse.checks import check_choice, check_number, check_positive
+from lit_sparse.risks.base import Risk, gathered_losses
+from lit_sparse.risks.logsumexp import check_rho, may_look, safe_threshold_of, softplus
+from lit_sparse.risks.mean import mean_of
+
+__all__ = ["DualRisk", "SafeKLDRO", "link_value", "mean_threshold"]
+
+LINKS = ("softplus", "capped_exp")
+
+
+def link_value(s: Tensor, rho: float, link: str) -> Tensor:
+    """Return ``ln(1 + rho e^s) / rho``, or e^s up to ``s = -ln rho`` and linear from there on."""
+    if link == "softplus":
+        return softplus(s + math.log(rho)) / rho
+    knee = -math.log(rho)
+    low = s.clamp_max(knee)
+    return low.exp() + (s - low) / rho
+
+
+class DualRisk(Risk):
+    """Base of risks that minimize over a number beside the model: the dual variable a, near the larger losses.
+
+    Their estimate from a batch is a mean over its examples, without bias for any number of them, because a is not found anew
+    for each batch but learnt. It is a parameter, ``dual``, and so part of checkpoints and the same on all processes. An example
+    counts at most 1 / rho times.
+
+    Args:
+        dual_lr: learning rate of a; None for the model's. Losses have their own unit, so that a rate for weights is seldom one
+            for a: with SGD, ``temperature * rho`` moves it by less than its temperature a step.
+        initial_dual: where a begins; None for the minimizer over the first batch of training. From above it comes down by
+            ``dual_lr`` a step at most, from below it rises up to 1 / rho times as fast: begin low.
+    """
+
+    unbiased: ClassVar[bool] = True
+
+    def __init__(self, *, dual_lr: float | None, initial_dual: float | None) -> None:
+        super().__init__()
+        self.dual_lr = None if dual_lr is None else check_number("dual_lr", dual_lr, 0.0, math.inf, open_high=True)
+        if initial_dual is not None:
+            check_number("initial_dual", initial_dual, -math.inf, math.inf, open_low=True, open_high=True)
+        self.initial_dual = initial_dual
+        #: a; NaN until it is known.
+        self.dual = nn.Parameter(torch.tensor(math.nan if initial_dual is None else float(initial_dual)))
+        self._known = initial_dual is not None
+        self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
+
+    @property
+    @abstractmethod
+    def temperature(self) -> float:
+        """What losses are divided by."""
+
+    @abstractmethod
+    def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the a that is best for these losses (B,), without a gradient."""
+
+    @abstractmethod
+    def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
+        """Return the objective of losses (B,) at a dual variable."""
+
+    def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        """See :class:`lit_sparse.risks.Risk`."""
+        if not self._known:
+            dual = self.solve(*gathered_losses(losses, weights)).to(self.dual)
+            if not self.training or not may_look():
+                return self.objective(losses, dual.to(losses.dtype), weights)
+            with torch.no_grad():
+                self.dual.copy_(dual)
+            self._known = True
+        return self.objective(losses, self.dual.to(losses.dtype), weights)
+
+    @property
+    def _needs_weight(self) -> bool:
+        return not self._known
+
+    def dual_parameters(self) -> list[nn.Parameter]:
+        """Return a."""
+        return [self.dual]
+
+    def measurements(self) -> dict[str, float]:
+        """Return a as ``dual``."""
+        return {"dual": float(self.dual.detach())}
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Go to another device with the model, but not to a type of fewer digits."""
+        before = self.dual.detach().clone()
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if torch.finfo(self.dual.dtype).bits < 32:
+            self.dual.data = before.to(self.dual.device)
+        return self
+
+
+class SafeKLDRO(DualRisk):
+    """``a + (lam / rho) mean ln(1 + rho e^((loss - a) / lam)) - lam``, at a learnt a.
+
+    Minimized over a it is ``lam F(loss / lam)`` with the safe LogSumExp F of the mean, close to :class:`KLDRO` of all
+    examples for a small rho, and to :class:`CVaR` of level rho for a small lam. The weights of examples in its gradient,
+    ``sigma((loss - a) / lam + ln rho) / rho``, are less than 1 / rho, and nothing overflows.
+
+    Args:
+        lam: what a unit of divergence costs, > 0, in units of the loss. Large: the mean; small: the largest losses.
+        rho: 0 < rho < 1; no example counts more than 1 / rho times.
+        link: ``"softplus"``, or ``"capped_exp"``: e^s in place of ``ln(1 + rho e^s) / rho``, linear from ``s = -ln rho`` on. It
+            is closer to KLDRO at the same bound on weights, but has one derivative only.
+        dual_lr: learning rate of a; None for the model's.
+        initial_dual: where a begins; None for the minimizer over the first batch of training.
+
+    Raises:
+        ConfigurationError: for an argument outside its range. With rho = 1 the best a would be -inf.
+
+    Source: Improved Stochastic Optimization of LogSumExp, equation 19; the capped exponential is that of Levy et al. (2020).
+
+    Example:
+        >>> import torch
+        >>> risk = SafeKLDRO(1.0, 0.01)
+        >>> losses = torch.tensor([0.0, 1.0, 5.0], requires_grad=True)
+        >>> risk(losses).backward()
+        >>> bool((losses.grad.sum() - 1).abs() < 1e-5)
+        True
+    """
+
+    def __init__(
+        self,
+        lam: float,
+        rho: float,
+        link: Literal["softplus", "capped_exp"] = "softplus",
+        *,
+        dual_lr: float | None = None,
+        initial_dual: float | None = None,
+    ) -> None:
+        super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
+        self.lam = check_positive("lam", lam)
+        self.rho = check_rho(rho, open_high=True)
+        self.link = check_choice("link", link, LINKS)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return one of each link, and one with a given beginning."""
+        return [cls(1.0, 0.1), cls(0.5, 1e-3, "capped_exp"), cls(2.0, 0.5, initial_dual=-1.0, dual_lr=0.1)]
+
+    @property
+    def temperature(self) -> float:
+        """What losses are divided by: lam."""
+        return self.lam
+
+    def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+        """See :class:`DualRisk`; exact for both links."""
+        scores = losses.detach() / self.lam
+        find = _capped_threshold if self.link == "capped_exp" else mean_threshold
+        return self.lam * find(scores, self.rho, weights)
+
+    def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
+        """See :class:`DualRisk`."""
+        return dual + self.lam * mean_of(link_value((losses - dual) / self.lam, self.rho, self.link), weights) - self.lam
+
+
+def mean_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
+    """Return the best a for scores (B,) under their mean, with their weights."""
+    measure = (torch.ones_like(scores) if weights is None else weights) / len(scores)
+    measure = measure / measure.sum().clamp_max(1.0)  # a batch of small weights has one too
+    return safe_threshold_of(scores, rho, measure).squeeze(-1)
+
+
+def _capped_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
+    """Return a with ``mean min(e^(score - a), 1 / rho) = 1``: the first j of the ranked scores are at the bound."""
+    ranked, order = scores.double().sort(descending=True)
+    measure = (torch.ones_like(ranked) if weights is None else weights.double()[order]) / len(scores)
+    measure = measure / measure.sum().clamp_max(1.0)
+    at_bound = measure.cumsum(0) - measure  # the mass of those before
+    there = measure > 0
+    logs = torch.where(there, ranked + torch.where(there, measure, 1.0).log(), -torch.inf)
+    rest = logs.flip(0).logcumsumexp(0).flip(0)  # of those from j on
+    room = 1 - at_bound / rho
+    found = rest - torch.where(room > 0, room, 1.0).log()
+    # The first j at which the largest of the rest is not above the bound.
+    fits = (room > 0) & (ranked - found <= -math.log(rho) + 1e-12)
+    return found[fits.int().argmax()].to(scores.dtype)
+
+
+def _look_again(risk: DualRisk, keys: Any) -> None:
+    """After a state was loaded, ask it whether a is known."""
+    if not any(key.endswith("dual") for key in keys.missing_keys):
+        risk._known = not bool(risk.dual.isnan())
