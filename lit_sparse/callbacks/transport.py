@@ -98,7 +98,8 @@ def _line(module: Transports, data: Any, source: Tensor, target: Tensor, drawn: 
         axes[1].plot(grid.flatten().tolist(), potential.tolist(), color=color, label=f"of the {name}")
     across = torch.linspace(float(source.min()), float(source.max()), GRID).to(source).unsqueeze(1)
     mapped = module.barycentric_map(across, target[:POOL])
-    axes[2].scatter(source[: len(drawn)].flatten().tolist(), drawn.flatten().tolist(), s=6, alpha=0.5, label="drawn from the plan")
+    moved = source[: len(drawn)].flatten().tolist()
+    axes[2].scatter(moved, drawn.flatten().tolist(), s=6, alpha=0.5, label="drawn from the plan")
     axes[2].plot(across.flatten().tolist(), mapped.flatten().tolist(), color="C3", label="barycentric map")
     for axis, x, y in zip(axes, ("point", "point", "source"), ("density", "potential", "target"), strict=True):
         axis.set_xlabel(x)
@@ -117,9 +118,7 @@ def _plane(source: Tensor, target: Tensor, drawn: Tensor, mapped: Tensor) -> Any
         axis.set_aspect("equal")
     axes[0].scatter(*source.mT.tolist(), s=5, alpha=0.6, color="C0", label="source")
     shifts = (mapped - source).mT.tolist()
-    axes[0].quiver(
-        *source.mT.tolist(), *shifts, angles="xy", scale_units="xy", scale=1.0, width=0.002, alpha=0.5, color="C3"
-    )
+    axes[0].quiver(*source.mT.tolist(), *shifts, angles="xy", scale_units="xy", scale=1.0, width=0.002, alpha=0.5, color="C3")
     axes[1].scatter(*drawn.mT.tolist(), s=5, alpha=0.6, color="C2", label="drawn for source points")
     for axis in axes:
         axis.legend(fontsize=8)

@@ -34,20 +34,20 @@ class EntropicTransport(LitSparseModule):
     With potentials u and v, the surplus ``s = (u(x) + v(y) - |x - y|^2) / eps`` and all expectations over x and y apart,
     training maximizes
 
-    - ``E u + E v - (eps / rho) E ln(1 + rho e^s) + eps`` for ``objective="safe"``: the divergence is the safe KL divergence, the
-      plan's density with respect to the product of the measures is ``sigmoid(s + ln rho) / rho < 1 / rho``, and no step is
-      larger for an exponential that is;
-    - ``E u + E v - eps E e^s + eps`` for ``"dual"``: the divergence is KL, and the density e^s, which may overflow. Training ends
-      with an error when it does; the last checkpoint was written before.
+    - ``E u + E v - (eps / rho) E ln(1 + rho e^s) + eps`` for ``objective="safe"``: the divergence is the safe KL divergence,
+      and the plan's density with respect to the product of the measures is ``sigmoid(s + ln rho) / rho < 1 / rho``, which
+      bounds every step;
+    - ``E u + E v - eps E e^s + eps`` for ``"dual"``: the divergence is KL, and the density e^s, which may overflow. Training
+      ends with an error when it does; the last checkpoint was written before.
 
     :class:`lit_sparse.nn.MLPPotentials` are trained over all pairs of a batch by the optimizer.
-    :class:`lit_sparse.nn.KernelPotentials` are trained by kernel SGD, an iteration a pair, one after another, on one process; the
-    optimizer has no part in it, and a training step is the iterations of a batch.
+    :class:`lit_sparse.nn.KernelPotentials` are trained by kernel SGD, an iteration a pair, one after another, on one process;
+    the optimizer has no part in it, and a training step is the iterations of a batch.
 
-    Logged: ``train/loss``, the negative objective before each step; in validation and test ``loss``, the same over the pairs of
-    the batches as they come; ``objective``, over all pairs of held-out points; and ``semi_dual``, what u is worth with the best v
-    for it, :func:`lit_sparse.nn.transport.semi_dual_value`, over all pairs. The last is in the same units for both objectives,
-    and tells the best checkpoint.
+    Logged: ``train/loss``, the negative objective before each step; in validation and test ``loss``, the same over the pairs
+    of the batches as they come; ``objective``, over all pairs of held-out points; and ``semi_dual``, what u is worth with the
+    best v for it, :func:`lit_sparse.nn.transport.semi_dual_value`, over all pairs. The last means the same for both
+    objectives, and tells the best checkpoint.
 
     Batches are dicts of ``source`` (B, d), ``target`` (B, d) and ``index`` (B,).
 
@@ -99,13 +99,11 @@ class EntropicTransport(LitSparseModule):
         self.rho = check_number("rho", rho, 0.0, 1.0, open_low=True)
         self.form: TransportObjective = check_choice("objective", objective, OBJECTIVES)
         self.potentials = (MLPPotentials() if potentials is None else potentials).build(dim)
-        if isinstance(self.potentials, KernelPotentials):
-            if lr_scheduler is not None:
-                raise ConfigurationError(
-                    "Kernel potentials have no learning rate for `lr_scheduler` to change: their steps fall as 1 / sqrt(i) by"
-                    " themselves. Leave it out, or use MLPPotentials."
-                )
-            self.automatic_optimization = False
+        if isinstance(self.potentials, KernelPotentials) and lr_scheduler is not None:
+            raise ConfigurationError(
+                "Kernel potentials have no learning rate for `lr_scheduler` to change: their steps fall as 1 / sqrt(i) by"
+                " themselves. Leave it out, or use MLPPotentials."
+            )
         #: The source and target points of the last validation or test, for pictures.
         self.held_out: tuple[Tensor, Tensor] | None = None
         self._held: list[tuple[Tensor, Tensor]] = []
@@ -117,7 +115,8 @@ class EntropicTransport(LitSparseModule):
 
     def plan_density(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the plan's density (B, M) with respect to the product of the measures, at all pairs; its mean is near 1."""
-        return self(x, y).exp()
+        log_density: Tensor = self(x, y)
+        return log_density.exp()
 
     def sample_plan(self, x: Tensor, pool: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Draw a target point (B, d) for each source point, of the plan's conditional distribution.
@@ -137,7 +136,8 @@ class EntropicTransport(LitSparseModule):
             x: (B, d) source points.
             pool: (M, d) points drawn from the target measure.
         """
-        return self(x, pool).softmax(1).to(pool) @ pool
+        log_density: Tensor = self(x, pool)
+        return log_density.softmax(1).to(pool) @ pool
 
     def dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
         """Return what training maximizes, over all pairs of source (n, d) and target points (m, d).
@@ -220,21 +220,10 @@ class EntropicTransport(LitSparseModule):
             raise self._breakdown(batch, int((~surplus.exp().isfinite()).sum()))
         return StepOutput(loss)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> StepOutput:
-        """Run an optimizer step, or the iterations of kernel SGD as if they were one, which are counted and saved alike."""
-        if self.automatic_optimization:
-            return super().training_step(batch, batch_idx)
-        outputs: list[StepOutput] = []
-        ascend = super().training_step
-
-        def closure() -> Tensor:
-            outputs.append(ascend(batch, batch_idx))
-            loss: Tensor = outputs[0]["loss"]
-            return loss
-
-        optimizer: Any = self.optimizers()
-        optimizer.step(closure)
-        return outputs[0]
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Find the gradient; kernel potentials have moved already, and have none."""
+        if not isinstance(self.potentials, KernelPotentials):
+            super().backward(loss, *args, **kwargs)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,), ``source`` (B, d) and ``mapped`` (B, d), its barycentric map over the test's target points."""
@@ -252,7 +241,7 @@ class EntropicTransport(LitSparseModule):
     def setup(self, stage: str) -> None:
         """Refuse several processes where iterations come one after another."""
         super().setup(stage)
-        if stage == "fit" and not self.automatic_optimization and self.trainer.world_size > 1:
+        if stage == "fit" and isinstance(self.potentials, KernelPotentials) and self.trainer.world_size > 1:
             raise ConfigurationError(
                 "Kernel potentials are trained one pair after another, by one process, but there are"
                 f" {self.trainer.world_size}. Use --trainer.devices 1, or MLPPotentials."
@@ -325,7 +314,8 @@ class EntropicTransport(LitSparseModule):
                 )
         for logger in self.trainer.loggers if self._trainer is not None else []:
             logger.log_metrics({"train/overflows": float(count)}, step=self.global_step)
-        rate = "the learning rate" if self.automatic_optimization else f"`step_size` {self.potentials.step_size}"
+        kernels = isinstance(self.potentials, KernelPotentials)
+        rate = f"`step_size` {self.potentials.step_size}" if kernels else "the learning rate"
         return ConfigurationError(
             f"The exponentials of `objective: {self.form}` overflowed, or became NaN after that, at {count} pairs of the batch"
             f" after step {self.global_step if self._trainer is not None else 0}. Lower {rate}, or use `objective: safe`, whose"
@@ -334,12 +324,12 @@ class EntropicTransport(LitSparseModule):
 
 
 class _KernelSGD(torch.optim.Optimizer):
-    """Lets the closure of a step run the iterations, so that Lightning counts the step."""
+    """Runs the closure of a step, whose forward pass is the iterations: Lightning counts and saves it as any other."""
 
     def __init__(self, potentials: KernelPotentials) -> None:
         super().__init__([potentials.coefficients], {})
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return None if closure is None else closure()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 from typing_extensions import Self
@@ -47,8 +45,17 @@ class KLDRO(Risk):
 
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         """See :class:`lit_sparse.risks.Risk`."""
-        scores = losses / self.lam
-        if weights is not None:
-            there = weights > 0
-            scores = torch.where(there, scores + torch.where(there, weights, 1.0).log(), -torch.inf)
-        return self.lam * (torch.logsumexp(scores, 0) - math.log(len(losses)))
+        weights = torch.ones_like(losses) if weights is None else weights
+        there = weights > 0
+        top = torch.where(there, losses.detach(), -torch.inf).amax()
+        scores = torch.where(there, (losses - top) / self.lam, 0.0)
+        shares = weights / weights.sum()
+        # Of a large lam the logarithm is near 0, and digits would be lost in 1 + it.
+        below = (shares * scores.expm1()).sum()
+        near, far = below.clamp_min(-0.75).log1p(), torch.where(there, scores, -torch.inf).add(_log(shares)).logsumexp(0)
+        return top + self.lam * (torch.where(below > -0.5, near, far) + weights.mean().log())
+
+
+def _log(shares: Tensor) -> Tensor:
+    """Return logarithms, 0 in place of that of 0."""
+    return torch.where(shares > 0, shares, 1.0).log()

@@ -116,7 +116,7 @@ def test_points_that_are_not_numbers_are_counted(place: str, value: float) -> No
     if math.isnan(value):
         assert ran(x, y, **options)[2] == 5, "it, and all that follow"
         return
-    sums, b, broken = twin(x.numpy(), y.numpy(), **options)
+    _, b, broken = twin(x.numpy(), y.numpy(), **options)
     found = ran(x, y, **options)
     assert found[2] == broken
     np.testing.assert_allclose(found[1][:4], b[:4], rtol=1e-9)

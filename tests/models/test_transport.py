@@ -122,7 +122,7 @@ def test_no_value_is_above_the_optimum(seed: int) -> None:
     a, b = torch.rand(40).softmax(0), torch.rand(30).softmax(0)
     weights: dict[str, Any] = {"source_weights": a, "target_weights": b}
     best = semi_dual_value(sinkhorn_potentials(x, y, eps=0.3, **weights)[0], x, y, eps=0.3, **weights)
-    u, v = torch.randn(40), torch.randn(30)
+    u, v = 0.3 * torch.randn(40), 0.3 * torch.randn(30)
     semi = semi_dual_value(u, x, y, eps=0.3, **weights)
     dual = dual_value(u, v, x, y, eps=0.3, **weights)
     assert dual <= semi <= best
@@ -238,8 +238,11 @@ def test_the_safe_density_is_capped() -> None:
         rows = model.barycentric_map(x, y)
     assert float(density.max()) == pytest.approx(4.0)
     assert density.isfinite().all()
-    torch.testing.assert_close(density.log(), model(x, y), atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(rows, (density / density.sum(1, keepdim=True)) @ y, atol=1e-4, rtol=1e-3)
+    total = density.sum(1, keepdim=True)
+    there = total[:, 0] > 1e-3
+    assert int(there.sum()) > 10
+    torch.testing.assert_close(rows[there], (density / total @ y)[there], atol=1e-4, rtol=1e-3)
+    assert rows.isfinite().all(), "where all densities underflow, too"
 
 
 # Training by kernels
@@ -257,8 +260,10 @@ def test_the_gap_of_kernels_falls() -> None:
     points, (a, b) = on_grid()
     density = model.plan_density(points, points)
     assert float(a @ density @ b) == pytest.approx(1.0, abs=0.03)
-    middle = (points[:, 0].abs() < 1.5).nonzero().squeeze(1)
-    assert float((density[middle] @ b).sub(1).abs().max()) < 0.4
+    assert float(a @ (density @ b).sub(1).abs()) < 0.4
+    assert float((a @ density).sub(1).abs() @ b) < 0.4
+    untrained = by_kernels().plan_density(points, points)
+    assert float(a @ (untrained @ b).sub(1).abs()) > 0.5
 
 
 def test_a_batch_is_its_iterations_one_after_another() -> None:
@@ -304,7 +309,7 @@ def test_kernel_potentials_stay_where_they_are() -> None:
 
 
 def test_overflow_ends_training_and_keeps_what_was_before(tmp_path: Path) -> None:
-    saving = ModelCheckpoint(dirpath=tmp_path, filename="last", every_n_train_steps=1, enable_version_counter=False)
+    saving = ModelCheckpoint(dirpath=tmp_path / "kept", filename="last", every_n_train_steps=1, enable_version_counter=False)
     model = by_kernels(kernels={"step_size": 1e3}, objective="dual")
     run = trainer(
         max_epochs=1, enable_checkpointing=True, callbacks=[saving], logger=CSVLogger(tmp_path, name="", version="log")
@@ -313,7 +318,7 @@ def test_overflow_ends_training_and_keeps_what_was_before(tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match=words):
         run.fit(model, line(batch_size=1))
     assert model.potentials.coefficients.isfinite().all()
-    kept = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    kept = torch.load(tmp_path / "kept" / "last.ckpt", weights_only=True)
     assert kept["global_step"] == run.global_step == int(model.potentials.count) > 0
     for name, value in model.state_dict().items():
         assert torch.equal(kept["state_dict"][name], value), name
@@ -325,7 +330,7 @@ def test_networks_overflow_as_plainly() -> None:
     with torch.no_grad():
         model.potentials.of_source[-1].bias += 50.0
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ConfigurationError, match="overflowed.*Lower the learning rate, or use `objective: safe`"):
+    with pytest.raises(ConfigurationError, match=r"overflowed.*Lower the learning rate, or use `objective: safe`"):
         trainer(max_epochs=1, limit_val_batches=0).fit(model, line())
     for name, value in before.items():
         if "potentials" in name:
@@ -363,9 +368,10 @@ def test_networks_find_the_map_between_normal_distributions() -> None:
     assert best.semi_dual(x, y) - 0.05 < model.semi_dual(x, y) < best.semi_dual(x, y) + 0.01
     near = x[(x.abs() < 1.5).all(1)][:200]
     torch.testing.assert_close(model.barycentric_map(near, y).detach(), 1.0 + exact.slope * near, atol=0.25, rtol=0)
-    assert float(model.plan_density(x, y).mean()) == pytest.approx(1.0, abs=0.05)
+    assert float(model.plan_density(x, y).detach().mean()) == pytest.approx(1.0, abs=0.05)
     assert {"val/loss", "val/objective", "val/semi_dual", "train/loss"} <= set(run.callback_metrics)
-    assert float(run.callback_metrics["train/loss"]) == pytest.approx(-model.dual(x, y), abs=0.1)
+    held = data.fetch("val", 0, torch.arange(500))
+    assert float(run.callback_metrics["val/objective"]) == pytest.approx(model.dual(held["source"], held["target"]), rel=1e-6)
 
 
 @pytest.mark.parametrize("objective", ["safe", "dual"])
@@ -436,25 +442,31 @@ def test_checkpoints_load(tmp_path: Path, kind: Any, objective: Any) -> None:
     assert run.test(again, line(), verbose=False)[0] == run.test(model, line(), verbose=False)[0]
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks used to create")
 @pytest.mark.parametrize("made", [by_kernels, lambda: EntropicTransport(dim=1)], ids=["kernels", "networks"])
 def test_resumed_training_is_uninterrupted_training(tmp_path: Path, made: Any) -> None:
-    """Stopped in the middle of the second of three epochs."""
+    """Killed in the middle of the second of three epochs, a batch after its last checkpoint."""
 
-    def fit(**options: Any) -> tuple[EntropicTransport, pl.Trainer]:
+    class Kill(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 18:  # a batch later
+                raise InterruptedError
+
+    def fit(path: Path | None = None, *callbacks: pl.Callback) -> tuple[EntropicTransport, pl.Trainer]:
         pl.seed_everything(0)
-        model, path = made(), options.pop("ckpt_path", None)
-        run = trainer(**options)
+        model, run = made(), trainer(max_epochs=3, callbacks=list(callbacks), enable_checkpointing=bool(callbacks))
         run.fit(model, line(), ckpt_path=path, weights_only=True)
         return model, run
 
-    whole, run = fit(max_epochs=3)
-    cut, first = fit(max_epochs=3, max_steps=17)
-    first.save_checkpoint(tmp_path / "a.ckpt")
-    rest, second = fit(max_epochs=3, ckpt_path=tmp_path / "a.ckpt")
+    whole, run = fit()
+    saving = ModelCheckpoint(dirpath=tmp_path, filename="last", every_n_train_steps=17, enable_version_counter=False)
+    with pytest.raises(InterruptedError):
+        fit(None, saving, Kill())
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 17
+    rest, second = fit(tmp_path / "last.ckpt")
     assert second.global_step == run.global_step == 36
     for name, value in whole.state_dict().items():
         assert torch.equal(value, rest.state_dict()[name]), name
-    assert any(not torch.equal(value, cut.state_dict()[name]) for name, value in whole.state_dict().items())
     for name in ("val/semi_dual", "val/objective", "train/loss"):
         assert float(second.callback_metrics[name]) == pytest.approx(float(run.callback_metrics[name]), rel=1e-6), name
 
@@ -483,22 +495,20 @@ def test_networks_train_on_two_processes(lit_sparse: Command, tmp_path: Path, mo
     two = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"), *quiet)
     done = lit_sparse("fit", *config, *two)
     assert done.returncode == 0, done.stderr
-    done = lit_sparse("test", *config, *two, "--ckpt_path", "last")
-    assert done.returncode == 0, done.stderr
     monkeypatch.chdir(tmp_path)
-    assert main(["test", *config, *quiet, "--ckpt_path", "last"]) == 0
-    runs = tmp_path / "runs" / "transport" / "mlp_2d" / "0"
-    assert metrics_of(runs)["val/examples"] == [101.0]
-    several, one = (metrics_of(runs / "test" / str(number)) for number in (0, 1))
-    assert several.keys() == one.keys()
-    for name, values in one.items():
-        assert several[name] == pytest.approx(values, rel=1e-6), name
+    assert main(["validate", *config, *quiet, "--ckpt_path", "last"]) == 0
+    run = tmp_path / "runs" / "transport" / "mlp_2d" / "0"
+    several, one = metrics_of(run), metrics_of(run / "validate" / "0")
+    assert {"val/semi_dual", "val/objective", "val/loss", "val/examples"} <= set(one)
+    for name in one.keys() & several.keys() - {"epoch", "step"}:
+        assert several[name] == pytest.approx(one[name], rel=1e-6), name
+    assert one["val/examples"] == [101.0]
 
 
 def test_kernels_are_trained_by_one_process() -> None:
     model = by_kernels()
     model._trainer = SimpleNamespace(world_size=2, ckpt_path=None)  # type: ignore[assignment]
-    with pytest.raises(ConfigurationError, match="by one process, but there are 2. Use --trainer.devices 1, or MLPPotentials"):
+    with pytest.raises(ConfigurationError, match=r"by one process, but there are 2\. Use --trainer\.devices 1, or MLP"):
         model.setup("fit")
     model.setup("test")
 
@@ -546,7 +556,8 @@ def test_the_script_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    monkeypatch.setattr(script, "WIDTHS", (0.4, 0.7))
+    for name, values in (("WIDTHS", (0.4, 0.7)), ("RHOS", (0.1, 0.01)), ("SAFE_STEPS", (0.3,)), ("DUAL_STEPS", (0.1, 1.0))):
+        monkeypatch.setattr(script, name, values)
     short = ["--seeds", "2", "--iterations", "60", "--long", "300", "--results", str(tmp_path)]
     script.main(short)
     path = tmp_path / "logsumexp_transport.csv"

@@ -1,7 +1,8 @@
-"""Every model that trains by minibatches weighs the losses of its examples, as a coreset asks."""
+"""Every model that has losses of examples weighs them, as a coreset asks, and minimizes any risk of them."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from lit_sparse.coresets import NormalLikelihood
 from lit_sparse.data import DigitsDataModule, EntailmentDataModule, TranslationDataModule
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Marginalize, TopKMarginalize
 from lit_sparse.mappings import Sparsemax
 from lit_sparse.models import (
@@ -19,13 +21,15 @@ from lit_sparse.models import (
     BitVectorVAE,
     EntailmentClassifier,
     LitSparseModule,
+    RobustClassifier,
+    RobustRegressor,
     SemiSupervisedVAE,
     Seq2Seq,
     SignalingGame,
     SupervisedOnlineAutoencoder,
-    TextModule,
 )
-from lit_sparse.nn import NoiseBases, RecurrentBody
+from lit_sparse.nn import ConvNet, NoiseBases, RecurrentBody
+from lit_sparse.risks import KLDRO, CVaR, ExponentialOTDRO, SafeKLDRO, UnbalancedOTDRO
 from lit_sparse.testing import concrete_subclasses
 from tests.data.pairs import write_pairs
 
@@ -45,6 +49,17 @@ def images(labels: bool) -> dict[str, Tensor]:
 def regression(folder: Path) -> Made:
     batch = {"features": torch.randn(SIZE, 3), "target": torch.randn(SIZE), "index": torch.arange(SIZE)}
     return BayesianRegression(NormalLikelihood(), in_features=3, fit="map", prior_variance=1e20), batch
+
+
+def rows(folder: Path) -> Made:
+    batch = {"features": torch.randn(SIZE, 3), "target": torch.randn(SIZE), "index": torch.arange(SIZE)}
+    model = RobustRegressor(in_features=3)
+    torch.nn.init.ones_(model.network.weight)
+    return model, batch
+
+
+def classifier(folder: Path) -> Made:
+    return RobustClassifier(network=ConvNet(8, 8, channels=[4], hidden=8), in_features=64), images(True)
 
 
 def bits(folder: Path) -> Made:
@@ -92,6 +107,8 @@ def entailment(folder: Path) -> Made:
 
 MADE: dict[type[LitSparseModule], Callable[[Path], Made]] = {
     BayesianRegression: regression,
+    RobustClassifier: classifier,
+    RobustRegressor: rows,
     BitVectorVAE: bits,
     SemiSupervisedVAE: classes,
     SignalingGame: game,
@@ -102,7 +119,8 @@ MADE: dict[type[LitSparseModule], Callable[[Path], Made]] = {
 
 
 def test_no_model_is_left_out() -> None:
-    assert set(MADE) == {kind for kind in concrete_subclasses(LitSparseModule) if kind is not TextModule}
+    kinds = concrete_subclasses(LitSparseModule)
+    assert set(MADE) == {kind for kind in kinds if "risk" in inspect.signature(kind.__init__).parameters}
 
 
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
@@ -126,3 +144,55 @@ def test_the_loss_is_a_weighted_mean(kind: type[LitSparseModule], tmp_path: Path
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     gradient = torch.autograd.grad(loss(torch.zeros(SIZE)), parameters, allow_unused=True)
     assert all(part is None or float(part.abs().max()) < 1e-6 for part in gradient), "no weight, no gradient"
+
+
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
+def test_the_objective_is_the_risk(kind: type[LitSparseModule], tmp_path: Path) -> None:
+    """The worst example alone by CVaR; close to it by a severe divergence, to the mean by a mild one. Scored by the mean."""
+    torch.manual_seed(0)
+    model, batch = MADE[kind](tmp_path)
+
+    def loss(weights: Tensor | None = None, stage: str = "train") -> Tensor:
+        torch.manual_seed(1)
+        found: Tensor = model.step(batch if weights is None else {**batch, "weight": weights}, 1, stage)["loss"]
+        return found.detach()
+
+    plain, scored = loss(), loss(stage="val")
+    alone = torch.stack([loss(SIZE * row) for row in torch.eye(SIZE)])
+    model.risk = CVaR(1 / SIZE)
+    torch.testing.assert_close(loss(), alone.max(), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(loss(stage="val"), scored)
+    kinds = 2 if kind is SemiSupervisedVAE else 1  # of examples, whose means are added
+    model.risk = KLDRO(1e6)
+    torch.testing.assert_close(loss(), plain, rtol=2e-3, atol=1e-4)
+    model.risk = KLDRO(1e-4)
+    torch.testing.assert_close(loss(), alone.max(), rtol=1e-2, atol=1e-3)
+    model.risk = SafeKLDRO(0.5, 1e-6)
+    safe = float(loss())
+    model.risk = KLDRO(0.5)
+    assert safe == pytest.approx(float(loss()), abs=2e-3 * kinds, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
+def test_a_risk_may_move_inputs(kind: type[LitSparseModule], tmp_path: Path) -> None:
+    """Where a model says so: the loss is larger by more than the cost. Others refuse."""
+    torch.manual_seed(0)
+    model, batch = MADE[kind](tmp_path)
+    options = {name: value for name, value in model.hparams.items() if name in ("in_features", "width")}
+    if not kind.perturbable:
+        with pytest.raises(ConfigurationError, match="cannot be moved"):
+            LitSparseModule.__init__(model, risk=UnbalancedOTDRO(1.0, 1.0, 0.1))
+        return
+    assert options
+    model.risk = ExponentialOTDRO(1e3, 1.0, inner_steps=0)
+    still = float(model.step(batch, 1, "train")["loss"].detach())
+    model.risk = ExponentialOTDRO(10.0, 100.0, inner_steps=3)
+    moved = model.step(batch, 1, "train")
+    model.risk = CVaR(1.0)
+    mean = float(model.step(batch, 1, "train")["loss"].detach())
+    gained = 1e3 * float(moved["loss"].detach().double().log())
+    assert gained > mean + 1e-4
+    assert still == pytest.approx(1 + mean / 1e3, abs=1e-3)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    gradient = torch.autograd.grad(moved["loss"], parameters, allow_unused=True)
+    assert all(part is None or bool(part.isfinite().all()) for part in gradient)

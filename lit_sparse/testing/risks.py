@@ -1,0 +1,221 @@
+"""The shared tester of risks: what every risk promises, as functions that raise when it is not so."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import DataError
+from lit_sparse.risks import DualRisk, Risk
+from lit_sparse.testing.promises import Promises, refuses
+
+__all__ = ["RISK_CHECKS", "check_risk"]
+
+#: Name -> check. Each takes a risk and raises an AssertionError.
+RISK_CHECKS: Promises[Risk] = Promises()
+
+SIZE = 12
+
+
+def check_risk(risk: Risk) -> None:
+    """Run every check on a risk, whose state is left as it was.
+
+    Raises:
+        AssertionError: naming the promise that was broken.
+
+    Example:
+        >>> from lit_sparse.risks import CVaR
+        >>> check_risk(CVaR(0.3))
+    """
+    RISK_CHECKS.hold_for(risk)
+
+
+def _losses(seed: int = 0, size: int = SIZE) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return 2 * torch.rand(size, generator=generator, dtype=torch.float64)
+
+
+def _settled(risk: Risk, losses: Tensor | None = None) -> Risk:
+    """Return a copy in double precision, whose dual variable is known where it has one."""
+    found = copy.deepcopy(risk).double().train()
+    with torch.no_grad():
+        found(_losses() if losses is None else losses.double())
+    return found
+
+
+def _gradient(risk: Risk, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+    leaf = losses.detach().clone().requires_grad_()
+    risk(leaf, weights).backward()
+    assert leaf.grad is not None, "the objective has no gradient"
+    return leaf.grad
+
+
+@RISK_CHECKS.add
+def _scalar(risk: Risk) -> None:
+    """One finite number, for one example or many, in training and evaluation, and the losses are not changed."""
+    for size in (1, 2, SIZE, 500):
+        losses = _losses(size, size)
+        kept = losses.clone()
+        for training in (True, False):
+            found = copy.deepcopy(risk).train(training)(losses)
+            assert found.shape == (), f"expected a scalar but got {tuple(found.shape)}"
+            assert bool(found.isfinite()), f"{size} losses give {found}"
+        assert torch.equal(kept, losses), "the losses were changed"
+
+
+@RISK_CHECKS.add
+def _monotone(risk: Risk) -> None:
+    """No example counts negatively, and the order of examples does not matter."""
+    settled, losses = _settled(risk), _losses()
+    slope = _gradient(settled, losses)
+    assert bool((slope >= 0).all()), "a larger loss must not lower the objective"
+    assert float(slope.sum()) > 0, "some example counts"
+    order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(settled(losses[order]), settled(losses))
+    torch.testing.assert_close(_gradient(settled, losses[order]), slope[order])
+
+
+@RISK_CHECKS.add
+def _convex(risk: Risk) -> None:
+    """Convex in the losses, which keeps a convex problem one."""
+    settled = _settled(risk)
+    for seed in range(8):
+        a, b = _losses(seed), 3 * _losses(seed + 100)
+        middle = float(settled(0.5 * (a + b)).detach())
+        ends = 0.5 * float((settled(a) + settled(b)).detach())
+        assert middle <= ends + 1e-9 * (1 + abs(ends)), f"{middle} exceeds {ends}"
+
+
+@RISK_CHECKS.add
+def _weights(risk: Risk) -> None:
+    """Weights of one change nothing, an example of weight zero is not looked at, and whole weights stand for copies."""
+    settled, losses = _settled(risk), _losses()
+    torch.testing.assert_close(settled(losses, torch.ones_like(losses)), settled(losses))
+    weights = torch.ones_like(losses)
+    weights[3], weights[5] = 0.0, 2.0  # one on average
+    broken = losses.clone()
+    broken[3] = torch.nan
+    copies = losses[torch.tensor([0, 1, 2, 4, 5, 5, 6, 7, 8, 9, 10, 11])]
+    torch.testing.assert_close(settled(broken, weights), settled(copies))
+    slope = _gradient(settled, broken, weights)
+    assert float(slope[3]) == 0, "an example of weight zero has a gradient"
+    assert bool(slope.isfinite().all())
+
+
+@RISK_CHECKS.add
+def _derivatives(risk: Risk) -> None:
+    """The gradient is that of the value, in the losses and in what is minimized beside the model."""
+    settled = _settled(risk)
+    losses = _losses().requires_grad_()
+    duals = settled.dual_parameters()
+    assert torch.autograd.gradcheck(lambda values, *_: settled(values), (losses, *duals), eps=1e-7, atol=1e-5)
+
+
+@RISK_CHECKS.add
+def _unbiased(risk: Risk) -> None:
+    """If it says so: batches of one example each have, on average, the value and gradient of all."""
+    if not risk.unbiased:
+        return
+    settled, losses = _settled(risk), _losses()
+    single = torch.stack([settled(losses[i : i + 1]) for i in range(SIZE)])
+    torch.testing.assert_close(single.mean(), settled(losses))
+    slopes = torch.cat([_gradient(settled, losses[i : i + 1]) for i in range(SIZE)])
+    torch.testing.assert_close(slopes / SIZE, _gradient(settled, losses))
+
+
+@RISK_CHECKS.add
+def _dual(risk: Risk) -> None:
+    """A dual variable begins at the minimizer for the first batch, or where it was told to, and is kept by the state."""
+    if not isinstance(risk, DualRisk):
+        assert risk.dual_parameters() == [], "what is minimized over is a parameter of a DualRisk"
+        return
+    losses = _losses()
+    solved = float(risk.solve(losses).detach())
+    values = [float(risk.objective(losses, torch.tensor(a).double()).detach()) for a in (solved, solved - 0.01, solved + 0.01)]
+    assert values[0] <= min(values) + 1e-10, f"{solved} is not the minimizer"
+    begun = _settled(risk, losses)
+    assert isinstance(begun, DualRisk)
+    expected = solved if risk.initial_dual is None else risk.initial_dual
+    torch.testing.assert_close(float(begun.dual.detach()), float(expected), rtol=1e-6, atol=1e-6)
+    other = copy.deepcopy(risk).double()
+    other.load_state_dict(begun.state_dict())
+    torch.testing.assert_close(other(3 * losses), begun(3 * losses))
+
+
+@RISK_CHECKS.add
+def _perturb(risk: Risk) -> None:
+    """Inputs stay as they are at no cost, or are moved, each by its own loss alone, to where that is larger."""
+    inputs = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
+
+    def losses_at(x: Tensor) -> Tensor:
+        return x.sum(1) ** 2
+
+    moved, cost = risk.perturb(losses_at, inputs)
+    assert moved.shape == inputs.shape
+    assert cost.shape == (4,), f"expected a cost of each input but got {tuple(cost.shape)}"
+    assert bool((cost >= 0).all())
+    assert not moved.requires_grad and not cost.requires_grad, "the adversary has no gradient"
+    if not risk.perturbs:
+        assert torch.equal(moved, inputs), "inputs were moved by a risk that does not say so"
+        assert not bool(cost.any())
+        return
+    torch.testing.assert_close(cost, (moved - inputs).square().sum(1))
+    gain = losses_at(moved) - risk.lam * cost - losses_at(inputs)
+    assert bool((gain >= -1e-9).all()), "the adversary loses by moving"
+    alone, _ = risk.perturb(losses_at, inputs[1:2])
+    torch.testing.assert_close(alone, moved[1:2])
+    broken = inputs.clone()
+    broken[2] = torch.nan
+    others, _ = risk.perturb(losses_at, broken)
+    torch.testing.assert_close(others[[0, 1, 3]], moved[[0, 1, 3]])
+
+
+@RISK_CHECKS.add
+def _types(risk: Risk) -> None:
+    """Half precision is computed in float32; vmap and torch.compile agree with a loop."""
+    settled = _settled(risk).eval()
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        losses = _losses().to(dtype)
+        found = copy.deepcopy(settled).float()(losses)
+        assert found.dtype == torch.float32, f"{dtype} losses give {found.dtype}"
+        torch.testing.assert_close(found.double(), settled(losses.double()), rtol=1e-5, atol=1e-5)
+    rows = torch.stack([_losses(seed) for seed in range(3)])
+    expected = torch.stack([settled(row) for row in rows])
+    torch.testing.assert_close(torch.func.vmap(settled)(rows), expected)
+    torch.compiler.reset()
+    torch.testing.assert_close(torch.compile(settled, fullgraph=True, backend="eager")(rows[1]), expected[1])
+
+
+@RISK_CHECKS.add
+def _refuses(risk: Risk) -> None:
+    """Bad input is told apart and named, and leaves the state as it was."""
+    losses = _losses()
+    refuses(lambda: risk(losses[:0]), "empty")
+    refuses(lambda: risk(losses.reshape(3, 4)), "(B,)")
+    refuses(lambda: risk(losses.long()), "floating")
+    refuses(lambda: risk(losses, torch.ones(3)), "one weight an example")
+    refuses(lambda: risk(losses, -torch.ones_like(losses)), "not negative")
+    before = copy.deepcopy(risk.state_dict())
+    broken = losses.clone()
+    broken[7] = torch.nan
+    try:
+        found = copy.deepcopy(risk).train()(broken)
+    except DataError as error:
+        assert "example 7" in str(error), f"the message should name the example but is: {error}"
+    else:
+        raise AssertionError(f"expected a DataError about a NaN but got {found}")
+    for name, value in risk.state_dict().items():
+        assert torch.equal(value.nan_to_num(-1.0), before[name].nan_to_num(-1.0)), f"{name} changed"
+
+
+@RISK_CHECKS.add
+def _module(risk: Risk) -> None:
+    """It can be pickled, copied and printed."""
+    losses = _losses()
+    for other in (pickle.loads(pickle.dumps(risk)), copy.deepcopy(risk)):
+        assert repr(other) == repr(risk)
+        torch.testing.assert_close(other.eval()(losses), copy.deepcopy(risk).eval()(losses))
+    assert type(risk).__name__ in repr(risk)
