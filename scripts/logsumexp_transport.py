@@ -209,7 +209,7 @@ def write_tables(path: Path, rows: Sequence[dict[str, str]], problem: Problem, i
 
 def shown(value: float) -> str:
     """Return a number in a few digits."""
-    return f"{value:.4f}" if value < 10 else f"{value:.1e}"
+    return f"{value:.4f}" if value < 10 else f"{value:.1f}" if value < 1000 else f"{value:.1e}"
 
 
 def draw(path: Path, rows: Sequence[dict[str, str]], iterations: int, long: int) -> None:
@@ -228,7 +228,7 @@ def draw(path: Path, rows: Sequence[dict[str, str]], iterations: int, long: int)
             panel.fill_between(stops, [min(v) for v in values], [max(v) for v in values], alpha=0.15, color=line[0].get_color())
         panel.set(xscale="log", yscale="log", xlabel="iterations", ylabel="optimality gap")
         panel.grid(alpha=0.3)
-        panel.legend(fontsize=7)
+        panel.legend(fontsize=7, loc="upper right")
     left.set(title="best settings", ylim=(5e-3, 2.0))
     right.set(title="step sizes of the dual", ylim=(5e-3, 1e4))
     figure.savefig(path, dpi=110)

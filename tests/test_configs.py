@@ -58,6 +58,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(rng.integers(0, 10, size)))
     places = ["longitude,latitude,medianHouseValue", *(f"{x},{y},{100 + x * y}" for x in range(12) for y in range(12))]
     (folder / "places.csv").write_text("\n".join(places) + "\n")
+    columns = "longitude,latitude,housingMedianAge,totalRooms,totalBedrooms,population,households,medianIncome,medianHouseValue"
+    np.savetxt(folder / "houses.csv", rng.uniform(1, 9, (40, 9)), delimiter=",", header=columns, comments="")
     np.savez(folder / "counts.npz", X=rng.normal(size=(150, 9)), y=rng.poisson(3, 150))
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]
     proxy = ["fit", "-c", str(CONFIGS / "coreset" / "mnist_proxy.yaml"), f"--output_dir={folder}", "--name=proxy", *quiet]
@@ -134,6 +136,8 @@ def stand_in(path: Path, images: Path, features: Path, texts: Path) -> list[str]
         return text_options(path, texts)
     if data["class_path"] == "CoresetDataModule":
         return coreset_options(data["init_args"], images)
+    if data["class_path"] == "CaliforniaHousingDataModule":
+        return [f"--data.init_args.path={images / 'houses.csv'}", "--data.init_args.batch_size=16"]
     if "path" in data["init_args"]:
         sender = ["--model.init_args.sender.init_args.sizes=[6,64]"] if "sender" in content(path)["model"]["init_args"] else []
         return [f"--data.init_args.path={features}", "--model.init_args.in_features=6", *sender]
@@ -141,6 +145,8 @@ def stand_in(path: Path, images: Path, features: Path, texts: Path) -> list[str]
         options = ["source=folder", f"folder={images}", "val_size=50", "batch_size=16", "eval_batch_size=16"]
         if data["init_args"]["labelled"]:
             options.append("labelled=0.2")
+        if "label_noise" in data["init_args"]:
+            options += [f"label_noise.init_args.cache={images}", "train_size=40"]
     if "epoch_size" in data["init_args"]:
         options.append("epoch_size=40")
     shorter = {

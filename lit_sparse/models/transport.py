@@ -317,9 +317,9 @@ class EntropicTransport(LitSparseModule):
         kernels = isinstance(self.potentials, KernelPotentials)
         rate = f"`step_size` {self.potentials.step_size}" if kernels else "the learning rate"
         return ConfigurationError(
-            f"The exponentials of `objective: {self.form}` overflowed, or became NaN after that, at {count} pairs of the batch"
-            f" after step {self.global_step if self._trainer is not None else 0}. Lower {rate}, or use `objective: safe`, whose"
-            " steps are bounded. The last checkpoint has the potentials of before."
+            f"The exponentials of `objective: {self.form}` overflowed, or became NaN after that, at {count} of the batch's"
+            f" pairs after step {self.global_step if self._trainer is not None else 0}. Lower {rate}, or use `objective: safe`, whose"
+            " steps are bounded. Checkpoints hold the potentials of before."
         )
 
 

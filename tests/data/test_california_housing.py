@@ -155,6 +155,19 @@ def test_scikit_learns_copy_that_is_missing_or_cut(tmp_path: Path) -> None:
         made(CaliforniaHousingDataModule("sklearn", path=str(tmp_path)))
 
 
+def test_scikit_learn_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = {}
+
+    def fetch(**options: Any) -> tuple[np.ndarray, np.ndarray]:
+        asked.update(options)
+        return expected_rows()[:, :-1], expected_rows()[:, -1]
+
+    monkeypatch.setattr("sklearn.datasets.fetch_california_housing", fetch)
+    made(CaliforniaHousingDataModule("sklearn"))
+    assert asked["download_if_missing"] is False
+    assert asked["data_home"] is None
+
+
 def changed(change: Callable[[list[list[str]]], None], names: tuple[str, ...] = RAW) -> str:
     lines = [line.split(",") for line in csv_text(names, raw_rows()).splitlines()]
     change(lines)

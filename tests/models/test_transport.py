@@ -314,7 +314,7 @@ def test_overflow_ends_training_and_keeps_what_was_before(tmp_path: Path) -> Non
     run = trainer(
         max_epochs=1, enable_checkpointing=True, callbacks=[saving], logger=CSVLogger(tmp_path, name="", version="log")
     )
-    words = "overflowed, or became NaN after that, at [0-9]+ pairs of the batch after step .*Lower `step_size` 1000.0, or use"
+    words = "overflowed, or became NaN after that, at [0-9]+ of the batch's pairs after step .*Lower `step_size` 1000.0, or use"
     with pytest.raises(ConfigurationError, match=words):
         run.fit(model, line(batch_size=1))
     assert model.potentials.coefficients.isfinite().all()
