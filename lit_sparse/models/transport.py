@@ -318,8 +318,8 @@ class EntropicTransport(LitSparseModule):
         rate = f"`step_size` {self.potentials.step_size}" if kernels else "the learning rate"
         return ConfigurationError(
             f"The exponentials of `objective: {self.form}` overflowed, or became NaN after that, at {count} of the batch's"
-            f" pairs after step {self.global_step if self._trainer is not None else 0}. Lower {rate}, or use `objective: safe`, whose"
-            " steps are bounded. Checkpoints hold the potentials of before."
+            f" pairs after step {self.global_step if self._trainer is not None else 0}. Lower {rate}, or use"
+            " `objective: safe`, whose steps are bounded. Checkpoints hold the potentials of before."
         )
 
 
