@@ -157,11 +157,22 @@ def write(own: argparse.Namespace) -> None:
         writer.writerow(("arm", "seed", *FIELDS))
         for (arm, seed), rows in runs.items():
             writer.writerows((arm, seed, *(_short(row[name]) for name in FIELDS)) for row in rows)
-    goal = max(min(float(row["train_loss"]) for row in rows) for (arm, _), rows in runs.items() if arm != "mean")
+    goal = max((min(float(row["train_loss"]) for row in rows) for (arm, _), rows in runs.items() if arm != "mean"), default=0.0)
     lines = ["# MNIST, a quarter of the labels wrong", ""]
     lines += ["Test accuracy by true labels, in %, peak over the curve and at the end; train loss is equation 20.", ""]
-    lines += [f"| trained by | seed | steps | peak | end | fall | val, end | train loss, end | steps to {goal:.3f} | overflows | minutes |"]
-    lines += ["| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"]
+    names = (
+        "seed",
+        "steps",
+        "peak",
+        "end",
+        "fall",
+        "val, end",
+        "train loss, end",
+        f"steps to {goal:.3f}",
+        "overflows",
+        "minutes",
+    )
+    lines += [f"| trained by | {' | '.join(names)} |", f"| --- | {' | '.join(['---:'] * len(names))} |"]
     for (arm, seed), rows in runs.items():
         tests = [100 * float(row["test_accuracy"]) for row in rows]
         last = rows[-1]
@@ -188,7 +199,8 @@ def write(own: argparse.Namespace) -> None:
         for number, arm in enumerate(ARMS):
             for (other, _), rows in runs.items():
                 if other == arm:
-                    axis.plot([int(row["step"]) for row in rows], [float(row[name]) for row in rows], color=COLORS[number], label=arm)
+                    steps, values = [int(row["step"]) for row in rows], [float(row[name]) for row in rows]
+                    axis.plot(steps, values, color=COLORS[number], label=arm)
         axis.set(xlabel="updates", ylabel=label)
         if name == "train_loss":
             axis.set_ylim(0, 4)

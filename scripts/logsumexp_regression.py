@@ -132,7 +132,9 @@ def _write(stem: Path, found: dict, best: float, epochs: int) -> None:
         writer.writerow(("method", "batch", "seed", "epoch", "log_mean_exp"))
         for (method, batch), run in found.items():
             for epoch in sorted({0, 1, 2, 5, 10, 20, 30, 40, epochs} & set(range(epochs + 1))):
-                writer.writerows((method, batch, seed, epoch, f"{v:.5f}") for seed, v in enumerate(run["curve"][epoch].tolist()))
+                writer.writerows(
+                    (method, batch, seed, epoch, f"{v:.5f}") for seed, v in enumerate(run["curve"][epoch].tolist())
+                )
     lines = ["# California housing, KL-DRO", ""]
     lines += [f"Full-data lam log mean exp of squared errors, lam = 1, after {epochs} epochs; the optimum is {best:.5f}.", ""]
     lines += ["| method | batch | step size | seeds | median | least | most | ended above 3 | seconds |"]
@@ -142,7 +144,8 @@ def _write(stem: Path, found: dict, best: float, epochs: int) -> None:
         rate = RATES["safe" if METHODS[method] else "batch"][batch]
         least = float(run["curve"][-1].min())
         lines.append(
-            f"| {method} | {batch} | {rate:g} | {size} | {median:.3f} | {least:.3f} | {worst:.3f} | {far} | {run['seconds']:.0f} |"
+            f"| {method} | {batch} | {rate:g} | {size} | {median:.3f} | {least:.3f} | {worst:.3f} | {far} |"
+            f" {run['seconds']:.0f} |"
         )
     stem.with_suffix(".md").write_text("\n".join(lines) + "\n")
     figure = Figure(figsize=(12, 3.6), layout="constrained")

@@ -44,7 +44,9 @@ def main(argv: list[str] | None = None) -> int:
     mnist.add_argument("--seeds", nargs="+", type=int, default=[0])
     mnist.add_argument("--every", type=int, default=2500, help="updates between two points of the curves, and checkpoints")
     for command in (regression, mnist):
-        command.add_argument("--output", type=Path, default=ROOT / "runs" / "logsumexp", help="what a killed command goes on with")
+        command.add_argument(
+            "--output", type=Path, default=ROOT / "runs" / "logsumexp", help="what a killed command goes on with"
+        )
         command.add_argument("--results", type=Path, default=ROOT / "results")
         command.add_argument("--only_tables", action="store_true", help="from what there is")
     own, options = parse_own(parser, arguments)
