@@ -6,6 +6,7 @@ import argparse
 import csv
 import math
 import time
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -125,16 +126,19 @@ def train(config: Path, folder: Path, seed: int, every: int, options: Sequence[s
     torch.set_num_threads(1)
     words = ("--seed_everything", str(seed), "--data.init_args.seed", str(seed), "--trainer.logger", "false")
     words += ("--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", "0", "--trainer.accelerator", "cpu")
+    words += ("--trainer.enable_checkpointing", "false")  # ours is added below
     cli: Any = build_cli(["fit", "-c", str(config), *words, *options])
     last = folder / "last.ckpt"
     keeps = ModelCheckpoint(folder, filename="last", every_n_train_steps=every, enable_version_counter=False)
     cli.trainer.callbacks += [Curves(folder / "curves.csv", every), keeps]
     print(f"{folder.name}: {'goes on' if last.exists() else 'begins'}", flush=True)
     ended = "finished"
-    try:
-        cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(last) if last.exists() else None, weights_only=True)
-    except DataError as error:
-        ended = f"ended at step {cli.trainer.global_step}: {error}"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Checkpoint directory .* exists and is not empty")  # it goes on
+        try:
+            cli.trainer.fit(cli.model, cli.datamodule, ckpt_path=str(last) if last.exists() else None, weights_only=True)
+        except DataError as error:
+            ended = f"ended at step {cli.trainer.global_step}: {error}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "done").write_text(ended + "\n")
     print(f"{folder.name}: {ended}", flush=True)

@@ -160,6 +160,7 @@ def _write(stem: Path, found: dict, best: float, epochs: int) -> None:
         axis.axhline(best, color="black", linewidth=0.8, linestyle=":")
         axis.set(title=f"batch {size}", xlabel="epoch", ylim=(1.9, 4), xlim=(0, None))
     figure.axes[0].set_ylabel("log mean exp of squared errors")
-    figure.axes[0].legend()
+    if figure.axes[-1].lines[1:]:
+        figure.axes[-1].legend()
     figure.savefig(stem.with_suffix(".png"), dpi=110)
     print(f"wrote {stem}.md, .csv and .png")
