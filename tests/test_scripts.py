@@ -99,6 +99,15 @@ def test_benchmark_sparsemap_prints_its_tables(monkeypatch: pytest.MonkeyPatch, 
     assert "| 64 | 16 |" in printed
 
 
+def test_benchmark_risks_prints_its_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    script = load("benchmark_risks")
+    monkeypatch.setattr(script, "SHAPES", ((8, 10),))
+    assert script.main(["--repeats", "1", "--threads", str(torch.get_num_threads())]) == 0
+    printed = capsys.readouterr().out
+    assert "| (8, 10) | 1e-3 |" in printed
+    assert "| Mean | 1.00 |" in printed
+
+
 def test_benchmark_mappings_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("benchmark_mappings")
     monkeypatch.setattr(script, "SHAPES", [(2, 5)])

@@ -2,7 +2,7 @@
 
 For a row x of points with weights w, the safe LogSumExp is a minimum over a number a, attained where
 ``sum w sigma(x - a + ln rho) = rho``, sigma being the logistic function. Newton's method runs on the logarithm of that sum
-inside a bracket, in float64; exponentials are taken around a reference near the solution, so that none overflows at any scale.
+inside a bracket; exponentials are taken around a reference near the solution, so that none overflows at any scale.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from torch import Tensor
 
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
+from lit_sparse.kernels.elementary import exponentials, workspace
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["mass_tolerance", "safe_threshold", "weighted_safe_threshold"]
 
-SECONDS = 2e-8  # for one element, on one thread
+SECONDS = 5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, TWIN_PASSES = 40, 400, 160
-NEAR, FAR = 50.0, 600.0  # how far the solution may go from the reference, and where exponents are cut off
 SATURATED = 45.0  # beyond, what is left of a sigma is less than rounding
+NARROW = 64.0  # a range of scores over which float32 keeps all digits of the small ones beside the largest
 TOLERANCES = {4: 1e-6, 8: 1e-12}  # by which rounding may make a total mass less than what it should be, by bytes of a number
 
 
@@ -33,43 +34,49 @@ def mass_tolerance(dtype: torch.dtype) -> float:
 
 
 @compile_rows()
-def _exponentials(z: Any, n: Any, reference: Any, e: Any) -> None:
+def _exponentials(z: Any, n: Any, reference: Any, far: Any, work: Any, bits: Any) -> None:
+    """Write ``exp(z - reference)``, exponents cut off at ``far``, to ``work[0]``."""
+    center, most = z.dtype.type(reference), z.dtype.type(far)
     for j in range(n):
-        e[j] = math.exp(min(z[j] - reference, FAR))
+        work[0, j] = min(z[j] - center, most)
+    exponentials(work, bits, n)
 
 
 @compile_rows(REDUCTION_FLAGS)
-def _sums(e: Any, w: Any, n: Any, q: Any) -> Any:
+def _sums(work: Any, w: Any, n: Any, q: Any) -> Any:
     """Return the sums of ``w sigma`` and ``w sigma (1 - sigma)``, where ``sigma = e / (q + e)``."""
-    total, slope = 0.0, 0.0
+    total, slope, part = 0.0, 0.0, work.dtype.type(q)
     for j in range(n):
-        inverse = 1.0 / (q + e[j])
-        share = w[j] * (e[j] * inverse)
+        inverse = work.dtype.type(1) / (part + work[0, j])
+        share = w[j] * (work[0, j] * inverse)
         total += share
-        slope += share * (q * inverse)
+        slope += share * (part * inverse)
     return total, slope
 
 
-@compile_rows()
-def _solve(z: Any, w: Any, n: Any, rho: Any, mass: Any, e: Any) -> Any:
-    """Return tau with ``sum w sigma(z - tau) = rho``, for finite z and positive w whose sum, the mass, is at least rho."""
-    least, top = z[0], z[0]
-    for j in range(1, n):
-        least, top = min(least, z[j]), max(top, z[j])
-    room = max(math.log(max(mass - rho, 0.0) / rho), -SATURATED)  # of a row of equal scores
-    lower, upper = least + room, top + room
-    reference = top
-    _exponentials(z, n, reference, e)
+@compile_rows(REDUCTION_FLAGS)
+def _weighed(work: Any, w: Any, n: Any) -> Any:
     total = 0.0
     for j in range(n):
-        total += w[j] * e[j]
-    upper = max(lower, min(upper, top + math.log(total / rho)))  # sigma is less than the exponential
+        total += w[j] * work[0, j]
+    return total
+
+
+@compile_rows()
+def _solve(z: Any, w: Any, n: Any, least: Any, rho: Any, mass: Any, work: Any, bits: Any) -> Any:
+    """Return tau with ``sum w sigma(z - tau) = rho``, for z between ``least`` and 0 whose positive w sum to at least rho."""
+    near, far, tolerance = (20.0, 85.0, 1e-5) if z.itemsize == 4 else (50.0, 600.0, 1e-9)
+    room = max(math.log(max(mass - rho, 0.0) / rho), -SATURATED)  # of a row of equal scores
+    reference = 0.0
+    _exponentials(z, n, reference, far, work, bits)
+    lower = least + room
+    upper = max(lower, min(room, math.log(_weighed(work, w, n) / rho)))  # sigma is less than the exponential
     tau = upper
     for i in range(PASSES):
-        if abs(tau - reference) > NEAR:
-            reference = tau
-            _exponentials(z, n, reference, e)
-        total, slope = _sums(e, w, n, math.exp(tau - reference))
+        if abs(tau - reference) > near:
+            reference = np.float64(z.dtype.type(tau))
+            _exponentials(z, n, reference, far, work, bits)
+        total, slope = _sums(work, w, n, math.exp(tau - reference))
         if total >= rho:
             lower = tau
         else:
@@ -78,9 +85,32 @@ def _solve(z: Any, w: Any, n: Any, rho: Any, mass: Any, e: Any) -> Any:
         if i > NEWTON_PASSES or not lower <= ahead <= upper:
             ahead = lower + 0.5 * (upper - lower)
         step, tau = abs(ahead - tau), ahead
-        if step <= 1e-9 or not lower < tau < upper:
+        if step <= tolerance or not lower < tau < upper:
             break
     return tau
+
+
+@compile_rows()
+def _gather(x: Any, row: Any, weights: Any, of: Any, v: Any, w: Any) -> Any:
+    """Collect the scores that count, and their weights; return their number, mass, least and largest, and what is odd.
+
+    That is 1 for a row with NaN or a weight that cannot be, else 2 for one with +inf, else 0.
+    """
+    n, mass, odd, least, top = 0, 0.0, 0, np.inf, -np.inf
+    for j in range(x.shape[1]):
+        weight, value = np.float64(weights[of, j]), np.float64(x[row, j])
+        if weight == 0.0:
+            continue  # what stands there is not looked at
+        if not 0.0 < weight < np.inf or value != value:
+            odd = 1
+        elif value == np.inf:
+            odd = max(odd, 2) if odd != 1 else 1
+        elif value != -np.inf:
+            v[n], w[n] = value, weight
+            mass += weight
+            least, top = min(least, value), max(top, value)
+            n += 1
+    return n, mass, least, top, odd
 
 
 @compile_rows()
@@ -88,28 +118,28 @@ def _threshold_block(start: Any, stop: Any, out: Any, x: Any, weights: Any, rho:
     """Write the a of rows ``start .. stop - 1``."""
     d = x.shape[1]
     slack = 1e-6 if x.itemsize == 4 else 1e-12
-    z, w, e = np.empty(d, np.float64), np.empty(d, np.float64), np.empty(d, np.float64)
+    v, w = np.empty(d, np.float64), np.empty(d, np.float64)
+    z, weight = np.empty(d, x.dtype), np.empty(d, x.dtype)
+    work, bits = workspace(x, d)
+    wide, wide_bits = workspace(v, d)
     for row in range(start, stop):
-        n, mass, broken, infinite = 0, 0.0, False, False
-        for j in range(d):
-            weight, value = np.float64(weights[row if len(weights) > 1 else 0, j]), np.float64(x[row, j])
-            if weight == 0.0:
-                continue  # what stands there is not looked at
-            broken = broken or not 0.0 < weight < np.inf or value != value
-            infinite = infinite or value == np.inf
-            if value == -np.inf or broken or infinite:
-                continue
-            z[n], w[n] = value, weight
-            mass += weight
-            n += 1
-        if broken:
+        n, mass, least, top, odd = _gather(x, row, weights, row if len(weights) > 1 else 0, v, w)
+        if odd == 1:
             out[row, 0] = np.nan
-        elif infinite:
+        elif odd == 2:
             out[row, 0] = np.inf
         elif n == 0 or mass < rho * (1.0 - slack):
             out[row, 0] = -np.inf
         else:
-            out[row, 0] = _solve(z, w, n, rho, mass, e) + math.log(rho)
+            for j in range(n):
+                v[j] -= top
+            if top - least <= NARROW:  # in the rows' own type
+                for j in range(n):
+                    z[j], weight[j] = v[j], w[j]
+                tau = _solve(z, weight, n, least - top, rho, mass, work, bits)
+            else:
+                tau = _solve(v, w, n, least - top, rho, mass, wide, wide_bits)
+            out[row, 0] = top + (tau + math.log(rho))
 
 
 def _cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rho: float) -> None:

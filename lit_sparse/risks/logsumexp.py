@@ -134,7 +134,7 @@ def _of_rows(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
     if plain and torch.is_grad_enabled() and (x.requires_grad or (w is not None and w.requires_grad)):
         result: Tensor = _SafeLogSumExp.apply(x, w, rho)  # type: ignore[no-untyped-call]
         return result
-    return _by_operations(x, w, rho)
+    return _value(x, w, rho)[0] if plain else _by_operations(x, w, rho)
 
 
 class _Rows:
@@ -144,14 +144,14 @@ class _Rows:
     minimum over the threshold, so that the first derivative of that gives the first three of the result.
     """
 
-    def __init__(self, x: Tensor, w: Tensor | None, rho: float) -> None:
+    def __init__(self, x: Tensor, w: Tensor | None, rho: float, a: Tensor | None = None) -> None:
         self.w, self.rho = w, rho
-        self.a = safe_threshold_of(x, rho, w)
+        self.a = safe_threshold_of(x, rho, w) if a is None else a
         self.ordinary = self.a.isfinite()
         self.used = x.isfinite() & self.ordinary
         self.center = torch.where(self.ordinary, self.a, 0.0)
         s = torch.where(self.used, x, self.center) - self.center + math.log(rho)
-        share = self._weighted(torch.sigmoid(s))
+        share = self.weighted(torch.sigmoid(s))
         excess = share.sum(-1, keepdim=True) / rho - 1
         slope = (share * torch.sigmoid(-s)).sum(-1, keepdim=True).detach() / rho
         slope = torch.where(slope > 0, slope, 1.0)
@@ -163,11 +163,12 @@ class _Rows:
 
     def value(self) -> Tensor:
         """Return the result (...)."""
-        total = self._weighted(softplus(self.s)).sum(-1, keepdim=True)
+        total = self.weighted(softplus(self.s)).sum(-1, keepdim=True)
         found = self.center + self.step + (total / self.rho - 1)
         return torch.where(self.ordinary, found, self.a).squeeze(-1)
 
-    def _weighted(self, values: Tensor) -> Tensor:
+    def weighted(self, values: Tensor) -> Tensor:
+        """Return values (..., d) times the weights, 0 where a point does not count."""
         values = torch.where(self.used, values, 0.0)
         return values if self.w is None else self.w * values
 
@@ -181,23 +182,32 @@ class _SafeLogSumExp(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor | None, rho: float) -> Tensor:
-        rows = _Rows(x, w, rho)
+        value, a = _value(x, w, rho)
         ctx.rho = rho
-        ctx.save_for_backward(x, w, rows.center, rows.step, rows.ordinary)
-        return rows.value()
+        ctx.save_for_backward(x, w, a)
+        return value
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        x, w, center, step, ordinary = ctx.saved_tensors
+        x, w, a = ctx.saved_tensors
         rho, (of_x, of_w, _) = ctx.rho, ctx.needs_input_grad
         if torch.is_grad_enabled():
             wanted = [tensor for tensor, needed in ((x, of_x), (w, of_w)) if needed]
             found = iter(torch.autograd.grad(_by_operations(x, w, rho), wanted, grad, create_graph=True))
             return next(found) if of_x else None, next(found) if of_w else None, None
-        used, grad = x.isfinite() & ordinary, grad.unsqueeze(-1) / rho
-        s = (torch.where(used, x, center) - center) - step + math.log(rho)
-        pull = None
-        if of_x:
-            pull = torch.where(used, torch.sigmoid(s), 0.0) * grad
-            pull = pull if w is None else w * pull
-        return pull, torch.where(used, softplus(s), 0.0) * grad if of_w else None, None
+        rows = _Rows(x, w, rho, a)
+        grad = grad.unsqueeze(-1) / rho
+        pull = rows.weighted(torch.sigmoid(rows.s)) * grad if of_x else None
+        return pull, torch.where(rows.used, softplus(rows.s), 0.0) * grad if of_w else None, None
+
+
+def _value(x: Tensor, w: Tensor | None, rho: float) -> tuple[Tensor, Tensor]:
+    """Return the result (...) and the threshold (..., 1), without a gradient, in as few operations as there can be."""
+    a = safe_threshold_of(x, rho, w)
+    if x.device.type != "cpu" or not bool(a.isfinite().all()):  # an odd row
+        return _Rows(x, w, rho, a).value(), a
+    terms = softplus(x.detach().sub(a).add_(math.log(rho)))  # what is -inf gives nothing
+    if w is not None:
+        terms = torch.where(w != 0, w.detach() * terms, 0.0)
+    # What rounding took of the threshold changes a minimum by no more than its square.
+    return (a + (terms.sum(-1, keepdim=True) / rho - 1)).squeeze(-1), a
