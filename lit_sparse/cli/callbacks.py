@@ -31,6 +31,10 @@ from lit_sparse.errors import ConfigurationError
 __all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "not_named", "pictures"]
 
 
+#: Options of an optimizer that are not for the dual variable of a risk.
+KEPT = ("lr", "weight_decay")
+
+
 class SaveConfig(SaveConfigCallback):
     """Keep the resolved config; a resumed run keeps its own beside the first."""
 
@@ -67,8 +71,8 @@ class OptimizerOptions(pl.Callback):
             raise ConfigurationError("The learning rate of this run is set by its scheduler; it cannot be changed beside it.")
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
-                own = group.get("own_lr", False)  # a risk's
-                group.update({name: value for name, value in self.options.items() if name != "lr" or not own})
+                dual = group.get("dual", False)  # what a risk minimizes over has a rate of its own, and does not decay
+                group.update({name: value for name, value in self.options.items() if not dual or name not in KEPT})
 
 
 def measures() -> list[pl.Callback]:

@@ -61,7 +61,10 @@ class TransportDataModule(ResumableDataModule):
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
         for name, measure in (("source", source), ("target", target)):
             if not isinstance(measure, Measure):
-                raise ConfigurationError(f"Expected argument `{name}` to be a Measure but got {measure!r}.")
+                raise ConfigurationError(
+                    f"Expected argument `{name}` to be a Measure but got {type(measure).__name__}. An array of points is"
+                    " Points.of(array)."
+                )
         self.source = source
         self.target = target
         self.samples = check_count("samples", samples)

@@ -13,7 +13,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
-from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
@@ -31,6 +31,8 @@ Batch: TypeAlias = dict[str, Any]
 
 #: Where the state of an estimator is kept, and that of a risk.
 ESTIMATOR, RISK = "estimator.", "risk."
+#: What marks the group of parameters that a risk minimizes over.
+DUAL = "dual"
 #: What the progress bar shows of validation.
 SHOWN = ("loss", "accuracy")
 #: Steps between what it shows of training; logging costs about as much as a small layer.
@@ -178,7 +180,8 @@ class LitSparseModule(pl.LightningModule, ABC):
                 weights = shares.to(losses.dtype) if weights is None else shares.to(losses.dtype) * weights
             found: Tensor = self.risk(losses, weights)
         except BrokenLossError as error:
-            raise error.located(_place(error.row, batch, rows)) from None
+            row = error.row if rows is None else int(rows[error.row])
+            raise error.located(row, _place(row, batch)) from None
         return found
 
     def perturbed(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor, stage: Stage) -> tuple[Tensor, Tensor | None]:
@@ -207,17 +210,36 @@ class LitSparseModule(pl.LightningModule, ABC):
         return self._measured(batch, batch_idx, "test")
 
     def configure_optimizers(self) -> Any:  # noqa: D102
-        try:
-            optimizer = self.optimizer(self._parameter_groups())
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"The optimizer refuses its arguments: {error}") from error
+        optimizer = self._optimizer()
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
         described: dict[str, Any] = {"scheduler": scheduler}
+        for group in optimizer.param_groups:
+            wanted, begins = self.risk.dual_lr, group.get("initial_lr", group["lr"])
+            if group.get(DUAL) and wanted is not None and begins != wanted:
+                rank_zero_warn(
+                    f"{type(scheduler).__name__} begins with a learning rate of {begins:g} for the dual variable of the risk,"
+                    f" not its dual_lr={wanted:g}. Give it a list of rates, the last of them for the dual variable."
+                )
         if hasattr(scheduler, "monitor"):
             described["monitor"] = scheduler.monitor
         return {"optimizer": optimizer, "lr_scheduler": described}
+
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """Build the optimizer; without groups for one that takes none, such as LBFGS."""
+        try:
+            return self.optimizer(self._parameter_groups())
+        except (TypeError, ValueError) as error:
+            if not self.risk.dual_parameters():
+                raise ConfigurationError(f"The optimizer refuses its arguments: {error}") from error
+            refused = error
+        try:
+            if self.risk.dual_lr is None:
+                return self.optimizer(self.parameters())
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"The optimizer refuses its arguments: {error}") from error
+        raise ConfigurationError(f"The optimizer refuses its arguments, dual_lr of the risk among them: {refused}") from refused
 
     def _parameter_groups(self) -> Any:
         """Return the parameters; those of the risk apart, where they have a learning rate of their own, and never decaying."""
@@ -225,9 +247,9 @@ class LitSparseModule(pl.LightningModule, ABC):
         if not duals:
             return self.parameters()
         apart = {id(parameter) for parameter in duals}
-        group: dict[str, Any] = {"params": duals, "weight_decay": 0.0}
+        group: dict[str, Any] = {"params": duals, "weight_decay": 0.0, DUAL: True}
         if self.risk.dual_lr is not None:
-            group |= {"lr": self.risk.dual_lr, "own_lr": True}
+            group["lr"] = self.risk.dual_lr
         return [{"params": [parameter for parameter in self.parameters() if id(parameter) not in apart]}, group]
 
     def setup(self, stage: str) -> None:
@@ -258,7 +280,8 @@ class LitSparseModule(pl.LightningModule, ABC):
         if not self.trainer.lr_scheduler_configs:  # the rate that a resumed run was given, not the one that it had
             for optimizer in self.trainer.optimizers:
                 for group in optimizer.param_groups:
-                    group.update({"lr": self.risk.dual_lr} if group.get("own_lr") and self.risk.dual_lr is not None else {})
+                    if group.get(DUAL):
+                        group["lr"] = optimizer.param_groups[0]["lr"] if self.risk.dual_lr is None else self.risk.dual_lr
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and begin the means anew with the first batch of an epoch."""
@@ -300,6 +323,7 @@ class LitSparseModule(pl.LightningModule, ABC):
         Raises:
             CheckpointError: if a part was built in Python in a way that the checkpoint cannot tell, and is not given here.
         """
+        self._match_risk(checkpoint)
         unknown = [name for name in checkpoint.get("undescribed", ()) if name not in self._undescribed]
         if unknown:
             raise _not_given(type(self), unknown)
@@ -312,6 +336,20 @@ class LitSparseModule(pl.LightningModule, ABC):
                 first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
                 metric.total += sums["total"].to(metric.device) * first  # the sums are those of all processes: one takes them
                 metric.count += sums["count"].to(metric.device) * first
+
+    def _match_risk(self, checkpoint: dict[str, Any]) -> None:
+        """Leave out what another risk has learnt, of a model that is loaded; a run that goes on keeps its risk."""
+        state = checkpoint["state_dict"]
+        theirs = {name for name in state if name.startswith(RISK)}
+        own = {name: value for name, value in self.state_dict().items() if name.startswith(RISK)}
+        if theirs == own.keys():
+            return
+        if self._trainer is not None and self._trainer.state.fn == "fit":
+            raise CheckpointError(
+                f"The run was trained with another risk than {type(self.risk).__name__}, and goes on with its own alone. Start"
+                " a new run from its weights: --model.init_args.initial_weights CHECKPOINT"
+            )
+        checkpoint["state_dict"] = {name: value for name, value in state.items() if name not in theirs} | own
 
     def _shows(self, batch_idx: int) -> bool:
         """Tell whether the loss of this step is shown: where the logger is due, and often enough for a progress bar."""
@@ -338,6 +376,9 @@ class LitSparseModule(pl.LightningModule, ABC):
     def _log_means(self, stage: Stage) -> None:
         means = getattr(self, f"{stage}_means")
         for name, metric in means.items():
+            with metric.sync_context():
+                if not int(metric.count):  # nothing of the kind in these data
+                    continue
             self.log(f"{stage}/{name}", metric.compute(), prog_bar=stage != "train" and name in SHOWN, sync_dist=True)
         if stage != "train":
             with means["loss"].sync_context():
@@ -365,11 +406,10 @@ def _weights_of(losses: Tensor, batch: Batch, rows: Tensor | None) -> Tensor | N
     return weights if rows is None else weights[rows]
 
 
-def _place(row: int, batch: Batch, rows: Tensor | None) -> str:
-    """Say which example of its split a loss is of, where batches tell."""
-    example = row if rows is None else int(rows[row])
+def _place(row: int, batch: Batch) -> str:
+    """Say which example of its split one of a batch is, where batches tell."""
     index = batch.get("index")
-    return f" (number {int(index[example])} of the training data)" if isinstance(index, Tensor) else ""
+    return f" (number {int(index[row])} of the training data)" if isinstance(index, Tensor) else ""
 
 
 def _is_of_sampler(name: str) -> bool:

@@ -111,7 +111,7 @@ class EntropicTransport(LitSparseModule):
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the logarithm (B, M) of the plan's density at all pairs of source (B, d) and target points (M, d)."""
-        return log_plan_density(self._surplus(x, y), self.rho, self.form)
+        return log_plan_density(self._surplus(self._given(x), self._given(y)), self.rho, self.form)
 
     def plan_density(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the plan's density (B, M) with respect to the product of the measures, at all pairs; its mean is near 1."""
@@ -126,18 +126,36 @@ class EntropicTransport(LitSparseModule):
             pool: (M, d) points drawn from the target measure, which the answer is one of.
             generator: of the draws, on the device of x; torch's own by default.
         """
+        pool = self._given(pool)
         with torch.no_grad():
             return pool[torch.multinomial(self(x, pool).softmax(1), 1, generator=generator).squeeze(1)]
 
     def barycentric_map(self, x: Tensor, pool: Tensor) -> Tensor:
-        """Return the mean (B, d) of the target points that each source point is moved to.
+        """Return the mean (B, d) of the target points that each source point is moved to, with a gradient.
 
         Args:
             x: (B, d) source points.
             pool: (M, d) points drawn from the target measure.
         """
+        pool = self._given(pool)
         log_density: Tensor = self(x, pool)
         return log_density.softmax(1).to(pool) @ pool
+
+    def _given(self, points: Tensor) -> Tensor:
+        """Return points (n, d) as a tensor of the model's device and type, arrays too.
+
+        Raises:
+            ConfigurationError: if they are no points of ``dim`` numbers.
+        """
+        try:
+            found = torch.as_tensor(points, device=self.device)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigurationError(f"Expected points (n, {self.dim}) but got {type(points).__name__}: {error}") from error
+        if found.dim() != 2 or found.shape[1] != self.dim or not found.is_floating_point():
+            raise ConfigurationError(
+                f"Expected points (n, dim={self.dim}), floating, but got {tuple(found.shape)} of {found.dtype}."
+            )
+        return found.to(next((parameter.dtype for parameter in self.potentials.parameters()), torch.float64))
 
     def dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
         """Return what training maximizes, over all pairs of source (n, d) and target points (m, d).
@@ -148,6 +166,7 @@ class EntropicTransport(LitSparseModule):
             weights: (n,) of the one and (m,) of the other, each of sum 1; None for equal ones.
         """
         a, b = (None, None) if weights is None else weights
+        source, target = self._given(source), self._given(target)
         with torch.no_grad():
             u, v = self.potentials.source_potential(source), self.potentials.target_potential(target)
         options: dict[str, Any] = {"eps": self.eps, "rho": self.rho, "objective": self.form}
@@ -162,6 +181,7 @@ class EntropicTransport(LitSparseModule):
             weights: (n,) of the one and (m,) of the other, each of sum 1; None for equal ones.
         """
         a, b = (None, None) if weights is None else weights
+        source, target = self._given(source), self._given(target)
         with torch.no_grad():
             u = self.potentials.source_potential(source)
         return semi_dual_value(u, source, target, eps=self.eps, source_weights=a, target_weights=b)
@@ -185,7 +205,7 @@ class EntropicTransport(LitSparseModule):
         Args:
             source: (n, d) test points.
             target: (m, d) test points.
-            fresh: (F, d) other points of the target measure, many.
+            fresh: (F, d) other points of the target measure, many; with few the best is not found, and the gap may be negative.
             runs: how many.
             steps: of each.
             batch_size: target points a step.
@@ -193,6 +213,7 @@ class EntropicTransport(LitSparseModule):
 
         Source: Gladin et al. (2025), appendix B.3.
         """
+        source, target, fresh = self._given(source), self._given(target), self._given(fresh)
         found = semi_discrete_potentials(
             source, fresh, eps=self.eps, runs=runs, steps=steps, batch_size=batch_size, generator=generator
         )

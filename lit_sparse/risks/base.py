@@ -39,10 +39,10 @@ class BrokenLossError(DataError):
             f" rate.{self.hint}"
         )
 
-    def located(self, where: str) -> BrokenLossError:
-        """Return the error with more words for where the example is."""
-        found = BrokenLossError(self.row, self.value, self.broken, self.losses, self.hint)
-        found.args = (self._message(where),)
+    def located(self, row: int, where: str) -> BrokenLossError:
+        """Return the error for an example whose loss has another place, with more words for where it is."""
+        found = BrokenLossError(row, self.value, self.broken, self.losses, self.hint)
+        found.args = (found._message(where),)
         return found
 
 
@@ -73,12 +73,13 @@ class Risk(nn.Module, ABC):
         Args:
             losses: (B,) floating, one an example.
             weights: (B,) not negative: how many examples each stands for, as those of a coreset, in units in which they are 1
-                on average over the data. None for 1. What the loss is where the weight is 0 does not matter.
+                on average over the data. None for 1. What the loss is where the weight is 0 does not matter, unless it has a
+                history: a NaN would reach that, whatever its weight.
 
         Raises:
             ConfigurationError: for an empty batch, or losses or weights of another shape or type.
-            BrokenLossError: if a loss is NaN or infinite, before anything is learnt from it. Not looked for under
-                ``torch.func`` and ``torch.compile``.
+            BrokenLossError: if a loss is NaN or infinite, before anything is learnt from it; the look at them waits for an
+                accelerator. Not looked for under ``torch.func`` and ``torch.compile``.
         """
         if not isinstance(losses, Tensor) or losses.dtype not in FLOATS:
             got = losses.dtype if isinstance(losses, Tensor) else full_name(losses)
@@ -87,16 +88,25 @@ class Risk(nn.Module, ABC):
             raise ConfigurationError(
                 f"Expected one loss an example, of shape (B,), but got {tuple(losses.shape)}. Use reduction='none'."
             )
-        if len(losses) == 0:
+        if losses.shape[0] == 0:
             raise ConfigurationError("Expected the loss of at least one example but the batch is empty.")
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         if weights is not None:
             weights = self._weights(weights, losses)
-            losses = torch.where(weights > 0, losses, 0.0)
+            if losses.is_leaf:  # a NaN of weight 0 would still go back into a network
+                losses = torch.where(weights > 0, losses, 0.0)
         self._check_losses(losses)
+        if weights is not None:
+            losses = torch.where(weights > 0, losses, 0.0)
         if not self.unbiased and self.training and losses.requires_grad and among_others():
-            return self._over_processes(losses, weights)
-        return self.measure(losses, weights)
+            found = self._over_processes(losses, weights)
+        else:
+            found = self.measure(losses, weights)
+        if found.dim():
+            raise ConfigurationError(
+                f"Expected `measure` of {full_name(self)} to return a scalar but got {tuple(found.shape)}."
+            )
+        return found
 
     @abstractmethod
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
@@ -153,7 +163,7 @@ class Risk(nn.Module, ABC):
         return weights
 
     def _check_losses(self, losses: Tensor) -> None:
-        if not may_look():
+        if not may_look() or losses.is_meta:
             return
         wrong = ~losses.detach().isfinite() if self.finite else losses.detach().isnan()
         if bool(wrong.any()):

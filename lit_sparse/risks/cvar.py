@@ -50,4 +50,4 @@ class CVaR(Risk):
         total = mass.sum()
         before = mass.cumsum(0) - mass
         taken = torch.minimum((self.level * total - before).clamp_min(0.0), mass)
-        return (taken * ranked).sum() / (self.level * len(losses))
+        return (taken * ranked).sum() / (self.level * losses.shape[0])

@@ -16,6 +16,11 @@ from lit_sparse.kernels.dispatch import HALVES
 from lit_sparse.kernels.safe import mass_tolerance, safe_threshold, weighted_safe_threshold
 from lit_sparse.mappings.rowwise import is_eager
 
+#: Up to this a threshold in float32 is so near that a minimum does not show it.
+PLAIN = 1e4
+#: The least rho; its inverse must be a number of every type.
+LEAST = 1e-30
+
 __all__ = ["check_rho", "may_look", "safe_logsumexp", "safe_threshold_of", "softplus"]
 
 
@@ -25,7 +30,8 @@ def check_rho(rho: float, *, open_high: bool = False) -> float:
     Raises:
         ConfigurationError: if it is outside.
     """
-    return check_number("rho", rho, 0.0, 1.0, open_low=True, open_high=open_high)
+    found = check_number("rho", rho, 0.0, 1.0, open_low=True, open_high=open_high)
+    return check_number("rho", found, LEAST, 1.0)
 
 
 def may_look() -> bool:
@@ -79,6 +85,8 @@ def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | 
         raise ConfigurationError(f"Expected values of a floating dtype, one of {FLOATS}, but got {values.dtype}.")
     if values.dim() == 0:
         raise ConfigurationError("Expected values with at least one dimension but got a tensor without any.")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise ConfigurationError(f"Expected argument `dim` to be one dimension, an integer, but got {dim!r}.")
     if not -values.dim() <= dim < values.dim():
         raise ConfigurationError(
             f"Expected argument `dim` to be one of the {values.dim()} dimensions of the values but got {dim}."
@@ -151,14 +159,13 @@ class _Rows:
         self.used = x.isfinite() & self.ordinary
         self.center = torch.where(self.ordinary, self.a, 0.0)
         s = torch.where(self.used, x, self.center) - self.center + math.log(rho)
-        share = self.weighted(torch.sigmoid(s))
-        excess = share.sum(-1, keepdim=True) / rho - 1
-        slope = (share * torch.sigmoid(-s)).sum(-1, keepdim=True).detach() / rho
-        slope = torch.where(slope > 0, slope, 1.0)
-        # What rounding the threshold to its type took.
-        rounding = 4 * torch.finfo(x.dtype).eps * (1 + self.center.abs())
-        missed = (excess.detach() / slope).clamp(-rounding, rounding)
-        self.step = missed + (excess - excess.detach()) / slope
+        # What rounding the threshold to its type took is a threshold, too, of what is left.
+        left = torch.where(self.used, s.detach() - math.log(rho), -torch.inf)
+        missed = torch.where(self.ordinary, safe_threshold_of(left, rho, w), 0.0)
+        share = self.weighted(torch.sigmoid(s - missed))
+        excess = share.sum(-1, keepdim=True) / rho
+        slope = (share * torch.sigmoid(missed - s)).sum(-1, keepdim=True).detach() / rho
+        self.step = missed + (excess - excess.detach()) / torch.where(slope > 0, slope, 1.0)
         self.s = s - self.step
 
     def value(self) -> Tensor:
@@ -204,7 +211,7 @@ class _SafeLogSumExp(torch.autograd.Function):
 def _value(x: Tensor, w: Tensor | None, rho: float) -> tuple[Tensor, Tensor]:
     """Return the result (...) and the threshold (..., 1), without a gradient, in as few operations as there can be."""
     a = safe_threshold_of(x, rho, w)
-    if x.device.type != "cpu" or not bool(a.isfinite().all()):  # an odd row
+    if x.device.type != "cpu" or not bool((a.abs() < PLAIN).all()):  # odd rows, or such that rounding shows
         return _Rows(x, w, rho, a).value(), a
     terms = softplus(x.detach().sub(a).add_(math.log(rho)))  # what is -inf gives nothing
     if w is not None:

@@ -41,7 +41,8 @@ class DualRisk(Risk):
         dual_lr: learning rate of a; None for the model's. Losses have their own unit, so that a rate for weights is seldom one
             for a: with SGD, ``temperature * rho`` moves it by less than its temperature a step.
         initial_dual: where a begins; None for the minimizer over the first batch of training. From above it comes down by
-            ``dual_lr`` a step at most, from below it rises up to 1 / rho times as fast: begin low.
+            ``dual_lr`` a step at most, from below it rises up to 1 / rho times as fast: begin low. Averages of weights that
+            begin before the first batch (``AveragedModel``, Lightning's ``StochasticWeightAveraging``) need a number.
     """
 
     unbiased: ClassVar[bool] = True
@@ -54,7 +55,8 @@ class DualRisk(Risk):
         self.initial_dual = initial_dual
         #: a; NaN until it is known.
         self.dual = nn.Parameter(torch.tensor(math.nan if initial_dual is None else float(initial_dual)))
-        self._known = initial_dual is not None
+        #: What spares an accelerator the look at a, once it was found.
+        self._known = False
         self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
 
     @property
@@ -72,18 +74,37 @@ class DualRisk(Risk):
 
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         """See :class:`lit_sparse.risks.Risk`."""
-        if not self._known:
-            dual = self.solve(*gathered_losses(losses, weights)).to(self.dual)
-            if not self.training or not may_look():
-                return self.objective(losses, dual.to(losses.dtype), weights)
-            with torch.no_grad():
-                self.dual.copy_(dual)
+        if may_look():
+            dual = self._begun(losses, weights)
+        elif self.training and torch.compiler.is_compiling() and not self._known:
+            dual = self._begun_eagerly(losses, weights)
+        elif self._known:
+            dual = self.dual
+        else:  # transformed: nothing can be kept
+            dual = torch.where(self.dual.isnan(), self.solve(losses, weights).to(self.dual), self.dual)
+        return self.objective(losses, dual.to(losses.dtype), weights)
+
+    def _begun(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        """Return a; found for these losses where it is not known, and kept in training."""
+        dual = self.dual
+        if (self._known and not dual.is_cpu) or dual.is_meta or not bool(dual.detach().isnan()):
             self._known = True
-        return self.objective(losses, self.dual.to(losses.dtype), weights)
+            return dual
+        found = self.solve(*gathered_losses(losses, weights)).to(dual)
+        if not self.training:
+            return found
+        with torch.no_grad():
+            dual.copy_(found)
+        self._known = True
+        return dual
+
+    @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
+    def _begun_eagerly(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+        return self._begun(losses, weights)
 
     @property
     def _needs_weight(self) -> bool:
-        return not self._known
+        return bool(self.dual.detach().isnan())
 
     def dual_parameters(self) -> list[nn.Parameter]:
         """Return a."""
@@ -168,7 +189,7 @@ class SafeKLDRO(DualRisk):
 
 def mean_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
     """Return the best a for scores (B,) under their mean, with their weights."""
-    measure = (torch.ones_like(scores) if weights is None else weights) / len(scores)
+    measure = (torch.ones_like(scores) if weights is None else weights) / scores.shape[0]
     measure = measure / measure.sum().clamp_max(1.0)  # a batch of small weights has one too
     return safe_threshold_of(scores, rho, measure).squeeze(-1)
 
@@ -176,7 +197,7 @@ def mean_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor
 def _capped_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
     """Return a with ``mean min(e^(score - a), 1 / rho) = 1``: the first j of the ranked scores are at the bound."""
     ranked, order = scores.double().sort(descending=True)
-    measure = (torch.ones_like(ranked) if weights is None else weights.double()[order]) / len(scores)
+    measure = (torch.ones_like(ranked) if weights is None else weights.double()[order]) / scores.shape[0]
     measure = measure / measure.sum().clamp_max(1.0)
     at_bound = measure.cumsum(0) - measure  # the mass of those before
     there = measure > 0
@@ -190,6 +211,5 @@ def _capped_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Ten
 
 
 def _look_again(risk: DualRisk, keys: Any) -> None:
-    """After a state was loaded, ask it whether a is known."""
-    if not any(key.endswith("dual") for key in keys.missing_keys):
-        risk._known = not bool(risk.dual.isnan())
+    """After a state was loaded, look whether a is known."""
+    risk._known = False

@@ -23,7 +23,8 @@ class MovingRisk(Risk):
     """Base of risks whose adversary moves inputs: ``max_u loss(u) - lam |u - x|^2``, by a few steps of Nesterov's method.
 
     Args:
-        lam: what a unit of squared distance costs, in units of the loss, > 0.
+        lam: what a unit of squared distance costs, in units of the loss, > 0. There is a best input only where the loss curves
+            by less than 2 lam; with less the adversary runs away.
         beta: what a unit of reweighting costs, > 0; exponentials are those of ``loss / (lam beta)``.
         inner_steps: steps of the adversary; 0 moves nothing.
         inner_lr: their size; None for ``0.1 / lam``.
@@ -46,11 +47,15 @@ class MovingRisk(Risk):
         """What losses are divided by: lam beta."""
         return self.lam * self.beta
 
+    def _hint(self) -> str:
+        return " Or the adversary runs away: raise lam, or lower inner_lr."
+
     def perturb(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the adversary's inputs, without a gradient, and their squared distances (B,) from those given.
 
         Args:
-            loss_fn: from inputs (B, ...) to losses (B,), of which each depends on its own input alone.
+            loss_fn: from inputs (B, ...) to losses (B,), of which each depends on its own input alone: no batch normalization,
+                whose statistics would also count each step.
             inputs: (B, ...) floating.
 
         Raises:
@@ -80,7 +85,8 @@ class MovingRisk(Risk):
 
 def squared_distance(a: Tensor, b: Tensor) -> Tensor:
     """Return the squared Euclidean distance (B,) of each of a (B, ...) from its b."""
-    return (a - b).reshape(len(a), -1).square().sum(1)
+    squares = (a - b).square()
+    return squares.flatten(1).sum(1) if squares.dim() > 1 else squares
 
 
 class UnbalancedOTDRO(MovingRisk, DualRisk):
@@ -181,7 +187,7 @@ class ExponentialOTDRO(MovingRisk):
         super().__init__()
         self._take(lam, beta, inner_steps, inner_lr, inner_momentum)
         #: How often the exponentials of a training batch had no finite mean; a parameter, for buffers are broadcast.
-        self.overflows = nn.Parameter(torch.zeros((), dtype=torch.int64), requires_grad=False)
+        self.overflows = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -193,7 +199,7 @@ class ExponentialOTDRO(MovingRisk):
         found = mean_of((losses / self.temperature).exp(), weights)
         if self.training and may_look():
             with torch.no_grad():
-                over = found.isinf().long()
+                over = found.isinf().double()
                 if among_others():
                     torch.distributed.all_reduce(over)
                 self.overflows.add_(over)
@@ -204,5 +210,5 @@ class ExponentialOTDRO(MovingRisk):
         return {"overflows": float(self.overflows)}
 
     def _hint(self) -> str:
-        count = int(self.overflows)
-        return f" The exponentials overflowed {count} times before." if count else ""
+        count = int(self.overflows.detach())
+        return super()._hint() + (f" The exponentials overflowed {count} times before." if count else "")

@@ -179,7 +179,7 @@ def test_measures_that_do_not_fit() -> None:
     plane = GaussianMixture([[0.0, 0.0]], [1.0])
     with pytest.raises(ConfigurationError, match="points of as many numbers but they have 1 and 2"):
         TransportDataModule(GaussianMixture([0.0], [1.0]), plane).setup()
-    with pytest.raises(ConfigurationError, match="`target` to be a Measure but got 3"):
+    with pytest.raises(ConfigurationError, match="`target` to be a Measure but got int"):
         TransportDataModule(plane, 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="`val_samples` to be an integer of at least 1"):
         pairs(val_samples=0)

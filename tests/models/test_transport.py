@@ -576,3 +576,13 @@ def test_the_script_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert "optimum 0.50896" in (tmp_path / "logsumexp_transport.md").read_text()
     with pytest.raises(SystemExit, match="Nothing was measured"):
         script.main(["--only_tables", "--results", str(tmp_path / "empty")])
+
+
+def test_points_may_be_arrays_and_of_another_type() -> None:
+    model = EntropicTransport(dim=2)
+    x, y = np.random.default_rng(0).normal(size=(5, 2)), torch.randn(7, 2)
+    assert model.barycentric_map(x, y).shape == model.sample_plan(x, y).shape == (5, 2)
+    assert model.plan_density(x, y.double()).shape == (5, 7)
+    for wrong in (np.zeros((3, 1)), torch.zeros(3), torch.zeros(3, 2, dtype=torch.int64), "points"):
+        with pytest.raises(ConfigurationError, match="Expected points"):
+            model.plan_density(wrong, y)

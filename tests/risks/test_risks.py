@@ -171,6 +171,11 @@ def test_a_dual_variable_that_is_not_known_stays_so_in_evaluation() -> None:
     known = float(risk.dual.detach())
     risk(torch.tensor([50.0, 2.0]))
     assert float(risk.dual.detach()) == known
+    other = SafeKLDRO(1.0, 0.1)
+    with torch.no_grad():
+        other.dual.fill_(3.0)  # by hand
+    other(torch.tensor([1.0, 2.0]))
+    assert float(other.dual.detach()) == 3.0
     assert risk.half().dual.dtype == torch.float32  # its digits are kept
     assert risk.measurements() == {"dual": pytest.approx(known)}
 
