@@ -163,7 +163,7 @@ def write(own: argparse.Namespace) -> None:
             writer.writerows((arm, seed, *(_short(row[name]) for name in FIELDS)) for row in rows)
     goal = max((min(float(row["train_loss"]) for row in rows) for (arm, _), rows in runs.items() if arm != "mean"), default=0.0)
     lines = ["# MNIST, a quarter of the labels wrong", ""]
-    lines += ["Test accuracy by true labels, in %, peak over the curve and at the end; train loss is equation 20.", ""]
+    lines += ["Test accuracy by true labels, in %, peak over the curve and at the end; loss is log mean exp (equation 20).", ""]
     names = (
         "seed",
         "steps",
@@ -197,7 +197,7 @@ def write(own: argparse.Namespace) -> None:
     for axis, name, label in zip(
         figure.subplots(1, 3),
         ("test_accuracy", "val_accuracy", "train_loss"),
-        ("test accuracy, true labels", "validation accuracy, noisy labels", "train loss (20)"),
+        ("test accuracy, true labels", "validation accuracy, noisy labels", "log mean exp of moved training images"),
         strict=True,
     ):
         for number, arm in enumerate(ARMS):

@@ -126,9 +126,10 @@ class EntropicTransport(LitSparseModule):
             pool: (M, d) points drawn from the target measure, which the answer is one of.
             generator: of the draws, on the device of x; torch's own by default.
         """
-        pool = self._given(pool)
+        found = self._given(pool)
         with torch.no_grad():
-            return pool[torch.multinomial(self(x, pool).softmax(1), 1, generator=generator).squeeze(1)]
+            found = found[torch.multinomial(self(x, pool).softmax(1), 1, generator=generator).squeeze(1)]
+        return found.to(pool.dtype) if isinstance(pool, Tensor) else found
 
     def barycentric_map(self, x: Tensor, pool: Tensor) -> Tensor:
         """Return the mean (B, d) of the target points that each source point is moved to, with a gradient.
@@ -137,9 +138,10 @@ class EntropicTransport(LitSparseModule):
             x: (B, d) source points.
             pool: (M, d) points drawn from the target measure.
         """
-        pool = self._given(pool)
-        log_density: Tensor = self(x, pool)
-        return log_density.softmax(1).to(pool) @ pool
+        found = self._given(pool)
+        log_density: Tensor = self(x, found)
+        mean = log_density.softmax(1).to(found) @ found
+        return mean.to(pool.dtype) if isinstance(pool, Tensor) else mean
 
     def _given(self, points: Tensor) -> Tensor:
         """Return points (n, d) as a tensor of the model's device and type, arrays too.
