@@ -130,11 +130,11 @@ def test_an_option_beside_a_checkpoint_is_used_in_training(trained: Path, capsys
         cli = build_cli(["fit", *DIGITS, "--ckpt_path", last, option])
         assert cli.model.mapping.gamma == 7
         assert "gamma was 0.05" in capsys.readouterr().err
-    optimizer = "--model.init_args.optimizer.init_args.lr=0.5"
+    optimizer = "--model.init_args.optimizer.init_args.lr=0.002"
     where = ["--output_dir", str(trained.parents[2]), "--name=other"]
     assert main(["fit", *DIGITS, *SHORT, *QUIET, *where, "--ckpt_path", last, "--trainer.max_epochs=2", optimizer]) == 0
     saved = torch.load(trained.parents[2] / "other" / "0" / "checkpoints" / "last.ckpt", weights_only=True)
-    assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == 0.5
+    assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == 0.002
     cli = build_cli(["fit", "--data=DigitsDataModule", "--ckpt_path", last])  # nothing said of the model: the checkpoint's
     assert cli.model.mapping.gamma == 0.05
 
