@@ -3,7 +3,7 @@
 Usage:
     python scripts/reproduce_logsumexp.py transport [...]
     python scripts/reproduce_logsumexp.py regression --data cal_housing.csv.gz [--epochs 50] [--seeds 20]
-    python scripts/reproduce_logsumexp.py mnist [--seeds 0] [--arms mean "safe KL" exponentials] [--every 2500] -- \
+    python scripts/reproduce_logsumexp.py mnist [--seeds 0] [--arms mean "safe KL" exponentials] [--every 5000] -- \
         --data.init_args.folder FOLDER
 
 ``transport`` is Figures 2 and 5, entropic transport in one dimension; ``regression`` Figure 3, California housing by KL-DRO;
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     mnist = commands.add_parser("mnist", help="Figure 4")
     mnist.add_argument("--arms", nargs="+", choices=tuple(logsumexp_mnist.ARMS), default=tuple(logsumexp_mnist.ARMS))
     mnist.add_argument("--seeds", nargs="+", type=int, default=[0])
-    mnist.add_argument("--every", type=int, default=2500, help="updates between two points of the curves, and checkpoints")
+    mnist.add_argument("--every", type=int, default=5000, help="updates between two points of the curves, and checkpoints")
     for command in (regression, mnist):
         command.add_argument(
             "--output", type=Path, default=ROOT / "runs" / "logsumexp", help="what a killed command goes on with"
