@@ -13,13 +13,14 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
-from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.estimators import Sampler
 from lit_sparse.metrics import MeanOverExamples
 from lit_sparse.models.hyperparameters import describe_arguments
+from lit_sparse.models.optimizers import build_optimizer, renew_dual_rates, warn_of_other_rates
 from lit_sparse.nn import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
@@ -31,8 +32,6 @@ Batch: TypeAlias = dict[str, Any]
 
 #: Where the state of an estimator is kept, and that of a risk.
 ESTIMATOR, RISK = "estimator.", "risk."
-#: What marks the group of parameters that a risk minimizes over.
-DUAL = "dual"
 #: What the progress bar shows of validation.
 SHOWN = ("loss", "accuracy")
 #: Steps between what it shows of training; logging costs about as much as a small layer.
@@ -210,47 +209,15 @@ class LitSparseModule(pl.LightningModule, ABC):
         return self._measured(batch, batch_idx, "test")
 
     def configure_optimizers(self) -> Any:  # noqa: D102
-        optimizer = self._optimizer()
+        optimizer = build_optimizer(self.optimizer, self, self.risk)
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
         described: dict[str, Any] = {"scheduler": scheduler}
-        for group in optimizer.param_groups:
-            wanted, begins = self.risk.dual_lr, group.get("initial_lr", group["lr"])
-            if group.get(DUAL) and wanted is not None and begins != wanted:
-                rank_zero_warn(
-                    f"{type(scheduler).__name__} begins with a learning rate of {begins:g} for the dual variable of the risk,"
-                    f" not its dual_lr={wanted:g}. Give it a list of rates, the last of them for the dual variable."
-                )
+        warn_of_other_rates(optimizer, scheduler, self.risk)
         if hasattr(scheduler, "monitor"):
             described["monitor"] = scheduler.monitor
         return {"optimizer": optimizer, "lr_scheduler": described}
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        """Build the optimizer; without groups for one that takes none, such as LBFGS."""
-        try:
-            return self.optimizer(self._parameter_groups())
-        except (TypeError, ValueError) as error:
-            if not self.risk.dual_parameters():
-                raise ConfigurationError(f"The optimizer refuses its arguments: {error}") from error
-            refused = error
-        try:
-            if self.risk.dual_lr is None:
-                return self.optimizer(self.parameters())
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"The optimizer refuses its arguments: {error}") from error
-        raise ConfigurationError(f"The optimizer refuses its arguments, dual_lr of the risk among them: {refused}") from refused
-
-    def _parameter_groups(self) -> Any:
-        """Return the parameters; those of the risk apart, where they have a learning rate of their own, and never decaying."""
-        duals = self.risk.dual_parameters()
-        if not duals:
-            return self.parameters()
-        apart = {id(parameter) for parameter in duals}
-        group: dict[str, Any] = {"params": duals, "weight_decay": 0.0, DUAL: True}
-        if self.risk.dual_lr is not None:
-            group["lr"] = self.risk.dual_lr
-        return [{"params": [parameter for parameter in self.parameters() if id(parameter) not in apart]}, group]
 
     def setup(self, stage: str) -> None:
         """Read the initial weights of a warm start."""
@@ -277,11 +244,8 @@ class LitSparseModule(pl.LightningModule, ABC):
     def on_train_start(self) -> None:  # noqa: D102
         if self._training_seed is None:
             self._training_seed = torch.initial_seed() % 2**63
-        if not self.trainer.lr_scheduler_configs:  # the rate that a resumed run was given, not the one that it had
-            for optimizer in self.trainer.optimizers:
-                for group in optimizer.param_groups:
-                    if group.get(DUAL):
-                        group["lr"] = optimizer.param_groups[0]["lr"] if self.risk.dual_lr is None else self.risk.dual_lr
+        if not self.trainer.lr_scheduler_configs:
+            renew_dual_rates(self.trainer.optimizers, self.risk)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and begin the means anew with the first batch of an epoch."""

@@ -90,9 +90,9 @@ class DualRisk(Risk):
         if (self._known and not dual.is_cpu) or dual.is_meta or not bool(dual.detach().isnan()):
             self._known = True
             return dual
-        found = self.solve(*gathered_losses(losses, weights)).to(dual)
         if not self.training:
-            return found
+            return self.solve(losses, weights).to(dual)
+        found = self.solve(*gathered_losses(losses, weights)).to(dual)
         with torch.no_grad():
             dual.copy_(found)
         self._known = True
