@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 
 __all__ = [
     "FLOATS",
+    "MOST_FEATURES",
+    "MOST_LAYERS",
     "check_choice",
     "check_count",
+    "check_dim",
     "check_integer",
+    "check_mask",
     "check_number",
     "check_parameter",
     "check_positive",
@@ -23,8 +29,29 @@ __all__ = [
 Choice = TypeVar("Choice", bound=str)
 #: Dtypes of scores.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+#: Largest number of layers, each a Python object, and of features of a layer. Larger numbers are mistakes that end in a hang.
+MOST_LAYERS, MOST_FEATURES = 1_000, 1_000_000
 # Strengths that float32 can divide by and multiply with.
 LEAST, MOST = 1e-30, 1e30
+
+
+def _plain(value: Any) -> Any:
+    """Return the Python number in a numpy scalar or in a tensor without dimensions; anything else as it is.
+
+    A tensor that requires a gradient stays, because the number would lose it. So does a tensor without values.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, Tensor) and value.dim() == 0 and not value.requires_grad and _readable(value):
+        return value.item()
+    return value
+
+
+def _readable(tensor: Tensor) -> bool:
+    """Return whether the values of a tensor can be read: no transform, trace or meta device stands in the way."""
+    if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
+        return False  # asked first, for torch.compile stops at torch._C
+    return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0)
 
 
 def check_positive(name: str, value: float) -> float:
@@ -33,6 +60,7 @@ def check_positive(name: str, value: float) -> float:
     Raises:
         ConfigurationError: if it is not.
     """
+    value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST <= value <= MOST:
         raise ConfigurationError(
             f"Expected argument `{name}` to be a positive, finite number but got {value!r}. Allowed: {LEAST} .. {MOST}."
@@ -46,19 +74,31 @@ def check_integer(name: str, value: int) -> int:
     Raises:
         ConfigurationError: if it is none.
     """
+    value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
         raise ConfigurationError(f"Expected argument `{name}` to be an integer but got {value!r}.")
     return value
 
 
-def check_count(name: str, value: int, least: int = 1) -> int:
+def check_count(name: str, value: int, least: int = 1, most: int | None = None) -> int:
     """Return an integer that must be at least 1, or another number.
+
+    Args:
+        name: name in the message.
+        value: the integer.
+        least: smallest integer allowed.
+        most: largest integer allowed, such as :data:`MOST_LAYERS` where Python's lists grow with it; None for any.
 
     Raises:
         ConfigurationError: if it is not.
     """
+    value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigurationError(f"Expected argument `{name}` to be an integer of at least {least} but got {value!r}.")
+    if most is not None and value > most:
+        raise ConfigurationError(
+            f"Expected argument `{name}` to be an integer of at most {most} but got {value!r}. Choose a smaller one."
+        )
     return value
 
 
@@ -79,9 +119,10 @@ def check_shape(name: str, value: tuple[int, ...]) -> tuple[int, ...]:
     Raises:
         ConfigurationError: if it is not a sequence of integers >= 0.
     """
-    if not isinstance(value, list | tuple) or not all(type(size) is int and size >= 0 for size in value):
+    value = tuple(_plain(size) for size in value) if isinstance(value, list | tuple) else value
+    if not isinstance(value, tuple) or not all(type(size) is int and size >= 0 for size in value):
         raise ConfigurationError(f"Expected argument `{name}` to be a sequence of sizes, such as (4, 1, 1), but got {value!r}.")
-    return tuple(value)
+    return value
 
 
 def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> float:
@@ -98,6 +139,7 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
     Raises:
         ConfigurationError: if it does not.
     """
+    value = _plain(value)
     number = not isinstance(value, bool) and isinstance(value, int | float)
     if not number or not low <= value <= high or (open_low and value == low) or (open_high and value == high):
         allowed = f"{low} {'<' if open_low else '<='} {name} {'<' if open_high else '<='} {high}"
@@ -106,7 +148,10 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
 
 
 def check_parameter(name: str, value: float | Tensor, low: float, high: float) -> float | Tensor:
-    """Return a number between two others, or a floating tensor, whose values are not looked at.
+    """Return a number between two others, or a floating tensor.
+
+    A value of a tensor below the range is refused where it can be read without waiting: on the CPU, outside of ``torch.func``
+    and ``torch.compile``.
 
     Raises:
         ConfigurationError: if it is neither.
@@ -114,5 +159,47 @@ def check_parameter(name: str, value: float | Tensor, low: float, high: float) -
     if isinstance(value, Tensor):
         if value.dtype not in FLOATS:
             raise ConfigurationError(f"Expected argument `{name}` to be a floating tensor but got {value.dtype}.")
+        if value.device.type == "cpu" and _readable(value) and bool((value.detach() < low).any()):
+            got = value.detach()[value.detach() < low].flatten()[:5].tolist()
+            raise ConfigurationError(
+                f"Expected every `{name}` to be at least {low} but got {got}. Clamp it, or learn it in a range."
+            )
         return value
     return check_number(name, value, low, high)
+
+
+def check_dim(dim: int, tensor: Tensor, what: str) -> int:
+    """Return a dimension that a tensor has.
+
+    Args:
+        dim: number of the dimension, counted from the end if negative.
+        tensor: of one dimension at least.
+        what: name of the tensor in the message.
+
+    Raises:
+        ConfigurationError: if it is not an integer, or the tensor does not have it.
+    """
+    dim = check_integer("dim", dim)
+    if not -tensor.dim() <= dim < tensor.dim():
+        raise ConfigurationError(
+            f"Expected argument `dim` to be one of the {tensor.dim()} dimensions of the {what} but got {dim}. Allowed:"
+            f" {-tensor.dim()} .. {tensor.dim() - 1}."
+        )
+    return dim
+
+
+def check_mask(mask: Tensor, meaning: str) -> Tensor:
+    """Return a boolean mask.
+
+    Args:
+        mask: the mask.
+        meaning: what True says, for the message.
+
+    Raises:
+        ConfigurationError: if it is not a boolean tensor.
+    """
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        got = mask.dtype if isinstance(mask, Tensor) else full_name(mask)
+        advice = " Convert it with `.bool()`." if isinstance(mask, Tensor) and not mask.is_floating_point() else ""
+        raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where {meaning}, but got {got}.{advice}")
+    return mask

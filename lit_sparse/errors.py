@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 __all__ = [
     "CheckpointError",
@@ -13,6 +13,7 @@ __all__ = [
     "LitSparseError",
     "MissingExtraError",
     "did_you_mean",
+    "error_chain",
     "full_name",
     "shown_arguments",
 ]
@@ -79,6 +80,15 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
         >>> did_you_mean("Sparsmax", ["Softmax", "Sparsemax"])
         " Did you mean 'Sparsemax'?"
     """
-    by_lower = {candidate.lower(): candidate for candidate in allowed}
+    by_lower = {candidate.lower(): candidate for candidate in allowed if candidate != name}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f" Did you mean '{by_lower[close[0]]}'?" if close else ""
+
+
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes, each once."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +22,17 @@ SPECIALS = (PAD, BOS, EOS, UNK)
 #: What other projects call them.
 SYNONYMS = {PAD: ("<blank>", "[PAD]"), BOS: ("<sos>", "<s>", "[BOS]"), EOS: ("</s>", "[EOS]"), UNK: ("[UNK]", "UNK")}
 KINDS = ("words", "spaces", "moses", "bpe")
+#: Tokens of the largest vocabulary, and the most that a token may have to occur. Memory is taken in advance for each token.
+LARGEST, OFTENEST = 10_000_000, 2**31
+#: Characters without a space after which a text is broken, where byte pairs are counted: the time grows with their square.
+UNBROKEN = 250
 #: What an apostrophe in a word begins, a number with its marks, a word with its inner hyphens, or one other character.
 WORDS = r"(?<=\w)['\u2019]\w+|\d+(?:[.,:]\d+)+|\w+(?:-\w+)*|[^\w\s]"
 #: Marks at a word's left, at its right, and those that are at its left at first and at its right the next time.
 OPENING, CLOSING, PAIRED = tuple("([{\u201c\u2018\u201e\u00bf\u00a1"), tuple(".,!?;:%)]}\u2026\u201d"), ('"', "'")
 APOSTROPHES = ("'", "\u2019")
+
+LONG_WORD = re.compile(rf"\S{{{UNBROKEN}}}(?=\S)")
 
 Kind = Literal["words", "spaces", "moses", "bpe"]
 
@@ -39,7 +46,7 @@ class VocabularyOptions:
             tokenized already; the tokens of ``"moses"`` (extra ``text``); or pieces of words by byte-pair encoding, ``"bpe"``,
             which alone gives back every text to the letter: with words, where spaces stood is guessed from the marks.
         lowercase: whether text is lower-cased.
-        max_size: largest number of tokens, special ones included.
+        max_size: largest number of tokens, special ones included, at most 10,000,000.
         min_count: how often a token must occur to be in the vocabulary; of pairs of pieces for ``"bpe"``.
         language: for ``"moses"``, a code of two letters.
         file: a vocabulary that was saved, in place of making one.
@@ -57,8 +64,7 @@ class VocabularyOptions:
 
     def __post_init__(self) -> None:
         check_choice("kind", self.kind, KINDS)
-        check_count("max_size", self.max_size, len(SPECIALS) + 1)
-        check_count("min_count", self.min_count)
+        _check_sizes(self.max_size, self.min_count)
 
     def make(self, lines: Iterable[str]) -> Vocabulary:
         """Return the vocabulary: that of the file, or one of the lines."""
@@ -143,8 +149,12 @@ class Vocabulary:
             max_size: largest number of tokens, special ones included.
             min_count: how often a token must occur.
             language: of the Moses tokenizer.
+
+        Raises:
+            ConfigurationError: for a size out of its range, or a count that leaves no token.
         """
         _check_many("lines", lines)
+        _check_sizes(max_size, min_count)
         if check_choice("kind", kind, KINDS) == "bpe":
             tokenizer = _frame(models.BPE(unk_token=UNK, fuse_unk=False), kind, lowercase)
             trainer = trainers.BpeTrainer(
@@ -154,7 +164,7 @@ class Vocabulary:
                 limit_alphabet=max_size - len(SPECIALS),
                 show_progress=False,
             )
-            tokenizer.train_from_iterator(lines, trainer)
+            tokenizer.train_from_iterator(map(_with_breaks, lines), trainer)
             return cls(tokenizer, kind, language)
         empty = cls(
             _frame(models.WordLevel({token: i for i, token in enumerate(SPECIALS)}, UNK), kind, lowercase), kind, language
@@ -164,6 +174,11 @@ class Vocabulary:
             counts.update(empty.tokenize(line))
         ranked = sorted(((count, token) for token, count in counts.items() if count >= min_count), key=lambda x: (-x[0], x[1]))
         tokens = [token for _, token in ranked if token not in SPECIALS]
+        if counts and not ranked:
+            raise ConfigurationError(
+                f"Expected argument `min_count` to leave some tokens but got {min_count}: the most frequent one occurs"
+                f" {max(counts.values())} times. Choose a smaller one."
+            )
         return cls.from_tokens([*SPECIALS, *tokens][:max_size], kind=kind, lowercase=lowercase, language=language)
 
     @classmethod
@@ -309,9 +324,15 @@ class Vocabulary:
             ours = "tokenizer" in described
             tokenizer = Tokenizer.from_str(json.dumps(described["tokenizer"]) if ours else text)
             kind, language = (described["kind"], described["language"]) if ours else (_kind_of(tokenizer), "en")
-        except Exception as error:  # the package raises Exception itself
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the package raises Exception itself, and PanicException, which is not one
             what = f"it has no {error}" if isinstance(error, KeyError) else error
             raise DataError(f"This is no vocabulary: {what}") from error
+        if kind not in KINDS:
+            raise DataError(f"Expected the kind of a vocabulary to be one of {', '.join(KINDS)} but got {kind!r}.")
+        if not isinstance(language, str) or not re.fullmatch(r"[A-Za-z]{1,8}([-_][A-Za-z0-9]{1,8})*", language):  # names a file
+            raise DataError(f"Expected the language of a vocabulary to be a code such as 'en' but got {language!r}.")
         return cls(tokenizer, kind, language)
 
     def save(self, path: str | Path) -> None:
@@ -386,6 +407,25 @@ def _check_many(name: str, texts: Iterable[str]) -> None:
     """
     if isinstance(texts, str):
         raise ConfigurationError(f"Expected `{name}` to be a list of texts but got one text: write [{texts[:20]!r}].")
+
+
+def _check_sizes(max_size: int, min_count: int) -> None:
+    """Check the numbers of a vocabulary's options."""
+    least = len(SPECIALS) + 1
+    if check_count("max_size", max_size, least) > LARGEST:
+        raise ConfigurationError(f"Expected argument `max_size` to be in {least} .. {LARGEST:,} but got {max_size:,}.")
+    if check_count("min_count", min_count) > OFTENEST:
+        raise ConfigurationError(f"Expected argument `min_count` to be in 1 .. {OFTENEST:,} but got {min_count:,}.")
+
+
+def _with_breaks(line: str) -> str:
+    """Return a line with a space after each ``UNBROKEN`` characters that have none.
+
+    Example:
+        >>> [len(word) for word in _with_breaks("so " + "x" * 600).split()]
+        [2, 250, 250, 100]
+    """
+    return LONG_WORD.sub(lambda word: f"{word[0]} ", line) if len(line) > UNBROKEN else line
 
 
 def _kind_of(tokenizer: Tokenizer) -> Kind:

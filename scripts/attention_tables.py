@@ -8,9 +8,7 @@ import logging
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import cache, cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -96,12 +94,6 @@ class Run:
         scored = [line for line in self.lines if "val/accuracy" in line]
         return max(scored, key=lambda line: line["val/accuracy"])["epoch"] + 1 if scored else None
 
-    @property
-    def seconds(self) -> float | None:
-        """Median time of an epoch's training, without validation."""
-        passed = [0.0, *(line["train/seconds"] for line in self.lines if "train/seconds" in line)]
-        return statistics.median(after - before for before, after in pairwise(passed)) if len(passed) > 1 else None
-
     def score(self, key: str, test: str = OWN) -> float | None:
         """Return a number of one of its tests; None where there is none."""
         folder = self.tests.get(test)
@@ -175,19 +167,13 @@ def looks(runs: list[Run], test: str) -> Row:
     }
 
 
-def costs(runs: list[Run], softmax: list[Run]) -> Row:
-    """Return how long was trained, and how that compares to softmax."""
-    ours, theirs = ([run.seconds for run in some if run.seconds is not None] for some in (runs, softmax))
-    ratio = f"{statistics.median(ours) / statistics.median(theirs):.2f}" if ours and theirs else NONE
-    return {
-        "epochs (best)": f"{middle((run.epochs for run in runs), 'g')} ({middle((run.best_epoch for run in runs), 'g')})",
-        "seconds per epoch": middle(ours, ".1f"),
-        "time, softmax = 1": ratio,
-    }
+def length(runs: list[Run]) -> Row:
+    """Return for how many epochs was trained, and which was the best."""
+    return {"epochs (best)": f"{middle((run.epochs for run in runs), 'g')} ({middle((run.best_epoch for run in runs), 'g')})"}
 
 
 def translation(results: Results, key: str = "") -> Page:
-    """Return BLEU with differences to the best, attention and time of each mapping, and Tables 4 and 5.
+    """Return BLEU with differences to the best, attention of each mapping, and Table 4.
 
     Args:
         results: the runs.
@@ -195,7 +181,7 @@ def translation(results: Results, key: str = "") -> Page:
     """
     names = bleu_names(next(iter(results.values()))[0])
     compared = compare(results, "bleu_moses" if "bleu_moses" in names else names[0])
-    sets, times = published_bleu(key), published(5)["to_english"]["time"]
+    sets = published_bleu(key)
     rows = []
     for mapping, runs in results.items():
         row = start(mapping, runs)
@@ -203,42 +189,38 @@ def translation(results: Results, key: str = "") -> Page:
             row["BLEU" if name == "bleu" else f"BLEU ({name})"] = middle(run.score(f"test/{name}") for run in runs)
         row |= compared.cells.get(mapping, {DIFFERENCE: NONE, "p": NONE})
         row["chrF"] = middle(run.score("test/chrf") for run in runs)
-        row |= looks(runs, OWN) | costs(runs, results.get("softmax", []))
+        row |= looks(runs, OWN) | length(runs)
         theirs = {name: figures for name, figures in sets.items() if mapping in figures}
         row["published BLEU"] = spread([figures[mapping] for figures in theirs.values()])
         row["published, less the best"] = spread([figures[mapping] - max(figures.values()) for figures in theirs.values()])
-        row["published time, softmax = 1"] = f"{times[mapping] / times['softmax']:.2f}" if mapping in times else NONE
         rows.append(row)
     notes = [
         *signatures(results, [OWN]),
         compared.note,
         f"Published BLEU is that of Table 4, {key or 'from and to English'}, {len(sets)} test set{'s' * (len(sets) > 1)}, on"
-        " lower-cased Moses tokens. Published times are those of Table 5, with all mappings but softmax on the CPU.",
+        " lower-cased Moses tokens.",
     ]
     return Page([("", rows)], rows, notes, compared.problems)
 
 
 def entailment(results: Results) -> Page:
-    """Return accuracy, attention and time of each mapping, and Tables 1 and 3."""
-    accuracies, times, errors = published(1)["snli"]["accuracy"], published(3)["snli"]["time"], published(3)["snli"]["error"]
+    """Return accuracy and attention of each mapping, and Table 1."""
+    accuracies = published(1)["snli"]["accuracy"]
     rows = []
     for mapping, runs in results.items():
         found = [100 * value for run in runs if (value := run.score("test/accuracy")) is not None]
         row = start(mapping, runs)
         row["accuracy, %"] = middle(found) + (f" ({spread(found)})" if len(found) > 1 else "")
-        row |= looks(runs, OWN) | costs(runs, results.get("softmax", []))
+        row |= looks(runs, OWN) | length(runs)
         row["published accuracy, %"] = f"{accuracies[mapping]:.2f}" if mapping in accuracies else NONE
-        there = mapping in times
-        row["published time per epoch"] = f"{timedelta(seconds=times[mapping])} ± {errors[mapping]} s" if there else NONE
-        row["published time, softmax = 1"] = f"{times[mapping] / times['softmax']:.2f}" if there else NONE
         rows.append(row)
-    notes = ["Accuracy is the median over seeds, with the lowest and the highest. Published are Tables 1 and 3, on a CPU."]
+    notes = ["Accuracy is the median over seeds, with the lowest and the highest. Published is Table 1."]
     return Page([("", rows)], rows, notes)
 
 
 def summarization(results: Results, tests: Sequence[str]) -> Page:
-    """Return for each test set a table like 6 and one like 7, ours with the published figure in brackets, and one of costs."""
-    tables, spent, rows = [], [], []
+    """Return for each test set a table like 6 and one like 7, with published figures in brackets, and one of attention."""
+    tables, attended, rows = [], [], []
     for test in tests:
         those = {mapping: tested for mapping, runs in results.items() if (tested := [run for run in runs if test in run.tests])}
         part = PUBLISHED_SETS.get(test)
@@ -250,13 +232,13 @@ def summarization(results: Results, tests: Sequence[str]) -> Page:
             if paired:
                 tables.append((f"{what} on {title.format(table)}", paired))
         for mapping, runs in those.items():
-            looked = looks(runs, test) | costs(runs, results.get("softmax", []))
-            spent.append({"test set": test} | start(mapping, runs) | looked)
-            row = dict(spent[-1])
+            looked = looks(runs, test) | length(runs)
+            attended.append({"test set": test} | start(mapping, runs) | looked)
+            row = dict(attended[-1])
             for column, (ours, theirs) in (of_six[mapping] | of_seven[mapping]).items():
                 row |= {column: ours, f"{column}, published": theirs}
             rows.append(row)
-    tables.append(("Attention and time", spent))
+    tables.append(("Attention", attended))
     notes = [
         *signatures(results, tests),
         "Published figures stand in brackets. ROUGE-W is rougeW155, as the script ROUGE-1.5.5 computes it with weight 1.2: that"

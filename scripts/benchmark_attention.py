@@ -12,6 +12,8 @@ clipped gradients); rounds of both alternate. ``search``: beam search of 1,000 s
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import contextlib
 import functools

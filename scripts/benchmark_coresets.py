@@ -12,6 +12,8 @@ looked at, each in a process of its own, and prints seconds and the most memory 
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import platform
 import statistics

@@ -12,6 +12,8 @@ markdown tables and draws ``hoyer.png``.
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import math
 import platform

@@ -12,6 +12,8 @@ compares rows of 100 with rows of a million entries instead, a million entries i
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import contextlib
 import ctypes

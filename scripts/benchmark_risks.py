@@ -8,6 +8,8 @@ RobustClassifier on digits, batch 64, to one by the mean.
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import platform
 import statistics

@@ -12,6 +12,8 @@ with all that the command line brings. ``projection`` is ``F.hoyer_projection`` 
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import logging
 import os

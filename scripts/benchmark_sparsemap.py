@@ -9,6 +9,8 @@ structures with probability, the gap the duality gap. Prints markdown tables.
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import platform
 import random

@@ -13,6 +13,8 @@ image, as it does once training has settled.
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import itertools
 import math

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 __all__ = ["FIELDS", "draw", "read", "write_row", "write_table"]
 
 #: What is measured of each coreset.
-FIELDS = ("problem", "trial", "selector", "k", "size", "seconds", "objective", "forward_kl", "reverse_kl", "map_distance")
+FIELDS = ("problem", "trial", "selector", "k", "size", "objective", "forward_kl", "reverse_kl", "map_distance")
 SHOWN = {"reverse_kl": "reverse KL", "forward_kl": "forward KL", "symmetrized_kl": "symmetrized KL", "objective": "objective"}
-LABELS = {"seconds": "seconds", "map_distance": "distance of the modes", **SHOWN}
+LABELS = {"map_distance": "distance of the modes", **SHOWN}
 Row = dict[str, str]
 
 
@@ -33,15 +33,15 @@ def write_row(path: Path, row: dict[str, object]) -> None:
     """Append a row, and write it out at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows = read(path)
-    begun = path.is_file()
-    if begun and not path.read_text().endswith("\n"):  # of a killed run
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
+    text = path.read_text() if path.is_file() else ""
+    if text and (not text.endswith("\n") or text.splitlines()[0].split(",") != list(FIELDS)):
+        with path.open("w", newline="") as file:  # of a killed run, or of an older version with other columns
+            writer = csv.DictWriter(file, FIELDS, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(rows)
     with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, FIELDS)
-        if not begun:
+        if not text:
             writer.writeheader()
         writer.writerow(row)
 

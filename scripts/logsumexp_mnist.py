@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,7 +25,7 @@ from lit_sparse.risks import UnbalancedOTDRO
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "robust"
 #: Name -> config.
 ARMS = {"mean": "mnist_mean", "safe KL": "mnist", "exponentials": "mnist_exponential"}
-FIELDS = ("step", "train_loss", "val_accuracy", "test_accuracy", "overflows", "seconds")
+FIELDS = ("step", "train_loss", "val_accuracy", "test_accuracy", "overflows")
 ROBUST_EXAMPLES, VAL_EXAMPLES = 300, 2000
 
 
@@ -41,30 +40,20 @@ class Curves(pl.Callback):
     def __init__(self, path: Path, every: int) -> None:
         self.path = path
         self.every = every
-        self.seconds = 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"seconds": self.seconds}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.seconds = state_dict["seconds"]
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         kept = [row for row in rows_of(self.path) if int(row["step"]) <= trainer.global_step]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, FIELDS)
+            writer = csv.DictWriter(file, FIELDS, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(kept)
         if not kept:
             self._measure(trainer, pl_module)
-        self._since = time.perf_counter()
 
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
         if trainer.global_step % self.every == 0:
-            self.seconds += time.perf_counter() - self._since
             self._measure(trainer, pl_module)
-            self._since = time.perf_counter()
 
     def _measure(self, trainer: pl.Trainer, model: Any) -> None:
         data: Any = trainer.datamodule
@@ -76,7 +65,6 @@ class Curves(pl.Callback):
             "val_accuracy": accuracy(model, data.fetch("val", 0, torch.arange(VAL_EXAMPLES))),
             "test_accuracy": accuracy(model, data.fetch("test", 0, torch.arange(data.size("test")))),
             "overflows": int(model.risk.measurements().get("overflows", 0)),
-            "seconds": round(self.seconds, 1),
         }
         model.train()
         with self.path.open("a", newline="") as file:
@@ -174,7 +162,6 @@ def write(own: argparse.Namespace) -> None:
         "loss, end",
         f"steps to {goal:.3f}",
         "overflows",
-        "minutes",
     )
     lines += [f"| trained by | {' | '.join(names)} |", f"| --- | {' | '.join(['---:'] * len(names))} |"]
     for (arm, seed), rows in runs.items():
@@ -184,7 +171,6 @@ def write(own: argparse.Namespace) -> None:
         lines.append(
             f"| {arm} | {seed} | {last['step']} | {max(tests):.2f} | {tests[-1]:.2f} | {max(tests) - tests[-1]:.2f} |"
             f" {100 * float(last['val_accuracy']):.2f} | {float(last['train_loss']):.3f} | {reached} | {last['overflows']} |"
-            f" {float(last['seconds']) / 60:.1f} |"
         )
     for (arm, seed), _ in runs.items():
         done = own.output / f"mnist_{ARMS[arm]}_{seed}" / "done"

@@ -10,6 +10,8 @@ weights are marked, by default those that the model's mapping ties. The picture 
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import sys
 from pathlib import Path

@@ -10,6 +10,8 @@ gamma is 1 and, in the structured ones, lam 0.2.
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

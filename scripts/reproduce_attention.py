@@ -11,11 +11,11 @@ The options behind ``--`` say where the data are, and whatever else is to be oth
     python scripts/reproduce_attention.py summarization -- --data.init_args.path gigaword
     python scripts/reproduce_attention.py entailment -- --data.init_args.path snli --data.init_args.vectors glove.6B.50d.txt
 
-Each run is one ``lit-sparse fit``, ``--jobs`` of them at a time, which share the cores: times of an epoch compare only between
-runs that were trained in equal company. The seed is that of the weights and of the order of the data. A killed run goes on
-from its last step checkpoint when the same command is given again, and finished ones are only read. Then the checkpoint of
-the best accuracy in validation is tested: the test set is used once, a finished test is only read from the run's folder
-``test``. Of translations the predictions are kept in its folder ``predict``, for the comparison with the best mapping.
+Each run is one ``lit-sparse fit``, ``--jobs`` of them at a time, which share the cores. The seed is that of the weights and of
+the order of the data. A killed run goes on from its last step checkpoint when the same command is given again, and finished
+ones are only read. Then the checkpoint of the best accuracy in validation is tested: the test set is used once, a finished
+test is only read from the run's folder ``test``. Of translations the predictions are kept in its folder ``predict``, for the
+comparison with the best mapping.
 
 What is finished of the mappings and seeds asked for is written to ``<results>/<experiment>_<schedule>.md``, ``.csv`` and
 ``.png``, with a note of what is missing; ``--only_tables`` writes that alone, at any time. All published figures are in
@@ -23,6 +23,8 @@ What is finished of the mappings and seeds asked for is written to ``<results>/<
 """
 
 from __future__ import annotations
+
+import passive_threads  # noqa: F401  # isort: skip
 
 import argparse
 import sys

@@ -18,6 +18,8 @@ variant on, the published statistics after the ``--trim`` best and worst runs of
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import csv
 import math
@@ -171,14 +173,9 @@ def error(job: Job) -> float | None:
     return None if found is None else 100 * (1 - found["test/accuracy"])
 
 
-def seconds(job: Job) -> float:
-    """Return how long a run was trained."""
-    return max(line.get("train/seconds", 0.0) for line in compare_runs.read(job.folder / "metrics.csv"))
-
-
 def table(plan: Plan, errors: Mapping[str, Sequence[float]], jobs: Mapping[tuple[str, int, float | None], Job]) -> list[str]:
     """Return the lines of the table."""
-    columns = ("seeds", "test error, %, median", "least to most", "active units", "zeros in the bases, %", "minutes")
+    columns = ("seeds", "test error, %, median", "least to most", "active units", "zeros in the bases, %")
     lines = [
         f"| variant | sparse activity | sparse connectivity | {' | '.join(columns)} |",
         f"| --- | --- | --- |{' ---: |' * len(columns)}",
@@ -188,11 +185,10 @@ def table(plan: Plan, errors: Mapping[str, Sequence[float]], jobs: Mapping[tuple
         runs = [jobs[name, seed, None] for seed in plan.seeds if error(jobs[name, seed, None]) is not None]
         active = statistics.median((tested(job) or {})["test/support_size_mean"] for job in runs)
         zeros = statistics.median(100 * share_of_zeros(job) for job in runs)
-        minutes = statistics.median(seconds(job) / 60 for job in runs)
         spread = f"{statistics.median(sample):.2f} | {min(sample):.2f} to {max(sample):.2f}"
         lines.append(
             f"| {variant.title} | {variant.activity} | {variant.connectivity} | {len(sample)} | {spread} | {active:.1f} |"
-            f" {zeros:.1f} | {minutes:.1f} |"
+            f" {zeros:.1f} |"
         )
     return lines
 

@@ -16,6 +16,8 @@ An example, two minutes on two cores:
 
 from __future__ import annotations
 
+import passive_threads  # noqa: F401  # isort: skip
+
 import argparse
 import csv
 import itertools

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import logging
 import os
 import subprocess
 import sys
@@ -24,10 +25,11 @@ CONFIGS = ROOT / "configs"
 @pytest.fixture(autouse=True)
 def own_environment() -> Iterator[None]:
     """Let no run of a test's own process tell those of a later test where to meet, and where to write."""
-    before = _taken()
+    before, level = _taken(), logging.getLogger("pytorch_lightning").level
     yield
     _taken()
     os.environ.update(before)
+    logging.getLogger("pytorch_lightning").setLevel(level)  # which benchmarks change
 
 
 def _taken() -> dict[str, str]:

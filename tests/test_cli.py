@@ -84,10 +84,11 @@ def test_options_override_configs_wherever_they_stand(tmp_path: Path) -> None:
     assert Path("runs/ssvae/digits/1/test").is_dir()
 
 
-def test_every_command_scores_a_checkpoint(trained: Path) -> None:
+def test_every_command_scores_a_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = str(trained / "checkpoints" / "best.ckpt")
     for command in ("validate", "test", "predict"):
         assert main([command, *DIGITS, *QUIET, "--ckpt_path", best]) == 0
+    assert f"predictions: {trained / 'predict' / '0' / 'predictions.csv'}" in capsys.readouterr().out.splitlines()
     lines = (trained / "predict" / "0" / "predictions.csv").read_text().splitlines()
     assert len(lines) == 361
     assert lines[0].startswith("index,class,probabilities_0")
@@ -289,6 +290,27 @@ def test_without_a_logger_nothing_is_written_to_the_current_folder(tmp_path: Pat
     short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.logger=false"]
     assert main(["fit", *DIGITS, *QUIET, *short, "--output_dir", str(elsewhere)]) == 0
     assert list(Path().iterdir()) == [elsewhere.relative_to(tmp_path)]
+
+
+@pytest.mark.parametrize("logger", ["CSVLogger", "false"])
+def test_a_logger_of_the_user_takes_nothing_from_the_run_folder(logger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The package's csv file, the config, the pictures and the printed command are as without it."""
+    short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1"]
+    own = [f"--trainer.logger={logger}", *(["--trainer.logger.save_dir=logs"] if logger == "CSVLogger" else [])]
+    assert main(["fit", *DIGITS, *QUIET, *short, *own]) == 0
+    run = Path("runs/ssvae/digits/0")
+    assert (run / "config.yaml").is_file()
+    assert (run / "pictures" / "decoder_calls.png").is_file()
+    if logger == "CSVLogger":
+        assert metrics_of(run).keys() == metrics_of(Path("logs/lightning_logs/version_0")).keys() > {"train/loss"}
+    lines = capsys.readouterr().out.splitlines()
+    command = next(line.partition(": lit-sparse ")[2] for line in lines if line.startswith("test it with"))
+    assert main(command.split()) == 0
+
+
+def test_a_fit_that_fails_after_its_parts_were_built_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "-3" in refused(["fit", *DIGITS, *QUIET, "--checkpoint_every_n_steps=-3"], capsys)
+    assert not [path for path in Path().rglob("*") if path.name.isdigit()]
 
 
 def test_a_callback_that_the_config_names_stands_for_ours(tmp_path: Path) -> None:

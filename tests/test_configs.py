@@ -19,6 +19,9 @@ from .data.pairs import WORDS, write_pairs
 from .data.test_catalogues import catalogue
 from .data.test_mnist import idx
 
+#: Runs are shorter here than the schedulers of their configs.
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not reach its end")
+
 
 def content(path: Path) -> dict[str, Any]:
     return yaml.safe_load(path.read_text())  # type: ignore[no-any-return]

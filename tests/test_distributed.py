@@ -82,6 +82,27 @@ def test_training_on_two_processes(lit_sparse: Command, tmp_path: Path) -> None:
     assert metrics_of(cut / "0")[total] == metrics_of(whole / "0")[total]
 
 
+def test_predictions_of_two_processes_are_one_file(
+    lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is that of one process, in the order of the inputs."""
+    monkeypatch.chdir(tmp_path)
+    short = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1")
+    assert main(["fit", *DIGITS, *ODD, *QUIET, *short]) == 0
+    assert main(["predict", *DIGITS, *ODD, *QUIET, "--ckpt_path", "last"]) == 0
+    done = lit_sparse("predict", *DIGITS, *ODD, *QUIET, *TWO, "--ckpt_path", "last")
+    assert done.returncode == 0, done.stderr
+    one, two = (tmp_path / "runs" / "ssvae" / "digits" / "0" / "predict" / number for number in "01")
+    assert [path.name for path in two.glob("predictions*")] == ["predictions.csv"]
+    lines, others = ((folder / "predictions.csv").read_text().splitlines() for folder in (one, two))
+    assert lines[0] == others[0]
+    for line, other in zip(lines[1:], others[1:], strict=True):
+        assert [float(value) for value in other.split(",")] == pytest.approx(
+            [float(value) for value in line.split(",")], rel=1e-5
+        )
+    assert [line.split(",")[0] for line in others[1:]] == [str(number) for number in range(101)]
+
+
 def test_a_sampler_learns_on_two_processes_and_its_game_is_scored_alike(
     lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

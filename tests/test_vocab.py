@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import pickle
+import random
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.vocab import BOS, EOS, PAD, UNK, Vocabulary, VocabularyOptions
+from lit_sparse.vocab import BOS, EOS, PAD, UNK, Vocabulary, VocabularyOptions, _with_breaks
 
 LINES = ["A man's t-shirt, (red)!", "a man runs.", "The man sees a dog ...", "Ein Hund läuft über die Straße."]
 
@@ -222,8 +224,30 @@ def test_files_that_are_no_vocabulary_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"kind": "letters"}, "kind"), ({"max_size": 4}, "max_size"), ({"min_count": 0}, "min_count")]
+    ("options", "words"),
+    [
+        ({"kind": "letters"}, "kind"),
+        ({"max_size": 4}, "max_size"),
+        ({"min_count": 0}, "min_count"),
+        ({"max_size": 10**12}, r"`max_size` to be in 5 \.\. 10,000,000"),
+        ({"min_count": 10**12}, r"`min_count` to be in 1 \.\."),
+    ],
 )
 def test_bad_options_are_refused(options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         VocabularyOptions(**options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["words", "spaces"])
+def test_a_count_that_leaves_no_token_is_refused(kind: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"`min_count` to leave some tokens but got 3: the most .* occurs 2 times"):
+        Vocabulary.build(["a b", "b c"], kind=kind, min_count=3)
+
+
+def test_byte_pairs_of_a_line_without_spaces_take_no_longer_than_others() -> None:
+    line = "".join(random.Random(0).choices("abcdefghij", k=40_000))
+    assert all(len(word) <= 250 for word in _with_breaks(line).split(" ")), "the time grows with the square of a word's length"
+    assert _with_breaks(line).replace(" ", "") == line
+    assert _with_breaks("a b " * 1000) == "a b " * 1000
+    vocabulary = Vocabulary.build([line], kind="bpe", max_size=200)
+    assert vocabulary.decode(vocabulary.encode([line])[0]) == line

@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
 
 from lit_sparse.callbacks.heat_maps import Attention, Groups, figure_of
 from lit_sparse.callbacks.pictures import Picture
 from lit_sparse.checks import check_choice, check_count
+from lit_sparse.distributed import gather_to_first
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["AttentionPlot", "check_folder", "gather"]
+__all__ = ["AttentionPlot", "check_folder"]
 
 Format: TypeAlias = Literal["png", "svg"]
-Thing = TypeVar("Thing")
 
 NEEDED = ("attention", "source_tokens", "output_tokens", "index")
 #: Which examples a number of them stands for is a function of this and of their indices.
@@ -160,7 +159,7 @@ class AttentionPlot(Picture):
         groups = its if self.groups is None else self.groups
         kept: dict[int, Attention] = {}
         seen = False
-        for saw, examples in gather((self._seen, self._kept)):
+        for saw, examples in gather_to_first((self._seen, self._kept)):
             kept, seen = {**examples, **kept}, seen or saw
         self._begin()
         for index in self._choose(set(kept)):
@@ -168,16 +167,6 @@ class AttentionPlot(Picture):
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:
             rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")
-
-
-def gather(thing: Thing) -> list[Thing]:
-    """Return what each process has, on the first of them, and nothing on the others; all of them must call it."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [thing]
-    first = torch.distributed.get_rank() == 0
-    things: list[Any] | None = [None] * torch.distributed.get_world_size() if first else None
-    torch.distributed.gather_object(thing, things)
-    return things or []
 
 
 def check_folder(value: str | None) -> str | None:

@@ -44,8 +44,8 @@ class BasesPlot(Picture):
         self.shape = shape
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        bases = getattr(pl_module, "bases", None)
-        if not isinstance(bases, Tensor) or bases.dim() != 2 or not trainer.is_global_zero:
+        bases = _bases_of(pl_module)
+        if bases is None or not trainer.is_global_zero:
             return
         side = math.isqrt(bases.shape[1])
         if self.shape is not None and math.prod(self.shape) != bases.shape[1]:
@@ -55,9 +55,10 @@ class BasesPlot(Picture):
 
 
 class ActivityHistogram(Picture):
-    """Draw how many units are active, or values have a positive probability, in the decisions of the last validation or test.
+    """Draw how many units of a layer of bases are active for each example of the last validation or test.
 
-    Reads ``support_size`` of every step's output; the counts are those of all processes.
+    Reads ``support_size`` of every step's output; the counts are those of all processes. Models without ``bases`` are left
+    alone.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -83,10 +84,10 @@ class ActivityHistogram(Picture):
         self._begin(pl_module)
 
     def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._add(outputs)
+        self._add(pl_module, outputs)
 
     def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._add(outputs)
+        self._add(pl_module, outputs)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
         self._sum()
@@ -105,8 +106,8 @@ class ActivityHistogram(Picture):
         self._counts.to(module.device)
         self._counts.update(torch.zeros(0, dtype=torch.int64, device=module.device))  # a process may get no batch at all
 
-    def _add(self, outputs: Any) -> None:
-        sizes = outputs.get("support_size") if isinstance(outputs, dict) else None
+    def _add(self, module: pl.LightningModule, outputs: Any) -> None:
+        sizes = outputs.get("support_size") if _bases_of(module) is not None and isinstance(outputs, dict) else None
         if sizes is not None:
             self._counts.update(sizes)
 
@@ -124,10 +125,16 @@ class ActivityHistogram(Picture):
         bins = torch.arange(low, high + width + 1, width)
         figure, axes = new_figure(1, 1, width=5.0, height=3.2)
         axes[0].hist(there.numpy(), bins=(bins - 0.5).tolist(), weights=shares[there].numpy())
-        axes[0].set_xlabel("active units, or values with probability above zero")
-        axes[0].set_ylabel("share of decisions")
+        axes[0].set_xlabel("active units")
+        axes[0].set_ylabel("share of examples")
         axes[0].xaxis.get_major_locator().set_params(integer=True)
         self.save(trainer, figure)
+
+
+def _bases_of(module: pl.LightningModule) -> Tensor | None:
+    """Return the bases (n, D) of a model, or None."""
+    bases = getattr(module, "bases", None)
+    return bases if isinstance(bases, Tensor) and bases.dim() == 2 else None
 
 
 def _sheet(bases: Tensor, shape: tuple[int, int]) -> Any:

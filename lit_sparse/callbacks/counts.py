@@ -7,6 +7,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
+from lit_sparse.distributed import is_first
 from lit_sparse.metrics import CountHistogram, DecoderCalls, SupportSize
 
 __all__ = ["CountLogger"]
@@ -82,10 +83,9 @@ class CountLogger(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting from a saved state, which is that of all processes: the first takes it over."""
-        first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         for name, saved in state_dict.items():
             metric = self._metrics["train"].get(name)
-            if metric is not None and first and len(saved["counts"]) == len(metric.counts):
+            if metric is not None and is_first() and len(saved["counts"]) == len(metric.counts):
                 metric.update(torch.zeros(0, dtype=torch.int64, device=metric.device))
                 metric.counts += saved["counts"].to(metric.device)
                 metric.total += saved["total"].to(metric.device)

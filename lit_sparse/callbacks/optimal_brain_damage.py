@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_sparse.callbacks.weights import find_weights
 from lit_sparse.checks import check_count, check_number
+from lit_sparse.distributed import is_first, reduce
 from lit_sparse.errors import ConfigurationError, full_name
 
 __all__ = ["OptimalBrainDamage"]
@@ -112,9 +113,8 @@ class OptimalBrainDamage(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state; the first process takes what all had measured, and the others begin with zeros."""
-        first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
         self._mask, squares = state_dict["mask"], state_dict["squares"]
-        self._squares = squares if first or squares is None else torch.zeros_like(squares)
+        self._squares = squares if squares is None or is_first() else torch.zeros_like(squares)
 
     def _removes(self, trainer: pl.Trainer) -> bool:
         """Tell whether connections are removed at the end of this epoch; what is removed at last is trained once more."""
@@ -184,11 +184,7 @@ class OptimalBrainDamage(pl.Callback):
 
 def _summed(squares: Tensor | None) -> Tensor | None:
     """Return the sum over processes; each of them has measured as often."""
-    if squares is None or not torch.distributed.is_initialized():
-        return squares
-    total = squares.clone()
-    torch.distributed.all_reduce(total)
-    return total
+    return None if squares is None else reduce(squares)
 
 
 def _classifies(model: object) -> TypeGuard[_Classifier]:

@@ -306,15 +306,18 @@ def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[An
 
 
 def _image_grid(images: Tensor, labels: list[str]) -> Any:
-    """Draw images (rows, columns, D), D = side * side, one label a row."""
+    """Draw images (rows, columns, D), D = side * side or, in color, 3 * side * side, one label a row."""
+    images = images.float()  # numpy has no bfloat16
     rows, columns, pixels = images.shape
-    side = math.isqrt(pixels)
-    if side * side != pixels:
+    planes = 3 if math.isqrt(pixels) ** 2 != pixels == 3 * math.isqrt(pixels // 3) ** 2 else 1
+    side = math.isqrt(pixels // planes)
+    if planes * side * side != pixels:
         images, side = torch.nn.functional.pad(images, (0, (side + 1) ** 2 - pixels)), side + 1
     figure, axes = new_figure(1, 1, width=0.5 * columns, height=0.5 * rows)
-    framed = torch.nn.functional.pad(images.reshape(rows, columns, side, side), (0, 1, 0, 1), value=0.3)
+    framed = torch.nn.functional.pad(images.reshape(rows, columns, planes, side, side), (0, 1, 0, 1), value=0.3)
     side += 1
-    sheet = framed.permute(0, 2, 1, 3).reshape(rows * side, columns * side)
+    sheet = framed.permute(0, 3, 1, 4, 2).reshape(rows * side, columns * side, planes)
+    sheet = sheet.clamp(0, 1) if planes == 3 else sheet.squeeze(-1)
     axis = axes[0]
     axis.imshow(sheet.numpy(), cmap="gray_r", vmin=0, vmax=1, interpolation="nearest")
     axis.set_yticks([side * (row + 0.5) for row in range(rows)], labels)

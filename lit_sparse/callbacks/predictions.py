@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import csv
+import io
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
+
+from lit_sparse.callbacks.outputs import gather_in_order, write_files
+from lit_sparse.errors import DataError
 
 __all__ = ["PredictionWriter"]
 
 
 class PredictionWriter(pl.Callback):
-    """Write what ``predict_step`` returns to ``predictions.csv``, one line an example, in the order of their index.
+    """Write what ``predict_step`` returns to ``predictions.csv``, one line per example, in the order of their index.
 
-    Expects dicts of tensors whose first dimension is the batch, ``index`` among them. A process of several writes
-    ``predictions_<rank>.csv``.
+    Reads dicts of tensors whose first dimension is the batch, ``index`` (B,) among them. The first process writes the examples
+    of all processes to one file, which appears whole or not at all.
 
     Args:
         folder: where the file goes; the logger's folder by default.
@@ -36,7 +41,7 @@ class PredictionWriter(pl.Callback):
         self._rows = []
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        if isinstance(outputs, dict) and "lines" in outputs:  # text: TextPredictionWriter's
+        if not isinstance(outputs, dict) or "lines" in outputs:  # text: TextPredictionWriter's
             return
         columns: dict[str, list[Any]] = {}
         for name, values in outputs.items():
@@ -48,14 +53,29 @@ class PredictionWriter(pl.Callback):
                     columns[f"{name}_{i}"] = column.tolist()
         self._rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
-    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the file, on the first process.
+
+        Raises:
+            DataError: if an example was predicted twice, or if several processes predict examples without an index.
+        """
+        rows, self._rows = self._rows, []
+        numbered = all("index" in row for row in rows)
+        if not numbered and trainer.world_size > 1:
+            raise DataError(
+                "Expected `index` (B,), the numbers of the examples, among what predict_step returns but got none. Add it, or"
+                " predict in one process: --trainer.devices 1."
+            )
+        rows = gather_in_order(rows, [row["index"] if numbered else place for place, row in enumerate(rows)], complete=False)
         folder = self.folder or self._log_dir
-        if not self._rows or folder is None:
-            return
-        several = torch.distributed.is_initialized() and trainer.world_size > 1
-        path = Path(folder) / (f"predictions_{trainer.global_rank}.csv" if several else "predictions.csv")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, fieldnames=list(self._rows[0]))
-            writer.writeheader()
-            writer.writerows(sorted(self._rows, key=lambda row: row.get("index", 0)))
+        if rows and folder is not None:
+            path = Path(folder) / "predictions.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_files({path: map(_line, chain([list(rows[0])], (list(row.values()) for row in rows)))})
+
+
+def _line(values: Iterable[Any]) -> str:
+    """Return a line of csv, less the last character of its end."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\r").writerow(values)
+    return buffer.getvalue()

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
 
-from lit_sparse.callbacks.attention import check_folder, gather
+from lit_sparse.callbacks.attention import check_folder
 from lit_sparse.callbacks.heat_maps import Attention
+from lit_sparse.callbacks.outputs import gather_in_order, write_files
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["TextPredictionWriter"]
@@ -31,8 +28,6 @@ UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 #: Significant digits of weights.
 DIGITS = 6
 ATTENTION = ("attention", "source_tokens", "output_tokens")
-#: Indices that a message names.
-NAMED = 5
 
 
 @dataclass(frozen=True)
@@ -107,13 +102,12 @@ class TextPredictionWriter(pl.Callback):
             DataError: if an input was predicted twice or not at all, on every process.
         """
         rows, self._rows = self._rows, []
-        _check_indices(chain.from_iterable(_from_all([row.index for row in rows])))
-        found = sorted(chain.from_iterable(gather(rows)), key=lambda row: row.index)
+        found = gather_in_order(rows, [row.index for row in rows])
         if not found:
             return
         folder = Path(self.folder or self._log_dir or trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        _write(
+        write_files(
             {
                 folder / "predictions.txt": (_one_line(row.line) for row in found),
                 folder / "predictions.jsonl": (_json(row) for row in found),
@@ -140,55 +134,6 @@ def _predictions(outputs: dict[str, Any], attention: bool) -> Iterator[_Predicti
     for place, (index, line) in enumerate(zip(indices, lines, strict=True)):
         candidates, source = (None if outputs.get(name) is None else outputs[name][place] for name in ("candidates", "source"))
         yield _Prediction(index, line, candidates, source, Attention.cut(outputs, place) if attention else None)
-
-
-def _from_all(indices: list[int]) -> list[list[int]]:
-    """Return the indices of each process, on all of them."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [indices]
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, indices)
-    return found
-
-
-def _check_indices(indices: Iterable[int]) -> None:
-    """Check that inputs are numbered from 0, each once.
-
-    Raises:
-        DataError: if they are not.
-
-    Example:
-        >>> _check_indices([2, 0, 1])
-        >>> _check_indices([0, 3])
-        Traceback (most recent call last):
-        lit_sparse.errors.DataError: Nothing was predicted for input 1, 2 (numbered from 0). ...
-    """
-    counts = Counter(indices)
-    if counts and min(counts) < 0:
-        raise DataError(f"Expected inputs to be numbered from 0 but got index {min(counts)}.")
-    if twice := sorted(index for index, count in counts.items() if count > 1):
-        raise DataError(
-            f"There is more than one prediction for input {_some(twice, len(twice))} (numbered from 0). Each input must come"
-            " once: use one data loader, and over several processes no sampler that repeats examples."
-        )
-    if missing := max(counts, default=-1) + 1 - len(counts):
-        raise DataError(
-            f"Nothing was predicted for input {_some(list(islice(_gaps(counts), NAMED)), missing)} (numbered from 0). Predict"
-            " all inputs, without `limit_predict_batches`."
-        )
-
-
-def _gaps(indices: Iterable[int]) -> Iterator[int]:
-    """Yield what is missing between 0 and the largest of some indices."""
-    expected = 0
-    for index in sorted(indices):
-        yield from range(expected, index)
-        expected = index + 1
-
-
-def _some(indices: list[int], count: int) -> str:
-    named = ", ".join(str(index) for index in indices[:NAMED])
-    return named if count <= NAMED else f"{named}, ... ({count} in all)"
 
 
 def _one_line(text: str) -> str:
@@ -227,18 +172,3 @@ def _rounded(weights: Any) -> Any:
     if isinstance(weights, list):
         return [_rounded(part) for part in weights]
     return _number(float(f"{weights:.{DIGITS}g}"))
-
-
-def _write(files: dict[Path, Iterable[str]]) -> None:
-    """Write lines to files that appear when all of them are whole."""
-    with ExitStack() as cleanup:
-        parts = {}
-        for path, lines in files.items():
-            part = parts[path] = path.with_name(f".{path.name}.part")
-            cleanup.callback(part.unlink, missing_ok=True)
-            with part.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(f"{line}\n" for line in lines)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, part in parts.items():
-            part.replace(path)

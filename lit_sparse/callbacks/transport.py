@@ -104,7 +104,7 @@ def _line(module: Transports, data: Any, source: Tensor, target: Tensor, drawn: 
     for axis, x, y in zip(axes, ("point", "point", "source"), ("density", "potential", "target"), strict=True):
         axis.set_xlabel(x)
         axis.set_ylabel(y)
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc="upper right")
     figure.tight_layout()
     return figure
 
@@ -121,6 +121,6 @@ def _plane(source: Tensor, target: Tensor, drawn: Tensor, mapped: Tensor) -> Any
     axes[0].quiver(*source.mT.tolist(), *shifts, angles="xy", scale_units="xy", scale=1.0, width=0.002, alpha=0.5, color="C3")
     axes[1].scatter(*drawn.mT.tolist(), s=5, alpha=0.6, color="C2", label="drawn for source points")
     for axis in axes:
-        axis.legend(fontsize=8)
+        axis.legend(fontsize=8, loc="upper right")
     figure.tight_layout()
     return figure

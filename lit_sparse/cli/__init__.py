@@ -5,6 +5,7 @@ This module imports nothing heavy, so that ``--help`` and ``--version`` answer a
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from lit_sparse.version import __version__
 if TYPE_CHECKING:
     from lit_sparse.cli.app import LitSparseCLI
 
-__all__ = ["build_cli", "main"]
+__all__ = ["build_cli", "main", "wait_passively"]
 
 COMMANDS = {
     "fit": "train a model: lit-sparse fit -c configs/ssvae/digits.yaml",
@@ -24,6 +25,11 @@ COMMANDS = {
     "test": "score a checkpoint on the test data: lit-sparse test -c CONFIG --ckpt_path CHECKPOINT",
     "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
 }
+
+#: Exit status after Ctrl-C.
+INTERRUPTED = 130
+#: Environment variables by which a user chooses how OpenMP threads wait: the standard's, GNU's and LLVM's.
+WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 HELP = "\n".join(
     [
@@ -48,8 +54,9 @@ def main(args: Sequence[str] | None = None) -> int:
         args: what follows ``lit-sparse``; the process's own arguments by default.
 
     Returns:
-        Exit status: 0, or 2 after a message about what to change.
+        Exit status: 0, 2 after a message about what to change, 130 after Ctrl-C, 143 after SIGTERM.
     """
+    wait_passively()
     args = list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help", "help"):
         print(HELP)
@@ -71,8 +78,17 @@ def main(args: Sequence[str] | None = None) -> int:
     except LitSparseError as error:
         print(f"lit-sparse: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt as stop:
+        return int(getattr(stop, "status", INTERRUPTED))
+
+
+def wait_passively() -> None:
+    """Let idle OpenMP threads sleep, unless an environment variable of OpenMP's says how to wait or torch is loaded.
+
+    Threads that spin take the cores from other processes. torch reads the variable once, when it is imported.
+    """
+    if "torch" not in sys.modules and not WAIT_VARIABLES & os.environ.keys():
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def _find_parts_here() -> None:

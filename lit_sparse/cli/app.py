@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import logging
+import json
 import re
-import shlex
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
+from lightning_fabric.plugins import TorchCheckpointIO
 from pytorch_lightning import LightningDataModule, LightningModule
 from pytorch_lightning.callbacks import RichProgressBar
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -27,22 +26,40 @@ import lit_sparse.estimators
 import lit_sparse.mappings
 import lit_sparse.models
 import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
+from lit_sparse.checkpoint_files import restoring_error
+from lit_sparse.cli import INTERRUPTED
 from lit_sparse.cli.arguments import (
     as_yaml_file,
     chosen_options,
     configs_first,
     differences,
-    read_checkpoint,
+    model_named_by_user,
+    named_by_user,
     split_model_options,
     value_of,
     without,
 )
 from lit_sparse.cli.callbacks import OptimizerOptions, SaveConfig, checkpoints, measures, not_named, pictures
-from lit_sparse.cli.loggers import run_loggers
-from lit_sparse.cli.messages import plain_message
-from lit_sparse.cli.runs import CHECKPOINTS, claim_folder, discard_if_unused, experiment_name, find_checkpoint, run_of
+from lit_sparse.cli.checkpoints import check_model, is_restoring, load_weights, read_for
+from lit_sparse.cli.files import DISK_IS_FULL, DiskError, WholeFiles
+from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
+from lit_sparse.cli.messages import about_checkpoint
+from lit_sparse.cli.parser import Parser
+from lit_sparse.cli.refusals import build_error, refusal
+from lit_sparse.cli.runs import (
+    CHECKPOINTS,
+    claim_folder,
+    discard_if_unused,
+    experiment_folder,
+    experiment_name,
+    find_checkpoint,
+    next_command,
+    run_of,
+)
+from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stoppable
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 from lit_sparse.models.base import SHOWN_EVERY
+from lit_sparse.trust import find_imported, trusting
 
 __all__ = ["LitSparseCLI", "run"]
 
@@ -53,20 +70,9 @@ def run(args: list[str]) -> int:
     Raises:
         LitSparseError: saying what to change.
     """
-    with _quiet():
+    with quiet(), stoppable():
         LitSparseCLI(args, execute=True)
     return 0
-
-
-class _Parser(LightningArgumentParser):
-    """Takes options by their whole names, and raises an error that says what to change where argparse prints a page."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **{"allow_abbrev": False, **kwargs})
-
-    def error(self, message: str, ex: Exception | None = None) -> Any:
-        options = [action.dest for action in self._actions if "help" not in action.dest.split(".")]
-        raise ConfigurationError(plain_message(message, ex, options)) from ex
 
 
 class LitSparseCLI(LightningCLI):
@@ -86,19 +92,22 @@ class LitSparseCLI(LightningCLI):
         self._execute = execute
         self._checkpoint: Path | None = None
         self._resumed_step: int | None = None
+        self._kept_rows: int | None = None
         self._optimizer_options: dict[str, Any] = {}
         self.run_folder: Path | None = None
-        super().__init__(
-            model_class=LightningModule,
-            datamodule_class=LightningDataModule,
-            save_config_callback=SaveConfig,
-            seed_everything_default=0,
-            parser_class=_Parser,
-            subclass_mode_model=True,
-            subclass_mode_data=True,
-            auto_configure_optimizers=False,
-            args=args,
-        )
+        self._trusted, texts, self._classes = named_by_user(args[1:])
+        with trusting(texts):
+            super().__init__(
+                model_class=LightningModule,
+                datamodule_class=LightningDataModule,
+                save_config_callback=SaveConfig,
+                seed_everything_default=0,
+                parser_class=Parser,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                auto_configure_optimizers=False,
+                args=args,
+            )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return this command alone: describing the arguments of four takes four times as long."""
@@ -120,9 +129,18 @@ class LitSparseCLI(LightningCLI):
             help="Also write the last checkpoint every so many steps, not only after each epoch.",
         )
 
+        parser.add_argument(
+            "--trust",
+            type=list[str] | str | None,
+            default=None,
+            help="A class or function that the checkpoint may name, such as my_package.MyMapping; may be repeated.",
+        )
+
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse the arguments, and make the checkpoint and what was asked for agree."""
-        rest = configs_first(args[1:])
+        rest = configs_first(without(args[1:], "--trust"))
+        if self._trusted:
+            rest.append(f"--trust={json.dumps(self._trusted)}")
         wanted = value_of(rest, "--ckpt_path")
         if "--help" in rest or "-h" in rest:
             parser.parse_args([self.command, *rest])
@@ -141,9 +159,11 @@ class LitSparseCLI(LightningCLI):
         parent = self._experiment(rest) if wanted in ("last", "best") else Path()
         self._checkpoint = find_checkpoint(wanted, parent, value_of(rest, "-c") or value_of(rest, "--config"))
         rest = without(rest, "--ckpt_path")
-        checkpoint = read_checkpoint(self._checkpoint)
+        checkpoint = read_for(self.command, self._checkpoint, self._classes)
         self._resumed_step = checkpoint.get("global_step")
-        self._merge(parser, rest, checkpoint.get("hyper_parameters") or {}, checkpoint.get("state_dict") or {})
+        self._kept_rows = checkpoint.get(ROWS)
+        with about_checkpoint():
+            self._merge(parser, rest, checkpoint.get("hyper_parameters") or {}, checkpoint.get("state_dict") or {})
         self._options()["ckpt_path"] = str(self._checkpoint)
 
     def _merge(
@@ -153,6 +173,7 @@ class LitSparseCLI(LightningCLI):
         if "_class_path" not in hyperparameters:
             self.config = parser.parse_args([self.command, *rest])
             return
+        check_model(model_named_by_user(rest), hyperparameters["_class_path"], self._checkpoint or Path())
         init_args = {name: value for name, value in hyperparameters.items() if not name.startswith("_")}
         described = {"model": {"class_path": hyperparameters["_class_path"], "init_args": init_args}}
         asked, others = split_model_options(rest)
@@ -210,6 +231,10 @@ class LitSparseCLI(LightningCLI):
         if run is None:
             return
         began = yaml.safe_load((run / "config.yaml").read_text())
+        if not isinstance(began, dict):
+            raise ConfigurationError(
+                f"Expected {str(run / 'config.yaml')!r} to be the config of a run but it is not a mapping."
+            )
         now = yaml.safe_load(self.parser.dump(self.config, skip_validation=True))[self.command]
         if began.get("seed_everything") != now.get("seed_everything"):
             raise ConfigurationError(
@@ -234,7 +259,7 @@ class LitSparseCLI(LightningCLI):
         if options.get("name") is None:
             config = value_of(rest, "-c") or value_of(rest, "--config")
             options["name"] = experiment_name(config, str(options["model"]["class_path"]))
-        return Path(str(options["output_dir"])) / str(options["name"])
+        return experiment_folder(str(options["output_dir"]), str(options["name"]))
 
     def _choose_folder(self) -> None:
         """Choose the run folder: a new one, that of the run which is continued, or one beside the scored checkpoint."""
@@ -251,43 +276,28 @@ class LitSparseCLI(LightningCLI):
             self.run_folder = claim_folder((run or parent) / self.command, first_process=first)
 
     def instantiate_classes(self) -> None:
-        """Build the parts; a refused argument is told without the page that the parser makes of it."""
+        """Build the parts, with the checkpoint's weights if the command is not run; refuse an argument in one message."""
         try:
             super().instantiate_classes()
         except LitSparseError:
             raise
-        except (ValueError, TypeError) as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, LitSparseError):
-                cause = cause.__cause__ or cause.__context__
-            if cause is None:
+        except Exception as error:
+            refused = build_error(error, self._options())
+            if refused is error:
                 raise
-            raise cause from None
+            raise refused from error
+        if not self._execute and self.command != "fit" and self._checkpoint is not None:
+            load_weights(self.model, self._checkpoint)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer with the package's loggers and callbacks, where the config leaves them to us."""
-        self._choose_folder()  # now that all parts were built
-        asked = self._get(self.config_init, "trainer")
-        training = self.command == "fit"
-        callbacks = measures()
-        if asked.get("enable_progress_bar") is not False and _is_first():
-            callbacks.append(RichProgressBar(refresh_rate=SHOWN_EVERY))
-        if self.run_folder is not None:
-            if asked.get("logger") in (None, True):
-                kwargs["logger"] = run_loggers(self.run_folder, self._resumed_step if training else None, board=training)
-            callbacks += pictures(str(self.run_folder) if asked.get("logger") is False else None)
-            if training and asked.get("enable_checkpointing") is not False:
-                every = self._options().get("checkpoint_every_n_steps")
-                callbacks += checkpoints(self.run_folder / CHECKPOINTS, self.model, every)
-        if self._optimizer_options:
-            callbacks.append(OptimizerOptions(self._optimizer_options))
-        if not training and asked.get("enable_checkpointing") is None:
-            kwargs["enable_checkpointing"] = False
-        self.trainer_defaults = {"callbacks": not_named(callbacks, asked.get("callbacks"))}
         with self._folder_if_used():
+            self._choose_folder()  # now that all parts were built
             try:
-                return super().instantiate_trainer(**kwargs)
-            except (MisconfigurationException, ValueError) as error:
+                return self._build_trainer(**kwargs)
+            except LitSparseError:
+                raise
+            except (MisconfigurationException, ValueError, TypeError) as error:
                 raise ConfigurationError(f"The trainer refuses its arguments: {error}") from error
             except RuntimeError as error:
                 found = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
@@ -297,6 +307,37 @@ class LitSparseCLI(LightningCLI):
                     f"There are two {found[1]} for the same thing in `trainer.callbacks`. To change the last one of a config,"
                     " give its options alone, such as --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
                 ) from error
+
+    def _build_trainer(self, **kwargs: Any) -> pl.Trainer:
+        asked = self._get(self.config_init, "trainer")
+        training = self.command == "fit"
+        callbacks = measures()
+        if asked.get("enable_progress_bar") is not False and _is_first():
+            callbacks.append(RichProgressBar(refresh_rate=SHOWN_EVERY))
+        self.save_config_kwargs["folder"] = self.run_folder
+        if self.run_folder is not None:
+            loggers = asked.get("logger")
+            if loggers is not False:
+                kwargs["logger"] = run_loggers(
+                    self.run_folder,
+                    kept=self._kept_rows if training else None,
+                    resumed_step=self._resumed_step if training else None,
+                    board=training,
+                    others=None if loggers in (None, True) else loggers if isinstance(loggers, list) else [loggers],
+                )
+            callbacks += [*pictures(str(self.run_folder)), RowsBeforeCheckpoint(), DrawWhenStopped()]
+            if training and asked.get("enable_checkpointing") is not False:
+                every = self._options().get("checkpoint_every_n_steps")
+                callbacks += checkpoints(self.run_folder / CHECKPOINTS, self.model, every)
+        if self._optimizer_options:
+            callbacks.append(OptimizerOptions(self._optimizer_options))
+        if not training and asked.get("enable_checkpointing") is None:
+            kwargs["enable_checkpointing"] = False
+        self.trainer_defaults = {"callbacks": not_named(callbacks, asked.get("callbacks"))}
+        trainer = super().instantiate_trainer(**kwargs)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = WholeFiles()
+        return trainer
 
     @contextmanager
     def _folder_if_used(self) -> Iterator[None]:
@@ -309,6 +350,19 @@ class LitSparseCLI(LightningCLI):
                 discard_if_unused(self.run_folder)
             raise
 
+    def _set_seed(self) -> None:
+        """Check the numbers that Lightning takes before the parts are built, and set the seed."""
+        seed, every = self._options().get("seed_everything"), self._options().get("checkpoint_every_n_steps")
+        if not isinstance(seed, bool) and seed is not None and not 0 <= seed < 2**32:
+            raise ConfigurationError(
+                f"Expected `seed_everything` to be an integer in 0 .. 2^32 - 1 but got {seed}. Choose another."
+            )
+        if every is not None and every < 1:
+            raise ConfigurationError(
+                f"Expected `checkpoint_every_n_steps` to be at least 1 but got {every}. Choose another, or leave it out."
+            )
+        super()._set_seed()
+
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:
         kwargs = super()._prepare_subcommand_kwargs(subcommand)
         if kwargs.get("weights_only", True) is None:
@@ -320,30 +374,55 @@ class LitSparseCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         if not self._execute:
             return
+        if self.run_folder is not None and self.trainer.is_global_zero:
+            print(f"run folder: {self.run_folder}", flush=True)
+        try:
+            self._run_or_refuse(subcommand)
+        except SystemExit as stop:
+            interrupt = stop.__context__
+            if not isinstance(interrupt, KeyboardInterrupt):
+                raise
+            self._print_end(continue_it=True)
+            raise SystemExit(getattr(interrupt, "status", INTERRUPTED)) from None
+        self._print_end(continue_it=False)
+
+    def _run_or_refuse(self, subcommand: str) -> None:
+        """Run the command; what the user can change is raised as one message."""
         with warnings.catch_warnings(), self._folder_if_used():
             if subcommand != "fit":  # what wrote the checkpoint has no part in scoring it
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
             try:
                 super()._run_subcommand(subcommand)
-            except RuntimeError as error:
-                if self._checkpoint is None or "Error(s) in loading state_dict" not in str(error):
+            except Exception as error:
+                if self._checkpoint is not None and not isinstance(error, LitSparseError) and is_restoring(error):
+                    raise restoring_error(repr(str(self._checkpoint)), error) from None
+                own = own_error(error)
+                if isinstance(error, OSError) and (isinstance(own, DiskError) or error.errno in DISK_IS_FULL):
+                    reason = f"Expected to write to {str(self.run_folder)!r} but got: {error}. Free space on the disk."
+                    raise DiskError(f"{own or reason} {self._next('fit', 'last')}".rstrip()) from error
+                if (refused := refusal(error)) is None:
                     raise
-                reason = " ".join(str(error).split())[:300]
-                raise CheckpointError(f"{str(self._checkpoint)!r} does not fit the model of this config: {reason}") from None
-        if self.run_folder is None or not self.trainer.is_global_zero:
+                raise refused from error
+
+    def _next(self, command: str, *names: str) -> str:
+        return "" if self.run_folder is None else next_command(self.run_folder, command, names)
+
+    def _print_end(self, *, continue_it: bool) -> None:
+        """Print what to do next, and where the run is."""
+        if self.run_folder is None or not self.trainer.is_global_zero or not self.run_folder.is_dir():
             return
-        found = [path for name in ("best", "last") if (path := self.run_folder / CHECKPOINTS / f"{name}.ckpt").is_file()]
-        if subcommand == "fit" and found:
-            resumed = sorted(self.run_folder.glob("config_resumed_*.yaml"), key=lambda path: int(path.stem.rsplit("_", 1)[1]))
-            config = [self.run_folder / "config.yaml", *resumed][-1]
-            print(f"test it with: lit-sparse test -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(found[0]))}")
-        print(f"run folder: {self.run_folder}")
+        if self.command == "fit":
+            line = self._next("fit", "last") if continue_it else self._next("test", "best", "last")
+            print(line or "no checkpoint was written")
+        if self.command == "predict":
+            for path in sorted(self.run_folder.glob("predictions*")):
+                print(f"predictions: {path}")
+        print(f"run folder: {self.run_folder}", flush=True)
 
 
 def _choosable(class_path: str) -> frozenset[str]:
     """Return which arguments of a model may be others when it is used than when it was trained."""
-    module, _, name = class_path.rpartition(".")
-    found: frozenset[str] = getattr(getattr(import_module(module), name, None), "choosable", frozenset())
+    found: frozenset[str] = getattr(find_imported(class_path), "choosable", frozenset())
     return found
 
 
@@ -355,15 +434,3 @@ def _is_first() -> bool:
 @rank_zero_only
 def _say(message: str) -> None:
     print(message, file=sys.stderr)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide the notices of other packages about their own future, which nobody who trains a model can act on."""
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.getMessage())
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)
-        warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")
-        warnings.filterwarnings("ignore", message=r"The dirpath has changed from")  # a run branches off another
-        warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty")
-        yield

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tempfile
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from jsonargparse import Namespace
 
-from lit_sparse.errors import CheckpointError
+from lit_sparse.trust import names_in
 
 __all__ = [
     "as_yaml_file",
     "chosen_options",
     "configs_first",
     "differences",
-    "read_checkpoint",
+    "model_named_by_user",
+    "named_by_user",
     "split_model_options",
     "value_of",
+    "values_of",
     "without",
 ]
 
@@ -34,6 +37,16 @@ def value_of(args: list[str], option: str) -> str | None:
         if arg.startswith(f"{option}="):
             return arg.split("=", 1)[1]
     return None
+
+
+def values_of(args: list[str], option: str) -> list[str]:
+    """Return all values of an option."""
+    found = []
+    while (value := value_of(args, option)) is not None:
+        found.append(value)
+        place = next(i for i, arg in enumerate(args) if arg == option or arg.startswith(f"{option}="))
+        args = args[place + (2 if args[place] == option else 1) :]
+    return found
 
 
 def without(args: list[str], option: str) -> list[str]:
@@ -103,22 +116,51 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, An
     return [] if old == new else [(prefix, old, new)]
 
 
-def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint of a Lightning module, weights and numbers alone.
+def named_by_user(args: list[str]) -> tuple[list[str], set[str], set[str]]:
+    """Return what the user names: by ``--trust``; in configs and options of the model; and as classes of all parts.
 
-    Raises:
-        CheckpointError: if it is not one.
+    Args:
+        args: what follows the command.
     """
+    trusted: list[str] = []
+    texts: set[str] = set()
+    classes: set[str] = set()
+    for config in (_yaml_of(path) for path in values_of(args, "-c") + values_of(args, "--config")):
+        if isinstance(config, dict):
+            trusted += _listed(config.get("trust"))
+            texts |= names_in(config.get("model"))[0]
+            classes |= names_in(config)[1]
+    for value in values_of(args, "--trust"):
+        trusted += _listed(yaml.safe_load(value) if value.startswith("[") else value)
+    for arg in (arg.partition("=")[2] if arg.startswith("--") else arg for arg in split_model_options(args)[0]):
+        texts |= names_in(arg)[0]
+        if arg.endswith((".yaml", ".yml", ".json")):
+            texts |= names_in(_yaml_of(arg))[0]
+    return list(dict.fromkeys(trusted)), texts | set(trusted), classes
+
+
+def _listed(value: Any) -> list[str]:
+    return [str(one) for one in value] if isinstance(value, list) else [] if value is None else [str(value)]
+
+
+def model_named_by_user(args: list[str]) -> str | None:
+    """Return the class of the model that configs and options name, the last of them; None where they name none."""
+    found: Any = None
+    for path in values_of(args, "-c") + values_of(args, "--config"):
+        config = _yaml_of(path)
+        model = config.get("model") if isinstance(config, dict) else None
+        found = (model.get("class_path") if isinstance(model, dict) else model) or found
+    for option in ("--model", "--model.class_path"):
+        found = ([found, *values_of(args, option)])[-1]
+    return found if isinstance(found, str) and re.fullmatch(r"[\w.]+", found) and not found.endswith(".yaml") else None
+
+
+def _yaml_of(path: str) -> Any:
+    """Return the content of a config; None for one that the parser will refuse."""
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(
-            f"{str(path)!r} cannot be read as a checkpoint ({type(error).__name__}). It may be half-written or foreign:"
-            " use another one."
-        ) from error
-    if not isinstance(checkpoint, dict) or "state_dict" not in checkpoint:
-        raise CheckpointError(f"{str(path)!r} is no checkpoint of a Lightning module: it holds no state_dict.")
-    return checkpoint
+        return yaml.safe_load(Path(path).read_text())
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return None
 
 
 @contextmanager
@@ -126,5 +168,5 @@ def as_yaml_file(content: dict[str, Any]) -> Iterator[str]:
     """Give the path of a YAML file with this content, for as long as it is needed."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.yaml"
-        path.write_text(yaml.safe_dump(content))
+        path.write_text(yaml.safe_dump(json.loads(json.dumps(content))))  # plain dicts and lists alone
         yield str(path)

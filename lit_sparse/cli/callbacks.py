@@ -36,19 +36,32 @@ KEPT = ("lr", "weight_decay")
 
 
 class SaveConfig(SaveConfigCallback):
-    """Keep the resolved config; a resumed run keeps its own beside the first."""
+    """Keep the resolved config in the run folder; a resumed run keeps its own beside the first.
+
+    Args:
+        folder: the run folder; None for the logger's folder.
+    """
+
+    def __init__(self, *args: Any, folder: Path | None = None, **kwargs: Any) -> None:
+        super().__init__(*args, **{**kwargs, "save_to_log_dir": False})
+        self.folder = folder
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Choose the name of the file, the same on all processes."""
-        folder = trainer.log_dir
-        if folder is None or not trainer.loggers:  # without a logger it would be the current folder
-            return
-        number = 1
-        while (Path(folder) / self.config_filename).exists():
-            self.config_filename = f"config_resumed_{number}.yaml"
-            number += 1
-        self.config_filename = trainer.strategy.broadcast(self.config_filename)
+        """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
+        if self.folder is None and trainer.loggers and trainer.log_dir is not None:
+            self.folder = Path(trainer.log_dir)
         super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Write the file under the first name that is free; Lightning calls this on the first process alone."""
+        if self.folder is None:  # without a logger it would be the current folder
+            return
+        number, path = 0, self.folder / self.config_filename
+        while path.exists():
+            number += 1
+            path = self.folder / f"config_resumed_{number}.yaml"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.parser.save(self.config, path, skip_none=False, overwrite=False, multifile=self.multifile)
 
 
 class OptimizerOptions(pl.Callback):

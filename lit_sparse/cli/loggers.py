@@ -1,37 +1,116 @@
-"""A CSV logger that a resumed run continues, where Lightning's would delete the file."""
+"""Loggers whose rows are on disk before the checkpoint that follows them, and that a resumed run continues."""
 
 from __future__ import annotations
 
 import csv
+import os
 from pathlib import Path
+from typing import Any
 
+import pytorch_lightning as pl
+import torch
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.utilities import rank_zero_only
 
-__all__ = ["RunCSVLogger", "run_loggers"]
+from lit_sparse.cli.files import replaced
+
+__all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "run_loggers"]
+
+#: Where a checkpoint keeps the number of rows that ``metrics.csv`` had when it was written.
+ROWS = "metrics_rows"
+Row = dict[str, Any]
+
+
+class _RowAhead(Logger):
+    """Adds rows that are logged before Lightning logs them, which then has no effect."""
+
+    _ahead: tuple[int | None, frozenset[str]] = (None, frozenset())
+
+    def log_ahead(self, metrics: Row, step: int) -> None:
+        """Log a row that Lightning is about to log."""
+        self.log_metrics(metrics, step)
+        self._ahead = (step, frozenset(metrics))
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Row, step: int | None = None) -> None:
+        """Log a row, less what was logged ahead of it."""
+        (ahead, names), self._ahead = self._ahead, (None, frozenset())
+        if step is None or step != ahead:
+            super().log_metrics(metrics, step)  # type: ignore[safe-super]
+        elif not names.issuperset(metrics):
+            rest = {name: value for name, value in metrics.items() if name == "epoch" or name not in names}
+            super().log_metrics(rest, step)  # type: ignore[safe-super]
 
 
 class _Continued(ExperimentWriter):
-    """Writes ``metrics.csv`` after what is there already."""
+    """Writes ``metrics.csv`` after the rows that it holds; no kill and no full disk takes away rows that were written.
+
+    Args:
+        log_dir: folder of the file.
+        kept: number of rows that are kept of an existing file; None for those before ``before``.
+        before: step before which rows are kept.
+    """
+
+    def __init__(self, log_dir: str, kept: int | None, before: int | None) -> None:
+        super().__init__(log_dir)
+        self.rows = 0
+        if Path(self.metrics_file_path).is_file():
+            _, rows = self._read()
+            if kept is None and before is not None:
+                rows = [row for row in rows if (row.get("step") or "").isdecimal() and int(row["step"]) < before]
+            self._rewrite(rows if kept is None else rows[:kept])
+
+    def save(self) -> None:
+        """Write what was logged since the last call, to the end of the file."""
+        if not self.metrics:
+            return
+        if self._record_new_keys() or not Path(self.metrics_file_path).is_file():
+            self._rewrite(self._read()[1] if Path(self.metrics_file_path).is_file() else [])
+        rows, self.metrics = self.metrics, []
+        with Path(self.metrics_file_path).open("a", newline="") as file:
+            csv.DictWriter(file, fieldnames=self.metrics_keys).writerows(rows)
+        self.rows += len(rows)
+
+    def sync(self) -> int:
+        """Write all rows to the disk itself; return their number."""
+        self.save()
+        if Path(self.metrics_file_path).is_file():
+            with Path(self.metrics_file_path).open("a") as file:
+                os.fsync(file.fileno())
+        return self.rows
 
     def _check_log_dir_exists(self) -> None:
-        path = Path(self.metrics_file_path)
-        if path.is_file():
-            with path.open(newline="") as file:
-                self.metrics_keys = list(next(csv.reader(file), []))
+        """Keep the file, which Lightning would delete."""
+
+    def _read(self) -> tuple[list[str], list[Row]]:
+        with Path(self.metrics_file_path).open(newline="") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+        if not self.metrics_keys:
+            self.metrics_keys = list(reader.fieldnames or [])
+        return self.metrics_keys, rows
+
+    def _rewrite(self, rows: list[Row]) -> None:
+        with replaced(Path(self.metrics_file_path), "w") as file:
+            writer = csv.DictWriter(file, fieldnames=self.metrics_keys)
+            writer.writeheader()
+            writer.writerows(rows)
+        self.rows = len(rows)
 
 
-class RunCSVLogger(CSVLogger):
+class RunCSVLogger(_RowAhead, CSVLogger):
     """Log metrics to ``metrics.csv`` in the run folder; an existing file is continued.
 
     Args:
         folder: the run folder.
-        resumed_step: rows at or after this step are dropped: the killed run logged them after its last checkpoint.
+        kept: number of rows of an existing file that are kept: those that the checkpoint of a resumed run comes after.
+        resumed_step: step before which rows are kept, for a checkpoint without a number of rows.
     """
 
-    def __init__(self, folder: str, resumed_step: int | None = None) -> None:
+    def __init__(self, folder: str, kept: int | None = None, resumed_step: int | None = None) -> None:
         super().__init__(save_dir=folder, name="", version="", flush_logs_every_n_steps=50)
+        self._kept = kept
         self._resumed_step = resumed_step
 
     @property
@@ -39,25 +118,28 @@ class RunCSVLogger(CSVLogger):
         """The writer, on the first process; Lightning gives the others a dummy."""
         return self._writer() or _DUMMY  # type: ignore[return-value]
 
+    def sync(self) -> int:
+        """Write all rows to the disk itself; return their number, 0 on all processes but the first."""
+        writer = self._writer()
+        return 0 if writer is None else writer.sync()
+
     @rank_zero_only
-    def _writer(self) -> ExperimentWriter:
+    def _writer(self) -> _Continued | None:
         if self._experiment is None:
-            path = Path(self.log_dir) / ExperimentWriter.NAME_METRICS_FILE
-            if self._resumed_step is not None and path.is_file():
-                _drop_from(path, self._resumed_step)
-            self._experiment = _Continued(log_dir=self.log_dir)
+            self._experiment = _Continued(self.log_dir, self._kept, self._resumed_step)
         return self._experiment  # type: ignore[return-value]
 
 
-def _drop_from(path: Path, step: int) -> None:
-    with path.open(newline="") as file:
-        reader = csv.DictReader(file)
-        rows = [row for row in reader if row.get("step") and int(row["step"]) < step]
-        fields = list(reader.fieldnames or [])
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=fields)
-        writer.writeheader()
-        writer.writerows(rows)
+class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
+    """Log to TensorBoard in the run folder.
+
+    Args:
+        folder: the run folder.
+        resumed_step: step from which on a resumed run replaces what was logged.
+    """
+
+    def __init__(self, folder: str, resumed_step: int | None = None) -> None:
+        super().__init__(folder, name="", version="", default_hp_metric=False, purge_step=resumed_step)
 
 
 class _Dummy:
@@ -68,15 +150,62 @@ class _Dummy:
 _DUMMY = _Dummy()
 
 
-def run_loggers(folder: Path, resumed_step: int | None, *, board: bool) -> list[Logger]:
-    """Return what writes a run's metrics.
+class RowsBeforeCheckpoint(pl.Callback):
+    """Write all rows that belong to a checkpoint before the checkpoint, and note their number in it.
+
+    Lightning logs the row of a step, and that of an epoch, after the hooks in which checkpoints are written.
+    """
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Write the rows."""
+        row = _next_row(trainer)
+        for logger in trainer.loggers:
+            if row is not None and isinstance(logger, _RowAhead):
+                logger.log_ahead(*row)
+            if isinstance(logger, RunCSVLogger):
+                checkpoint[ROWS] = logger.sync()
+            elif isinstance(logger, TensorBoardLogger):
+                logger.experiment.flush()
+
+
+def _next_row(trainer: pl.Trainer) -> tuple[Row, int] | None:
+    """Return the row that Lightning is about to log, and its step; call it on all processes."""
+    if not trainer.training:
+        return None
+    loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = loop.batch_progress.current
+    step: int = loop._batches_that_stepped
+    if epochs.completed < epochs.processed:
+        step -= 1
+    elif (
+        not batches.completed < batches.processed == batches.ready
+        or loop._should_accumulate()
+        or not connector.should_update_logs
+    ):
+        return None
+    metrics = {
+        name: value.item() if isinstance(value, torch.Tensor) else value for name, value in connector.metrics["log"].items()
+    }
+    if not metrics:
+        return None
+    step = int(metrics.pop("step", step))
+    return {"epoch": trainer.current_epoch, **metrics}, step
+
+
+def run_loggers(
+    folder: Path, *, kept: int | None, resumed_step: int | None, board: bool, others: list[Logger] | None
+) -> list[Logger]:
+    """Return what writes a run's metrics, the logger of ``metrics.csv`` first.
 
     Args:
-        folder: of the run.
-        resumed_step: step from which the run goes on; what was written after it is dropped. None for a new one.
+        folder: the run folder.
+        kept: number of rows of ``metrics.csv`` that a resumed run keeps; None where the checkpoint has no such number.
+        resumed_step: step from which the run goes on; None for a new one.
         board: whether to write TensorBoard's events too.
+        others: loggers of the user in place of TensorBoard's; None for none.
     """
-    csv = RunCSVLogger(str(folder), resumed_step=resumed_step)
-    if not board:
-        return [csv]
-    return [TensorBoardLogger(str(folder), name="", version="", default_hp_metric=False, purge_step=resumed_step), csv]
+    own = RunCSVLogger(str(folder), kept, resumed_step)
+    if others is not None:
+        return [own, *others]
+    return [own, RunBoard(str(folder), resumed_step)] if board else [own]

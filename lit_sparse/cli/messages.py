@@ -5,7 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, get_origin
 
@@ -13,7 +16,7 @@ import pytorch_lightning as pl
 import torch
 
 from lit_sparse.data import LabelNoise, Measure
-from lit_sparse.errors import LitSparseError, did_you_mean
+from lit_sparse.errors import LitSparseError, did_you_mean, error_chain
 from lit_sparse.estimators import Estimator
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import TextMetric
@@ -21,7 +24,7 @@ from lit_sparse.nn import Potentials, Seq2SeqBody
 from lit_sparse.risks import Risk
 from lit_sparse.structures import Structure
 
-__all__ = ["plain_message"]
+__all__ = ["about_checkpoint", "plain_message", "started_in"]
 
 BASES: dict[str, type] = {
     "mapping": SparseMapping,
@@ -48,6 +51,30 @@ BASES: dict[str, type] = {
 KINDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null", "list": "a list"}
 
 
+_start: ContextVar[Path | None] = ContextVar("_start", default=None)
+_of_checkpoint: ContextVar[bool] = ContextVar("_of_checkpoint", default=False)
+
+
+@contextmanager
+def about_checkpoint() -> Iterator[None]:
+    """Import nothing for messages within this block: they may repeat names of a checkpoint."""
+    token = _of_checkpoint.set(True)
+    try:
+        yield
+    finally:
+        _of_checkpoint.reset(token)
+
+
+@contextmanager
+def started_in() -> Iterator[None]:
+    """Keep the current folder for messages: the parser reads a config from within the config's folder."""
+    token = _start.set(_start.get() or Path.cwd())
+    try:
+        yield
+    finally:
+        _start.reset(token)
+
+
 def plain_message(message: str, error: BaseException | None = None, options: Sequence[str] = ()) -> str:
     """Return the gist of a parser's message.
 
@@ -56,7 +83,7 @@ def plain_message(message: str, error: BaseException | None = None, options: Seq
         error: the exception behind it.
         options: names of the options that this parser has: for the arguments of a class they are few.
     """
-    for cause in _chain(error):
+    for cause in error_chain(error):
         if isinstance(cause, LitSparseError):
             return str(cause)
     refused = re.fullmatch(r"Option '([^']+)' is not accepted", message)
@@ -67,7 +94,22 @@ def plain_message(message: str, error: BaseException | None = None, options: Seq
         found = re.search(pattern, message, re.DOTALL)
         if found:
             return tell(_key(message), *found.groups())
-    return re.sub(r"\s*\n\s*", " ", message.strip())
+    return _shortened(message)
+
+
+def _shortened(message: str) -> str:
+    """Return what a parser says of a value that fits none of a union's types, without the types and the value written out."""
+    found = re.search(r"Errors:\s*\n(.*?)\n\s*Given value type:", message, re.DOTALL)
+    if found is None:
+        return re.sub(r"\s*\n\s*", " ", message.strip())
+    reasons = [" ".join(line.split()) for line in re.split(r"^\s*- ", found[1], flags=re.MULTILINE)]
+    reasons = [line for line in reasons if line and not line.startswith(("Expected a <class", "Not a valid subclass"))]
+    own = [line for line in reasons if line.startswith(("Missing: ", "Expected `", "There is no "))]
+    return (
+        f"`{_key(message)}` is refused: {' '.join(own[:1] or reasons[:2])[:400]}"
+        if reasons
+        else f"`{_key(message)}` is refused."
+    )
 
 
 def _unknown_class(key: str, name: str) -> str:
@@ -81,13 +123,25 @@ def _unknown_class(key: str, name: str) -> str:
         return f"Expected `{key}` to be a number, or a class or function by its full path, but got {path!r}."
     if base is torch.nn.Module:
         return f"There is no {path!r} for `{key}`. Name a module by its full path, as in lit_sparse.nn.MLP or my_module.MyOwn."
+    others = [kind for kind in BASES.values() if kind is not torch.nn.Module and short in set(_class_names(kind))]
+    if base and others:
+        return f"Expected `{key}` to be of the kind {base.__name__} but got the {others[0].__name__} {path!r}. {_known(base)}"
     classes = sorted(set(_class_names(base)) if base else {n for b in BASES.values() for n in _class_names(b)})
-    shown = [n for n in classes if base and n in _class_names(base, "lit_sparse")] or classes[:12]
-    return f"There is no class {path!r} for `{key}`.{did_you_mean(short, classes)} Known: {', '.join(shown)}."
+    near = did_you_mean(short, [name for name in classes if name != short])
+    known = _known(base) if base else f"Known: {', '.join(classes[:12])}."
+    return f"There is no class {path!r} for `{key}`.{near} {known}"
+
+
+def _known(base: type) -> str:
+    """Return the known classes of a kind: this package's, or else the first."""
+    shown = sorted(set(_class_names(base, "lit_sparse"))) or sorted(set(_class_names(base)))[:12]
+    return f"Known: {', '.join(shown)}."
 
 
 def _trouble_with(path: str, module: str, short: str, key: str, base: type | None) -> str | None:
     """Return what is wrong with a class that was named with its module, if that can be said."""
+    if _of_checkpoint.get() and module not in sys.modules:  # its names are not imported, not even for a message
+        return None
     try:
         found: Any = importlib.import_module(module)
     except Exception as error:
@@ -96,7 +150,13 @@ def _trouble_with(path: str, module: str, short: str, key: str, base: type | Non
             return f"{path!r} for `{key}` cannot be imported: {type(error).__name__}: {error}"
         if base is None:
             return None
-        return f"There is no module {missing!r} for `{key}` {path!r}, neither installed nor in the folder {str(Path.cwd())!r}."
+        start = _start.get() or Path.cwd()
+        told = f"There is no module {missing!r} for `{key}` {path!r}, neither installed nor in the folder {str(start)!r}."
+        if start != Path.cwd() and (Path.cwd() / f"{missing}.py").is_file():
+            told += (
+                f" It lies in the folder of the config: start the command in {str(Path.cwd())!r}, or add that to PYTHONPATH."
+            )
+        return told
     part = getattr(found, short, None)
     if part is None:
         names = [name for name, value in vars(found).items() if _fits(value, base)]
@@ -119,7 +179,16 @@ def _fits(value: Any, base: type | None) -> bool:
 
 
 def _unknown_option(key: str, name: str) -> str:
+    if not name.startswith("-") and (name.endswith((".yaml", ".yml")) or Path(name).is_file()):
+        return f"Expected options but got {name!r}. Give a config by -c: lit-sparse COMMAND -c {name}"
+    top = name.lstrip("-").split(".", 1)[0].split("=")[0]
+    if "." in name and top not in TOP and not name.startswith(tuple(f"--{key}" for key in TOP)) and did_you_mean(top, TOP):
+        return f"There is no option {top!r}.{did_you_mean(top, TOP)} `lit-sparse COMMAND --help` lists the options."
     short = name.split("=")[0].lstrip("-").rsplit(".", 1)[-1]
+    if short in _option_names():
+        return (
+            f"The option {name!r} belongs to a class that is not given. Give the class first, as in -c CONFIG or --model CLASS."
+        )
     return f"There is no option {name!r}.{did_you_mean(short, _option_names())} `lit-sparse COMMAND --help` lists the options."
 
 
@@ -153,7 +222,36 @@ def _no_config(_: str, name: str) -> str:
     return f"There is no config {str(asked)!r}.{did_you_mean(asked.name, near)}{there}"
 
 
+def _not_utf8(key: str, byte: str, position: str) -> str:
+    place = f" that `{key}` names" if key else ""
+    return f"Expected a config in UTF-8 but got byte {byte} at position {position} of the file{place}. Save it as UTF-8."
+
+
+def _not_yaml(key: str, name: str, reason: str) -> str:
+    where = re.search(r'(.*?)\s*in "[^"]*", line (\d+), column (\d+)\s*(.*?)(?:\s*in "|\n|$)', reason, re.DOTALL)
+    line = f" in line {where[2]}" if where else ""
+    what = (where[4] or where[1]) if where else reason
+    return f"Expected {name.strip(chr(39))!r} to be YAML but got{line}: {what}. Correct it."
+
+
+def _unknown_key(_: str, name: str) -> str:
+    return _unknown_option("", name)
+
+
+#: Options of a command that hold others, and those that stand alone.
+TOP = ("model", "data", "trainer", "optimizer", "seed_everything", "output_dir", "name", "ckpt_path", "config")
+
+
+def _several(key: str, name: str, paths: str) -> str:
+    found = " or ".join(paths.rstrip(".").split(", "))
+    return f"Expected `{key}` to name one class but {name!r} may be {found}. Give the full path."
+
+
 PATTERNS: list[tuple[str, Callable[..., str]]] = [
+    (r"Multiple subclasses with name (\w+)\. Give the full class path to avoid ambiguity: ([\w., ]+)", _several),
+    (r"codec can't decode byte (\w+) in position (\d+)", _not_utf8),
+    (r"Invalid content in sub-config file (\S+): (.*)", _not_yaml),
+    (r"Unable to load config ('[^']*')\s*-?\s*(.*)", _not_yaml),
     (r"config\": File does not exist: '([^']+)'", _no_config),
     (r"Expected a dot import path string: (\S+)", _unknown_class),
     (r"module '[\w.]+' has no attribute '[^']+'\. Got value: ([^\n]+)", _unknown_class),
@@ -162,6 +260,7 @@ PATTERNS: list[tuple[str, Callable[..., str]]] = [
     (r"No module named ['\"]?([\w.]+)", _unknown_class),
     (r"Got value: (\S+)\s+.*?class_path.*?not.*?subclass", _unknown_class),
     (r"Option '([^']+)' is not accepted", _unknown_option),
+    (r"[Ss]ubcommand '\w+' does not accept option '([^']+)'", _unknown_key),
     (r"[Uu]nrecognized arguments: (\S+)", _unknown_option),
     (r"Key '([^']+)' is not expected", _unknown_option),
     (r"Expected a <class '(\w+)'>\. Got value: ([^\n]+)", _wrong_type),
@@ -198,11 +297,3 @@ def _option_names() -> list[str]:
             if cls.__module__.startswith("lit_sparse"):
                 found |= set(inspect.signature(cls).parameters)
     return sorted(found | set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 
-__all__ = ["CHECKPOINTS", "claim_folder", "discard_if_unused", "experiment_name", "find_checkpoint", "run_of"]
+__all__ = [
+    "CHECKPOINTS",
+    "claim_folder",
+    "discard_if_unused",
+    "experiment_folder",
+    "experiment_name",
+    "find_checkpoint",
+    "next_command",
+    "run_of",
+]
 
 CHECKPOINTS = "checkpoints"
 #: Tells the processes that Lightning starts for the other ranks which folder the first one claimed.
@@ -24,6 +35,21 @@ def experiment_name(config: str | None, model: str) -> str:
     if "configs" in parts:
         return "/".join(parts[len(parts) - parts[::-1].index("configs") :])
     return path.name
+
+
+def experiment_folder(output_dir: str, name: str) -> Path:
+    """Return the folder of all runs of an experiment.
+
+    Raises:
+        ConfigurationError: if the name leads out of the output folder.
+    """
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
+        raise ConfigurationError(
+            f"Expected the name of an experiment that stays within --output_dir, such as ssvae/digits, but got {name!r}."
+            " Give another --name, or another --output_dir."
+        )
+    return Path(output_dir) / name
 
 
 def numbered(folder: Path) -> list[Path]:
@@ -85,6 +111,13 @@ def find_checkpoint(wanted: str, parent: Path, config: str | None = None) -> Pat
             path = run / CHECKPOINTS / f"{wanted}.ckpt"
             if path.is_file():
                 return path
+        other = "last" if wanted == "best" else "best"
+        for run in [*own, *reversed(numbered(parent))]:
+            if (path := run / CHECKPOINTS / f"{other}.ckpt").is_file():
+                raise CheckpointError(
+                    f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, but {str(path)!r} is there."
+                    f" Give --ckpt_path {other}."
+                )
         raise CheckpointError(
             f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, so there is nothing to continue or"
             " score. Start one by `fit` without --ckpt_path, or say where it is by --output_dir and --name."
@@ -102,3 +135,20 @@ def run_of(checkpoint: Path) -> Path | None:
     """Return the run folder that a checkpoint belongs to, if it lies in one."""
     run = checkpoint.parent.parent
     return run if checkpoint.parent.name == CHECKPOINTS and (run / "config.yaml").is_file() else None
+
+
+def next_command(run: Path, command: str, names: Iterable[str]) -> str:
+    """Return a line that says how to continue or to use a run, or an empty string if it has no checkpoint.
+
+    Args:
+        run: the run folder.
+        command: ``"fit"`` to continue, or another command.
+        names: names of checkpoints, of which the first that exists is used.
+    """
+    found = [path for name in names if (path := run / CHECKPOINTS / f"{name}.ckpt").is_file()]
+    if not found:
+        return ""
+    resumed = sorted(run.glob("config_resumed_*.yaml"), key=lambda path: int(path.stem.rsplit("_", 1)[1]))
+    config = [run / "config.yaml", *resumed][-1]
+    does = "continue" if command == "fit" else command
+    return f"{does} it with: lit-sparse {command} -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(found[0]))}"

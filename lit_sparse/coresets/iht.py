@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
@@ -17,11 +16,8 @@ from lit_sparse.coresets.vectors import Vectors
 __all__ = ["IHT", "AcceleratedIHT"]
 
 
-#: A relative difference of objectives above this one shows.
-SENSITIVE = 1e-3
-#: Rounds of polishing at most, and the products of numbers that they may take: no more than some iterations of large data.
-POLISHES = 5
-POLISH_WORK = 2 * 10**8
+#: Exchanges of the support at most, in polishing.
+EXCHANGES = 5
 
 
 class _Point(NamedTuple):
@@ -36,10 +32,12 @@ class IHT(CoresetSelector):
     """Steps along the gradient and keeps the k largest positive weights, again and again.
 
     The step is the best one for the gradient on the current support and the k strongest entries beside it. The best weights
-    that were met are returned, for the objective may rise. Should the iteration be so sensitive that rounding
-    alone decides where it gets, these weights are polished: by the best ones on their support, and by exchanges of it.
+    that were met are returned, for the objective may rise. Polishing then replaces them by the best nonnegative weights for
+    their support, and exchanges members of the support as long as the objective falls. Polished weights are never worse.
+    The algorithm as it was published is ``polish=False``.
 
-    An iteration is one product with all vectors and a few with the selected ones: nearly the same for every k.
+    An iteration is one product with all vectors and a few with the selected ones: nearly the same for every k. The time of
+    polishing grows with k.
 
     Args:
         max_iter: iterations at most.
@@ -47,7 +45,7 @@ class IHT(CoresetSelector):
         step_scale: what the best step is multiplied by.
         batch: the share of examples, drawn anew in each iteration, whose gradient is looked at, beside those selected; 1.0
             for all.
-        polish: improve the weights where rounding alone decides what they are.
+        polish: whether to improve the weights after the iterations.
         refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
         progress: show a progress bar.
 
@@ -77,35 +75,23 @@ class IHT(CoresetSelector):
 
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         """See :class:`CoresetSelector`."""
-        best, trace, ended = self._run(vectors, k, generator, self.steps(self.max_iter))
-        small = k * vectors.shape[1] * min(k, vectors.shape[1]) <= POLISH_WORK
-        if self.polish and small and self.batch == 1.0 and self._is_sensitive(vectors, k, generator, trace, ended):
-            best, least = self._polished(vectors, k, best, min(trace))
+        best, least, trace = self._run(vectors, k, generator)
+        if self.polish:
+            best, least = self._polished(vectors, k, best, least)
             trace.append(least)
         return Selection(best.support, best.weights[best.support], trace)
 
-    def _run(
-        self, vectors: Vectors, k: int, generator: torch.Generator, steps: Iterable[int], nudge: float = 0.0
-    ) -> tuple[_Point, list[float], bool]:
-        """Iterate from zero; return the best point, the objectives, and whether it came to an end.
-
-        Args:
-            vectors: see :meth:`select`.
-            k: see :meth:`select`.
-            generator: see :meth:`select`.
-            steps: counts the iterations.
-            nudge: by which share the first step is longer.
-        """
+    def _run(self, vectors: Vectors, k: int, generator: torch.Generator) -> tuple[_Point, float, list[float]]:
+        """Iterate from zero; return the best point, its objective, and the objectives of all iterations."""
         target = vectors.total.to(vectors.dtype)
         nothing = torch.zeros(vectors.shape[0], dtype=vectors.dtype, device=vectors.device)
         here = start = best = _Point(nothing, torch.zeros_like(target), nothing[:0].long())
-        whole = least = float(target.square().sum())
-        floor = (16 * torch.finfo(vectors.dtype).eps) ** 2 * whole
+        least = float(target.square().sum())
+        floor = self._floor(vectors)
         trace: list[float] = []
-        for _ in steps:
+        for _ in self.steps(self.max_iter):
             gradient = self._gradient(vectors, target, start, generator)
-            step = (1 + nudge) * self.step_scale * self._step(vectors, start, gradient, k)
-            nudge = 0.0
+            step = self.step_scale * self._step(vectors, start, gradient, k)
             following = self._improved(vectors, target, self._kept(vectors, start.weights + step * gradient, k))
             trace.append(float((target - following.made).square().sum()))
             if trace[-1] < least:
@@ -113,44 +99,55 @@ class IHT(CoresetSelector):
             change = float((following.weights - here.weights).norm())
             start, here = self._continued(target, here, following), following
             if not math.isfinite(trace[-1]) or change <= self.tol * float(here.weights.norm()) or trace[-1] <= floor:
-                return best, trace, True
-        return best, trace, False
+                break
+        return best, least, trace
 
-    def _is_sensitive(self, vectors: Vectors, k: int, generator: torch.Generator, trace: list[float], ended: bool) -> bool:
-        """Tell whether a change of the first step by a billionth shows in what comes of it: in the end, or half way to none.
-
-        Then rounding alone decides where the iteration gets: the same formulas in another order get elsewhere.
-        """
-        steps = range(self.max_iter if ended else len(trace) // 2)
-        _, other, _ = self._run(vectors, k, generator, steps, nudge=2.0**-30)
-        pairs = [(min(trace), min(other))] if ended else zip(trace, other, strict=False)
-        return any(abs(a - b) > SENSITIVE * max(a, b) for a, b in pairs)
+    @staticmethod
+    def _floor(vectors: Vectors) -> float:
+        """Return an objective that is rounding alone."""
+        return (16 * torch.finfo(vectors.dtype).eps) ** 2 * float(vectors.total.square().sum())
 
     def _polished(self, vectors: Vectors, k: int, point: _Point, least: float) -> tuple[_Point, float]:
-        """Return a better point: with the best weights for its own support, and for the best k of that and k others."""
-        target, work = vectors.total, POLISH_WORK
-        following, work = self._fitted(vectors, point.support, work)
-        for _ in range(POLISHES):
+        """Return a better point and its objective: the best weights for its support, then for the best k of more candidates."""
+        target, floor = vectors.total, self._floor(vectors)
+        following = self._fitted(vectors, point.support)
+        for exchange in range(EXCHANGES + 1):
             objective = float((target - following.made.double()).square().sum())
             if not objective < least:
                 break
             point, least = following, objective
-            strength = vectors.correlate((target - point.made.double()).to(vectors.dtype)) / vectors.norms.to(vectors.dtype)
-            strength = strength.nan_to_num(0.0, 0.0, 0.0)
-            strength[point.support] = -torch.inf
-            beside = largest(strength, min(k, len(strength) - len(point.support)))
-            wide, work = self._fitted(vectors, torch.cat([point.support, beside]), work)
-            following, work = self._fitted(vectors, largest(wide.weights, k), work)
+            if least <= floor or exchange == EXCHANGES:
+                break
+            following = self._fitted(vectors, self._candidates(vectors, k, point, exchange))
+            if len(following.support) > k:
+                following = self._fitted(vectors, largest(following.weights, k))
         return point, least
 
     @staticmethod
-    def _fitted(vectors: Vectors, support: Tensor, work: int) -> tuple[_Point, int]:
-        """Return the best nonnegative weights on a support, or how far one gets with some work; and what is left of it."""
-        step = len(support) * vectors.shape[1]
-        found = nonnegative_least_squares(vectors, support, most=work // max(1, step)).to(vectors.dtype)
+    def _candidates(vectors: Vectors, k: int, point: _Point, exchange: int) -> Tensor:
+        """Return the support, the k examples beyond it that are nearest in direction to the residual, and some from all over.
+
+        Examples near in direction to the residual resemble each other. So where the support has fewer than k members, as many
+        evenly spaced examples as are missing join, others in each exchange.
+        """
+        strength = vectors.correlate((vectors.total - point.made.double()).to(vectors.dtype)) / vectors.norms.to(vectors.dtype)
+        strength = strength.nan_to_num(0.0, 0.0, 0.0)
+        strength[point.support] = torch.inf
+        size, chosen = vectors.shape[0], len(point.support)
+        wanted = torch.zeros(size, dtype=torch.bool, device=strength.device)
+        wanted[largest(strength, min(chosen + k, size))] = True
+        if chosen < k:
+            stride = max(1, size // (k - chosen))
+            wanted[exchange * stride // EXCHANGES :: stride] = True
+        return wanted.nonzero().squeeze(-1)
+
+    @staticmethod
+    def _fitted(vectors: Vectors, support: Tensor) -> _Point:
+        """Return the best nonnegative weights on a support."""
+        found = nonnegative_least_squares(vectors, support).to(vectors.dtype)
         there, kept = support[found > 0], found[found > 0]
         weights = torch.zeros(vectors.shape[0], dtype=vectors.dtype, device=vectors.device).index_put((there,), kept)
-        return _Point(weights, vectors.combine(there, kept), there), work - step * int((found > 0).sum())
+        return _Point(weights, vectors.combine(there, kept), there)
 
     def _gradient(self, vectors: Vectors, target: Tensor, point: _Point, generator: torch.Generator) -> Tensor:
         """Return the direction of steepest descent (N,), zero for examples that are not looked at."""
@@ -201,7 +198,7 @@ class AcceleratedIHT(IHT):
         step_scale: what the best step of the gradient is multiplied by; 0.5 in the code that was published.
         batch: the share of examples, drawn anew in each iteration, whose gradient is looked at, beside those selected; 1.0
             for all.
-        polish: improve the weights where rounding alone decides what they are.
+        polish: whether to improve the weights after the iterations.
         refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
         progress: show a progress bar.
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lit_sparse.checkpoint_files import load_trusted
 from lit_sparse.checks import check_number, check_positive
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection, entry
@@ -148,10 +149,9 @@ class LastLayerGradients(Projection):
             what = "is a folder" if Path(str(self.checkpoint)).is_dir() else "does not exist"
             raise CheckpointError(f"The checkpoint {self.checkpoint!r}, which vectors are to be made by, {what}.")
         try:
-            read: nn.Module = LightningModule.load_from_checkpoint(str(self.checkpoint), map_location="cpu", weights_only=True)
-        except Exception as error:
+            return load_trusted(LightningModule.load_from_checkpoint, str(self.checkpoint), map_location="cpu")
+        except CheckpointError as error:
             raise CheckpointError(f"The checkpoint {self.checkpoint!r} cannot be read: {error}") from error
-        return read
 
 
 @contextmanager

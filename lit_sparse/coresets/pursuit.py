@@ -173,19 +173,18 @@ class Pursuit:
         return len(self._idle) >= 10 or float(self.fit.residual.norm()) <= 10 * self.least
 
 
-def nonnegative_least_squares(vectors: Vectors, indices: Tensor, *, most: int | None = None) -> Tensor:
+def nonnegative_least_squares(vectors: Vectors, indices: Tensor) -> Tensor:
     """Return the nonnegative weights (n,) that bring the sum of some vectors nearest to that of all.
 
     Args:
         vectors: of a scale whose fourth power neither overflows nor vanishes.
         indices: (n,) which of them.
-        most: how often one may enter, where less than the best weights will do.
     """
     rows = vectors.rows(indices).double()
     some = DenseVectors(rows)
     fit = NonnegativeFit(vectors.total, len(indices))
     pursuit = Pursuit(fit, rows.norm(dim=1))
-    for _ in range(3 * len(indices) if most is None else most):
+    for _ in range(3 * len(indices)):
         which = pursuit.next(some)
         if which is None or pursuit.stuck:
             break

@@ -16,6 +16,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.vectors import Vectors, as_vectors
+from lit_sparse.distributed import is_first
 from lit_sparse.errors import ConfigurationError, DataError, shown_arguments
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class CoresetSelector(nn.Module, ABC):
     Phi has the examples' vectors as its columns and y is their sum. A subclass implements :meth:`select`.
 
     Args:
-        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
+        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples. Where all of these are
+            zero, the weights stay as they are.
         progress: show a progress bar.
 
     Example:
@@ -140,14 +142,14 @@ class CoresetSelector(nn.Module, ABC):
         if self.refit and len(indices):
             fitted = nonnegative_least_squares(vectors, indices)
             better = squared_distance(vectors, indices, fitted)
-            if better <= objective:
+            if better <= objective and bool((fitted > 0).any()):  # a coreset of no example stands for nothing
                 there = fitted > 0
                 indices, weights, objective = indices[there], fitted[there], better
         return Coreset(indices, weights, objective, size=vectors.shape[0])
 
     def steps(self, number: int) -> Iterator[int]:
         """Count from 0 to ``number - 1``, and show it where that is wanted."""
-        if not self.progress or not _is_first():
+        if not self.progress or not is_first():
             yield from range(number)
             return
         with _bar() as bar:
@@ -183,8 +185,3 @@ def _bar() -> Progress:
         TextColumn("{task.fields[counted]}"),
         TimeRemainingColumn(),
     )
-
-
-def _is_first() -> bool:
-    there = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return not there or torch.distributed.get_rank() == 0

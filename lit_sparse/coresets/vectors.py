@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import FLOATS, check_count
+from lit_sparse.distributed import broadcast, gather, gather_unequal, rank, reduce
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.gather import row_products, row_sum
 
@@ -260,12 +261,12 @@ class ShardedVectors(Vectors):
         self.dtype, self.device = self.share.dtype, self.share.device
         double = int(self.dtype == torch.float64)
         mine = torch.tensor([*self.share.shape, double], device=self.device)
-        theirs = torch.stack(self._gathered(mine)).tolist()
+        theirs = torch.stack(gather(mine, group)).tolist()
         if len({(width, kind) for _, width, kind in theirs}) > 1:
             shapes = ", ".join(f"({size}, {width}) float{64 if kind else 32}" for size, width, kind in theirs)
             raise ConfigurationError(f"Expected vectors of one length and type on all processes but got {shapes}.")
         self.sizes = [size for size, _, _ in theirs]
-        self.first = sum(self.sizes[: torch.distributed.get_rank(group)])
+        self.first = sum(self.sizes[: rank(group)])
         self.shape = (sum(self.sizes), self.share.shape[1])
 
     def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
@@ -277,21 +278,19 @@ class ShardedVectors(Vectors):
         mine, own = self._own(indices)
         if len(mine):
             found[mine] = self.share.rows(own)
-        torch.distributed.all_reduce(found, group=self.group)
-        return found
+        return reduce(found, self.group)
 
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:  # noqa: D102
         found = torch.zeros(len(indices), dtype=self.dtype, device=self.device)
         mine, own = self._own(indices)
         if len(mine):
             found[mine] = self.share.correlate_some(own, direction)
-        torch.distributed.all_reduce(found, group=self.group)
-        return found
+        return reduce(found, self.group)
 
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:  # noqa: D102
         mine, own = self._own(indices)
         part = self.share.combine(own, weights[mine]) if len(mine) else weights.new_zeros(self.shape[1])
-        return torch.stack(self._gathered(part)).sum(0)
+        return torch.stack(gather(part, self.group)).sum(0)
 
     def divided(self, unit: float) -> ShardedVectors:  # noqa: D102
         return ShardedVectors(self.share.divided(unit), self.group)
@@ -301,33 +300,19 @@ class ShardedVectors(Vectors):
 
     def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
         norms, total = self.share.measure()
-        return self._joined(norms), torch.stack(self._gathered(total)).sum(0)
+        return self._joined(norms), torch.stack(gather(total, self.group)).sum(0)
 
     def agree(self, value: Tensor) -> Tensor:  # noqa: D102
-        value = value.to(self.device)
-        torch.distributed.broadcast(value, torch.distributed.get_global_rank(self._group, 0), group=self.group)
-        return value
-
-    @property
-    def _group(self) -> Any:
-        return torch.distributed.group.WORLD if self.group is None else self.group
+        return broadcast(value.to(self.device), self.group)
 
     def _own(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return which of some indices (n,) are those of this process's vectors, and their numbers among these."""
         mine = ((indices >= self.first) & (indices < self.first + self.share.shape[0])).nonzero().squeeze(-1)
         return mine, indices[mine] - self.first
 
-    def _gathered(self, value: Tensor) -> list[Tensor]:
-        """Return the values, of one shape, of all processes in order."""
-        found = [torch.empty_like(value) for _ in range(torch.distributed.get_world_size(self.group))]
-        torch.distributed.all_gather(found, value.contiguous(), group=self.group)
-        return found
-
     def _joined(self, value: Tensor) -> Tensor:
         """Return the values (n, ...) of all processes' vectors, (N, ...)."""
-        longest = max(self.sizes)
-        padded = torch.cat([value, value.new_zeros(longest - len(value), *value.shape[1:])])
-        return torch.cat([part[:size] for part, size in zip(self._gathered(padded), self.sizes, strict=True)])
+        return torch.cat(gather_unequal(value, self.group))
 
 
 class ScaledVectors(Vectors):

@@ -6,11 +6,12 @@ from lit_sparse.data.catalogue_pairs import CatalogueDataModule
 from lit_sparse.data.coreset import CoresetDataModule
 from lit_sparse.data.digits import DigitsDataModule
 from lit_sparse.data.entailment import EntailmentDataModule
-from lit_sparse.data.images import ImageDataModule
+from lit_sparse.data.images import ImageDataModule, Images
 from lit_sparse.data.label_noise import FeatureDependentNoise, LabelNoise, LabelsFromFile, SymmetricNoise
 from lit_sparse.data.loader import EpochLoader
 from lit_sparse.data.measures import GaussianMixture, Measure, Points
 from lit_sparse.data.mnist import MNISTDataModule
+from lit_sparse.data.own_images import ImageFolderDataModule, ImageTableDataModule
 from lit_sparse.data.ragged import Ragged
 from lit_sparse.data.referential_game import ReferentialGameDataModule
 from lit_sparse.data.regression import RegressionDataModule, SyntheticRegressionDataModule, TableDataModule
@@ -30,6 +31,9 @@ __all__ = [
     "FeatureDependentNoise",
     "GaussianMixture",
     "ImageDataModule",
+    "ImageFolderDataModule",
+    "ImageTableDataModule",
+    "Images",
     "LabelNoise",
     "LabelsFromFile",
     "MNISTDataModule",

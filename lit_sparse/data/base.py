@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
+from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
+from typing_extensions import Self
 
+from lit_sparse.checkpoint_files import load_trusted
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import ConfigurationError, DataError
 
-__all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled"]
+__all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled", "warn_without_test"]
 
 Split = Literal["train", "val", "test", "predict"]
 
@@ -27,6 +30,18 @@ def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:
     """Cut indices into batches of ``size``, the last of which may be smaller."""
     return [indices[start : start + size] for start in range(0, len(indices), size)]
+
+
+def warn_without_test(check: Callable[[], None]) -> None:
+    """Warn before training, which may take long, that there is nothing to test the model on.
+
+    Args:
+        check: raises a DataError if the test split is missing.
+    """
+    try:
+        check()
+    except DataError as error:
+        rank_zero_warn(f"The test split is missing: `fit` runs without it, but `test` will not. {error}")
 
 
 class ResumableDataModule(pl.LightningDataModule, ABC):
@@ -61,6 +76,19 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         self.seed = seed
         self._train_loader: EpochLoader | None = None
         self._place: dict[str, int] | None = None
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), **options: Any) -> Self:
+        """Build a data module from a checkpoint, as Lightning does, once the names in it were checked.
+
+        Args:
+            checkpoint_path: path, or an open file.
+            args: of Lightning's method: ``map_location``, ``hparams_file``.
+            trust: import paths that the checkpoint may name besides those that are allowed.
+            options: of Lightning's method; arguments of the data module in place of the checkpoint's.
+        """
+        options |= dict(zip(("map_location", "hparams_file"), args, strict=False))
+        return load_trusted(super().load_from_checkpoint, checkpoint_path, trust=trust, model=cls, **options)
 
     @abstractmethod
     def size(self, split: Split) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ import torch
 
 from lit_sparse.checks import check_choice
 from lit_sparse.data.base import Split
+from lit_sparse.data.readers.joblib_arrays import read_joblib_array
 from lit_sparse.data.regression import RegressionDataModule, Table
 from lit_sparse.data.tables import brief, from_tables
 from lit_sparse.data.text_files import ending_of, numbered_lines
@@ -134,18 +136,22 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         return _prepared(from_tables([path], {name: name for name in names}), names, repr(str(path)))
 
     def _from_sklearn(self) -> tuple[np.ndarray, np.ndarray]:
-        from sklearn.datasets import fetch_california_housing
+        from sklearn.datasets import get_data_home
 
+        file = Path(get_data_home(self.path)) / f"cal_housing_py{sys.version_info[0]}.pkz"
         try:
-            features, target = fetch_california_housing(data_home=self.path, download_if_missing=False, return_X_y=True)
-        except Exception as error:  # a file that is cut may raise anything
+            table = read_joblib_array(file)  # scikit-learn itself would unpickle it
+            if table.ndim != 2 or table.shape[1] != len(RAW):
+                raise DataError(f"Expected a table (N, {len(RAW)}) in {str(file)!r} but got an array {table.shape}.")
+        except DataError as error:
             where = "" if self.path is None else f"data_home={self.path!r}"
             raise DataError(
-                f"scikit-learn's copy of the data cannot be read ({type(error).__name__}: {brief(error)}). Download it once"
+                f"scikit-learn's copy of the data cannot be read ({brief(error)}). Download it once"
                 ' where there is a network, python -c "from sklearn.datasets import fetch_california_housing as fetch;'
                 f' fetch({where})", or use a file: --data.init_args.source=csv --data.init_args.path=FILE.'
             ) from error
-        return features, target
+        names = (RAW[-1], *RAW[:-1])  # scikit-learn keeps the target first
+        return _prepared(dict(zip(names, table.T, strict=True)), RAW, repr(str(file)))
 
     def _from_hub(self) -> tuple[np.ndarray, np.ndarray]:
         from datasets import load_dataset
@@ -194,7 +200,7 @@ def _numbers(values: Sequence[Any], name: str, where: str) -> np.ndarray:
     for row, value in enumerate(values, 1):
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = float("nan")
         if not np.isfinite(number):
             raise DataError(

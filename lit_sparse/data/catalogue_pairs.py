@@ -10,7 +10,7 @@ from lit_sparse.data.base import Split
 from lit_sparse.data.catalogues import read_catalogues
 from lit_sparse.data.text import WORDS
 from lit_sparse.data.translation import PairDataModule
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.vocab import VocabularyOptions
 
 __all__ = ["CatalogueDataModule"]
@@ -110,6 +110,11 @@ class CatalogueDataModule(PairDataModule):
                 )
         pairs = self._pairs[split]
         return {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
+
+    def check_test(self) -> None:
+        """See :class:`TextDataModule`."""
+        if not self.read("test")["source"]:
+            raise DataError("Expected some messages in the test data but there are none. Raise `test_share`.")
 
     def _split_of(self, message: str) -> Split:
         digest = hashlib.blake2b(f"{self.seed} {message}".encode(), digest_size=8).digest()

@@ -187,15 +187,17 @@ def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
     if order is None:
         raise DataError(f"{str(file)!r} is no compiled catalogue: it starts with {data[:4]!r}.")
 
-    def text(table: int, number: int) -> bytes:
-        length, start = struct.unpack_from(f"{order}2I", data, table + 8 * number)
-        if start + length > len(data):
+    def texts(table: int, count: int) -> list[bytes]:
+        entries = list(struct.iter_unpack(f"{order}2I", data[table : table + 8 * count]))
+        if len(entries) < count or any(start + length > len(data) for length, start in entries):
             raise struct.error(f"{len(data)} bytes are too few")
-        return data[start : start + length]
+        if sum(length for length, _ in entries) > len(data):  # each file has room for its texts once
+            raise struct.error("its texts overlap")
+        return [data[start : start + length] for length, start in entries]
 
     try:
         _, count, messages, translations = struct.unpack_from(f"{order}4I", data, 4)
-        raw = [(text(messages, number), text(translations, number)) for number in range(count)]
+        raw = list(zip(texts(messages, count), texts(translations, count), strict=True))
         header = dict(raw).get(b"", b"").decode("ascii", "replace")
         charset = re.search(r"charset=([\w:.-]+)", header)
         encoding = charset[1] if charset and charset[1] != "CHARSET" else "utf-8"

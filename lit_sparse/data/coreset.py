@@ -27,6 +27,7 @@ from lit_sparse.coresets import (
 from lit_sparse.coresets.projections import entry
 from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
+from lit_sparse.distributed import rank, world_size
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["CoresetDataModule"]
@@ -258,16 +259,14 @@ class CoresetDataModule(ResumableDataModule):
     def _projected(self, projection: Projection, examples: Examples) -> Vectors:
         """Return the vectors of all examples, of which each process makes a share."""
         projection.fit(examples)
-        rank, processes = self._process()
-        together = processes > 1 and torch.distributed.is_initialized()
-        first, last = (len(examples) * part // processes for part in (rank, rank + 1)) if together else (0, len(examples))
+        first, last = (len(examples) * part // world_size() for part in (rank(), rank() + 1))
         share = examples.part(first, last)
         device = torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device
         device = device if device.type == "cuda" else torch.device("cpu")
         vectors: Vectors = (
             projection.streamed(share, device) if self._stream else DenseVectors(projection.of_part(share).to(device))
         )
-        return ShardedVectors(vectors) if together else vectors
+        return ShardedVectors(vectors) if world_size() > 1 else vectors
 
     def _checked(self, coreset: Coreset) -> Coreset:
         if coreset.size != len(self._source):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import math
-import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
+from lit_sparse.data.text_files import open_bytes
 from lit_sparse.errors import DataError
 
 __all__ = ["find_idx", "read_idx"]
@@ -49,21 +48,22 @@ def read_idx(path: Path, dimensions: int) -> np.ndarray[Any, np.dtype[np.uint8]]
     Raises:
         DataError: if the file is not what its header promises.
     """
-    raw = path.read_bytes()
-    if raw[:2] == b"\x1f\x8b":
-        try:
-            raw = gzip.decompress(raw)
-        except (OSError, EOFError, zlib.error) as error:
-            raise DataError(f"{str(path)!r} is not a whole gzip file ({error}). Fetch it again.") from error
     magic = bytes([0, 0, 8, dimensions])
-    if raw[:4] != magic:
-        raise DataError(
-            f"{str(path)!r} is not an idx file of {dimensions} dimensions: it starts with {raw[:4]!r}, not {magic!r}."
-        )
-    header = 4 + 4 * dimensions
-    if len(raw) < header:
-        raise DataError(f"{str(path)!r} ends within its header, after {len(raw)} bytes.")
-    shape = tuple(int(n) for n in np.frombuffer(raw[4:header], dtype=">u4"))
-    if len(raw) - header != math.prod(shape):
-        raise DataError(f"{str(path)!r} holds {len(raw) - header} bytes of data, not those of an array {shape}.")
-    return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape)
+    with open_bytes(path, strict=False) as file:
+        header = file.read(4 + 4 * dimensions)
+        if header[:4] != magic:
+            raise DataError(
+                f"{str(path)!r} is not an idx file of {dimensions} dimensions: it starts with {header[:4]!r}, not {magic!r}."
+            )
+        if len(header) < 4 + 4 * dimensions:
+            raise DataError(f"{str(path)!r} ends within its header, after {len(header)} bytes.")
+        shape = tuple(int(n) for n in np.frombuffer(header[4:], dtype=">u4"))
+        if 0 in shape:
+            raise DataError(f"Expected some examples in {str(path)!r} but its header says {shape}. Fetch it again.")
+        size = bytes_of(shape, 1)
+        check_unpacked(path, size, what=f"an array {shape}, as its header says,")
+        raw = file.read(size + 1)
+    if len(raw) != size:
+        count = f"{len(raw)}" if len(raw) < size else "more"
+        raise DataError(f"{str(path)!r} holds {count} bytes of data, not those of an array {shape}, {size}. Fetch it again.")
+    return np.frombuffer(raw, dtype=np.uint8).reshape(shape)

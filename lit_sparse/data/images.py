@@ -151,7 +151,7 @@ class ImageDataModule(ResumableDataModule):
             return
         splits = self.load()
         for split, images in splits.items():
-            self._check_labels(images, f"the {split} images")
+            self._check_labels(images, f"the {split} images", unlabelled=not self.labelled)
         if self.label_noise is not None and splits["train"].true_labels is None:
             raise ConfigurationError(
                 f"{type(self).__name__} has `label_noise` but its `load` does not pass the images for training and validation"
@@ -223,8 +223,9 @@ class ImageDataModule(ResumableDataModule):
             return places
         return (places + len(self._splits["train"]) * torch.arange(len(SHIFTS)).unsqueeze(1)).flatten()
 
-    def _check_labels(self, images: Images, what: str) -> None:
-        wrong = images.labels[(images.labels < 0) | (images.labels >= self.classes)]
+    def _check_labels(self, images: Images, what: str, *, unlabelled: bool = False) -> None:
+        outside = (images.labels < 0) | (images.labels >= self.classes)
+        wrong = images.labels[outside & (images.labels != UNLABELLED) if unlabelled else outside]
         if len(wrong):
             raise DataError(
                 f"Expected labels in 0 .. {self.classes - 1} but {what} have the label {int(wrong[0])}"
@@ -234,10 +235,10 @@ class ImageDataModule(ResumableDataModule):
     def _moved(self, pixels: Tensor, shifts: Tensor) -> Tensor:
         """Return images (B, D) moved by shifts (B, 2)."""
         high, wide = self.shape
-        framed = torch.nn.functional.pad(pixels.view(-1, high, wide), (1, 1, 1, 1))
-        windows = framed.unfold(1, high, 1).unfold(2, wide, 1)  # (B, 3, 3, H, W): a view, moved by 1, 0, -1
+        framed = torch.nn.functional.pad(pixels.view(len(pixels), -1, high, wide), (1, 1, 1, 1))
+        windows = framed.unfold(2, high, 1).unfold(3, wide, 1)  # (B, C, 3, 3, H, W): a view, moved by 1, 0, -1
         down, right = (1 - shifts).unbind(1)
-        return windows[torch.arange(len(pixels)), down, right].flatten(1)
+        return windows[torch.arange(len(pixels)), :, down, right].flatten(1)
 
 
 def _shares(indices: Tensor, rank: int, processes: int) -> Tensor:

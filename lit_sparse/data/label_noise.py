@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,13 +19,12 @@ from torch import Tensor
 
 from lit_sparse.checks import check_integer, check_number
 from lit_sparse.data.idx import read_idx
+from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.text_files import ending_of, in_folder, read_lines
-from lit_sparse.errors import ConfigurationError, DataError, did_you_mean, shown_arguments
+from lit_sparse.errors import ConfigurationError, DataError, shown_arguments
 
 __all__ = ["FeatureDependentNoise", "LabelNoise", "LabelsFromFile", "SymmetricNoise"]
 
-#: What numpy raises for files that hold something else, or no more than a part.
-UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, zipfile.BadZipFile, zlib.error)
 # The classifier of feature-dependent noise: one hidden layer, and four epochs of 60,000 images. Part of the cache's key.
 HIDDEN, STEPS, BATCH, STEP_SIZE = 64, 1000, 256, 2e-3
 
@@ -193,17 +190,8 @@ class LabelsFromFile(LabelNoise):
         return torch.from_numpy(found.astype(np.int64))
 
     def _from_numpy(self, path: Path) -> np.ndarray[Any, Any]:
-        try:
-            with path.open("rb") as opened:  # numpy leaves broken ones open
-                file = np.load(opened, allow_pickle=False)
-                if isinstance(file, np.ndarray):
-                    return file
-                if self.key in file:
-                    return np.asarray(file[self.key])
-                names = ", ".join(file.files)
-        except UNREADABLE as error:
-            raise DataError(f"{str(path)!r} cannot be read as an array: {error}. Save it again, by numpy.save.") from error
-        raise DataError(f"There is no array {self.key!r} in {str(path)!r} but {names}.{did_you_mean(self.key, file.files)}")
+        with open_arrays(path) as arrays:
+            return arrays["" if path.suffix == ".npy" else self.key]
 
 
 def _flips(rate: float, size: int, classes: int) -> int:
@@ -288,8 +276,8 @@ def _cache_folder() -> Path | None:
 def _kept(path: Path, labels: Tensor, classes: int, size: int) -> Tensor | None:
     """Return noisy labels of a file; None where there is none, or one that is not what it should be."""
     try:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            noisy = torch.from_numpy(file["labels"])
+        with open_arrays(path) as arrays:
+            noisy = torch.from_numpy(arrays["labels"])
     except Exception:  # a file that is cut or overwritten may raise anything
         return None
     fits = noisy.shape == labels.shape and noisy.dtype == labels.dtype and bool(((noisy >= 0) & (noisy < classes)).all())

@@ -8,6 +8,8 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lit_sparse.errors import CheckpointError
+
 __all__ = ["Batch", "EpochLoader", "Fetch", "Plan"]
 
 #: Tensors, and lists of text.
@@ -80,7 +82,14 @@ class EpochLoader:
         return {"epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved place; the next iteration yields what is left of its epoch."""
+        """Go to a saved place; the next iteration yields what is left of its epoch.
+
+        Raises:
+            CheckpointError: if it is not a place.
+        """
+        places = [state.get(key) for key in ("epoch", "batch")] if isinstance(state, dict) else [None]
+        if not all(isinstance(place, int) and place >= 0 for place in places):
+            raise CheckpointError(f"Expected a place in the training data, of an epoch and a batch, but got {state!r}.")
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
         self._restored = True
 

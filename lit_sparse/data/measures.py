@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lit_sparse.data.readers.arrays import check_real, read_npy
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.nn import seeded_normal, seeded_uniform
 
@@ -151,6 +152,7 @@ class Points(Measure):
         return self._read
 
     def _keep(self, points: np.ndarray, weights: np.ndarray | None) -> None:
+        check_real(points, repr(self.path))
         try:
             x = torch.from_numpy(np.array(points, dtype=np.float32))
             w = None if weights is None else torch.from_numpy(np.array(weights, dtype=np.float64)).flatten()
@@ -215,11 +217,12 @@ def _from_file(name: str) -> np.ndarray:
         raise DataError(f"Expected points in a .npy or .csv file but got {str(path)!r}.")
     try:
         if path.suffix == ".npy":
-            found: np.ndarray = np.load(path, allow_pickle=False)
-            return found
+            return read_npy(path)
         with path.open(encoding="utf-8") as file:
             lines = [line for line in file if line.strip()]
         return np.loadtxt(lines[int(bool(lines) and not _is_numbers(lines[0])) :], delimiter=",", ndmin=2)
+    except DataError:
+        raise
     except (OSError, EOFError, ValueError) as error:
         raise DataError(f"{str(path)!r} cannot be read as {path.suffix} data: {error}") from error
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, Literal
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_choice, check_count, check_number
-from lit_sparse.data.base import ResumableDataModule, Split, shuffled
+from lit_sparse.data.base import ResumableDataModule, Split, shuffled, warn_without_test
 from lit_sparse.data.images import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
-from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
+from lit_sparse.data.readers.arrays import Arrays, open_arrays
+from lit_sparse.data.text_files import in_folder
+from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.nn import seeded_uniform
 
 __all__ = ["ReferentialGameDataModule", "distinct"]
@@ -107,7 +108,13 @@ class ReferentialGameDataModule(ResumableDataModule):
         """Read the vectors and split them."""
         if not self._splits:
             self._read()
-        if stage in ("test", "predict") and not self.size("test"):
+        if stage == "fit":
+            warn_without_test(self._check_test)
+        if stage in ("test", "predict"):
+            self._check_test()
+
+    def _check_test(self) -> None:
+        if not self.size("test"):
             raise DataError(f"{self.path!r} holds nothing out for the test. Mark some vectors in its array of parts.")
 
     def _read(self) -> None:
@@ -166,26 +173,29 @@ class ReferentialGameDataModule(ResumableDataModule):
         }
 
     def _from_file(self, path: Path) -> dict[Split, Images]:
-        arrays = _arrays_of(path)
-        name = self.features if self.features in arrays else next(iter(arrays)) if len(arrays) == 1 else None
-        if name is None:
-            raise DataError(
-                f"Expected an array {self.features!r} in {str(path)!r} but it holds {', '.join(sorted(arrays))}. Name it by"
-                " --data.init_args.features."
-            )
-        vectors = _vectors(arrays, name, path)
-        labels = _one_each(arrays, self.labels, "label", path, len(vectors))
-        parts = _one_each(arrays, self.parts, "split", path, len(vectors))
+        if not path.is_file():
+            raise DataError(f"There is no file {str(path)!r} of feature vectors.{in_folder(path.parent, path.name)}")
+        with open_arrays(path) as arrays:
+            name = self.features if self.features in arrays else next(iter(arrays)) if len(arrays) == 1 else None
+            if name is None:
+                raise DataError(
+                    f"Expected an array {self.features!r} in {str(path)!r} but it holds {', '.join(sorted(arrays))}. Name it by"
+                    " --data.init_args.features."
+                )
+            vectors = _vectors(arrays, name)
+            labels = _one_each(arrays, self.labels, "label", len(vectors))
+            parts = _one_each(arrays, self.parts, "split", len(vectors))
+            known = None if self.attributes is None else _integers(arrays, self.attributes, len(vectors))
         classes = np.zeros(len(vectors), dtype=np.int64)
         if labels is not None:
-            labels = labels.astype(str if labels.dtype.kind in "US" else np.int64)
+            labels = labels if labels.dtype.kind == "U" else labels.astype(np.int64)
             names, classes = np.unique(labels, return_inverse=True)
             self.class_names = [str(name) for name in names]
         every = Images(torch.from_numpy(vectors), torch.from_numpy(classes.astype(np.int64)))
         places = self._places(len(every), parts, path)
-        if self.attributes is not None:
-            known = torch.from_numpy(_integers(arrays, self.attributes, path, len(vectors)))
-            self._attributes = {split: known[place] for split, place in places.items()}
+        if known is not None:
+            attributes = torch.from_numpy(known)
+            self._attributes = {split: attributes[place] for split, place in places.items()}
         return {split: every[place] for split, place in places.items()}
 
     def _places(self, size: int, parts: Any, path: Path) -> dict[Split, Tensor]:
@@ -194,8 +204,8 @@ class ReferentialGameDataModule(ResumableDataModule):
         kinds = torch.zeros(size, dtype=torch.int64)  # training, validation, test
         if parts is None:
             kinds[order[: round(self.test_share * size)]] = 2
-        elif parts.dtype.kind in "US":
-            words = parts.astype(str)
+        elif parts.dtype.kind == "U":
+            words = parts
             unknown = sorted(set(words.tolist()) - set(SPLITS))
             if unknown:
                 raise DataError(
@@ -266,46 +276,57 @@ class _Split:
         return self.order[place]
 
 
-def _vectors(arrays: dict[str, Any], name: str, path: Path) -> Any:
+def _vectors(arrays: Arrays, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return an array (M, F) of finite numbers, float32."""
+    where, found = f"{name!r} in {str(arrays.path)!r}", arrays[name]
     try:
-        vectors = np.asarray(arrays[name], dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise DataError(f"Expected {name!r} in {str(path)!r} to hold vectors (M, F) of numbers: {error}.") from error
-    if vectors.ndim != 2:
-        raise DataError(f"Expected {name!r} in {str(path)!r} to hold vectors (M, F) but its shape is {vectors.shape}.")
+        vectors = found.astype(np.float32)
+    except ValueError as error:
+        raise DataError(f"Expected {where} to hold vectors (M, F) of numbers: {error}.") from error
+    if vectors.ndim != 2 or 0 in vectors.shape:
+        raise DataError(f"Expected {where} to hold vectors (M, F) but its shape is {vectors.shape}.")
     broken = np.flatnonzero(~np.isfinite(vectors).all(-1))
     if len(broken):
         raise DataError(
-            f"Expected {name!r} in {str(path)!r} to hold finite vectors but {len(broken)} of {len(vectors)} hold NaN or inf,"
+            f"Expected {where} to hold finite vectors but {len(broken)} of {len(vectors)} hold NaN or inf,"
             f" the first in row {broken[0]}."
         )
     return vectors
 
 
-def _one_each(arrays: dict[str, Any], name: str | None, usual: str, path: Path, size: int) -> Any:
+def _one_each(arrays: Arrays, name: str | None, usual: str, size: int) -> Any:
     """Return an array (M,) that holds something of each vector; None if none is asked for and the usual one is not there."""
-    if name is None and usual not in arrays:
+    name = name or (usual if usual in arrays else None)
+    if name is None:
         return None
-    found = np.asarray(arrays.get(name or usual, np.zeros(())))
-    whole = found.dtype.kind in "biuUS" or (found.dtype.kind == "f" and np.array_equal(found, np.round(found)))
-    if found.shape != (size,) or not whole:
+    found = arrays[name] if name in arrays else np.zeros(())
+    if found.shape != (size,) or not (found.dtype.kind == "U" or _are_integers(found)):
         raise DataError(
-            f"Expected an array {name or usual!r} in {str(path)!r} with a whole number or a word for each of the {size} vectors"
-            f" but it holds {', '.join(f'{key} {np.shape(array)}' for key, array in sorted(arrays.items()))}."
+            f"Expected an array {name!r} in {str(arrays.path)!r} with a whole number or a word for each of the {size} vectors"
+            f" but it holds {arrays.shapes}."
         )
     return found
 
 
-def _integers(arrays: dict[str, Any], name: str, path: Path, size: int) -> Any:
+def _integers(arrays: Arrays, name: str, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return an array (M, A) of integers."""
-    found = np.asarray(arrays.get(name, np.zeros(0)))
-    if found.ndim != 2 or len(found) != size or not np.array_equal(found, found.astype(np.int64)):
+    found = arrays[name] if name in arrays else np.zeros(0)
+    if found.ndim != 2 or len(found) != size or not _are_integers(found):
         raise DataError(
-            f"Expected an array {name!r} of integers ({size}, A) in {str(path)!r}, the `attributes`, but it holds"
-            f" {', '.join(f'{key} {np.shape(array)}' for key, array in sorted(arrays.items()))}."
+            f"Expected an array {name!r} of integers ({size}, A) in {str(arrays.path)!r}, the `attributes`, but it holds"
+            f" {arrays.shapes}{f', this one of type {found.dtype}' if name in arrays else ''}. Words can be numbered by"
+            " numpy.unique(..., return_inverse=True)."
         )
     return found.astype(np.int64)
+
+
+def _are_integers(array: np.ndarray[Any, np.dtype[Any]]) -> bool:
+    """Return whether all entries are integers that int64 holds."""
+    if array.dtype.kind in "bi":
+        return True
+    if array.dtype.kind not in "uf" or not bool(np.isfinite(array).all()):
+        return False
+    return bool((array == np.round(array)).all() and (np.abs(array) < 2.0**63).all())
 
 
 def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
@@ -332,26 +353,3 @@ def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
 def _without(numbers: Tensor, left_out: Tensor) -> Tensor:
     """Shift numbers (B, n) past one that is left out (B,)."""
     return numbers + (numbers >= left_out.unsqueeze(-1)).long()
-
-
-def _arrays_of(path: Path) -> dict[str, Any]:
-    """Return the arrays of a file by their names; that of a ``.npy`` file has none."""
-    if not path.is_file():
-        raise DataError(f"There is no file {str(path)!r} of feature vectors.")
-    try:
-        if path.suffix in (".npy", ".npz"):
-            with path.open("rb") as file:  # numpy leaves it open if it is broken
-                found = np.load(file, allow_pickle=False)
-                return {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
-        if path.suffix in (".h5", ".hdf5"):
-            import h5py
-
-            with h5py.File(path) as file:
-                arrays = {name: file[name] for name in file if isinstance(file[name], h5py.Dataset)}
-                words = [name for name, array in arrays.items() if h5py.check_string_dtype(array.dtype) is not None]
-                return {name: array.asstr()[()].astype(str) if name in words else array[()] for name, array in arrays.items()}
-    except ImportError as error:
-        raise MissingExtraError("Feature vectors in HDF5 files", "h5") from error
-    except (OSError, ValueError, BadZipFile) as error:
-        raise DataError(f"{str(path)!r} cannot be read: {error}") from error
-    raise DataError(f"Expected a file .npy, .npz or .h5 of feature vectors but got {str(path)!r}.")

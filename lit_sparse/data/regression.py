@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from abc import abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +14,9 @@ from torch import Tensor
 from lit_sparse.checks import check_choice, check_count, check_number
 from lit_sparse.data.base import ResumableDataModule, Split, shuffled
 from lit_sparse.data.loader import Batch
+from lit_sparse.data.readers.arrays import open_arrays
+from lit_sparse.data.readers.sizes import check_dense
+from lit_sparse.data.text_files import ending_of, open_bytes
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.nn import RadialBases
 
@@ -23,7 +24,7 @@ __all__ = ["RegressionDataModule", "SyntheticRegressionDataModule", "Table", "Ta
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 #: What readers raise for files that hold something else, or no more than a part.
-UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
 FAMILIES = ("normal", "logistic", "poisson")
 
 
@@ -71,6 +72,8 @@ class RegressionDataModule(ResumableDataModule):
         train_size: training rows, the first in random order; None for all that are there.
         val_size: rows held out for validation: a share of all if below 1.
         test_size: rows held out for the test: a share of all if below 1.
+        standardize_target: shift and scale targets to mean 0 and standard deviation 1 over the training rows; ``target_mean``
+            and ``target_std`` turn them back, once ``setup`` has run.
         whole: hold nothing out: all rows train, in the order in which they are read, and are the splits that are not apart.
         batch_size: rows in a training batch of one process.
         eval_batch_size: rows in a batch of validation, test and prediction.
@@ -92,6 +95,7 @@ class RegressionDataModule(ResumableDataModule):
         val_size: float = 0.1,
         test_size: float = 0.1,
         whole: bool = False,
+        standardize_target: bool = False,
         batch_size: int = 64,
         eval_batch_size: int = 1024,
         num_workers: int = 0,
@@ -115,6 +119,8 @@ class RegressionDataModule(ResumableDataModule):
         self.val_size = check_number("val_size", val_size, 0.0, 1e12, open_low=True)
         self.test_size = check_number("test_size", test_size, 0.0, 1e12, open_low=True)
         self.whole = whole
+        self.standardize_target = standardize_target
+        self.target_mean, self.target_std = 0.0, 1.0
         self._tables: dict[Split, Table] = {}
 
     @abstractmethod
@@ -126,6 +132,8 @@ class RegressionDataModule(ResumableDataModule):
         if self._tables:
             return
         tables = self._split(self.load())
+        if self.standardize_target:
+            tables = self._with_standard_targets(tables)
         inputs = {split: table.features.double() for split, table in tables.items()}
         if self.whiten:
             mean, turn = _whitening(inputs["train"])
@@ -146,6 +154,16 @@ class RegressionDataModule(ResumableDataModule):
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:  # noqa: D102
         rows = self._tables[split][indices]
         return {"features": rows.features, "target": rows.target, "index": indices}
+
+    def _with_standard_targets(self, tables: dict[Split, Table]) -> dict[Split, Table]:
+        target = tables["train"].target.double()
+        self.target_mean, self.target_std = float(target.mean()), float(target.std(correction=0))
+        if bool((target == target[0]).all()):
+            raise DataError(
+                f"Expected training targets that differ with `standardize_target` but all {len(target)} are {target[0]:g}."
+            )
+        standard = {split: (table.target.double() - self.target_mean) / self.target_std for split, table in tables.items()}
+        return {split: Table(table.features, standard[split].float()) for split, table in tables.items()}
 
     def _split(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         """Hold out what is not apart yet, and leave out what is too much for training."""
@@ -248,13 +266,15 @@ class TableDataModule(RegressionDataModule):
 
     A ``.npz`` file holds the arrays that ``features`` and ``target`` name; its arrays ``{features}t`` and ``{target}t``, if
     there are such, are the test rows. In a ``.csv`` file the arguments name columns, ``features`` several of them parted by
-    commas; it may be gzipped. Any other file is read as LIBSVM's sparse rows, which have no names.
+    commas; it may be packed by gzip or bzip2. Any other file is read as LIBSVM's sparse rows, which have no names.
 
     Args:
         path: of the file.
         features: name of the array (N, D), or names of columns parted by commas.
         target: name of the array (N,), or of the column.
         log_target: take the logarithm of the targets.
+        standardize_target: shift and scale targets, after the logarithm, to mean 0 and standard deviation 1 over the training
+            rows; ``target_mean`` and ``target_std`` turn them back.
         drop_last: leave out the last feature, where it is an intercept already.
         whiten: turn and scale the features so that those of the training rows have the identity as their covariance.
         standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
@@ -280,6 +300,7 @@ class TableDataModule(RegressionDataModule):
         features: str = "X",
         target: str = "y",
         log_target: bool = False,
+        standardize_target: bool = False,
         drop_last: bool = False,
         whiten: bool = False,
         standardize: bool = False,
@@ -298,6 +319,7 @@ class TableDataModule(RegressionDataModule):
             standardize=standardize,
             bases=bases,
             intercept=intercept,
+            standardize_target=standardize_target,
             train_size=train_size,
             val_size=val_size,
             test_size=test_size,
@@ -317,15 +339,15 @@ class TableDataModule(RegressionDataModule):
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise DataError(f"The file {str(path)!r} does not exist.")
-        name = path.name.removesuffix(".gz")
+        ending = ending_of(path)
         readers = {".npz": self._from_npz, ".csv": self._from_csv}
         try:
-            arrays = readers.get(Path(name).suffix, self._from_libsvm)(path)
+            arrays = readers.get(ending, self._from_libsvm)(path)
             tables = {split: self._table(x, y) for split, (x, y) in arrays.items()}
         except DataError:
             raise
         except UNREADABLE as error:
-            kind = Path(name).suffix if Path(name).suffix in readers else "LIBSVM"
+            kind = ending if ending in readers else "LIBSVM"
             raise DataError(f"{str(path)!r} cannot be read as {kind} data: {error}") from error
         if not len(tables["train"]):
             raise DataError(f"{str(path)!r} holds no rows.")
@@ -344,13 +366,10 @@ class TableDataModule(RegressionDataModule):
         return Table(x[:, :-1] if self.drop_last and x.ndim == 2 else x, y.float())
 
     def _from_npz(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
-        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaves broken ones open
-            for name in (self.features, self.target):
-                if name not in file:
-                    raise DataError(f"There is no array {name!r} in {str(path)!r} but {', '.join(file.files)}.")
-            found: dict[Split, tuple[np.ndarray, np.ndarray]] = {"train": (file[self.features], file[self.target])}
-            if f"{self.features}t" in file and f"{self.target}t" in file:
-                found["test"] = (file[f"{self.features}t"], file[f"{self.target}t"])
+        with open_arrays(path) as arrays:
+            found: dict[Split, tuple[np.ndarray, np.ndarray]] = {"train": (arrays[self.features], arrays[self.target])}
+            if f"{self.features}t" in arrays and f"{self.target}t" in arrays:
+                found["test"] = (arrays[f"{self.features}t"], arrays[f"{self.target}t"])
         return found
 
     def _from_csv(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
@@ -364,7 +383,9 @@ class TableDataModule(RegressionDataModule):
     def _from_libsvm(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
         from sklearn.datasets import load_svmlight_file
 
-        x, y = load_svmlight_file(str(path))
+        with open_bytes(path) as file:
+            x, y = load_svmlight_file(file)
+        check_dense(path, x.shape, x.nnz)
         return {"train": (x.toarray(), y)}
 
 

@@ -12,7 +12,7 @@ from lit_sparse.data.tables import TABLES, from_tables
 from lit_sparse.data.text_files import SGML, ending_of, in_folder, read_lines
 from lit_sparse.errors import ConfigurationError, DataError
 
-__all__ = ["read_split"]
+__all__ = ["check_split", "read_split"]
 
 #: What a name of the hub looks like.
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -62,6 +62,32 @@ def read_split(
         ...     read_split(folder, "dev", {"target": "title", "label": "stars"})
         {'target': ['Rain'], 'label': [4]}
     """
+    found = _located(path, split, columns, config)
+    if found is None:
+        return from_hub(str(path), split, columns, config, optional)
+    files, base = found
+    return _from_parallel(files, base) if isinstance(files, dict) else from_tables(files, columns, optional)
+
+
+def check_split(path: str | None, split: str, columns: Mapping[str, str], *, config: str | None = None) -> None:
+    """Check that the files of a split are there, without reading them; of the hub's data sets nothing is checked.
+
+    Args:
+        path: see :func:`read_split`, as for the others.
+        split: name of the split.
+        columns: role -> column.
+        config: name of a configuration, or a folder.
+
+    Raises:
+        DataError: if they are not.
+    """
+    _located(path, split, columns, config)
+
+
+def _located(
+    path: str | None, split: str, columns: Mapping[str, str], config: str | None
+) -> tuple[list[Path] | dict[str, Path], Path] | None:
+    """Return the files of a split and the path that they begin with; None for a data set of the hub."""
     if not columns:
         raise ConfigurationError("Expected argument `columns` to name a column for each role but it is empty.")
     if path is None:
@@ -75,11 +101,10 @@ def read_split(
             raise DataError(f"The folder {path!r} {what}.{in_folder(folder.parent, folder.name)}")
         base = (folder / config if config else folder) / Path(split).expanduser()
     else:
-        return from_hub(path, split, columns, config, optional)
+        return None
     if not split or not base.name:
         raise ConfigurationError(f"Expected argument `split` to name a split, such as train, but got {split!r}.")
-    found = _find(base, columns)
-    return _from_parallel(found, base) if isinstance(found, dict) else from_tables(found, columns, optional)
+    return _find(base, columns), base
 
 
 def _is_local(path: str) -> bool:
@@ -133,10 +158,12 @@ def _parts(table: Path) -> list[Path]:
     if numbered is None:
         return [table]
     start, digits, count, end = table.name[: numbered.start()], len(numbered[1]), numbered[2], table.name[numbered.end() :]
-    parts = [table.with_name(f"{start}-{number:0{digits}d}-of-{count}{end}") for number in range(int(count))]
-    for part in parts:
+    parts = []
+    for number in range(int(count)):  # which may be a number far beyond what there is
+        part = table.with_name(f"{start}-{number:0{digits}d}-of-{count}{end}")
         if not part.is_file():
             raise DataError(f"{table.name!r} is one of {count} parts but there is no {str(part)!r}. Fetch it too.")
+        parts.append(part)
     return parts
 
 

@@ -10,17 +10,21 @@ import csv
 import itertools
 import json
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.data.readers.sizes import check_unpacked
 from lit_sparse.data.text_files import ending_of, numbered_lines
 from lit_sparse.errors import DataError, did_you_mean
 
 __all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_of"]
 
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+#: Digits of the longest integer that a float can hold.
+LONGEST = 308
 #: Where a row is, such as "line 3", and its values by the names of their columns.
 Row = tuple[str, Mapping[str, Any]]
 
@@ -37,6 +41,13 @@ def from_tables(files: Sequence[Path], columns: Mapping[str, str], optional: Col
             read[role] += values
     if ending_of(files[0]) in (".csv", ".tsv"):  # they do not say what is a number
         read = {role: _numbers(values) for role, values in read.items()}
+    for role, values in read.items():
+        for row, value in enumerate(values, 1):
+            if type(value) is int and abs(value) > sys.float_info.max:
+                raise DataError(
+                    f"Expected integers of at most {LONGEST} digits in column {columns[role]!r} of {str(files[0])!r} but row"
+                    f" {row} has a longer one. Shorten it, or leave the row out."
+                )
     return read
 
 
@@ -101,7 +112,13 @@ def _names(row: Mapping[str, Any]) -> Iterator[str]:
 def _numbers(cells: list[str | None]) -> list[Any]:
     if not all(cell is None or NUMBER.fullmatch(cell) for cell in cells):
         return list(cells)
-    return [cell if cell is None else float(cell) if "." in cell else int(cell) for cell in cells]
+    return [cell if cell is None else _number(cell) for cell in cells]
+
+
+def _number(cell: str) -> int | float:
+    if "." in cell:
+        return float(cell)
+    return int(cell) if len(cell) <= LONGEST + 2 else 10 ** (LONGEST + 1)  # refused later; a long one takes long to read
 
 
 def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
@@ -171,8 +188,9 @@ def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     try:
         with path.open("rb") as file, parquet.ParquetFile(file) as table:
             kept = needed(columns, table.schema_arrow.names)
+            check_unpacked(path, 8 * table.metadata.num_rows * len(kept), what="its table")
             yield from rows_of(batch.to_pydict() for batch in table.iter_batches(columns=kept))
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{str(path)!r} is no Parquet file: {brief(error)}.") from error
 
 

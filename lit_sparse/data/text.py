@@ -12,10 +12,10 @@ from pytorch_lightning.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
 
 from lit_sparse.checks import check_count
-from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
+from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled, warn_without_test
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.data.ragged import Ragged
-from lit_sparse.data.splits import read_split
+from lit_sparse.data.splits import check_split, read_split
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.vocab import Vocabulary, VocabularyOptions
 
@@ -104,6 +104,14 @@ class TextDataModule(ResumableDataModule):
         """Return role -> values of a split; to be overridden by data that are no files."""
         return read_split(self.path, self.names[split], self.columns(split), config=self.config, optional=self.optional)
 
+    def check_test(self) -> None:
+        """Check that the test split is there; to be overridden with :meth:`read`.
+
+        Raises:
+            DataError: if it is not.
+        """
+        check_split(self.path, self.names["test"], self.columns("test"), config=self.config)
+
     def read_inputs(self) -> dict[str, list[Any]]:
         """Return role -> values of what ``predict`` reads; those of the test split by default."""
         return self.texts("test")
@@ -116,6 +124,7 @@ class TextDataModule(ResumableDataModule):
                 for row, text in enumerate(values.get(role, ())):
                     if not isinstance(text, str):
                         raise DataError(f"Expected text as {role} but row {row} of the {split} data holds {text!r}.")
+                    _check_whole(text, role, row, split)
             if split == "train":
                 values = {role: rows[: self.train_size] for role, rows in values.items()}
             self._columns[split] = values
@@ -132,6 +141,8 @@ class TextDataModule(ResumableDataModule):
         for split in needed.get(stage, ("train", "val", "test")):
             if not len(next(iter(self.texts(split).values()))):
                 raise DataError(f"Expected some examples in the {split} data but there are none.")
+        if stage == "fit":
+            warn_without_test(self.check_test)
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
@@ -195,6 +206,12 @@ class TextDataModule(ResumableDataModule):
         else:
             self._tell_cut(split, found)
             found = {role: ragged.cut(self.max_test_length) for role, ragged in found.items()}
+        for role, ragged in found.items():
+            if not int(ragged.lengths.sum()):
+                raise DataError(
+                    f"Expected some text as {role} in the {split} data but none of the {len(ragged)} examples has a token: they"
+                    " are empty, or white space alone. Check the file."
+                )
         for role in self.written:
             if role in found:
                 vocabulary = self.vocabularies[self.roles[role]]
@@ -277,3 +294,16 @@ class TextDataModule(ResumableDataModule):
                     f"{len(long)} of the {split} data are longer than max_test_length={self.max_test_length} tokens and are cut"
                     f" there: {role} {named} (counted from 1)"
                 )
+
+
+def _check_whole(text: str, role: str, row: int, split: Split) -> None:
+    """Check that a text has no lone surrogate, half of a character, which UTF-8 cannot encode and tokenizers refuse."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataError(
+            f"Expected whole characters as {role} but row {row + 1} of the {split} data (counted from 1) has half of one,"
+            f" {text[error.start]!r}, at place {error.start + 1}. Write the character whole, or leave it out."
+        ) from error

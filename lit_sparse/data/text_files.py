@@ -1,22 +1,28 @@
-"""Opens files of text, plain or gzipped, and reads their lines."""
+"""Opens files of text, plain or packed by gzip or bzip2, and reads their lines."""
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import html
 import io
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from lit_sparse.data.readers.sizes import BoundedReader
 from lit_sparse.errors import DataError, did_you_mean
 
 __all__ = ["ending_of", "in_folder", "numbered_lines", "open_bytes", "read_lines"]
 
-GZIP = b"\x1f\x8b"
+#: Endings of packed files, what these start with, and what unpacks them.
+PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.BufferedIOBase]]] = {
+    ".gz": ("gzip", re.compile(rb"\x1f\x8b"), lambda file: gzip.GzipFile(fileobj=file)),
+    ".bz2": ("bzip2", re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.BZ2File),
+}
 BOM = b"\xef\xbb\xbf"
 SGML = (".sgm", ".sgml")
 SEGMENT = re.compile(r"<seg(?:\s[^>]*)?>(.*?)</seg\s*>", re.IGNORECASE | re.DOTALL)
@@ -24,7 +30,7 @@ ENTITY = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|\w+);")
 
 
 def read_lines(path: Path | str) -> list[str]:
-    r"""Return the lines of a text file in UTF-8, plain or gzipped.
+    r"""Return the lines of a text file in UTF-8, plain or packed by gzip or bzip2.
 
     Lines end at ``\n`` alone, so that line i of one file still belongs to line i of another where a text holds a form feed,
     U+2028 or another character at which ``str.splitlines`` would part it. A ``\r`` before the end is dropped, a byte-order mark
@@ -35,7 +41,7 @@ def read_lines(path: Path | str) -> list[str]:
         path: the file.
 
     Raises:
-        DataError: if the file is missing, no whole gzip file, not in UTF-8, or SGML without segments.
+        DataError: if the file is missing, not a whole packed file, not in UTF-8, or SGML without segments.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -51,25 +57,32 @@ def read_lines(path: Path | str) -> list[str]:
 
 
 @contextmanager
-def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file to read its bytes, gunzipped where it is gzip.
+def open_bytes(path: Path, *, strict: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file to read its bytes, unpacked if it is gzip or bzip2.
+
+    Args:
+        path: the file.
+        strict: whether a file named ``.gz`` or ``.bz2`` must be packed so.
 
     Raises:
-        DataError: if it cannot be opened, or, later, is found to be no whole gzip file.
+        DataError: if it cannot be opened, or, later, is not a whole packed file, or unpacks to more than is believable.
     """
     try:
         with path.open("rb") as file:
-            start = file.read(2)
+            start = file.read(10)
             file.seek(0)
-            if start == GZIP:
-                with io.BufferedReader(gzip.GzipFile(fileobj=file)) as unzipped:
-                    yield unzipped
-            elif path.suffix.lower() == ".gz":
-                raise DataError(f"{str(path)!r} is no gzip file: it starts with {start!r}. Fetch it again, or rename it.")
-            else:
-                yield file
+            for ending, (kind, magic, unpack) in PACKED.items():
+                if magic.match(start):
+                    with io.BufferedReader(BoundedReader(unpack(file), path), 1 << 16) as unpacked:
+                        yield unpacked
+                    return
+                if strict and path.suffix.lower() == ending:
+                    raise DataError(
+                        f"{str(path)!r} is not a {kind} file: it starts with {start[:2]!r}. Fetch it again, or rename it."
+                    )
+            yield file
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{str(path)!r} is not a whole gzip file ({error}). Fetch it again.") from error
+        raise DataError(f"{str(path)!r} is not a whole {kind} file ({error}). Fetch it again.") from error
     except FileNotFoundError as error:
         raise DataError(f"There is no file {str(path)!r}.{in_folder(path.parent, path.name)}") from error
     except OSError as error:
@@ -117,6 +130,6 @@ def _segments(path: Path, text: str) -> list[str]:
 
 
 def ending_of(path: Path) -> str:
-    """Return the ending of a file's name, that of its content where it is gzipped."""
-    path = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    """Return the ending of a file's name, that of its content if it is packed."""
+    path = path.with_suffix("") if path.suffix.lower() in PACKED else path
     return path.suffix.lower()

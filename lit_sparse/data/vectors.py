@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
-import pickle
 import re
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,9 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_count
+from lit_sparse.data.readers.arrays import read_npy
+from lit_sparse.data.readers.sizes import check_unpacked
+from lit_sparse.data.tables import brief
 from lit_sparse.data.text_files import in_folder, open_bytes
 from lit_sparse.errors import DataError
 
@@ -25,6 +28,8 @@ __all__ = ["read_vectors"]
 
 FLOAT = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 TEXTS = (".txt", ".vec")
+#: Numbers of a vector. Published ones have at most a few thousand.
+WIDEST = 20_000
 
 
 def read_vectors(path: str, tokens: Sequence[str], width: int | None = None) -> tuple[Tensor, Tensor]:
@@ -111,6 +116,8 @@ class _Wanted:
         """
         if self.width not in (None, width):
             raise DataError(f"Expected word vectors of width {self.width} but those of {where} have {width}.")
+        if width > WIDEST:
+            raise DataError(f"Expected word vectors of at most {WIDEST:,} numbers but those of {where} have {width:,}.")
         self.vectors = torch.zeros(len(self.vectors), width)
 
     def takers(self, word: bytes) -> list[tuple[int, int]]:
@@ -201,6 +208,7 @@ def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]
     try:
         with zipfile.ZipFile(path) as archive:
             member = _member(archive.namelist(), width, where)
+            check_unpacked(path, archive.getinfo(member).file_size, what=f"its file {member!r}")
             with io.BufferedReader(archive.open(member), 1 << 20) as file:  # type: ignore[type-var]
                 yield file, f"{member!r} in {where}"
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
@@ -218,23 +226,42 @@ def _member(names: Sequence[str], width: int | None, where: str) -> str:
 
 def _from_cache(path: Path, wanted: _Wanted) -> None:
     where = repr(str(path))
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise DataError(f"{where} is no file of torchtext's .vector_cache: {reason[:200]}") from error
+    content = _unpacked_cache(path)
     words, vectors = (content[0], content[2]) if isinstance(content, tuple) and len(content) == 4 else (None, None)
     if not isinstance(words, list) or not isinstance(vectors, Tensor) or vectors.dim() != 2:
         raise DataError(f"Expected the words, their numbers, their vectors and the width in {where}, as torchtext caches them.")
-    _fill(words, vectors.float().numpy(), where, wanted)
+    if vectors.layout != torch.strided or vectors.device.type != "cpu" or not vectors.is_floating_point():
+        raise DataError(
+            f"Expected a dense tensor of floating numbers in {where} but got {vectors.dtype}, {vectors.layout}, on the device"
+            f" {vectors.device.type!r}. Save it again, as `vectors.float().cpu().to_dense()`."
+        )
+    _fill(words, vectors.detach().float().numpy(), where, wanted)
+
+
+def _unpacked_cache(path: Path) -> Any:
+    """Return what a cache of torchtext holds: tensors, lists, dicts and text, and nothing that runs."""
+    where = repr(str(path))
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                check_unpacked(path, sum(member.file_size for member in archive.infolist()), what="its content")
+        elif tarfile.is_tarfile(path):  # torch before 2.6 runs code of such files in spite of `weights_only`
+            raise DataError(f"{where} is a tar archive, the format of torch before 0.1.10. Save it again with a newer torch.")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except DataError:
+        raise
+    except Exception as error:  # a file that is cut or forged may raise anything
+        raise DataError(f"{where} is not a file of torchtext's .vector_cache: {brief(error)}") from error
 
 
 def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # they come with datasets
     try:
-        vectors = np.load(array, mmap_mode="r", allow_pickle=False)
+        vectors = read_npy(array, memory_mapped=True)
         with index.open("rb") as file:
             words = parquet.read_table(file).column(0).to_pylist()
+    except DataError:
+        raise
     except (arrow.ArrowException, OSError, ValueError, IndexError) as error:
         raise DataError(f"{str(array)!r} and {str(index)!r} cannot be read: {error}") from error
     _fill(words, vectors, repr(str(array)), wanted)
@@ -246,8 +273,12 @@ def _fill(words: list[str], vectors: np.ndarray[Any, Any], where: str, wanted: _
         raise DataError(f"{where} holds vectors {vectors.shape} for {len(words)} words.")
     wanted.expect(vectors.shape[1], where)
     for place, word in enumerate(words):
+        if not isinstance(word, str):
+            raise DataError(f"Expected words in {where} but the one at place {place + 1} is {word!r}.")
         takers = wanted.takers(_bytes(word))
         if takers:
+            if not np.isfinite(vectors[place]).all():
+                raise DataError(f"Expected finite vectors in {where} but that of {word!r} holds NaN or inf.")
             wanted.take(takers, vectors[place])
 
 

@@ -82,7 +82,7 @@ class Estimator(nn.Module, ABC):
             estimators over categorical variables have one: probabilities of 2^D bit vectors are no row of a matrix.
     """
 
-    #: The loss is the exact expectation and its gradient exact, not a sample of them.
+    #: The loss is the exact expectation under the estimator's distribution and its gradient exact, not a sample of them.
     exact: ClassVar[bool] = False
     #: In training, loss and gradients are those of the expected loss on average.
     unbiased: ClassVar[bool] = False

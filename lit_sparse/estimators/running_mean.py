@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lit_sparse.distributed import reduce
+
 __all__ = ["RunningMean"]
 
 
@@ -39,10 +41,7 @@ class RunningMean(nn.Module):
             used: which of them count, of the same shape; by default all. Those that are not finite never do.
         """
         some = numbers.isfinite() if used is None else used & numbers.isfinite()
-        sums = torch.stack([torch.where(some, numbers, 0.0).double().sum(), some.double().sum()])
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(sums)
-        total, count = sums.unbind()
+        total, count = reduce(torch.stack([torch.where(some, numbers, 0.0).double().sum(), some.double().sum()])).unbind()
         self.count.add_(count)
         self.value.add_(torch.where(count > 0, (total - count * self.value) / self.count.clamp_min(1.0), 0.0))
 

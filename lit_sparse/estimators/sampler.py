@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -40,7 +41,8 @@ class Sampler(Estimator):
     """Estimates the expected loss by a few values of the latent variable, most of them drawn at random.
 
     In evaluation the most probable value alone is decoded, so that results do not depend on chance; ask for
-    ``evaluation="sample"`` to draw there too. Draws are those of torch's generator.
+    ``evaluation="sample"`` to draw there too. Draws are those of torch's generator. A sampler warns once if its mapping is
+    sparse: values of probability zero are never drawn.
 
     Args:
         latent: ``"categorical"``, with a mapping from scores to probabilities, or ``"bits"``, independent ones whose logits the
@@ -59,11 +61,13 @@ class Sampler(Estimator):
         self.latent = check_choice("latent", latent, ("categorical", "bits"))
         self.evaluation = check_choice("evaluation", evaluation, ("most_probable", "sample"))
         super().__init__(mapping)
+        self._warned = False
 
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
         """See :meth:`Estimator.forward`."""
         latent = self.distribution(scores)
         if self.training or self.evaluation == "sample":
+            self._warn_of_zeros()
             return self.estimate(latent, loss_fn, context)
         decoded = self.decode(latent, latent.best(1)[0], loss_fn)
         return self.expectation(latent, decoded.losses[:, 0], decoded)
@@ -75,6 +79,18 @@ class Sampler(Estimator):
     def distribution(self, scores: Tensor) -> LatentDistribution:
         """Return the distributions that scores (B, K) or (B, D) stand for."""
         return Bits(scores) if self.latent == "bits" else Categories(self.probabilities(scores))
+
+    def _warn_of_zeros(self) -> None:
+        """Warn once of a mapping whose zeros are never drawn."""
+        if self._warned or self.latent == "bits" or self.mapping is None or not self.mapping.sparse:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{type(self).__name__} samples from {type(self.mapping).__name__}, which gives some values probability zero: they"
+            " are never drawn, so training does not explore them. Use the mapping Softmax, or the estimator Marginalize, which"
+            " sums over the values that a sparse mapping leaves.",
+            stacklevel=2,
+        )
 
     def decode(self, latent: LatentDistribution, values: Tensor, loss_fn: LossFunction, there: Tensor | None = None) -> Decoded:
         """Return the losses of values in one call of ``loss_fn``.

@@ -25,6 +25,11 @@ class SparseMAPMarginalize(Estimator):
     one whose structures contain one another, which costs a sort and no iteration. A model trained with the one is another than
     a model trained with the other.
 
+    The sum over that distribution is exact. Only the marginals are a function of the scores alone. So is a loss that is linear
+    in the structure. Over assignments and trees many distributions share the marginals, and rounding decides which one the
+    active set ends with: other losses may jump under a change of the scores in the ninth digit. The page "Which distribution
+    SparseMAP sums over" has figures.
+
     Args:
         structure: a set of structures; see :mod:`lit_sparse.structures`.
         decomposition: ``"active_set"`` or ``"nested"``.
@@ -50,7 +55,7 @@ class SparseMAPMarginalize(Estimator):
         ([2.0, 0.25], [1, 2])
     """
 
-    exact: ClassVar[bool] = True
+    exact: ClassVar[bool] = True  # for the distribution that the decomposition chose
     unbiased: ClassVar[bool] = True
     latent: Latent = "bits"
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import numba
 import numpy as np
+from numba.core import event
 from numba.extending import overload
 
 __all__ = ["REDUCTION_FLAGS", "bits_of", "compile_rows", "floats_of", "layout_of"]
@@ -14,6 +17,28 @@ __all__ = ["REDUCTION_FLAGS", "bits_of", "compile_rows", "floats_of", "layout_of
 # Flags for reductions over values known to be neither NaN nor +inf. Sums may be reordered into SIMD lanes; -inf keeps
 # its meaning. Never give them to a function that subtracts a two-part threshold: reordering would round its parts.
 REDUCTION_FLAGS = frozenset({"reassoc", "contract", "nsz", "arcp", "nnan"})
+
+
+class _Notice(event.Listener):
+    """Says once that kernels are compiled: Numba announces a compilation, not what it loads from its cache."""
+
+    given = False
+
+    def on_start(self, event: Any) -> None:
+        """Say it when the first function of this package is compiled."""
+        function = getattr(event.data.get("dispatcher"), "py_func", None)
+        if self.given or not getattr(function, "__module__", "").startswith("lit_sparse."):
+            return
+        self.given = True
+        lightning = sys.modules.get("pytorch_lightning.utilities.rank_zero")  # never imported for a notice
+        say = lightning.rank_zero_info if lightning else logging.getLogger(__name__).warning
+        say("Compiling kernels for this processor, which may take up to a minute. Later runs load them from Numba's cache.")
+
+    def on_end(self, event: Any) -> None:
+        """Do nothing."""
+
+
+event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
 def compile_rows(flags: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -21,13 +21,14 @@ from lit_sparse.kernels.elementary import exponentials, logarithms, logarithms_o
 from lit_sparse.kernels.rows import SIMD_BLOCK, pad, top_of, write_odd
 from lit_sparse.kernels.threads import over_rows
 
-__all__ = ["entmax_product", "map_entmax"]
+__all__ = ["entmax_jacobian", "entmax_product", "map_entmax"]
 
 SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
 FLAT = 1e-9  # below this eps, softmax: the two differ by eps / 2 times the square of a score
 NEWTON_PASSES, PASSES = 30, 120
 TWIN_PASSES = 60
 CHUNK = 1024
+CEILING_SINGLE, CEILING_DOUBLE = 80.0, 600.0  # logarithms of weights in the Jacobian stay below
 UNSURE, STEEP = 1e-10, 1e-4  # m = 1 + eps (z - t) is known but for rounding: is it above 0, and its root accurate?
 
 
@@ -397,6 +398,43 @@ def write_root_product(y: Any, v: Any, row: Any, mean: Any, scale: Any, out: Any
 
 
 @compile_rows()
+def steep_product(
+    v: Any, y: Any, row: Any, power: Any, n: Any, scale: Any, places: Any, u: Any, work: Any, bits: Any, out: Any
+) -> None:
+    """Multiply a row by the Jacobian for a negative power, where weights ``s = y^power`` may be too large for their type.
+
+    With u = v - v_m, m the place of the largest weight, it is ``s u - p sum s u``, p = s / sum s: the largest weight itself
+    is multiplied by zero.
+    """
+    exponent, broken = y.dtype.type(power), y[row, places[0]] != y[row, places[0]] if n > 0 else False
+    most = 0
+    for j in range(n):
+        most = j if work[0, j] < work[0, most] else most
+    origin, ceiling = u[most], y.dtype.type(CEILING_SINGLE if y.itemsize == 4 else CEILING_DOUBLE)
+    logarithms(work, bits, n)
+    top = work[0, most] * exponent
+    for j in range(n):
+        rate = work[0, j] * exponent
+        work[0, j] = rate - top
+        out[row, places[j]] = min(rate, ceiling)
+        u[j] = u[j] - origin
+    exponentials(work, bits, n)
+    mass = 0.0
+    for j in range(n):
+        work[1, j] = work[0, j]
+        mass += work[0, j]
+        work[0, j] = out[row, places[j]]
+    exponentials(work, bits, n)
+    total = 0.0
+    for j in range(n):
+        work[0, j] = work[0, j] * u[j]
+        total += work[0, j]
+    share = y.dtype.type(np.nan if broken else total / mass)
+    for j in range(n):
+        out[row, places[j]] = (work[0, j] - work[1, j] * share) * scale
+
+
+@compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
     """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
     d = y.shape[1]
@@ -420,6 +458,9 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, 
         if eps == 1.0:
             for j in range(n):
                 work[0, j] = work[0, j] / work[0, j]
+        elif eps > 1.0:
+            steep_product(v, y, row, 1.0 - eps, n, scale, places, u, work, bits, out)
+            continue
         elif eps > FLAT:
             power = y.dtype.type(1.0 - eps)
             logarithms(work, bits, n)
@@ -440,22 +481,35 @@ def _product_cpu(
     over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
 
 
-def _product_twin(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+    """Return the Jacobian of alpha-entmax at its result y, times v, in differentiable operations.
+
+    With ``s = y^(2 - alpha)`` it is ``s (v - sum s v / sum s) / gamma``. For alpha > 2 the s of a small y may be too large for
+    its type: with u = v - v_m, m the place of the largest s, and p = s / sum s it is ``(s u - p sum s u) / gamma``.
+    """
     support = y != 0
-    one = torch.ones_like(y)
     power = 2 - torch.as_tensor(alpha, dtype=y.dtype, device=y.device)
-    s = torch.where(support, torch.where(support, y, one) ** power, torch.zeros_like(y))
-    s = torch.where(y.isnan(), y, s)  # NaN to the power of 0 is 1
-    v = torch.where(support, v, torch.zeros_like(v))
-    mean = (s * v).sum(-1, keepdim=True) / torch.where(support, s, torch.zeros_like(s)).sum(-1, keepdim=True)
-    return torch.where(support, s * (v - mean) / gamma, torch.zeros_like(v))
+    base = torch.where(support, y, 1.0)
+    base = torch.where(power < 0, base.clamp_min(4 * torch.finfo(y.dtype).tiny), base)  # whose inverse is finite
+    rate = torch.where(support, power * base.detach().log(), -torch.inf)
+    most = rate.detach().argmax(-1, keepdim=True)
+    peak = base.gather(-1, most)
+    ceiling = CEILING_DOUBLE if y.dtype == torch.float64 else CEILING_SINGLE
+    fine = support & ~(rate > ceiling)
+    s = torch.where(fine, torch.where(fine, base, 1.0) ** power, torch.full_like(base, math.exp(ceiling)))
+    p = torch.where(support, (base / peak) ** power, 0.0)
+    p = torch.where(y.isnan(), y, p)  # NaN to the power of 0 is 1
+    p = p / p.sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
+    v = torch.where(support, v - v.gather(-1, most), 0.0)  # what arrives at an entry outside is never looked at
+    pull = torch.where(support, s * v, 0.0)
+    return torch.where(support, (pull - p * pull.sum(-1, keepdim=True)) / gamma, 0.0).to(v.dtype)
 
 
 entmax_product = RowKernel(
     "entmax_product",
     "(Tensor v, Tensor y, Tensor alpha, float gamma) -> Tensor",
     _product_cpu,
-    _product_twin,
+    entmax_jacobian,
     triton_rows.entmax_product,
     parameters=1,
 )

@@ -29,6 +29,8 @@ __all__ = ["map_fused", "total_variation_prox"]
 SECONDS = 6e-9  # for one element, on one thread
 LOWER, UPPER, KNOTS, SLOPES, INTERCEPTS, VALUES = 0, 1, 2, 3, 4, 5  # rows of the workspace
 WORK_ROWS = 6
+ROUNDING = 2e-15  # of the scale of the row in float64
+EPS_SINGLE, EPS_DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
 MARGIN = 1e-6  # of the scale of the row: rounding must not make a wall of an entry that counts
 
 
@@ -100,8 +102,9 @@ def write_runs(
 
     A run with n entries has the value mean(z) + lam (s_left - s_right) / n, s the signs of the steps into and out of it; the
     code of its label is s_left - s_right. Signs come from which end of its interval an entry lies at, never from comparing
-    values that rounding has touched.
+    values that rounding has touched. A step that the type of x would round away does not end a run.
     """
+    step = (EPS_SINGLE if x.itemsize == 4 else EPS_DOUBLE) + ROUNDING * (1.0 + 4.0 * lam)
     end, after = last, 1 if walls & 2 else 0
     total = 0.0
     for i in range(last, first - 1, -1):
@@ -110,12 +113,12 @@ def write_runs(
         closed = i == first
         if i > first:
             if lam == 0.0:
-                step = np.float64(x[row, i - 1]) - np.float64(x[row, i])
-                before = 1 if step > 0 else (-1 if step < 0 else 0)
+                difference = np.float64(x[row, i - 1]) - np.float64(x[row, i])
+                before = 1 if difference > 0 else (-1 if difference < 0 else 0)
                 closed = True
-            elif value < work[LOWER, i - 1]:
+            elif value < work[LOWER, i - 1] - step:
                 value, before, closed = work[LOWER, i - 1], 1, True
-            elif value > work[UPPER, i - 1]:
+            elif value > work[UPPER, i - 1] + step:
                 value, before, closed = work[UPPER, i - 1], -1, True
         if closed:
             code = before - after
@@ -276,6 +279,11 @@ def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tenso
         reached = torch.where(merges, reached + soonest, lam)
         ids, size, mean = runs(joined)
         step = torch.where(joined, 0.0, step)
+    w = mean + lam * codes(step, ids) / size
+    least = torch.finfo(z.dtype).eps + ROUNDING * (1 + 4 * lam)
+    joined = joined | (neighbours & (lam > 0) & (w.diff(dim=-1).abs() <= least))
+    ids, size, mean = runs(joined)
+    step = torch.where(joined, 0.0, step)
     code = codes(step, ids)
     return mean + lam * code / size, ((ids << 3) | (code.long() + 2)).to(torch.int32)
 

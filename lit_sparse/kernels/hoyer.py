@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
 from lit_sparse.kernels.dispatch import RowKernel
-from lit_sparse.kernels.rows import count_from, top_of
+from lit_sparse.kernels.rows import count_from, top_of, unit_of
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["hoyer_product", "project_hoyer", "threshold_hard"]
@@ -26,20 +26,26 @@ PASSES = 200
 NARROW, SHRINK, FLOOR = 1e-3, 1e-9, -1e4
 CANCELLED = 1e-4  # of a sum of squares: what is left when less of it remains has lost half of float32's digits
 SLACK = 1e-9  # on the square of l1 / l2, against the number of equal largest entries
+TINY = 1e-280  # below, float64 runs out of digits
+UP = 2.0**700  # powers of two that bring float64 back from the ends of its range
+DOWN = 2.0**-540
+LARGEST_SINGLE, LARGEST_DOUBLE = float(np.finfo(np.float32).max), float(np.finfo(np.float64).max)
 
 
 @compile_rows(REDUCTION_FLAGS)
 def moments_above(z: Any, n: Any, tau: Any) -> Any:
-    """Return number, sum and sum of squares of what exceeds tau."""
-    threshold, zero = z.dtype.type(tau), z.dtype.type(0)
+    """Return number, sum and sum of squares of the entries above tau.
+
+    Not of their excess over tau: next to a distant tau, float32 does not tell nearly equal entries apart.
+    """
+    threshold = z.dtype.type(tau)
     count, total, square = 0, 0.0, 0.0
     for j in range(n):
-        excess = z[j] - threshold
-        if excess > zero:
-            count += 1
-        excess = excess if excess > zero else zero
-        total += excess
-        square += excess * excess
+        above = z[j] > threshold
+        count += above
+        value = np.float64(z[j]) if above else 0.0
+        total += value
+        square += value * value
     return count, total, square
 
 
@@ -74,8 +80,8 @@ def count_equal(a: Any, n: Any, value: Any) -> Any:
 
 @compile_rows()
 def threshold_of(z: Any, n: Any, tau: Any, ratio: Any, count: Any, total: Any, square: Any) -> Any:
-    """Return the threshold that has the entries above tau as its support, given the sums of their excess over tau."""
-    mean = tau + total / count
+    """Return the threshold that has the entries above tau as its support, given their number, sum and sum of squares."""
+    mean = total / count
     spread = square - total * total / count
     if spread <= CANCELLED * square:
         spread = spread_above(z, n, tau, mean)
@@ -98,14 +104,16 @@ def solve(z: Any, n: Any, ratio: Any) -> Any:
                 break
             tau, refined = exact, count
             continue
-        if count > ratio * ratio and total >= ratio * math.sqrt(square):
+        excess = total - count * tau  # the maximum is 0: neither difference is small beside what it is taken from
+        energy = square - tau * (total + excess)
+        if count > ratio * ratio and excess >= ratio * math.sqrt(energy):
             lower = max(lower, tau)
             tau = max(threshold_of(z, n, tau, ratio, count, total, square), tau)
             size = count
             continue
         upper, size = min(upper, tau), 0
-        slope = (total * total / square - count) / math.sqrt(square) if square > 0.0 else 0.0
-        ahead = tau - (total / math.sqrt(square) - ratio) / slope if slope < 0.0 else -np.inf
+        slope = (excess * excess / energy - count) / math.sqrt(energy) if energy > 0.0 else 0.0
+        ahead = tau - (excess / math.sqrt(energy) - ratio) / slope if slope < 0.0 else -np.inf
         if not lower < ahead < upper:
             ahead = lower if i < PASSES // 4 else 0.5 * (lower + upper)
         if ahead == tau:
@@ -136,6 +144,16 @@ def rescale(a: Any, n: Any, top: Any, depth: Any, z: Any) -> None:
 
 
 @compile_rows()
+def rescue(a: Any, n: Any, depth: Any) -> Any:
+    """Scale a row whose range is at an end of that of float64, in place and by a power of two, which is returned."""
+    scale = UP if depth < TINY else (0.25 if depth == np.inf else 1.0)
+    if scale != 1.0:
+        for j in range(n):
+            a[j] = a[j] * scale
+    return scale
+
+
+@compile_rows()
 def project_row(a: Any, n: Any, sparseness: Any, norm: Any, z: Any, signs: Any, places: Any, row: Any, out: Any) -> None:
     """Write the projection of one row, given its values or their magnitudes, their signs and places; z is workspace."""
     root = math.sqrt(n)
@@ -154,16 +172,17 @@ def project_row(a: Any, n: Any, sparseness: Any, norm: Any, z: Any, signs: Any, 
         for j in range(n):
             out[row, places[j]] = total / n if signs[j] >= 0 else -total / n
         return
-    top, tau = np.float64(most), 0.0
-    depth = top - np.float64(least)
+    scale = rescue(a, n, np.float64(most) - np.float64(least))
+    top, tau = np.float64(most) * scale, 0.0
+    depth = top - np.float64(least) * scale
     for _ in range(PASSES):  # beside an entry far below, all others look alike: look again, at their scale
         rescale(a, n, top, depth, z)
         tau = solve(z, n, ratio)
         if tau <= -NARROW:
             break
         depth *= -tau if tau < -SHRINK else SHRINK
-    count, excess, _square = moments_above(z, n, tau)
-    mean = np.float64(z.dtype.type(tau)) + excess / count
+    count, scores, _square = moments_above(z, n, tau)
+    mean = scores / count
     spread = spread_above(z, n, tau, mean)
     threshold, center, zero = z.dtype.type(tau), z.dtype.type(mean), z.dtype.type(0)
     kappa = z.dtype.type(math.sqrt(max(norm * norm - total * total / count, 0.0) / spread))
@@ -227,7 +246,8 @@ def _project_twin(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, n
     allowed = x != -torch.inf
     n = allowed.sum(-1, keepdim=True)
     odd = ~(x.amax(-1, keepdim=True) < torch.inf)
-    a = x if nonneg else x.abs()
+    unit = unit_of(torch.where(allowed & ~odd, x.abs(), 0.0))
+    a = (x if nonneg else x.abs()) / unit
     top = torch.where(allowed, a, -torch.inf).amax(-1, keepdim=True)
     z = torch.where(odd | (n == 0) | ~allowed, torch.full_like(x, -torch.inf), a - top)
     z = torch.where(odd & allowed, 0.0, z)
@@ -280,15 +300,16 @@ allowed entries.
 
 
 @compile_rows()
-def signed(v: Any, y: Any, x: Any, row: Any, origin: Any, side: Any, push: Any) -> None:
-    """Write x less the origin, and v, with the sign of y, where y is not zero, else 0.
+def signed(v: Any, y: Any, x: Any, row: Any, origin: Any, scale: Any, side: Any, push: Any) -> None:
+    """Write x less the origin, scaled, and v, with the sign of y, where y is not zero, else 0.
 
     In a function of its own: where sums may be reassociated, so may a second difference, and the digits are lost.
     """
-    zero = y.dtype.type(0)
+    zero, factor = y.dtype.type(0), y.dtype.type(scale)
+    center = origin * factor
     for i in range(y.shape[1]):
         flip = y[row, i] < zero
-        side[i] = (-x[row, i] if flip else x[row, i]) - origin if y[row, i] != zero else zero
+        side[i] = (-x[row, i] if flip else x[row, i]) * factor - center if y[row, i] != zero else zero
         push[i] = (-v[row, i] if flip else v[row, i]) if y[row, i] != zero else zero
 
 
@@ -317,13 +338,14 @@ def support_sums(y: Any, row: Any, side: Any, push: Any) -> Any:
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
 def support_products(side: Any, push: Any) -> Any:
-    """Return the sums of squared distances, and of distances times v."""
-    spread, product = 0.0, 0.0
+    """Return the sums of distances, of their squares, and of distances times v."""
+    reach, spread, product = 0.0, 0.0, 0.0
     for i in range(len(side)):
         wide = np.float64(side[i])
+        reach += abs(wide)
         spread += wide * wide
         product += wide * push[i]
-    return spread, product
+    return reach, spread, product
 
 
 @compile_rows()
@@ -337,15 +359,21 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonne
             if y[row, i] != zero:
                 origin = -x[row, i] if y[row, i] < zero else x[row, i]
                 break
-        signed(v, y, x, row, origin, side, push)
-        count, scores, mass, total, energy = support_sums(y, row, side, push)
-        n = max(count, 1)
-        center = y.dtype.type(scores / n)
-        centered(y, row, center, side)
-        spread, product = support_products(side, push)
+        scale = 1.0
+        while True:
+            signed(v, y, x, row, origin, scale, side, push)
+            count, scores, mass, total, energy = support_sums(y, row, side, push)
+            n = max(count, 1)
+            center = y.dtype.type(scores / n)
+            centered(y, row, center, side)
+            reach, spread, product = support_products(side, push)
+            if scale != 1.0 or reach == 0.0 or TINY < spread < np.inf:
+                break
+            scale = UP if spread <= TINY else (0.25 if y.itemsize == 4 else DOWN)
         kappa, slope = 0.0, 0.0
         if spread != 0.0:
             kappa = math.sqrt(max(energy - mass * mass / n, 0.0) / spread) if mass == mass else np.nan
+            kappa = min(kappa * scale, LARGEST_SINGLE if y.itemsize == 4 else LARGEST_DOUBLE)
             slope = product / spread
         mean, factor, rate = y.dtype.type(total / n), y.dtype.type(kappa), y.dtype.type(slope)
         for i in range(y.shape[1]):
@@ -364,15 +392,18 @@ def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
     support = y != 0
     sign = torch.where(y < 0, -1.0, 1.0).to(y.dtype)
     n = support.sum(-1, keepdim=True).clamp_min(1)
-    largest = torch.where(support, sign * x, -torch.inf).detach().amax(-1, keepdim=True)
-    a = torch.where(support, sign * x - largest, 0.0)  # exact zeros for equal entries
+    unit = unit_of(torch.where(support, x.abs(), 0.0))
+    x = sign * x / unit
+    largest = torch.where(support, x, -torch.inf).detach().amax(-1, keepdim=True)
+    a = torch.where(support, x - largest, 0.0)  # exact zeros for equal entries
     distance = torch.where(support, a - a.sum(-1, keepdim=True) / n, 0.0)
     spread = distance.square().sum(-1, keepdim=True)
     flat = spread == 0
     spread = torch.where(flat, 1.0, spread)
     size = y.detach().abs()
     rest = (size.square().sum(-1, keepdim=True) - size.sum(-1, keepdim=True).square() / n).clamp_min(0)
-    kappa = torch.where(flat, 0.0, rest.sqrt() / spread.sqrt())
+    kappa = torch.where(flat, 0.0, rest.sqrt() / spread.sqrt()) / unit
+    kappa = kappa.clamp_max(torch.finfo(kappa.dtype).max)
     w = torch.where(support, sign * v, 0.0)
     w = w - w.sum(-1, keepdim=True) / n - distance * ((distance * w).sum(-1, keepdim=True) / spread)
     return torch.where(support, sign * kappa * w, 0.0)

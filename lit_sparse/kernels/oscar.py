@@ -21,7 +21,7 @@ from torch import Tensor
 from lit_sparse.kernels.compilation import bits_of, compile_rows
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.groups import label_of, write_odd_labels
-from lit_sparse.kernels.rows import is_broken, top_of
+from lit_sparse.kernels.rows import is_broken, top_of, unit_of
 from lit_sparse.kernels.simplex import project_simplex
 from lit_sparse.kernels.threads import over_rows
 
@@ -32,6 +32,7 @@ KEYS, SPARE, SUMS, MEANS = 0, 1, 2, 3  # rows of the float workspace
 ORDER, SPARE_ORDER, STARTS, COUNTS = 0, 1, 2, 3  # rows of the integer workspace
 INSERTION = 8
 BUCKETS = 32
+HUGE, SCALE = 1e290, 2.0**-600
 
 
 @compile_rows()
@@ -236,14 +237,20 @@ def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: 
 @compile_rows()
 def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, floats: Any, ints: Any) -> None:
     """Write result and labels of the published composition."""
-    n = 0
+    n, largest = 0, 0.0
     for i in range(x.shape[1]):
         labels[row, i] = -1
         floats[KEYS, n] = abs(np.float64(x[row, i])) / gamma
+        largest = max(largest, floats[KEYS, n]) if x[row, i] != -np.inf else largest
         ints[ORDER, n] = i
         n += x[row, i] != -np.inf
+    scale = 1.0
+    if largest > HUGE:  # their sum would not be a number: all is computed at this scale
+        scale = SCALE
+        for j in range(n):
+            floats[KEYS, j] = abs(np.float64(x[row, ints[ORDER, j]])) * scale / gamma
     sort_decreasing(n, floats, ints)
-    blocks = pool_sorted(n, n, lam, floats, ints)
+    blocks = pool_sorted(n, n, lam * scale, floats, ints)
     for b in range(blocks):
         value = max(floats[MEANS, b], 0.0)
         for j in range(ints[STARTS, b], ints[STARTS, b + 1]):
@@ -255,7 +262,7 @@ def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, f
     best = floats[SPARE, 0]
     for j in range(n):
         best = max(best, floats[SPARE, j])
-    tau, count = -1.0, 0  # less the largest
+    tau, count = -scale, 0  # less the largest
     for _ in range(n + 2):  # each pass but the last two drops an entry; the last shares out what rounding left over
         total, above = 0.0, 0
         for j in range(n):
@@ -263,14 +270,14 @@ def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, f
             if excess > 0.0:
                 total += excess
                 above += 1
-        tau += (total - 1.0) / above
+        tau += (total - scale) / above
         if above == count:
             break
         count = above
     for j in range(n):
         excess = floats[SPARE, j] - best - tau
         if excess > 0.0:
-            out[row, ints[ORDER, j]] = excess
+            out[row, ints[ORDER, j]] = excess / scale
 
 
 @compile_rows()
@@ -338,7 +345,11 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tupl
     odd = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
     plain = ~odd & (n > 0)
     use = plain & allowed
-    z = torch.where(use, ((x - top) if exact else x.abs()) / gamma, 0.0)
+    scale = torch.ones_like(top)
+    if not exact:  # sums of the largest numbers would be infinite: all is computed at this scale
+        scale = 1 / unit_of(torch.where(use, x.abs() / gamma, 0.0)).clamp_min(1)
+        lam = lam * scale
+    z = torch.where(use, ((x - top) if exact else x.abs() * scale) / gamma, 0.0)
     order = torch.where(use, z, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     ranked = z.gather(-1, order)
     rank = torch.arange(1, x.shape[-1] + 1, device=x.device)
@@ -355,7 +366,7 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tupl
     else:
         w = w.clamp_min(0)
         negative = x < 0
-        y = project_simplex.twin(torch.where(use, torch.where(negative, -w, w), -torch.inf), 1.0, 0)
+        y = project_simplex.twin(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0)
         labels = torch.where((w > 0) & use, (ids << 3) | torch.where(negative, 1, 3), -1)
     return torch.where(allowed & odd, torch.nan, y).to(x.dtype), torch.where(allowed & odd, 2, labels).to(torch.int32)
 

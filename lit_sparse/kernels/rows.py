@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from lit_sparse.kernels.compilation import REDUCTION_FLAGS, compile_rows, layout_of
 
@@ -17,6 +20,7 @@ __all__ = [
     "pad",
     "plain_top",
     "top_of",
+    "unit_of",
     "write_odd",
     "write_zeros",
 ]
@@ -132,3 +136,12 @@ def is_broken(y: Any, row: Any) -> Any:
     for i in range(y.shape[1]):
         broken = broken or y[row, i] != y[row, i]
     return broken
+
+
+def unit_of(size: Tensor) -> Tensor:
+    """Return a power of two (..., 1) for rows of magnitudes (..., d): 1, unless squares would overflow or vanish without it."""
+    exponent = round(math.log2(torch.finfo(size.dtype).max))
+    largest = size.detach().amax(-1, keepdim=True)
+    one, step = torch.ones_like(largest), 2.0 ** (exponent * 3 // 4)
+    unit = torch.where(largest > 2.0 ** (exponent // 2), step * one, one)
+    return torch.where((largest < 2.0 ** -(exponent // 2)) & (largest > 0), one / step, unit)

@@ -22,8 +22,9 @@ from lit_sparse.kernels.threads import over_rows
 __all__ = ["mass_tolerance", "safe_threshold", "weighted_safe_threshold"]
 
 SECONDS = 5e-9  # for one element, on one thread
-NEWTON_PASSES, PASSES, TWIN_PASSES = 40, 400, 160
+NEWTON_PASSES, PASSES, TWIN_PASSES = 40, 400, 64
 SATURATED = 45.0  # beyond, what is left of a sigma is less than rounding
+DEEP = 1e4  # a range of scores over which float64 loses digits of differences around the threshold
 NARROW = 64.0  # a range of scores over which float32 keeps all digits of the small ones beside the largest
 TOLERANCES = {4: 1e-6, 8: 1e-12}  # by which rounding may make a total mass less than what it should be, by bytes of a number
 
@@ -114,6 +115,31 @@ def _gather(x: Any, row: Any, weights: Any, of: Any, v: Any, w: Any) -> Any:
 
 
 @compile_rows()
+def _center(v: Any, w: Any, n: Any, rho: Any, mass: Any) -> Any:
+    """Return the score at which hard caps would end: those above it have a mass below rho.
+
+    The scores become differences from it. Farther from it than what rounding leaves of a sigma, they are cut off.
+    """
+    order = np.argsort(v[:n])
+    above, origin = 0.0, v[order[0]]
+    for k in range(n - 1, -1, -1):
+        above += w[order[k]]
+        if above >= rho:
+            origin = v[order[k]]
+            break
+    limit = _reach(mass / rho)
+    for j in range(n):
+        v[j] = min(max(v[j] - origin, -limit), limit)
+    return origin
+
+
+@compile_rows()
+def _reach(ratio: Any) -> Any:
+    """Return how far scores matter, given the mass over rho."""
+    return 2.0 * (SATURATED + math.log(max(ratio, 1.0)))
+
+
+@compile_rows()
 def _threshold_block(start: Any, stop: Any, out: Any, x: Any, weights: Any, rho: Any) -> None:
     """Write the a of rows ``start .. stop - 1``."""
     d = x.shape[1]
@@ -130,6 +156,13 @@ def _threshold_block(start: Any, stop: Any, out: Any, x: Any, weights: Any, rho:
             out[row, 0] = np.inf
         elif n == 0 or mass < rho * (1.0 - slack):
             out[row, 0] = -np.inf
+        elif top - least > DEEP:
+            origin = _center(v, w, n, rho, mass)
+            least, top = np.min(v[:n]), np.max(v[:n])
+            for j in range(n):
+                v[j] -= top
+            tau = _solve(v, w, n, least - top, rho, mass, wide, wide_bits)
+            out[row, 0] = origin + (top + tau + math.log(rho))
         else:
             for j in range(n):
                 v[j] -= top
@@ -167,15 +200,21 @@ def _weighted_twin(x: Tensor, w: Tensor, rho: float) -> Tensor:
     mass = w.sum(-1, keepdim=True)
     ordinary = ~broken & ~infinite & (mass >= rho * (1 - slack))
     room = ((mass - rho) / rho).clamp_min(math.exp(-SATURATED)).log()
-    lower = torch.where(ordinary, torch.where(used, x, torch.inf).amin(-1, keepdim=True) + room, 0.0)
-    upper = torch.where(ordinary, torch.where(used, x, -torch.inf).amax(-1, keepdim=True) + room, 0.0)
-    z = torch.where(used & ordinary, x, 0.0)
+    # Relative to the score at which hard caps would end; what is far from it is cut off, see the kernel.
+    counted = torch.where(used & ordinary, x, -torch.inf)
+    ranked, order = counted.sort(dim=-1, descending=True)
+    fits = (w.gather(-1, order).cumsum(-1) < rho) & (ranked > -torch.inf)
+    last = (counted > -torch.inf).sum(-1, keepdim=True) - 1
+    origin = torch.where(ordinary, ranked.gather(-1, torch.minimum(fits.sum(-1, keepdim=True), last).clamp_min(0)), 0.0)
+    limit = 2 * (SATURATED + (mass / rho).clamp_min(1).log())
+    z = torch.where(used & ordinary, torch.minimum(torch.maximum(x - origin, -limit), limit), 0.0)
+    lower, upper = z.amin(-1, keepdim=True) + room, z.amax(-1, keepdim=True) + room
     for _ in range(TWIN_PASSES):
         middle = lower + 0.5 * (upper - lower)
         above = (w * torch.sigmoid(z - middle)).sum(-1, keepdim=True) >= rho
         lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
     odd = torch.where(broken, torch.nan, torch.where(infinite, torch.inf, -torch.inf))
-    return torch.where(ordinary, lower + math.log(rho), odd)
+    return torch.where(ordinary, origin + (lower + math.log(rho)), odd)
 
 
 safe_threshold = RowKernel("safe_threshold", "(Tensor x, float rho) -> Tensor", _cpu, _twin, reduces=True)

@@ -208,7 +208,7 @@ def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: floa
     over_rows(project_block, x.shape, PROJECT_SECONDS, x, out, gamma, k)
 
 
-def _project_twin(x: Tensor, gamma: float, k: int) -> Tensor:
+def _project_twin(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
     """Project by sorting (Held, Wolfe & Crowder 1974): slower than the kernel, and independent of it."""
     d = x.shape[-1]
     allowed = x != -torch.inf

@@ -501,30 +501,68 @@ def map_entmax(
 
 
 @compiled
-def weights_of(y: tl.tensor, eps: tl.tensor, halves: tl.tensor, power: tl.constexpr) -> tl.tensor:
-    """Return ``y^(1 - eps)`` on the support of y, 0 elsewhere, and NaN where y is."""
+def weights_of(
+    y: tl.tensor, eps: tl.tensor, halves: tl.tensor, least: tl.tensor, ceiling: tl.constexpr, power: tl.constexpr
+) -> tl.tensor:
+    """Return ``s = y^(1 - eps)`` on the support of y, 0 elsewhere, and NaN where y is; and the same relative to a largest s.
+
+    For eps > 1 the smallest y of the row, ``least``, has the largest s, which may be too large for its type: s is cut off at
+    ``exp(ceiling)``. Else both are s.
+    """
     support = y != 0
     if power == "zero":
         weight = tl.where(support, 1.0 + (y - y), 0.0)
+        relative = weight
     elif power == "half":  # noqa: SIM114 - the compiler decides this, the program the next
         weight = tl.sqrt(y)
+        relative = weight
     elif halves:
         weight = tl.sqrt(y)
+        relative = weight
     else:
-        weight = tl.where(support, tl.exp(over(1.0 - eps) * tl.log(tl.where(support, y, 1.0))), 0.0)
-    return weight
+        rate = over(1.0 - eps) * tl.log(tl.where(support, y, 1.0))
+        top = tl.where(eps > 1, (1.0 - eps) * tl.log(tl.where(eps > 1, least, 1.0)), 0.0)
+        broken = y - y
+        weight = tl.where(support, tl.exp(tl.minimum(rate, ceiling)) + broken, 0.0)
+        relative = tl.where(support, tl.exp(tl.minimum(rate - over(top), 0.0)) + broken, 0.0)
+    return weight, relative
 
 
 @compiled
-def moments(weight: tl.tensor, v: tl.tensor) -> tl.tensor:
-    """Return the sums (rows,) of the weights and of the weighted v, which is not looked at elsewhere."""
-    return total(weight), total(tl.where(weight != 0, v * weight, 0.0))
+def moments(weight: tl.tensor, relative: tl.tensor, v: tl.tensor, origin: tl.tensor) -> tl.tensor:
+    """Return the sums (rows,) of the relative weights and of the weighted v less its origin, not looked at elsewhere."""
+    return total(relative), total(tl.where(weight != 0, (v - over(origin)) * weight, 0.0))
 
 
 @compiled
-def centered(weight: tl.tensor, v: tl.tensor, mean: tl.tensor, scale: tl.tensor) -> tl.tensor:
-    """Return ``weight * (v - mean) * scale``, 0 without weight."""
-    return tl.where(weight != 0, weight * (v - over(mean)) * over(scale), 0.0)
+def centered(
+    weight: tl.tensor,
+    relative: tl.tensor,
+    v: tl.tensor,
+    origin: tl.tensor,
+    share: tl.tensor,
+    scale: tl.tensor,
+    power: tl.constexpr,
+) -> tl.tensor:
+    """Return ``(weight (v - origin) - relative share) * scale``, 0 without weight; without an origin ``weight (v - share)``."""
+    if power == "any":
+        result = (weight * (v - over(origin)) - relative * over(share)) * over(scale)
+    else:
+        result = weight * (v - over(share)) * over(scale)
+    return tl.where(weight != 0, result, 0.0)
+
+
+@compiled
+def least_of(y: tl.tensor, v: tl.tensor, least: tl.tensor, origin: tl.tensor) -> tl.tensor:
+    """Return the smallest y above 0 (rows,) and the v of one place where it stands, given both for the tiles before."""
+    smallest = tl.min(tl.min(tl.where(y > 0, y, HUGE), 2), 1)
+    holds = tl.where(y == over(smallest), 1, 0)
+    before = tl.sum(holds, 2)
+    before = tl.cumsum(before, 1) - before
+    first = (holds > 0) & (tl.cumsum(holds, 2) + before[:, :, None] == 1)
+    value = total(tl.where(first, v, 0.0))
+    better = smallest < least
+    return tl.where(better, smallest, least), tl.where(better, value, origin)
 
 
 @program
@@ -559,21 +597,34 @@ def apply_jacobian(
     v += over(row) * d
     y += over(row) * d
     out += over(row) * d
+    ceiling: tl.constexpr = 600.0 if width == tl.float64 else 80.0
+    least = tl.full([rows], HUGE, width)
+    origin = tl.zeros([rows], width)
     if long:
+        if power == "any":
+            for start in range(0, d, depth * groups):
+                value = load(v, start, d, inside, 0.0, depth, groups, width)
+                least, origin = least_of(load(y, start, d, inside, 0.0, depth, groups, width), value, least, origin)
         mass = tl.zeros([rows], tl.float64)
         moment = tl.zeros([rows], tl.float64)
         for start in range(0, d, depth * groups):
-            weight = weights_of(load(y, start, d, inside, 0.0, depth, groups, width), eps, halves, power)
-            part, part_moment = moments(weight, load(v, start, d, inside, 0.0, depth, groups, width))
+            point = load(y, start, d, inside, 0.0, depth, groups, width)
+            weight, relative = weights_of(point, eps, halves, least, ceiling, power)
+            value = load(v, start, d, inside, 0.0, depth, groups, width)
+            part, part_moment = moments(weight, relative, value, origin)
             mass += part.to(tl.float64)
             moment += part_moment.to(tl.float64)
-        mean = (moment / mass).to(width)
+        share = (moment / mass).to(width)
         for start in range(0, d, depth * groups):
-            weight = weights_of(load(y, start, d, inside, 0.0, depth, groups, width), eps, halves, power)
+            point = load(y, start, d, inside, 0.0, depth, groups, width)
+            weight, relative = weights_of(point, eps, halves, least, ceiling, power)
             value = load(v, start, d, inside, 0.0, depth, groups, width)
-            store(out, centered(weight, value, mean, scale), start, d, inside)
+            store(out, centered(weight, relative, value, origin, share, scale, power), start, d, inside)
     else:
-        weight = weights_of(load(y, 0, d, inside, 0.0, depth, groups, width), eps, halves, power)
+        point = load(y, 0, d, inside, 0.0, depth, groups, width)
         value = load(v, 0, d, inside, 0.0, depth, groups, width)
-        mass, moment = moments(weight, value)
-        store(out, centered(weight, value, moment / mass, scale), 0, d, inside)
+        if power == "any":
+            least, origin = least_of(point, value, least, origin)
+        weight, relative = weights_of(point, eps, halves, least, ceiling, power)
+        mass, moment = moments(weight, relative, value, origin)
+        store(out, centered(weight, relative, value, origin, moment / mass, scale, power), 0, d, inside)

@@ -33,6 +33,8 @@ class SparseMapping(nn.Module, ABC):
 
     #: Results are probabilities: not negative, summing to one.
     on_simplex: ClassVar[bool] = True
+    #: Some scores give results of exactly zero.
+    sparse: ClassVar[bool] = True
     #: Adding a constant to all scores of a row changes nothing.
     shift_invariant: bool = True
     #: The order of the entries matters: dropping some makes neighbours of others.
@@ -143,7 +145,7 @@ class SparseMapping(nn.Module, ABC):
         """Return :meth:`value` along ``dim``, whatever ``self.dim`` is."""
         if not self.has_value:
             raise ConfigurationError(f"Expected a mapping that maximizes something, but {self!r} does not: it has no value.")
-        x = allowed_scores(scores, mask)
+        x = allowed_scores(scores, mask, dim)
         dtype = x.dtype
         if dtype in HALVES:
             x = x.float()

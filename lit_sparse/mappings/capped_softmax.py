@@ -70,6 +70,8 @@ class CappedSoftmax(SparseMapping):
         True
     """
 
+    sparse = False
+
     def __init__(self, rho: float, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
         self.rho = _check_rho(rho)

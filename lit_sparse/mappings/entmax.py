@@ -10,7 +10,7 @@ from typing_extensions import Self
 
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.entmax import entmax_product, map_entmax
+from lit_sparse.kernels.entmax import entmax_jacobian, entmax_product, map_entmax
 from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.rowwise import RowFunction
 from lit_sparse.mappings.softmax import softmax
@@ -19,6 +19,7 @@ from lit_sparse.mappings.sparsemax import ALL, Project
 __all__ = ["Entmax", "LearnableEntmax", "entmax"]
 
 LARGEST = 100.0  # beyond, the result is a coin toss of rounding: y = m^(1 / (alpha - 1)) is 1 wherever m > 0
+STEEPEST = 60.0  # how far the logarithm of y^(1 - alpha) may go: its exponential is a number of every type
 CLOSE = 1e-9  # below this alpha - 1, softmax to all digits
 
 
@@ -31,13 +32,7 @@ class _Entmax(RowFunction):
 
     @staticmethod
     def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        alpha, gamma = args
-        support = y != 0
-        s = torch.where(support, torch.where(support, y, 1.0) ** (2 - alpha), 0.0)
-        s = torch.where(y.isnan(), y, s)  # NaN to the power of 0 is 1
-        v = torch.where(support, v, 0.0)  # what arrives at an entry outside is never looked at
-        mean = (s * v).sum(-1, keepdim=True) / s.sum(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).tiny)
-        return torch.where(support, s * (v - mean) / gamma, 0.0).to(v.dtype)
+        return entmax_jacobian(v, y, *args)
 
     @staticmethod
     def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
@@ -54,22 +49,27 @@ class _Entmax(RowFunction):
         eps = args[0] - 1
         support = y != 0
         log = torch.where(support, torch.where(support, y, 1.0).log(), 0.0)
-        square = log.square() * _second_remainder(eps * log)
+        excess = ((-eps * log).detach().amax(-1, keepdim=True) - STEEPEST).clamp_min(0)  # G and Z relative to exp(excess)
+        square = log.square() * _second_remainder(eps * log, excess)
         entropy = -(y * log).sum(-1, keepdim=True)
         total = (y * square).sum(-1, keepdim=True)
-        partition = 1 + eps * entropy + eps.square() * total
+        partition = (1 + eps * entropy) * torch.exp(-excess) + eps.square() * total
         return torch.where(support, y * ((1 - eps * log) * total - (1 + eps * entropy) * square) / partition, 0.0)
 
 
-def _second_remainder(u: Tensor) -> Tensor:
-    """Return ``(exp(-u) - 1 + u) / u^2``, by its series where that cancels."""
+def _second_remainder(u: Tensor, excess: Tensor | None = None) -> Tensor:
+    """Return ``(exp(-u) - 1 + u) / u^2`` times ``exp(-excess)``, by its series where that cancels."""
+    excess = torch.zeros_like(u) if excess is None else excess
     small = u.abs() < 0.3
     near, far = torch.where(small, u, 0.0), torch.where(small, 1.0, u)
     series, term = torch.zeros_like(near), torch.full_like(near, 0.5)
     for n in range(3, 16):
         series = series + term
         term = term * -near / n
-    return torch.where(small, series, (torch.expm1(-far) + far) / far.square())
+    scale = torch.exp(-excess)
+    plain = torch.expm1(torch.where(excess > 0, 0.0, -far)) + far
+    steep = torch.exp(-far - excess) - scale + scale * far
+    return torch.where(small, scale * series, torch.where(excess > 0, steep, plain) / far.square())
 
 
 def entmax(
@@ -83,7 +83,8 @@ def entmax(
     Args:
         scores: floating tensor; length d along ``dim``.
         alpha: 1 <= alpha <= 100; a number, or a tensor that broadcasts to the scores with size 1 along ``dim`` (one alpha a
-            head, say) and gets a gradient. A row whose alpha is below 1 is NaN.
+            head, say) and gets a gradient. A row whose alpha is NaN is NaN. So is one whose alpha is
+            below 1, where that cannot be read.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed.

@@ -59,7 +59,8 @@ def fusedmax(
     Args:
         scores: floating tensor; length d along ``dim``, whose order matters.
         lam: strength of the fusion penalty (lambda in the paper), >= 0; a number, or a tensor that broadcasts to the scores
-            with size 1 along ``dim`` and gets a gradient. A row whose lam is below 0 is NaN.
+            with size 1 along ``dim`` and gets a gradient. A row whose lam is NaN is NaN. So is one whose lam is below 0,
+            where that cannot be read.
         gamma: strength of the whole regularizer, > 0.
         dim: dimension along which to map.
         mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Only neighbours in the original order are

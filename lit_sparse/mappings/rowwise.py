@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from lit_sparse.checks import FLOATS
+from lit_sparse.checks import FLOATS, check_dim, check_mask
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.dispatch import HALVES, batch_first
 
@@ -22,6 +22,7 @@ __all__ = [
     "RowFunction",
     "allowed_scores",
     "along_last",
+    "constant_in",
     "is_eager",
     "is_plain",
     "needs_operations",
@@ -222,6 +223,8 @@ class _Derivative(torch.autograd.Function):
             return (None,) * len(ctx.needs_input_grad)
         saved, rest = _restored(ctx)
         grad = cls.rule.times_transposed(grads[0], *saved, *rest) if ctx.needs_input_grad[0] else None
+        if grad is not None and cls.rule.piecewise_linear:
+            grad = constant_in(saved[0], grad)
         if not cls.rule.sensitive or not ctx.needs_input_grad[1]:
             return (grad, *NO_GRADIENTS[: len(rest)])
         # What arrives at a zero that cannot move, one behind a mask among them, is never looked at.
@@ -242,6 +245,17 @@ class _Derivative(torch.autograd.Function):
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
         result = cls.rule._all(*batch_first(info.batch_size, in_dims, args))
         return result, (0 if isinstance(result, Tensor) else (0,) * len(result))
+
+
+def constant_in(y: Tensor, grad: Tensor) -> Tensor:
+    """Return a gradient that has the derivative zero in ``y``, where a graph is made of it, rather than none.
+
+    A penalty on the gradient of a piecewise linear function can then be differentiated, as that of torch's ReLU.
+    """
+    if _transforms_active() or not (torch.is_grad_enabled() and y.requires_grad):
+        return grad
+    zeros = torch.where(torch.ones_like(y, dtype=torch.bool), 0.0, y)  # where y is NaN, too
+    return grad + zeros.to(grad.dtype)
 
 
 def _restored(ctx: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
@@ -324,7 +338,7 @@ def along_last(
     Raises:
         ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
     """
-    scores = allowed_scores(scores, mask)
+    scores = allowed_scores(scores, mask, dim)
     last = dim == -1 or dim == scores.dim() - 1
     for parameter in parameters:
         if isinstance(parameter, Tensor):
@@ -337,11 +351,12 @@ def along_last(
     return result.movedim(-1, dim) if result.dim() == rows.dim() else result
 
 
-def allowed_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
+def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor:
     """Return the scores with -inf wherever the mask is False.
 
     Raises:
-        ConfigurationError: if the scores are not floating or have no dimension, or the mask is not boolean or does not fit.
+        ConfigurationError: if the scores are not floating or do not have dimension ``dim``, or the mask is not boolean or does
+            not fit.
     """
     if not isinstance(scores, Tensor):
         raise ConfigurationError(f"Expected scores in a torch tensor but got {full_name(scores)}.")
@@ -353,6 +368,8 @@ def allowed_scores(scores: Tensor, mask: Tensor | None) -> Tensor:
         scores = _masked(scores, mask)
     if scores.dim() == 0:
         raise ConfigurationError("Expected scores with at least one dimension but got a tensor without any.")
+    if dim != -1:
+        check_dim(dim, scores, "scores")
     return scores
 
 
@@ -376,9 +393,7 @@ def _aligned(parameter: float | Tensor, scores: Tensor, dim: int) -> float | Ten
 
 
 def _masked(scores: Tensor, mask: Tensor) -> Tensor:
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else full_name(mask)
-        raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where an entry is allowed, but got {got}.")
+    mask = check_mask(mask, "an entry is allowed")
     try:
         shape = torch.broadcast_shapes(scores.shape, mask.shape)  # type: ignore[no-untyped-call]
     except RuntimeError:

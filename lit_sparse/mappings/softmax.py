@@ -101,6 +101,8 @@ class Softmax(SparseMapping):
         True
     """
 
+    sparse = False
+
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """See :func:`softmax`."""
         return softmax(scores, gamma=self.gamma, dim=dim, mask=mask)

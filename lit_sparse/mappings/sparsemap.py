@@ -228,10 +228,10 @@ class SparseMAP(SparseMapping):
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """Return the marginals; see :func:`sparsemap`."""
-        x = allowed_scores(scores, mask).movedim(dim, -1)
+        x = allowed_scores(scores, mask, dim).movedim(dim, -1)
         self.structure.check(x.shape[-1])
         if x.is_meta or x.numel() == 0:
-            return torch.zeros_like(x).movedim(-1, dim)
+            return (torch.zeros_like(x) if x.is_meta else x).movedim(-1, dim)
         return self._marginals(x).movedim(-1, dim)
 
     @property
@@ -296,7 +296,7 @@ class SparseMAP(SparseMapping):
         """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the expected counts."""
         if self.potentials is None:
             return super().value_along(scores, mask, dim)
-        given = allowed_scores(scores, mask).movedim(dim, -1)
+        given = allowed_scores(scores, mask, dim).movedim(dim, -1)
         x = given.double()  # autocast leaves it alone
         if x.shape[-1] == 0:
             return given.sum(-1).fill_(-torch.inf)

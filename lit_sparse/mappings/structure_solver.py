@@ -14,6 +14,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.active_set_batches import Array, Solution, Start, solve_batch, solve_with_oracle
 from lit_sparse.kernels.oracles import CompiledOracle
 from lit_sparse.mappings.active_set_loop import Oracle, solve_in_torch
+from lit_sparse.mappings.rowwise import constant_in
 from lit_sparse.structures import Structure
 
 __all__ = ["Problem", "potential_counts"]
@@ -33,17 +34,17 @@ class _Distribution(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         x, potentials, problem = inputs
-        _, _, structures, sizes, gap = output
+        marginals, _, structures, sizes, gap = output
         ctx.structure = problem.structure
         ctx.mark_non_differentiable(structures, sizes, gap)
         ctx.set_materialize_grads(False)
-        kept = (x != -torch.inf, structures, sizes, *(() if potentials is None else (potentials,)))
+        kept = (x != -torch.inf, structures, sizes, marginals, *(() if potentials is None else (potentials,)))
         ctx.save_for_backward(*kept)
         ctx.save_for_forward(*kept)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        allowed, structures, sizes, *potentials = ctx.saved_tensors
+        allowed, structures, sizes, marginals, *potentials = ctx.saved_tensors
         structures = structures.double()
         total = None
         if grads[0] is not None:
@@ -53,7 +54,7 @@ class _Distribution(torch.autograd.Function):
         pulled: list[Any] = [None, None, None]
         if total is not None:
             change = _on_support(structures, sizes, total)
-            pulled[0] = torch.einsum("bs,bsd->bd", change, structures)
+            pulled[0] = constant_in(marginals, torch.einsum("bs,bsd->bd", change, structures))
             if ctx.needs_input_grad[1]:
                 pulled[1] = potential_counts(ctx.structure, structures, potentials[0].detach(), change)
         return tuple(pulled)

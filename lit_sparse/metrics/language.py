@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import check_choice, check_count
 from lit_sparse.errors import ConfigurationError
 
 __all__ = [
@@ -21,17 +22,31 @@ __all__ = [
 
 #: Most columns of a table of counts that is made at once.
 COLUMNS = 20_000
+#: Distances that differ by less are tied: they come from products of numbers that were rounded.
+ROUNDING = 1e-12
 
 
-def topographic_similarity(inputs: Tensor, messages: Tensor) -> Tensor:
+def topographic_similarity(
+    inputs: Tensor,
+    messages: Tensor,
+    *,
+    input_distance: Literal["cosine", "hamming"] = "cosine",
+    message_distance: Literal["hamming", "edit"] = "hamming",
+) -> Tensor:
     """Return Spearman's correlation between the distances of all pairs of inputs and those of their messages, a scalar.
 
-    Inputs are compared by the cosine of their angle, messages by the number of positions in which they differ. NaN where all
-    inputs, or all messages, are alike.
+    Publications differ in the distances that they take. Figures compare only where both distances are the same. NaN where
+    all inputs, or all messages, are alike.
 
     Args:
         inputs: (N, F).
         messages: (N, L) symbols.
+        input_distance: "cosine" for 1 - the cosine of the angle; "hamming" for the number of attributes that differ.
+        message_distance: "hamming" for the number of positions that differ; "edit" for Levenshtein's distance, the fewest
+            symbols to insert, delete or replace.
+
+    Raises:
+        ConfigurationError: for another distance.
 
     Source: Brighton & Kirby (2006), Understanding linguistic evolution by visualizing the emergence of topographic mappings;
     Lazaridou et al. (2018), Emergence of linguistic communication from referential games with symbolic and pixel input.
@@ -41,11 +56,35 @@ def topographic_similarity(inputs: Tensor, messages: Tensor) -> Tensor:
         >>> bool(alike > 0.8)
         True
     """
+    check_choice("input_distance", input_distance, ("cosine", "hamming"))
+    check_choice("message_distance", message_distance, ("hamming", "edit"))
     first, second = torch.triu_indices(len(inputs), len(inputs), 1, device=inputs.device)
-    directions = torch.nn.functional.normalize(inputs.double(), dim=-1)
-    of_inputs = 1.0 - (directions @ directions.mT)[first, second]
-    of_messages = (messages[first] != messages[second]).sum(-1)
-    return _correlation(_ranks(of_inputs), _ranks(of_messages.double()))
+    if input_distance == "cosine":
+        directions = torch.nn.functional.normalize(inputs.double(), dim=-1)
+        of_inputs = 1.0 - (directions @ directions.mT)[first, second]
+    else:
+        of_inputs = (inputs[first] != inputs[second]).sum(-1)
+    between = _edit_distances if message_distance == "edit" else _hamming_distances
+    of_messages = between(messages[first], messages[second])
+    return _correlation(_ranks(of_inputs.double()), _ranks(of_messages.double()))
+
+
+def _hamming_distances(first: Tensor, second: Tensor) -> Tensor:
+    """Return in how many positions messages (P, L) differ, (P,)."""
+    return (first != second).sum(-1)
+
+
+def _edit_distances(first: Tensor, second: Tensor) -> Tensor:
+    """Return Levenshtein's distance of messages (P, L), (P,), by the recursion over the lengths of their beginnings."""
+    length = first.shape[-1]
+    above: list[Tensor] = list(torch.arange(length + 1, device=first.device).unsqueeze(-1).expand(-1, len(first)))
+    for i in range(length):
+        row = [above[0] + 1]
+        for j in range(length):
+            replaced = above[j] + (first[:, i] != second[:, j])
+            row.append(torch.minimum(replaced, torch.minimum(above[j + 1], row[j]) + 1))
+        above = row
+    return above[-1]
 
 
 def positional_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
@@ -150,11 +189,12 @@ def entropy_of(counts: Tensor) -> Tensor:
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Return the ranks of values (P,); equal ones share the mean of theirs."""
-    _, inverse, counts = torch.unique(values, return_inverse=True, return_counts=True)
+    """Return the ranks of values (P,); those that are equal, but for rounding, share the mean of theirs."""
+    ordered, order = values.sort()
+    group = (ordered.diff(prepend=ordered[:1]) > ROUNDING).cumsum(0)
+    counts = torch.bincount(group)
     last = counts.cumsum(0).double()
-    middle: Tensor = (last - (counts.double() - 1) / 2)[inverse]
-    return middle
+    return torch.empty_like(values).index_put((order,), (last - (counts.double() - 1) / 2)[group])
 
 
 def _correlation(first: Tensor, second: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import check_dim
 from lit_sparse.metrics.exact import ExactMetric
 
 __all__ = ["HoyerSparseness", "hoyer_sparseness"]
@@ -26,7 +27,7 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
         >>> hoyer_sparseness(torch.tensor([[1.0, -1.0, 1.0, 1.0], [0.0, -3.0, 0.0, 0.0]])).tolist()
         [0.0, 1.0]
     """
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = tuple(check_dim(one, x, "vectors") for one in (dim if isinstance(dim, tuple) else (dim,)))
     size = 1
     for one in dims:
         size *= x.shape[one]

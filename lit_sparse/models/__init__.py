@@ -6,6 +6,7 @@ from lit_sparse.models.bitvector_vae import BitVectorVAE
 from lit_sparse.models.entailment import EntailmentClassifier
 from lit_sparse.models.robust_classifier import RobustClassifier
 from lit_sparse.models.robust_regressor import RobustRegressor
+from lit_sparse.models.schedulers import StepwiseLR
 from lit_sparse.models.seq2seq import Seq2Seq
 from lit_sparse.models.signaling_game import SignalingGame
 from lit_sparse.models.soae import SupervisedOnlineAutoencoder
@@ -26,6 +27,7 @@ __all__ = [
     "SignalingGame",
     "Stage",
     "StepOutput",
+    "StepwiseLR",
     "SupervisedOnlineAutoencoder",
     "TextModule",
 ]

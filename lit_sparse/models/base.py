@@ -5,22 +5,28 @@ from __future__ import annotations
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
+from pytorch_lightning.plugins.precision import Precision
 from pytorch_lightning.utilities import rank_zero_info
+from pytorch_lightning.utilities.enums import GradClipAlgorithmType
 from torch import Tensor
+from typing_extensions import Self
 
+from lit_sparse.checkpoint_files import check_finite, load_trusted, read_torch_file
+from lit_sparse.distributed import is_first
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.estimators import Sampler
 from lit_sparse.metrics import MeanOverExamples
-from lit_sparse.models.hyperparameters import describe_arguments
-from lit_sparse.models.optimizers import build_optimizer, renew_dual_rates, warn_of_other_rates
+from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
+from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
+from lit_sparse.models.progress import continue_training, describe_progress, settle_counters
+from lit_sparse.models.schedulers import check_end, describe_scheduler
 from lit_sparse.nn import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
@@ -131,6 +137,28 @@ class LitSparseModule(pl.LightningModule, ABC):
         self.val_means = self._means()
         self.test_means = self._means()
         self._training_seed: int | None = None
+        self._progress: dict[str, Any] | None = None
+
+    @classmethod
+    def load_from_checkpoint(
+        cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), weights_only: bool | None = None, **options: Any
+    ) -> Self:
+        """Build a model from a checkpoint, as Lightning does, once the names in it were checked.
+
+        Args:
+            checkpoint_path: path, or an open file.
+            args: of Lightning's method: ``map_location``, ``hparams_file``, ``strict``.
+            trust: import paths that the checkpoint may name besides those of this package, of ``torch.nn`` and ``torch.optim``,
+                and of modules that are imported already.
+            weights_only: False to unpickle the file, which may run any code, without these checks.
+            options: of Lightning's method; arguments of the model in place of the checkpoint's.
+
+        Raises:
+            CheckpointError: if it is not a checkpoint, does not fit, or names what may not be used.
+        """
+        options |= dict(zip(("map_location", "hparams_file", "strict"), args, strict=False))
+        load = super().load_from_checkpoint
+        return load_trusted(load, checkpoint_path, trust=trust, model=cls, weights_only=weights_only, **options)
 
     @abstractmethod
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
@@ -213,14 +241,29 @@ class LitSparseModule(pl.LightningModule, ABC):
         if self.lr_scheduler is None:
             return optimizer
         scheduler = self.lr_scheduler(optimizer)
-        described: dict[str, Any] = {"scheduler": scheduler}
         warn_of_other_rates(optimizer, scheduler, self.risk)
-        if hasattr(scheduler, "monitor"):
-            described["monitor"] = scheduler.monitor
-        return {"optimizer": optimizer, "lr_scheduler": described}
+        return {"optimizer": optimizer, "lr_scheduler": describe_scheduler(scheduler, self._trainer)}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Clip gradients; also of fused optimizers in bf16-mixed."""
+        precision = self.trainer.precision_plugin
+        if gradient_clip_val and clips_by_itself(optimizer, precision):
+            kind = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
+            Precision.clip_gradients(precision, optimizer, gradient_clip_val, kind)
+        else:
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def setup(self, stage: str) -> None:
-        """Read the initial weights of a warm start."""
+        """Give the loggers the hyper-parameters, and read the initial weights of a warm start."""
+        if stage == "fit":
+            described = describe_parts(self.hparams, getattr(self.trainer, "datamodule", None))
+            for logger in self.trainer.loggers:
+                logger.log_hyperparams(described)
         if stage == "fit" and self.initial_weights and self.trainer.ckpt_path is None:
             weights, own = _weights(self.initial_weights), self.state_dict()
             # What a sampler has learnt or counted is part of its run; other estimators have weights of the model.
@@ -244,8 +287,13 @@ class LitSparseModule(pl.LightningModule, ABC):
     def on_train_start(self) -> None:  # noqa: D102
         if self._training_seed is None:
             self._training_seed = torch.initial_seed() % 2**63
+        for config in self.trainer.lr_scheduler_configs:
+            check_end(config.scheduler, config.interval, self.trainer)
         if not self.trainer.lr_scheduler_configs:
             renew_dual_rates(self.trainer.optimizers, self.risk)
+        if self._progress is not None:
+            continue_training(self.trainer, self._progress)
+            self._progress = None
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and begin the means anew with the first batch of an epoch."""
@@ -272,8 +320,11 @@ class LitSparseModule(pl.LightningModule, ABC):
         self._log_means("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the seed of training, and the means of the epoch so far, summed over processes."""
+        """Keep the seed of training, the place in it, and the means of the epoch so far, summed over processes."""
         checkpoint["training_seed"] = self._training_seed
+        if self._fits():
+            settle_counters(self.trainer, checkpoint["loops"]["fit_loop"])
+            checkpoint["progress"] = describe_progress(self.trainer)
         checkpoint["undescribed"] = self._undescribed
         sums = {}
         for name, metric in self.train_means.items():
@@ -292,14 +343,16 @@ class LitSparseModule(pl.LightningModule, ABC):
         if unknown:
             raise _not_given(type(self), unknown)
         self._training_seed = checkpoint.get("training_seed")
+        self._progress = checkpoint.get("progress") if self._fits() else None
         means = dict(self.train_means.items())
         for name, sums in checkpoint.get("train_means", {}).items():
             metric = means.get(name)
             if isinstance(metric, MeanOverExamples):
                 metric.update(torch.zeros(0))
-                first = not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0
-                metric.total += sums["total"].to(metric.device) * first  # the sums are those of all processes: one takes them
-                metric.count += sums["count"].to(metric.device) * first
+                metric.total += (
+                    sums["total"].to(metric.device) * is_first()
+                )  # the sums are those of all processes: one takes them
+                metric.count += sums["count"].to(metric.device) * is_first()
 
     def _match_risk(self, checkpoint: dict[str, Any]) -> None:
         """Leave out what another risk has learnt, of a model that is loaded; a run that goes on keeps its risk."""
@@ -308,12 +361,16 @@ class LitSparseModule(pl.LightningModule, ABC):
         own = {name: value for name, value in self.state_dict().items() if name.startswith(RISK)}
         if theirs == own.keys():
             return
-        if self._trainer is not None and self._trainer.state.fn == "fit":
+        if self._fits():
             raise CheckpointError(
                 f"The run was trained with another risk than {type(self.risk).__name__}, and goes on with its own alone. Start"
                 " a new run from its weights: --model.init_args.initial_weights CHECKPOINT"
             )
         checkpoint["state_dict"] = {name: value for name, value in state.items() if name not in theirs} | own
+
+    def _fits(self) -> bool:
+        """Return whether a trainer is training this model."""
+        return self._trainer is not None and self._trainer.state.fn == "fit"
 
     def _shows(self, batch_idx: int) -> bool:
         """Tell whether the loss of this step is shown: where the logger is due, and often enough for a progress bar."""
@@ -419,11 +476,9 @@ def restored_checkpoint(trainer: pl.Trainer) -> str | None:
 
 
 def _weights(path: str) -> dict[str, Tensor]:
-    if not Path(path).is_file():
-        raise CheckpointError(f"The checkpoint {path!r} of `initial_weights` does not exist.")
-    try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        state: dict[str, Tensor] = checkpoint["state_dict"]
-    except Exception as error:
-        raise CheckpointError(f"The checkpoint {path!r} of `initial_weights` cannot be read: {error}") from error
+    checkpoint = read_torch_file(path, f"{path!r} of `initial_weights`")
+    state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise CheckpointError(f"Expected {path!r} of `initial_weights` to be a checkpoint but it holds no state_dict.")
+    check_finite(f"{path!r} of `initial_weights`", {"state_dict": state})
     return state

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import check_choice, check_count, check_positive
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
+from lit_sparse.distributed import reduce
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.rows import check_entries, has_rows
@@ -204,8 +205,7 @@ class BayesianRegression(LitSparseModule):
             _, second = self.likelihood.derivatives(features @ self.mean.double(), target)
             weights = batch["weight"].to(self.device).double() if "weight" in batch else torch.ones_like(second)
             precision -= features.mT @ ((weights * second).unsqueeze(1) * features)
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            torch.distributed.all_reduce(precision)
+        precision = reduce(precision)
         precision *= self._size(0) / data.size("train")  # of the weights, whose mean over the coreset is that of all
         precision += torch.eye(self.in_features).to(precision) / self.prior_variance
         found = GaussianPosterior.from_precision(precision, torch.zeros_like(precision[0]))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lit_sparse.structures import Structure
 
-__all__ = ["describe", "describe_arguments"]
+__all__ = ["describe", "describe_arguments", "describe_parts"]
 
 _MISSING = object()
 
@@ -63,6 +63,26 @@ def describe_arguments(model: nn.Module, arguments: Mapping[str, Any]) -> dict[s
         except TypeError:
             continue
     return described
+
+
+def describe_parts(hyperparameters: Mapping[str, Any], data: object | None) -> dict[str, Any]:
+    """Describe a model and its data module for a logger: ``model`` and ``data``, each with ``class_path`` and ``init_args``.
+
+    Args:
+        hyperparameters: result of :func:`describe_arguments`.
+        data: data module, whose arguments are read from its attributes of their names; None for none.
+    """
+    init_args = {name: value for name, value in hyperparameters.items() if not name.startswith("_")}
+    described: dict[str, Any] = {"model": {"class_path": hyperparameters.get("_class_path"), "init_args": init_args}}
+    if data is None:
+        return described
+    arguments: dict[str, Any] = {}
+    for name in inspect.signature(type(data).__init__).parameters:
+        try:
+            arguments[name] = describe(getattr(data, name, _MISSING))
+        except TypeError:
+            continue
+    return described | {"data": {"class_path": _path(type(data)), "init_args": arguments}}
 
 
 def _init_args(part: nn.Module | Structure) -> dict[str, Any]:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from pytorch_lightning.plugins.precision import MixedPrecision, Precision
 from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.risks import Risk
 
-__all__ = ["build_optimizer", "renew_dual_rates", "warn_of_other_rates"]
+__all__ = ["build_optimizer", "clips_by_itself", "renew_dual_rates", "warn_of_other_rates"]
 
 #: What marks the group of parameters that a risk minimizes over.
 DUAL = "dual"
@@ -44,6 +45,30 @@ def build_optimizer(build: Callable[[Any], torch.optim.Optimizer], model: nn.Mod
     except (TypeError, ValueError) as error:
         among = ", dual_lr of the risk among them" if risk.dual_lr is not None else ""
         raise ConfigurationError(f"The optimizer refuses its arguments{among}: {error}") from error
+
+
+def clips_by_itself(optimizer: torch.optim.Optimizer, precision: Precision) -> bool:
+    """Return whether gradients of a fused optimizer have to be clipped without Lightning's check, which is for 16-mixed.
+
+    A fused optimizer divides gradients by the loss scale within its step, so that scaled gradients cannot be clipped before.
+    Lightning refuses clipping in bf16-mixed too, where no scale exists.
+
+    Args:
+        optimizer: of the gradients that are clipped.
+        precision: of the trainer.
+
+    Raises:
+        ConfigurationError: for a fused optimizer with a loss scale.
+    """
+    if not (isinstance(precision, MixedPrecision) and getattr(optimizer, "_step_supports_amp_scaling", False)):
+        return False
+    if precision.scaler is not None:
+        raise ConfigurationError(
+            f"Expected an optimizer that is not fused, as gradients are clipped in {precision.precision}, but got"
+            f" {type(optimizer).__name__}(fused=True). Use --model.init_args.optimizer.init_args.fused false, or"
+            " --trainer.precision bf16-mixed."
+        )
+    return True
 
 
 def warn_of_other_rates(optimizer: torch.optim.Optimizer, scheduler: object, risk: Risk) -> None:

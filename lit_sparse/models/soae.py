@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal, Protocol, TypeGuard
 
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
@@ -272,11 +273,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         """See :class:`LitSparseModule`."""
         pixels, label = batch["pixels"], batch["label"]
         check_features(pixels, self.in_features)
-        if batch_idx == 0 and len(label) and int(label.max()) >= self.classes:  # once an epoch, for it waits for a GPU
-            raise ConfigurationError(
-                f"Expected labels below classes={self.classes} but the data have {int(label.max())}. Set `classes` to their"
-                " number."
-            )
+        if batch_idx == 0 and len(label):  # once an epoch, for it waits for a GPU
+            self._check_labels(label, stage)
         pixels, toll = self.perturbed(lambda moved: self._evaluate(moved, label).losses, pixels, stage)
         found = self._evaluate(pixels, label)
         told = label >= 0  # the others have a cross-entropy of 0
@@ -295,6 +293,25 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
             sizes=torch.full_like(active, self.width),
             artifacts=artifacts,
         )
+
+    def _check_labels(self, label: Tensor, stage: Stage) -> None:
+        """Check the labels (B,) of the first batch of an epoch, and say that some are missing."""
+        if int(label.max()) >= self.classes:
+            raise ConfigurationError(
+                f"Expected labels below classes={self.classes} but the data have {int(label.max())}. Set `classes` to their"
+                " number."
+            )
+        missing = int((label < 0).sum())
+        if stage == "train" and missing == len(label):
+            raise ConfigurationError(
+                "Expected labelled images to train on but no image of the first batch has a label. Set the data's"
+                " `labelled: 1.0`."
+            )
+        if stage == "train" and missing and self.current_epoch == 0:
+            rank_zero_info(
+                f"note: {missing} of the {len(label)} images of the first batch have no label. They train the reconstruction,"
+                " not the classifier; the data's `labelled: 1.0` gives all images their label."
+            )
 
     def _evaluate(self, pixels: Tensor, label: Tensor) -> _Evaluation:
         """Return what the model makes of examples (B, D) with labels (B,)."""

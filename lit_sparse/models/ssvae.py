@@ -12,6 +12,7 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from lit_sparse.distributed import world_size
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
@@ -144,8 +145,9 @@ class SemiSupervisedVAE(LitSparseModule):
 
     def generate(self, styles: Tensor, classes: Tensor) -> Tensor:
         """Return the means of the pixels, (B, D), of styles (B, H) and classes (B,)."""
-        one_hot = nnf.one_hot(classes, self.classes).to(styles.dtype)
-        logits: Tensor = self.generator(torch.cat([styles, one_hot], -1))
+        dtype = next(self.generator.parameters()).dtype
+        one_hot = nnf.one_hot(classes, self.classes).to(dtype)
+        logits: Tensor = self.generator(torch.cat([styles.to(dtype), one_hot], -1))
         return torch.sigmoid(logits)
 
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
@@ -183,7 +185,7 @@ class SemiSupervisedVAE(LitSparseModule):
             known = Decoding(x, nnf.one_hot(y, self.classes).to(x.dtype), noise)
             examples["classification"] = classification
             examples["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
-        if len(unlabelled) or self._among_others():
+        if len(unlabelled) or world_size() > 1:  # other processes may wait for this one's share of a baseline
             x = pixels[unlabelled]
             noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
             nelbo, counts = self._unlabelled_loss(x, scores[unlabelled], noise, beside=known)
@@ -204,11 +206,6 @@ class SemiSupervisedVAE(LitSparseModule):
         losses, rows = torch.cat([part for part, _ in parts]), torch.cat([rows for _, rows in parts])
         sizes = torch.cat([rows.new_full(rows.shape, max(1, len(rows))) for _, rows in parts])
         return kinds * self.objective(losses, batch, "train", rows, len(rows) / (kinds * sizes))
-
-    @staticmethod
-    def _among_others() -> bool:
-        """Tell whether there are other processes, which may wait for this one's share of a baseline."""
-        return torch.distributed.is_available() and torch.distributed.is_initialized()
 
     def _unlabelled_loss(
         self, pixels: Tensor, scores: Tensor, noise: Tensor, beside: Decoding | None = None

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeGuard, get_args
 
-import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lit_sparse.checkpoint_files import read_torch_file
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
@@ -157,12 +157,8 @@ def _has_vocabularies(data: object) -> TypeGuard[_HasVocabularies]:
 
 
 def _kept_vocabularies(path: str) -> dict[str, Vocabulary]:
-    if not Path(path).is_file():
-        raise CheckpointError(f"The checkpoint {path!r} does not exist.")
-    try:
-        checkpoint = torch.load(path, map_location="meta", weights_only=True, mmap=True)
-    except Exception as error:
-        raise CheckpointError(f"The checkpoint {path!r} cannot be read: {error}") from error
-    if not checkpoint.get(VOCABULARIES):
+    checkpoint = read_torch_file(path, repr(path), map_location="meta", mmap=True)
+    kept = checkpoint.get(VOCABULARIES) if isinstance(checkpoint, dict) else None
+    if not kept or not isinstance(kept, dict):
         raise CheckpointError(f"The checkpoint {path!r} holds no vocabularies: it is none of a model of text.")
-    return {name: Vocabulary.from_json(text) for name, text in checkpoint[VOCABULARIES].items()}
+    return {name: Vocabulary.from_json(text) for name, text in kept.items()}

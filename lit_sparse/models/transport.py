@@ -10,6 +10,7 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
 from lit_sparse.checks import check_choice, check_count, check_number, check_positive
+from lit_sparse.distributed import gather_unequal
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.nn import KernelPotentials, MLPPotentials, Potentials
@@ -298,7 +299,7 @@ class EntropicTransport(LitSparseModule):
 
     def _log_values(self, stage: Stage) -> None:
         """Log what is over all pairs: a mean of it over batches would be another number."""
-        source, target = (_of_all_processes(torch.cat(points)) for points in zip(*self._held, strict=True))
+        source, target = (torch.cat(gather_unequal(torch.cat(points))) for points in zip(*self._held, strict=True))
         self._held, self.held_out = [], (source, target)
         for name, value in (("objective", self.dual(source, target)), ("semi_dual", self.semi_dual(source, target))):
             self.log(f"{stage}/{name}", torch.tensor(value, dtype=torch.float64), prog_bar=True, sync_dist=True)
@@ -354,11 +355,3 @@ class _KernelSGD(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return None if closure is None else closure()
-
-
-def _of_all_processes(points: Tensor) -> Tensor:
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return points
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, points.cpu())
-    return torch.cat(found).to(points.device)

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import check_count, check_mask
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import Softmax, SparseMapping
 
@@ -353,9 +353,7 @@ def _check_mapping(mapping: object) -> None:
 
 def _fitted(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return a boolean mask with as many dimensions as ``shape``, to which it must be broadcastable."""
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else full_name(mask)
-        raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where a query may look, but got {got}.")
+    mask = check_mask(mask, "a query may look")
     if mask.dim() > len(shape) or any(m not in (1, s) for m, s in zip(mask.shape[::-1], shape[::-1], strict=False)):
         raise ConfigurationError(f"Expected a mask that can be broadcast to {shape} but got shape {tuple(mask.shape)}.")
     return mask[(None,) * (len(shape) - mask.dim())]

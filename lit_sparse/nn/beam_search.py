@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -51,8 +52,9 @@ def beam_search(
 
     At each step a row's ``beam_size`` best open sequences are extended by every token; an extension by ``eos`` among the
     best ``beam_size`` of all is finished. A row ends when ``beam_size`` sequences are finished or its limit is reached, where
-    open ones count as finished. What a row gets does not depend on the others. A beam of size 1 is greedy search; among equally
-    probable tokens any may be taken.
+    open ones count as finished. So do they where no token may follow and nothing has been finished; a row that may not begin
+    gets an empty sequence of score -inf. What a row gets does not depend on the others. A beam of size 1 is greedy search;
+    among equally probable tokens any may be taken.
 
     Args:
         step: see :data:`Step`; a token of log-probability -inf or NaN is never taken.
@@ -99,6 +101,11 @@ def beam_search(
         weights = weights.view(len(open_rows), beam_size, weights.shape[1], 1, -1)
         attention = weights if attention is None else torch.cat([attention, weights], 3)
 
+        for row in (best[:, 0] == -torch.inf).nonzero().flatten().tolist():
+            if not finished[int(open_rows[row])]:
+                so_far = zip(tokens[row, :, 1:].tolist(), scores[row].tolist(), attention[row, :, :, :-1].cpu(), strict=True)
+                finished[int(open_rows[row])] = _stopped(list(so_far), ((4 + length) / 6) ** length_penalty)
+
         ends = (chosen == eos) & (best > -torch.inf)
         last = length >= limits[open_rows]
         ends[:, beam_size:] = False
@@ -130,6 +137,13 @@ def beam_search(
         scores, open_rows = scores[going], open_rows[going]
     nothing = [Hypothesis([], 0.0, torch.zeros(1, 0, 0))]
     return [sorted(found, key=lambda one: -one.score)[:n_best] or nothing for found in finished]
+
+
+def _stopped(sequences: list[tuple[list[int], float, Tensor]], divisor: float) -> list[Hypothesis]:
+    """Return the open sequences of a row that no token can extend: as they stand, or the empty one of score -inf."""
+    found = [Hypothesis(tokens, score / divisor, attention.clone()) for tokens, score, attention in sequences if tokens]
+    found = [one for one in found if one.score > -math.inf]
+    return found or [Hypothesis([], -math.inf, torch.zeros(1, 0, 0))]
 
 
 def _repeated(tensors: State, rows: Tensor, times: int) -> State:

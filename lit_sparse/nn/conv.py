@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["ConvNet"]
@@ -21,6 +21,7 @@ class ConvNet(nn.Module):
         outputs: number of scores.
         channels: of each convolution.
         hidden: units of the hidden layer.
+        colors: planes of an image: 1 for grey levels, 3 for colors.
 
     Raises:
         ConfigurationError: for a number below 1, or images too small for so many convolutions.
@@ -32,29 +33,36 @@ class ConvNet(nn.Module):
     """
 
     def __init__(
-        self, height: int = 28, width: int = 28, outputs: int = 10, channels: Sequence[int] = (32, 64), hidden: int = 128
+        self,
+        height: int = 28,
+        width: int = 28,
+        outputs: int = 10,
+        channels: Sequence[int] = (32, 64),
+        hidden: int = 128,
+        colors: int = 1,
     ) -> None:
         super().__init__()
         self.height = check_count("height", height)
         self.width = check_count("width", width)
         self.outputs = check_count("outputs", outputs)
-        self.channels = tuple(check_count("channels", size) for size in channels)
-        self.hidden = check_count("hidden", hidden)
+        self.channels = tuple(check_count("channels", size, most=MOST_FEATURES) for size in channels)
+        self.hidden = check_count("hidden", hidden, most=MOST_FEATURES)
+        self.colors = check_count("colors", colors)
         layers: list[nn.Module] = []
-        for before, after in zip((1, *self.channels), self.channels, strict=False):
+        for before, after in zip((self.colors, *self.channels), self.channels, strict=False):
             layers += [nn.Conv2d(before, after, 3), nn.ReLU(), nn.MaxPool2d(2)]
             height, width = (height - 2) // 2, (width - 2) // 2
         if min(height, width) < 1:
             raise ConfigurationError(
                 f"Expected images large enough for {len(self.channels)} convolutions but got {self.height} x {self.width}."
             )
-        last = self.channels[-1] if self.channels else 1
+        last = self.channels[-1] if self.channels else self.colors
         self.features = nn.Sequential(*layers, nn.Flatten())
         self.head = nn.Sequential(
             nn.Linear(last * height * width, self.hidden), nn.ReLU(), nn.Linear(self.hidden, self.outputs)
         )
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return scores (B, outputs) of images (B, height * width)."""
-        scores: Tensor = self.head(self.features(pixels.reshape(len(pixels), 1, self.height, self.width)))
+        """Return scores (B, outputs) of images (B, colors * height * width)."""
+        scores: Tensor = self.head(self.features(pixels.reshape(len(pixels), self.colors, self.height, self.width)))
         return scores

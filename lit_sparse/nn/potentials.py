@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import check_count, check_positive
+from lit_sparse.checks import MOST_FEATURES, check_count, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.kernel_sgd import gaussian_sum, run_kernel_sgd
 from lit_sparse.nn.mlp import MLP
@@ -73,7 +73,7 @@ class MLPPotentials(Potentials):
 
     def __init__(self, hidden: Sequence[int] = (64, 64)) -> None:
         super().__init__()
-        self.hidden = [check_count("hidden", width) for width in hidden]
+        self.hidden = [check_count("hidden", width, most=MOST_FEATURES) for width in hidden]
 
     def create(self, dim: int) -> None:  # noqa: D102
         self.of_source = MLP([dim, *self.hidden, 1])

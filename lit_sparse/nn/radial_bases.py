@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count, check_positive
+from lit_sparse.checks import MOST_FEATURES, check_count, check_positive
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["RadialBases"]
@@ -41,7 +41,7 @@ class RadialBases:
         constant_scale: float = 100.0,
     ) -> None:
         self.scales = tuple(check_positive("scales", float(scale)) for scale in scales)
-        self.per_scale = check_count("per_scale", per_scale)
+        self.per_scale = check_count("per_scale", per_scale, most=MOST_FEATURES)
         self.constant_scale = check_positive("constant_scale", constant_scale)
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import check_count, check_number
+from lit_sparse.checks import MOST_FEATURES, MOST_LAYERS, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 
@@ -40,8 +40,8 @@ class Seq2SeqBody(nn.Module, ABC):
 
     def __init__(self, width: int, layers: int, dropout: float) -> None:
         super().__init__()
-        self.width = check_count("width", width)
-        self.layers = check_count("layers", layers)
+        self.width = check_count("width", width, most=MOST_FEATURES)
+        self.layers = check_count("layers", layers, most=MOST_LAYERS)
         self.dropout = check_number("dropout", dropout, 0.0, 1.0, open_high=True)
 
     def bind(self, mapping: SparseMapping) -> Self:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 from typing_extensions import Self
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.attention import MultiheadAttention
 from lit_sparse.nn.seq2seq_body import Seq2SeqBody, State, length_mask
@@ -51,8 +51,8 @@ class TransformerBody(Seq2SeqBody):
         self, width: int = 512, layers: int = 6, dropout: float = 0.1, heads: int = 8, feedforward: int = 2048
     ) -> None:
         super().__init__(width, layers, dropout)
-        self.heads = check_count("heads", heads)
-        self.feedforward = check_count("feedforward", feedforward)
+        self.heads = check_count("heads", heads, most=MOST_FEATURES)
+        self.feedforward = check_count("feedforward", feedforward, most=MOST_FEATURES)
         self.encoder = nn.ModuleList(_Layer(width, heads, feedforward, dropout, crosses=False) for _ in range(layers))
         self.decoder = nn.ModuleList(_Layer(width, heads, feedforward, dropout, crosses=True) for _ in range(layers))
         self.encoder_norm, self.decoder_norm = nn.LayerNorm(width), nn.LayerNorm(width)

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lit_sparse.checks import FLOATS
+from lit_sparse.distributed import gather_unequal, rank, world_size
 from lit_sparse.errors import ConfigurationError, DataError, full_name, shown_arguments
 from lit_sparse.risks.logsumexp import may_look
 
-__all__ = ["BrokenLossError", "Risk", "among_others", "gathered_losses"]
+__all__ = ["BrokenLossError", "Risk", "gathered_losses"]
 
 
 class BrokenLossError(DataError):
@@ -98,7 +99,7 @@ class Risk(nn.Module, ABC):
         self._check_losses(losses)
         if weights is not None:
             losses = torch.where(weights > 0, losses, 0.0)
-        if not self.unbiased and self.training and losses.requires_grad and among_others():
+        if not self.unbiased and self.training and losses.requires_grad and world_size() > 1:
             found = self._over_processes(losses, weights)
         else:
             found = self.measure(losses, weights)
@@ -176,36 +177,18 @@ class Risk(nn.Module, ABC):
     def _over_processes(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         """Return the objective of the losses of all processes, with a gradient whose mean over them is the objective's."""
         weights = torch.ones_like(losses) if weights is None else weights
-        own = torch.distributed.get_rank()
-        parts = _gathered(torch.stack([losses.detach(), weights]))
-        parts[own] = torch.stack([losses, weights])
-        all_losses, all_weights = torch.cat(parts, 1).unbind()
+        parts = gather_unequal(torch.stack([losses.detach(), weights], 1))
+        parts[rank()] = torch.stack([losses, weights], 1)
+        all_losses, all_weights = torch.cat(parts).unbind(1)
         found = self.measure(all_losses, all_weights)
         return found + (len(parts) - 1) * (found - found.detach())
-
-
-def among_others() -> bool:
-    """Tell whether there are other processes."""
-    return torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
-
-
-def _gathered(mine: Tensor) -> list[Tensor]:
-    """Return the tensors (2, B) of all processes, of which each may have another B."""
-    size = torch.tensor([mine.shape[1]], device=mine.device)
-    sizes = [torch.zeros_like(size) for _ in range(torch.distributed.get_world_size())]
-    torch.distributed.all_gather(sizes, size)
-    most = max(int(size) for size in sizes)
-    padded = nn.functional.pad(mine, (0, most - mine.shape[1]))
-    found = [torch.empty_like(padded) for _ in sizes]
-    torch.distributed.all_gather(found, padded.contiguous())
-    return [part[:, : int(size)] for part, size in zip(found, sizes, strict=True)]
 
 
 def gathered_losses(losses: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Return losses and weights of all processes, without a gradient; those given where there is one process."""
     losses = losses.detach()
-    if not among_others():
+    if world_size() == 1:
         return losses, weights
     weights = torch.ones_like(losses) if weights is None else weights
-    all_losses, all_weights = torch.cat(_gathered(torch.stack([losses, weights])), 1).unbind()
+    all_losses, all_weights = torch.cat(gather_unequal(torch.stack([losses, weights], 1))).unbind(1)
     return all_losses, all_weights

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import FLOATS, check_number
+from lit_sparse.checks import FLOATS, check_dim, check_number
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.dispatch import HALVES
 from lit_sparse.kernels.safe import mass_tolerance, safe_threshold, weighted_safe_threshold
@@ -87,12 +87,7 @@ def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | 
         raise ConfigurationError(f"Expected values of a floating dtype, one of {FLOATS}, but got {values.dtype}.")
     if values.dim() == 0:
         raise ConfigurationError("Expected values with at least one dimension but got a tensor without any.")
-    if isinstance(dim, bool) or not isinstance(dim, int):
-        raise ConfigurationError(f"Expected argument `dim` to be one dimension, an integer, but got {dim!r}.")
-    if not -values.dim() <= dim < values.dim():
-        raise ConfigurationError(
-            f"Expected argument `dim` to be one of the {values.dim()} dimensions of the values but got {dim}."
-        )
+    dim = check_dim(dim, values, "values")
     if values.shape[dim] == 0:
         raise ConfigurationError("Expected at least one value to reduce but there is none: the mass, 0, is below rho.")
     x = values.movedim(dim, -1)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.distributed import reduce
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.risks.base import Risk, among_others
+from lit_sparse.risks.base import Risk
 from lit_sparse.risks.logsumexp import check_rho, may_look
 from lit_sparse.risks.mean import mean_of
 from lit_sparse.risks.safe_kl_dro import DualRisk, link_value, mean_threshold
@@ -199,10 +200,7 @@ class ExponentialOTDRO(MovingRisk):
         found = mean_of((losses / self.temperature).exp(), weights)
         if self.training and may_look():
             with torch.no_grad():
-                over = found.isinf().double()
-                if among_others():
-                    torch.distributed.all_reduce(over)
-                self.overflows.add_(over)
+                self.overflows.add_(reduce(found.isinf().double()))
         return found
 
     def measurements(self) -> dict[str, float]:

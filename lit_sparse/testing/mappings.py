@@ -11,6 +11,7 @@ import pickle
 import shutil
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
@@ -401,6 +402,7 @@ def _bad_input(mapping: SparseMapping) -> None:
     refuses(lambda: mapping(torch.zeros(2, 3, dtype=torch.int64)), "floating dtype")
     refuses(lambda: mapping(torch.zeros(2, 3, dtype=torch.complex64)), "floating dtype")
     refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 3)), "boolean mask")
+    refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 3, dtype=torch.int64)), ".bool()")
     refuses(lambda: mapping(torch.zeros(2, 3), [True] * 3), "boolean mask")
     refuses(lambda: mapping([1.0, 2.0]), "torch tensor")
     refuses(lambda: mapping(torch.zeros(2, 3).to_sparse()), "dense scores")
@@ -408,6 +410,13 @@ def _bad_input(mapping: SparseMapping) -> None:
     if "dim" in arguments:
         for bad in ("time", 1.0, None, True):
             refuses(lambda bad=bad: type(mapping)(**{**arguments, "dim": bad}), "dim")  # type: ignore[misc]
+        for bad in (2, -3):
+            outside = type(mapping)(**{**arguments, "dim": bad})
+            refuses(lambda outside=outside: outside(torch.zeros(2, 3)), "one of the 2 dimensions of the scores")  # type: ignore[misc]
+            if mapping.has_value:
+                refuses(lambda outside=outside: outside.value(torch.zeros(2, 3)), "one of the 2 dimensions")  # type: ignore[misc]
+        inside = type(mapping)(**{**arguments, "dim": np.int64(-1)})
+        _same(inside(_scores(4, 6)), mapping.map(_scores(4, 6), None, -1), mapping, "a numpy integer is a dimension")
     refuses(lambda: mapping(torch.zeros(2, 3), torch.ones(2, 4, dtype=torch.bool)), "broadcast")
     refuses(lambda: mapping(torch.zeros(3), torch.ones(2, 3, dtype=torch.bool)), "broadcast")
 

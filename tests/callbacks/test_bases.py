@@ -52,7 +52,7 @@ def test_bases_and_activity_are_drawn(tmp_path: Path) -> None:
 
 def test_models_without_bases_are_left_alone(tmp_path: Path) -> None:
     model = SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=64, classifier_hidden=[8])
-    run(model, tmp_path, BasesPlot(folder=str(tmp_path)))
+    run(model, tmp_path, BasesPlot(folder=str(tmp_path)), ActivityHistogram(folder=str(tmp_path)))
     assert not (tmp_path / "pictures").exists()
 
 

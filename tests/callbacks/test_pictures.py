@@ -97,3 +97,12 @@ def test_negative_elbo_against_epochs_and_calls(tmp_path: Path) -> None:
 def test_a_grid_of_images_that_are_not_square() -> None:
     figure = _image_grid(torch.rand(2, 3, 10), ["a", "b"])
     assert figure.axes[0].images[0].get_array().shape == (2 * 5, 3 * 5)
+
+
+def test_images_in_color_are_drawn_in_color() -> None:
+    pixels = torch.zeros(1, 2, 3, 4, 4)
+    pixels[0, 1, 2] = 1.0  # the second image is blue
+    sheet = _image_grid(pixels.flatten(2), ["a"]).axes[0].images[0].get_array()
+    assert sheet.shape == (5, 10, 3)
+    assert sheet[:4, 5:9].reshape(16, 3).tolist() == [[0, 0, 1]] * 16
+    assert not sheet[:4, :4].any()

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_sparse.callbacks import PredictionWriter, TextPredictionWriter
-from lit_sparse.callbacks.text_predictions import _check_indices, _json, _one_line, _Prediction, _write
+from lit_sparse.callbacks.outputs import check_indices, write_files
+from lit_sparse.callbacks.text_predictions import _json, _one_line, _Prediction
 from lit_sparse.errors import ConfigurationError, DataError
 
 #: Everything that ends a line for ``str.splitlines``, and more that a file could stumble over.
@@ -204,10 +205,10 @@ def test_missing_and_repeated_inputs_are_named(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 12), max_size=12))
 def test_indices_are_right_only_if_each_comes_once(indices: list[int]) -> None:
     if sorted(indices) == list(range(len(indices))):
-        _check_indices(indices)
+        check_indices(indices)
         return
     with pytest.raises(DataError) as caught:
-        _check_indices(indices)
+        check_indices(indices)
     twice = sorted({index for index in indices if indices.count(index) > 1})
     wrong = twice or sorted(set(range(max(indices))) - set(indices))
     named = ", ".join(map(str, wrong[:5]))
@@ -252,9 +253,9 @@ def test_files_appear_whole_or_not_at_all(tmp_path: Path) -> None:
 
     (tmp_path / "a").write_text("old\n")
     with pytest.raises(RuntimeError, match="full"):
-        _write({tmp_path / "a": ["new"], tmp_path / "b": broken()})
+        write_files({tmp_path / "a": ["new"], tmp_path / "b": broken()})
     assert files(tmp_path) == {"a": b"old\n"}
-    _write({tmp_path / "a": ["new"], tmp_path / "b": []})
+    write_files({tmp_path / "a": ["new"], tmp_path / "b": []})
     assert files(tmp_path) == {"a": b"new\n", "b": b""}
 
 

@@ -27,6 +27,12 @@ PAIRS: dict[str, tuple[CoresetSelector, Callable[[np.ndarray, int], np.ndarray]]
     "FrankWolfe": (FrankWolfe(), plain.frank_wolfe),
     "NonnegativeOMP": (NonnegativeOMP(), plain.nn_omp),
 }
+#: The iterations alone, where a test asks for the same weights.
+UNPOLISHED = {
+    "A-IHT": AcceleratedIHT(polish=False),
+    "A-IHT II": AcceleratedIHT(debias=True, polish=False),
+    "IHT": IHT(polish=False),
+}
 FILES = [
     ("synth_lr", "logistic", 20),
     ("phishing_pca_500", "logistic", 100),
@@ -72,7 +78,7 @@ def test_objectives_on_real_data_are_those_of_a_plain_implementation(
 @pytest.mark.parametrize("name", PAIRS)
 def test_tiny_problems(name: str) -> None:
     """Feasible, no better than the best subset, and what a plain implementation gets, but where that hangs on rounding."""
-    selector, slow = PAIRS[name]
+    selector, slow = UNPOLISHED.get(name, PAIRS[name][0]), PAIRS[name][1]
     for seed, (size, draws), k in itertools.product(range(12), ((8, 6), (10, 30), (12, 10)), (1, 2, 3)):
         vectors = tiny(seed, size, draws)
         coreset = selector(torch.from_numpy(vectors), k)
@@ -101,7 +107,8 @@ def test_the_best_iterate_is_returned(debias: bool, step_scale: float) -> None:
 def test_a_scaled_step_is_that_of_a_plain_implementation() -> None:
     vectors = tiny(0, 40, 60)
     expected = plain.objective(vectors, plain.a_iht(vectors, 5, step_scale=0.5))
-    assert AcceleratedIHT(step_scale=0.5)(torch.from_numpy(vectors), 5).objective == pytest.approx(expected, rel=1e-6)
+    found = AcceleratedIHT(step_scale=0.5, polish=False)(torch.from_numpy(vectors), 5)
+    assert found.objective == pytest.approx(expected, rel=1e-6)
 
 
 def _numerically(residual: Tensor, direction: Tensor) -> float:
@@ -172,6 +179,33 @@ def test_the_error_falls_linearly_where_an_exact_coreset_exists(debias: bool) ->
         assert float(ratios.max()) < 0.9, ratios
 
 
+@pytest.mark.parametrize("options", [{}, {"debias": True}, {"batch": 0.5}], ids=str)
+def test_polishing_is_done_always_or_never(options: dict[str, float]) -> None:
+    """Polished weights are at least as near as the best ones for the support that the iterations ended with."""
+    gains = []
+    for seed, (size, draws), k in itertools.product(range(6), ((40, 15), (60, 200)), (2, 10, 30)):
+        vectors = torch.from_numpy(tiny(seed, size, draws))
+        never, fitted, always = (
+            AcceleratedIHT(**chosen, **options)(vectors, k, torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+            for chosen in ({"polish": False}, {"polish": False, "refit": True}, {})
+        )
+        whole = float(vectors.sum(0).square().sum())
+        assert len(always) <= k
+        assert always.objective <= fitted.objective + 1e-12 * whole <= never.objective + 2e-12 * whole, (seed, size, k)
+        assert len(always.trace) == len(never.trace) + 1
+        gains.append(always.objective < 0.999 * never.objective)
+    assert any(gains)
+
+
+@pytest.mark.parametrize("debias", [False, True])
+def test_more_points_keep_what_polishing_gains(debias: bool, shared: Path) -> None:
+    """Where unpolished weights end at 1e-3, every size from 80 on ends near nothing."""
+    x, y = problems.read("synth_lr", shared / "data" / "coreset_regression")
+    vectors = torch.from_numpy(problems.vectors("logistic", x, y, 1))
+    objectives = {k: AcceleratedIHT(debias=debias)(vectors, k).objective for k in (80, 99, 100, 101)}
+    assert max(objectives.values()) < 1e-10, objectives
+
+
 def test_pursuit_falls_in_every_iteration_and_ends_at_nothing() -> None:
     vectors = torch.from_numpy(tiny(0, 100, 30))
     coreset = NonnegativeOMP()(vectors, 60)
@@ -190,8 +224,20 @@ def test_weights_after_a_refit_are_the_best_nonnegative_ones(seed: int, size: in
         fitted = type(selector)(refit=True)(torch.from_numpy(vectors), k, torch.Generator().manual_seed(seed))
         expected = plain.objective(vectors, plain.refit(vectors, plainly.dense().numpy()))
         whole = float((vectors.sum(0) ** 2).sum())
+        if expected == pytest.approx(whole, rel=1e-9):  # nothing is better than zero weights: they stay as they are
+            assert torch.equal(fitted.indices, plainly.indices)
+            continue
         assert fitted.objective == pytest.approx(expected, rel=1e-6, abs=1e-10 * whole)
         assert set(fitted.indices.tolist()) <= set(plainly.indices.tolist())
+
+
+def test_a_refit_leaves_an_example() -> None:
+    """Also where the drawn one points away from the sum, so that no weight is better than any."""
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-0.5, 0.0]], dtype=torch.float64)
+    for seed in range(12):
+        coreset = Uniform(refit=True)(vectors, 1, torch.Generator().manual_seed(seed))
+        assert len(coreset) == 1
+        assert float(coreset.weights) > 0
 
 
 def test_uniform_draws_each_subset_alike() -> None:

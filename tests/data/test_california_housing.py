@@ -155,17 +155,16 @@ def test_scikit_learns_copy_that_is_missing_or_cut(tmp_path: Path) -> None:
         made(CaliforniaHousingDataModule("sklearn", path=str(tmp_path)))
 
 
-def test_scikit_learn_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = {}
-
-    def fetch(**options: Any) -> tuple[np.ndarray, np.ndarray]:
-        asked.update(options)
-        return expected_rows()[:, :-1], expected_rows()[:, -1]
+def test_scikit_learn_downloads_and_unpickles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch(**_: Any) -> None:
+        raise AssertionError("it could download, and it unpickles")
 
     monkeypatch.setattr("sklearn.datasets.fetch_california_housing", fetch)
+    monkeypatch.setenv("SCIKIT_LEARN_DATA", str(tmp_path))
+    with pytest.raises(DataError, match=r"No such file.*fetch\(\)\".*source=csv"):
+        made(CaliforniaHousingDataModule("sklearn"))
+    keep_for_sklearn(raw_rows(), tmp_path)
     made(CaliforniaHousingDataModule("sklearn"))
-    assert asked["download_if_missing"] is False
-    assert asked["data_home"] is None
 
 
 def changed(change: Callable[[list[list[str]]], None], names: tuple[str, ...] = RAW) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -258,7 +259,8 @@ def test_killed_and_resumed_goes_on_with_its_coreset(lit_sparse: Command, proxy:
     train = ("fit", *CORESET, "--checkpoint_every_n_steps=5")
     done = lit_sparse(*train, "--name=whole")
     assert done.returncode == 0, done.stderr
-    assert "coreset: 120 of 1595 examples" in done.stderr + done.stdout
+    (size,) = re.findall(r"coreset: (\d+) of 1595 examples", done.stderr + done.stdout)
+    assert 100 < int(size) <= 120  # polishing may leave some without weight
     killer = ("--trainer.callbacks=interruptions.KillAtStep", "--trainer.callbacks.step=17")
     assert lit_sparse(*train, "--name=cut", *killer).returncode != 0
     (tmp_path / "proxy.ckpt").unlink()

@@ -245,3 +245,9 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(b"PK\x03\x04nothing")
         with pytest.raises(DataError, match=words):
             games(tmp_path / name)
+
+
+def test_fit_says_that_nothing_is_held_out_for_the_test(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", features=np.random.default_rng(0).random((60, 4)), split=np.array(["train", "val"] * 30))
+    with pytest.warns(UserWarning, match=r"The test split is missing: .* holds nothing out for the test"):
+        ReferentialGameDataModule(path=str(tmp_path / "a.npz"), candidates=4).setup("fit")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import math
 from collections.abc import Callable
@@ -195,7 +196,15 @@ def as_gzipped_libsvm(path: Path) -> TableDataModule:
     return TableDataModule(str(path / "a.gz"), intercept=False, val_size=1, test_size=1)
 
 
-@pytest.mark.parametrize("form", [as_npz, as_csv, as_gzip, as_libsvm, as_gzipped_libsvm], ids=lambda form: form.__name__)
+def as_bzipped_libsvm(path: Path) -> TableDataModule:
+    (path / "a.bz2").write_bytes(bz2.compress(libsvm_text().encode()))
+    return TableDataModule(str(path / "a.bz2"), intercept=False, val_size=1, test_size=1)
+
+
+FORMS = [as_npz, as_csv, as_gzip, as_libsvm, as_gzipped_libsvm, as_bzipped_libsvm]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
 def test_every_form_of_file_holds_the_same_rows(tmp_path: Path, form: Callable[[Path], TableDataModule]) -> None:
     data = made(form(tmp_path))
     parts = [all_of(data, split) for split in SPLITS]
@@ -337,3 +346,19 @@ def test_real_data(shared: Path) -> None:
     values = torch.linalg.eigvalsh(torch.cov(train[:, :-1].T.double()))
     torch.testing.assert_close(values, (values > 0.5).double(), atol=1e-3, rtol=0)
     assert int((values > 0.5).sum()) > 30, "many columns are sums of others"
+
+
+def test_targets_are_standardized_over_the_training_rows(tmp_path: Path) -> None:
+    y = np.random.default_rng(0).normal(50, 9, 60)
+    np.savez(tmp_path / "a.npz", X=y[:, None], y=y)
+    data = TableDataModule(str(tmp_path / "a.npz"), standardize_target=True)
+    data.setup()
+    rows = {split: data.fetch(split, 0, torch.arange(data.size(split))) for split in ("train", "val", "test")}  # type: ignore[arg-type]
+    target = rows["train"]["target"].double()
+    assert abs(float(target.mean())) < 1e-6
+    assert abs(float(target.std(correction=0)) - 1) < 1e-6
+    for batch in rows.values():
+        torch.testing.assert_close(batch["target"] * data.target_std + data.target_mean, batch["features"][:, 0])
+    np.savez(tmp_path / "a.npz", X=y[:, None], y=np.full(60, 3.0))
+    with pytest.raises(DataError, match="targets that differ with `standardize_target` but all 48 are 3"):
+        TableDataModule(str(tmp_path / "a.npz"), standardize_target=True).setup()

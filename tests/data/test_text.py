@@ -263,3 +263,22 @@ def test_bad_input_is_refused(folder: Path) -> None:
         TranslationDataModule(str(folder), val="one").texts("val")
     with pytest.raises(DataError, match=r"(?s)quelle.*source"):
         TranslationDataModule(str(folder), source="quelle", val="one").texts("val")
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_text_of_spaces_alone_is_refused(folder: Path, split: Any) -> None:
+    number = len((folder / f"{split}.de").read_text().splitlines())
+    (folder / f"{split}.de").write_text("  \t \n" * number)
+    data = module(folder)
+    data.setup()
+    with pytest.raises(DataError, match=r"training examples is left|some text as source in the (val|test) data but none"):
+        data.sequences(split)
+
+
+def test_fit_says_that_the_test_split_is_missing(folder: Path) -> None:
+    module(folder).setup("fit")
+    (folder / "test.de").unlink()
+    with pytest.warns(UserWarning, match=r"The test split is missing: `fit` runs without it.*There is no test\.de"):
+        module(folder).setup("fit")
+    with pytest.raises(DataError, match=r"There is no test\.de"):
+        module(folder).setup("test")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import json
@@ -89,8 +90,10 @@ def test_segments_of_test_sets(tmp_path: Path, ending: str) -> None:
         ("a.sgm", b"<doc>\n<seg>\xe9</seg>", "line 2 has the byte 0xe9"),
         ("a.sgm", b"<doc></doc>", "0 begin and 0 end"),
         ("a.sgm", b"<seg>a<seg>b</seg>", "2 begin and 1 end"),
-        ("a.gz", b"plain", r"a.gz' is no gzip file: it starts with b'pl'"),
-        ("a.gz", b"", r"a.gz' is no gzip file"),
+        ("a.gz", b"plain", r"a.gz' is not a gzip file: it starts with b'pl'"),
+        ("a.gz", b"", r"a.gz' is not a gzip file"),
+        ("a.bz2", b"BZh is a word", r"a.bz2' is not a bzip2 file: it starts with b'BZ'"),
+        ("a.bz2", bz2.compress(b"text\n" * 1000)[:-12], r"a.bz2' is not a whole bzip2 file"),
         ("a.gz", gzip.compress(b"text\n" * 1000, mtime=0)[:-12], r"a.gz' is not a whole gzip file"),
         ("a.gz", b"\x1f\x8bnothing else", r"a.gz' is not a whole gzip file"),
     ],
@@ -481,3 +484,10 @@ def test_published_headlines(shared: Path, folder: str, split: str, target: str,
     if target == "references":
         counts = Counter(len(row) for row in read["target"])
         assert counts == {4 if split.startswith("duc") else 1: size}
+
+
+def test_files_by_bzip2_are_unpacked_and_words_that_begin_alike_are_text(tmp_path: Path) -> None:
+    (tmp_path / "a.txt.bz2").write_bytes(bz2.compress("Gr\u00fc\u00dfe\nan alle\n".encode()))
+    (tmp_path / "a.txt").write_text("BZh9 is a start\n")
+    assert read_lines(tmp_path / "a.txt.bz2") == ["Gr\u00fc\u00dfe", "an alle"]
+    assert read_lines(tmp_path / "a.txt") == ["BZh9 is a start"]

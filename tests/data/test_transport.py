@@ -110,8 +110,8 @@ def test_points_that_cannot_be_read(tmp_path: Path) -> None:
     for points, words in (
         (Points(str(tmp_path / "nothing.npy")), "does not exist"),
         (reading("a.txt", b"1"), "in a .npy or .csv file"),
-        (reading("broken.npy", b"1,2"), "cannot be read as .npy data"),
-        (reading("objects.npy", np.array([{}, 1], dtype=object)), "cannot be read as .npy data"),
+        (reading("broken.npy", b"1,2"), "cannot be read as an array"),
+        (reading("objects.npy", np.array([{}, 1], dtype=object)), "Python objects, which are not read"),
         (reading("words.csv", b"x,y\n1,b\n"), "cannot be read as .csv data"),
         (reading("uneven.csv", b"1,2\n1,2,3\n"), "cannot be read as .csv data"),
         (reading("cube.npy", np.zeros((2, 2, 2))), r"points \(N, d\)"),

@@ -185,7 +185,7 @@ def test_a_cache_runs_no_code(tmp_path: Path) -> None:
             return (Path.touch, (tmp_path / "harm",))
 
     torch.save((["the"], Harm(), torch.zeros(1, 3), 3), tmp_path / "some.pt")
-    with pytest.raises(DataError, match="no file of torchtext"):
+    with pytest.raises(DataError, match="is not a file of torchtext"):
         read_vectors(str(tmp_path / "some.pt"), ["the"])
     assert not (tmp_path / "harm").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -334,3 +335,15 @@ def test_baselines_agree_between_one_and_two_processes(tmp_path: Path) -> None:
 def test_bad_arguments_are_explained(make: Callable[[], object], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()
+
+
+def test_a_sampler_warns_once_of_a_mapping_whose_zeros_it_never_draws() -> None:
+    scores = torch.randn(3, 4)
+    for mapping, warned in ((Sparsemax(), 1), (Softmax(), 0)):
+        sampler = LeaveOneOut(2, mapping=mapping)
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                sampler(scores, lambda latent: latent.values[:, 0])
+        assert len(found) == warned
+        assert all("Use the mapping Softmax, or the estimator Marginalize" in str(each.message) for each in found)

@@ -129,6 +129,15 @@ def check_entmax(device: str) -> None:
             got = on(device, entmax_product, v, y, alpha, gamma)
             # Beyond alpha = 2 the Jacobian is unbounded where y nears 0.
             worst_product.note(torch.where(bounded, got, 0.0), torch.where(bounded, expected, 0.0), what)
+    steep = torch.tensor([[0.0, -0.01, -0.02], [0.0, -0.3, -0.0095], [0.0, 0.0, -math.inf]], dtype=torch.float64)
+    for dtype in (torch.float64, torch.float32):
+        for alpha in (15.0, 60.0, 99.0):
+            y = torch.cat([exact(map_entmax, steep, alpha, 1.0), torch.zeros(3, LONG[dtype])], -1).to(dtype)
+            v = torch.randn(y.shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+            for d in (3, y.shape[-1]):  # weights of the Jacobian are too large for their type, products are not
+                part = v[:, :d].contiguous(), y[:, :d].contiguous()
+                got, expected = on(device, entmax_product, *part, alpha, 1.0), entmax_product(*part, alpha, 1.0)
+                agree(got, expected.double(), f"Jacobian at alpha {alpha}, d {d}, {dtype}")
     print(f"alpha-entmax: {worst}; its Jacobian: {worst_product}")
 
 

@@ -374,14 +374,13 @@ def test_rows_without_a_valid_alpha_are_nan_and_alone() -> None:
     x = random_rows(6, 4, seed=0)
     x[:, 3] = -torch.inf
     alpha = torch.tensor([1.5, 0.999, torch.nan, -torch.inf, torch.inf, 1.0], dtype=torch.float64).unsqueeze(-1)
-    leaf, strength = x.clone().requires_grad_(), alpha.clone().requires_grad_()
-    y = F.entmax(leaf, strength)
+    y, pull = torch.func.vjp(F.entmax, x, alpha)  # nothing can be read here, so that nothing is refused
     broken = torch.tensor([False, True, True, True, True, False])
     assert bool(y[broken, :3].isnan().all())
     assert bool((y[:, 3] == 0).all())
     torch.testing.assert_close(y[0], F.entmax(x[0], 1.5))
     torch.testing.assert_close(y[5], F.softmax(x[5]))
-    in_x, in_alpha = torch.autograd.grad(y, (leaf, strength), x.clamp_min(-9))
+    in_x, in_alpha = pull(x.clamp_min(-9))
     assert bool(in_x[~broken].isfinite().all())
     assert bool(in_alpha[~broken].isfinite().all())
     alone = x[:1].clone().requires_grad_()
@@ -429,7 +428,7 @@ def test_alpha_out_of_range(alpha: object) -> None:
 
 @pytest.mark.parametrize("alpha", [[1.5, 0.5], [math.nan], [101.0]])
 def test_a_tensor_alpha_out_of_range(alpha: list[float]) -> None:
-    with pytest.raises(ConfigurationError, match=r"every `alpha` in 1 \.\. 100"):
+    with pytest.raises(ConfigurationError, match=r"Expected every `alpha` (to be at least 1|in 1 \.\. 100)"):
         Entmax(torch.tensor(alpha))
 
 
@@ -527,3 +526,26 @@ def test_jacobian_is_the_published_formula(alpha: float) -> None:
         expected = (np.diag(s) - np.outer(s, s) / s.sum()) / 0.5
         got = dense_jacobian(lambda row: F.entmax(row, alpha, gamma=0.5), x)
         np.testing.assert_allclose(got, expected, atol=1e-8, rtol=1e-6)
+
+
+@pytest.mark.parametrize("alpha", [3.0, 15.0, 60.0, 99.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_derivatives_stay_finite_where_a_power_of_a_small_weight_does_not(alpha: float, dtype: torch.dtype) -> None:
+    """In the kernel, in differentiable operations, in alpha, and twice."""
+    exact = torch.tensor([0.0, -0.01, -0.02, -0.0099], dtype=torch.float64)
+
+    def slope(x: torch.Tensor, step: torch.Tensor, change: float) -> torch.Tensor:
+        return (F.entmax(x + step, alpha + change) - F.entmax(x - step, alpha - change)) / 2e-7
+
+    columns = torch.stack([slope(exact, 1e-7 * unit, 0.0) for unit in torch.eye(4, dtype=torch.float64)], -1)
+    x = exact.to(dtype).requires_grad_()
+    at = torch.tensor([alpha], dtype=dtype, requires_grad=True)
+    for graph in (False, True):
+        rows = [torch.autograd.grad(F.entmax(x, at)[i], (x, at), create_graph=graph) for i in range(4)]
+        torch.testing.assert_close(torch.stack([row[0] for row in rows]).double(), columns, rtol=1e-4, atol=1e-5)
+        by_alpha = torch.cat([row[1] for row in rows]).double()
+        torch.testing.assert_close(by_alpha, slope(exact, torch.zeros(4), 1e-7), rtol=1e-4, atol=1e-6)
+    again = torch.autograd.grad(rows[0][0].square().sum(), (x, at))
+    assert all(bool(part.isfinite().all()) for part in again)
+    if dtype == torch.float64 and alpha < 99.0:
+        assert torch.autograd.gradgradcheck(lambda t: F.entmax(t, alpha), exact.clone().requires_grad_(), eps=1e-8, atol=1e-3)

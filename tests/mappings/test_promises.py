@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from torch import Tensor
 
+from lit_sparse import mappings
 from lit_sparse.mappings import SparseMapping, Sparsemax
+from lit_sparse.structures import BitVector
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
@@ -23,9 +26,14 @@ def test_promise(check: str, mapping: SparseMapping) -> None:
     MAPPING_CHECKS[check](mapping)
 
 
-def test_the_three_mappings_are_found() -> None:
+def test_every_exported_mapping_is_found() -> None:
     names = {cls.__name__ for cls in concrete_subclasses(SparseMapping)}
-    assert {"Softmax", "Sparsemax", "TopKSparsemax"} <= names
+    exported = [getattr(mappings, name) for name in mappings.__all__]
+    expected = {cls.__name__ for cls in exported if isinstance(cls, type) and issubclass(cls, SparseMapping)} - {
+        "SparseMapping"
+    }
+    assert len(expected) >= 14
+    assert expected <= names
 
 
 class _NotProjected(Sparsemax):
@@ -80,3 +88,16 @@ def test_the_tester_finds_what_is_broken(broken: SparseMapping, check: str) -> N
 def test_check_mapping_names_the_promise() -> None:
     with pytest.raises(AssertionError, match="breaks its promise 'masks'"):
         check_mapping(_IgnoresMask())
+
+
+@pytest.mark.parametrize("mapping", [example for _, example in EXAMPLES], ids=repr)
+def test_a_penalty_on_the_gradient_can_be_differentiated(mapping: SparseMapping) -> None:
+    """Also where the second derivative is zero, as that of torch's ReLU; the graph of an empty batch is kept."""
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    weights = torch.linspace(-1, 1, 30, dtype=torch.float64).reshape(5, 6)
+    if not isinstance(getattr(mapping, "structure", None), BitVector):  # the derivative of torch's clamp has no graph
+        (gradient,) = torch.autograd.grad((mapping(x) * weights).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.square().sum(), x)
+        assert second.shape == x.shape
+        assert bool(second.isfinite().all())
+    assert mapping(x[:0]).requires_grad

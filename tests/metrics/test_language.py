@@ -26,6 +26,36 @@ from lit_sparse.metrics import (
 THINGS = torch.tensor(list(itertools.product(range(4), repeat=3)))
 
 
+def _edits(first: list[int], second: list[int]) -> int:
+    """Return Levenshtein's distance by its definition."""
+    if not first or not second:
+        return len(first) + len(second)
+    options = (_edits(first[1:], second) + 1, _edits(first, second[1:]) + 1)
+    return min(*options, _edits(first[1:], second[1:]) + (first[0] != second[0]))
+
+
+def test_topographic_similarity_by_other_distances() -> None:
+    inputs, messages = THINGS[::2], random_messages(0, size=32, length=4, vocabulary=3)
+    pairs = list(itertools.combinations(range(32), 2))
+    of_inputs = [int((inputs[i] != inputs[j]).sum()) for i, j in pairs]
+    of_messages = [_edits(messages[i].tolist(), messages[j].tolist()) for i, j in pairs]
+    expected = scipy.stats.spearmanr(of_inputs, of_messages).statistic
+    found = topographic_similarity(inputs, messages, input_distance="hamming", message_distance="edit")
+    assert float(found) == pytest.approx(expected, abs=1e-12)
+    assert float(found) != pytest.approx(float(topographic_similarity(inputs, messages, input_distance="hamming")), abs=1e-3)
+    with pytest.raises(ConfigurationError, match="message_distance"):
+        topographic_similarity(inputs, messages, message_distance="cosine")  # type: ignore[arg-type]
+
+
+def test_exact_ties_of_inputs_are_ties() -> None:
+    """Lengths do not count for a cosine, so that pairs with as many attributes in common are tied whatever rounding says."""
+    ones = torch.nn.functional.one_hot(THINGS, 4).flatten(1).double()
+    inputs = ones * torch.rand(len(ones), 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add(0.1)
+    messages = random_messages(0, size=len(ones), length=3)
+    expected = topographic_similarity(THINGS, messages, input_distance="hamming")
+    torch.testing.assert_close(topographic_similarity(inputs, messages), expected, atol=1e-12, rtol=0)
+
+
 def random_messages(seed: int, size: int = 40, length: int = 2, vocabulary: int = 6) -> Tensor:
     return torch.randint(vocabulary, (size, length), generator=torch.Generator().manual_seed(seed))
 

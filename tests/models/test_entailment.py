@@ -418,6 +418,7 @@ def run(*arguments: str) -> int:
     return main([*arguments, *quiet])
 
 
+@pytest.mark.filterwarnings("ignore:CosineAnnealingLR.*does not reach its end")  # of a config that trains longer
 def test_the_command_line_trains_tests_and_predicts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small config on other data; once trained, the model goes on without the file of vectors."""
     monkeypatch.chdir(tmp_path)

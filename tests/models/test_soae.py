@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -397,3 +398,14 @@ def test_what_a_sparse_gradient_cannot_do(options: dict[str, Any], settings: dic
         trainer(max_epochs=1, **settings).fit(model, digits())
     with pytest.raises(ConfigurationError, match="with a mapping that makes zeros"):
         SupervisedOnlineAutoencoder(nn.Tanh(), sparse_gradient=True)
+
+
+def test_images_without_labels_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    part = DigitsDataModule(labelled=0.5, binarize=False)
+    model = SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64, width=70)
+    with caplog.at_level(logging.INFO):
+        trainer(max_epochs=2, limit_train_batches=1, limit_val_batches=0).fit(model, part)
+    assert caplog.text.count("64 of the 128 images of the first batch have no label") == 1
+    nothing = DigitsDataModule(labelled=0, binarize=False)
+    with pytest.raises(ConfigurationError, match=r"Expected labelled images to train on but .*labelled: 1\.0"):
+        trainer(max_epochs=1, limit_train_batches=1, limit_val_batches=0).fit(model, nothing)

@@ -568,8 +568,7 @@ def test_the_script_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(float(row["gap"]) > -1e-6 for row in rows)
     path.write_text(first[: len(first) // 2])  # killed within a line
     script.main(short)
-    again = [line.rsplit(",", 1)[0] for line in path.read_text().splitlines()]
-    assert sorted(set(again)) == sorted({line.rsplit(",", 1)[0] for line in first.splitlines()}), "seconds apart"
+    assert sorted(set(path.read_text().splitlines())) == sorted(set(first.splitlines()))
     script.main([*short, "--only_tables"])
     for name in ("logsumexp_transport.png", "logsumexp_densities.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

@@ -108,6 +108,29 @@ def test_scores_are_divided_by_the_length_penalty_and_sorted() -> None:
             assert score == pytest.approx(log_probability(table[row], tokens, 5) * 6 / (5 + length))
 
 
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_what_was_written_stays_where_no_token_may_follow(beam_size: int) -> None:
+    """A row that is stuck keeps its tokens and their score; one that cannot begin has none, and is not certain of that."""
+    allowed = {BOS: [2, 3], 2: [3]}
+
+    def step(last: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        log_probs = torch.full((len(last), 5), -math.inf)
+        for row, (token, stuck) in enumerate(zip(last.tolist(), memory["stuck"].tolist(), strict=True)):
+            for number in [] if stuck else allowed.get(token, []):
+                log_probs[row, number] = -0.5 if number == 2 else -1.0
+        return log_probs, torch.ones(len(last), 1, 4), state
+
+    memory = {"stuck": torch.tensor([False, True])}
+    found = beam_search(
+        step, memory, {}, bos=BOS, eos=EOS, limits=torch.tensor([9, 9]), beam_size=beam_size, length_penalty=1.0
+    )
+    assert found[0][0].tokens == [2, 3]
+    assert found[0][0].score == pytest.approx(-1.5 / (7 / 6))
+    assert found[0][0].attention.shape == (1, 2, 4)
+    assert found[1][0].tokens == []
+    assert found[1][0].score == -math.inf
+
+
 def test_forbidden_and_impossible_tokens_are_never_taken() -> None:
     table = random_table(6, 5)
     table[3, :, 2:] = -torch.inf
@@ -115,10 +138,10 @@ def test_forbidden_and_impossible_tokens_are_never_taken() -> None:
     found = found_by_beam(table, [6] * 6, beam_size=3, n_best=3, forbidden=(0, 4))
     assert all(not {0, 4} & set(tokens) for row in found for tokens, _ in row)
     assert all(tokens == [] for tokens, _ in found[3])
-    assert found[4] == [([], 0.0)]
+    assert found[4] == [([], -math.inf)]
     keep = [0, 1, 2, 5]
     assert [found[i] for i in keep] == found_by_beam(table[keep], [6] * 4, beam_size=3, n_best=3, forbidden=(0, 4))
-    assert all(math.isfinite(score) for row in found for _, score in row)
+    assert all(math.isfinite(score) for row in found[:4] + found[5:] for _, score in row)
 
 
 @pytest.mark.parametrize(("options", "words"), [({"beam_size": 0}, "beam_size"), ({"beam_size": 2, "n_best": 3}, "n_best")])

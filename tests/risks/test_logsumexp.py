@@ -249,3 +249,27 @@ def test_kernel_equals_its_twin() -> None:
                 torch.testing.assert_close(safe_threshold(x, rho), _twin(x, rho).to(dtype), **tolerance)
                 found = weighted_safe_threshold(x, w, rho)
                 torch.testing.assert_close(found, _weighted_twin(x, w, rho).to(dtype), **tolerance)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e15, 1e30])
+def test_gradients_have_mass_one_at_any_scale(scale: float, dtype: torch.dtype) -> None:
+    """The threshold lies next to one score and far from the others; in the kernel, in operations and in the twin."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(30, 20, generator=generator, dtype=torch.float64) * scale
+    x[10:20] = torch.where(torch.rand(10, 20, generator=generator) < 0.5, x[10:20], x[10:20] / scale)
+    x[20:, 1:] /= scale
+    x = x.to(dtype).requires_grad_()
+    for w in (torch.full((20,), 0.05, dtype=dtype), torch.rand(30, 20, generator=generator).to(dtype) + 0.1):
+        for rho in (0.01, 0.3, 0.9):
+            total = safe_logsumexp(x, rho, weights=w).sum()
+            (first,) = torch.autograd.grad(total, x, retain_graph=True)
+            (graph,) = torch.autograd.grad(total, x, create_graph=True)
+            by_transform = torch.func.grad(lambda t, w=w, rho=rho: safe_logsumexp(t, rho, weights=w).sum())(x.detach())
+            for gradient in (first, graph.detach(), by_transform):
+                mass = gradient.double().sum(-1)
+                torch.testing.assert_close(mass, torch.ones_like(mass), rtol=0, atol=1e-5)
+            center = safe_threshold(x.detach(), 0.9)
+            left = x.detach() - center
+            shares = torch.sigmoid(left - _twin(left, 0.9).to(dtype) + math.log(0.9)).double().sum(-1) / 0.9
+            torch.testing.assert_close(shares, torch.ones_like(shares), rtol=0, atol=1e-5)

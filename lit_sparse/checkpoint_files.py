@@ -1,0 +1,278 @@
+"""Reads checkpoint files: weights and numbers alone, whole, and with names that may be used (:mod:`lit_sparse.trust`)."""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeVar
+
+import fsspec
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import CheckpointError, LitSparseError, error_chain
+from lit_sparse.trust import check_hyperparameters, trusting
+
+__all__ = [
+    "check_finite",
+    "check_resumable",
+    "check_written",
+    "load_trusted",
+    "read_checkpoint",
+    "read_torch_file",
+    "restoring_error",
+]
+
+Loaded = TypeVar("Loaded")
+#: Where Lightning looks for the arguments of a model, and of a data module.
+DESCRIPTIONS = ("hyper_parameters", "datamodule_hyper_parameters")
+#: What Lightning reads besides, of checkpoints of version 1.
+OLD_KEYS = ("hparams", "module_arguments", "checkpoint_callback_best_model_path", "checkpoint_callback_best")
+#: What Lightning's ModelCheckpoint keeps of the files that it has written, and removes.
+WRITTEN = ("best_model_path", "kth_best_model_path", "last_model_path")
+#: Numbers of Lightning's progress.
+COUNTERS = {"ready", "started", "processed", "completed"}
+#: Arguments of Lightning's ``load_from_checkpoint`` that are not the model's.
+LOADER_OPTIONS = ("map_location", "hparams_file", "strict", "weights_only")
+#: Major version of Lightning whose checkpoints can be read.
+MAJOR = 2
+#: Levels of dicts and lists in a checkpoint.
+MOST_LEVELS = 60
+SUGGESTION = "Use another checkpoint, such as one of checkpoints/ in a run folder."
+
+
+def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -> Any:
+    """Return what ``torch.save`` wrote, without running code, and check the archive's checksums, which torch does not.
+
+    Args:
+        file: path, or an open file.
+        source: what messages call it.
+        options: of ``torch.load``.
+
+    Raises:
+        CheckpointError: if the file is damaged, or holds more than tensors, numbers, text, lists and dicts.
+    """
+    try:
+        if not isinstance(file, str | Path):
+            file.seek(0)
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
+                broken = archive.testzip()
+            if broken is not None:
+                raise zipfile.BadZipFile(f"the checksum of {broken!r} in it is wrong")
+        if not isinstance(file, str | Path):
+            file.seek(0)
+        return torch.load(file, **{"map_location": "cpu", "weights_only": True, **options})
+    except FileNotFoundError as error:
+        raise CheckpointError(f"The checkpoint {source} does not exist. Give the path of one.") from error
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise CheckpointError(f"{source} is damaged: {error}. {SUGGESTION}") from error
+    except Exception as error:  # unpickling raises any
+        raise CheckpointError(
+            f"{source} cannot be read as a checkpoint ({type(error).__name__}). It may be half-written, or hold objects that"
+            f" run code when they are read. {SUGGESTION}"
+        ) from error
+
+
+def read_checkpoint(
+    file: str | Path | IO[bytes],
+    source: str | None = None,
+    *,
+    model: type | None = None,
+    given: Collection[str] = (),
+    described: bool = True,
+) -> dict[str, Any]:
+    """Return a checkpoint of a Lightning module whose names may be used.
+
+    Args:
+        file: path, or an open file.
+        source: what messages call it; by default its path.
+        model: the class that is built, where the checkpoint does not name it.
+        given: arguments of the model that the caller gives in place of the checkpoint's.
+        described: whether the model is built from the checkpoint's description.
+
+    Raises:
+        CheckpointError: if it is none, or a name may not be used.
+    """
+    source = source or repr(str(file))
+    found = read_torch_file(file, source)
+    if isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values()):
+        raise CheckpointError(
+            f"{source} holds no state_dict but is a state dict alone: weights, not how the model is built. {SUGGESTION}"
+        )
+    if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict):
+        holds = "no state_dict" if isinstance(found, dict) else f"an object of type {type(found).__name__}"
+        raise CheckpointError(f"Expected {source} to be a checkpoint of a Lightning module, but it holds {holds}. {SUGGESTION}")
+    for name, value in found["state_dict"].items():
+        if not isinstance(name, str):
+            raise CheckpointError(f"Expected names of weights in {source} that are text but got {name!r}. {SUGGESTION}")
+        if callable(value) and not isinstance(value, Tensor):
+            raise CheckpointError(f"Expected weights in {source} but `{name}` is {value!r}. {SUGGESTION}")
+    _check_version(source, found.get("pytorch-lightning_version"))
+    old = [key for key in OLD_KEYS if key in found]
+    if old:
+        raise CheckpointError(f"{source} has the entry `{old[0]}` of an old version of Lightning. {SUGGESTION}")
+    _check_counters(source, found)
+    for key in DESCRIPTIONS if described else DESCRIPTIONS[1:]:
+        arguments = found.get(key)
+        if isinstance(arguments, dict):
+            arguments = {name: value for name, value in arguments.items() if name not in given}
+        check_hyperparameters(source, arguments, model)
+    return found
+
+
+def check_resumable(source: str, checkpoint: dict[str, Any]) -> None:
+    """Check that training can go on from a checkpoint.
+
+    Raises:
+        CheckpointError: if it holds weights alone, or a state of another form.
+    """
+    progress = checkpoint.get("progress")
+    metrics = progress.get("metrics") if isinstance(progress, dict) else {}
+    if not isinstance(metrics, dict) or not all(isinstance(value, Tensor) for value in metrics.values()):
+        raise CheckpointError(f"Expected tensors as the metrics of `progress` in {source}. {SUGGESTION}")
+    if progress is not None and not (
+        isinstance(progress, dict) and isinstance(progress.get("plateau"), bool) and "metrics" in progress
+    ):
+        raise CheckpointError(
+            f"Expected `progress` in {source} to hold `metrics` and `plateau` but got another form. {SUGGESTION}"
+        )
+    missing = [key for key in ("optimizer_states", "lr_schedulers", "loops") if key not in checkpoint]
+    if checkpoint.get("optimizer_states") == [] and checkpoint.get("global_step"):  # an optimizer has made those steps
+        missing = ["optimizer_states"]
+    if missing:
+        raise CheckpointError(
+            f"{source} holds no {' and no '.join(missing)}, so that training cannot go on from it. Start a new run from its"
+            " weights: --model.init_args.initial_weights CHECKPOINT"
+        )
+
+
+def check_finite(source: str, checkpoint: dict[str, Any]) -> None:
+    """Check that no weight and no number of an optimizer is NaN.
+
+    Raises:
+        CheckpointError: if one is.
+    """
+    broken = _nan_in(source, checkpoint["state_dict"]) or _nan_in(source, checkpoint.get("optimizer_states"))
+    if broken:
+        raise CheckpointError(
+            f"{source} holds NaN in `{broken}`: its training has diverged. Use an earlier checkpoint, or train with a smaller"
+            " learning rate."
+        )
+
+
+def load_trusted(
+    loader: Callable[..., Loaded],
+    file: str | Path | IO[bytes],
+    *,
+    trust: Collection[str] = (),
+    model: type | None = None,
+    **options: Any,
+) -> Loaded:
+    """Build a module from a checkpoint whose names were checked.
+
+    Args:
+        loader: Lightning's ``load_from_checkpoint``, of some class.
+        file: path, or an open file.
+        trust: import paths that the checkpoint may name besides those that are allowed.
+        model: the class whose loader it is.
+        options: of ``loader``; with ``weights_only=False`` nothing is checked, as the file itself may run code.
+
+    Raises:
+        CheckpointError: if the file is not a checkpoint, or names what may not be used.
+    """
+    if options.get("weights_only") is False:
+        return loader(file, **options)
+    source = repr(str(file)) if isinstance(file, str | Path) else "the checkpoint"
+    content = _content_of(file, source)  # read once: what is built is what was checked
+    given = {name for name in options if name not in LOADER_OPTIONS}
+    with trusting(trust):
+        described = options.get("hparams_file") is None
+        checkpoint = read_checkpoint(content, source, model=model, given=given, described=described)
+        try:
+            check_finite(source, checkpoint)
+        except CheckpointError as error:
+            warnings.warn(str(error), stacklevel=3)
+        content.seek(0)
+        try:
+            return loader(content, **{**options, "weights_only": True})
+        except Exception as error:
+            raise restoring_error(source, error) from error
+
+
+def _content_of(file: str | Path | IO[bytes], source: str) -> io.BytesIO:
+    if not isinstance(file, str | Path):
+        return io.BytesIO(file.read())
+    try:
+        with fsspec.open(str(file)) as opened:
+            return io.BytesIO(opened.read())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"The checkpoint {source} does not exist. Give the path of one.") from error
+    except OSError as error:
+        raise CheckpointError(f"{source} cannot be read as a checkpoint ({type(error).__name__}). {SUGGESTION}") from error
+
+
+def restoring_error(source: str, error: BaseException) -> LitSparseError:
+    """Return the error of this package behind one that was raised while a checkpoint was restored, or make one."""
+    for cause in error_chain(error):
+        if isinstance(cause, LitSparseError):
+            return cause
+    reason = " ".join(str(error).split())[:300]
+    return CheckpointError(f"{source} does not fit the model, or is damaged: {type(error).__name__}: {reason}. {SUGGESTION}")
+
+
+def _check_version(source: str, version: Any) -> None:
+    found = re.match(r"(\d+)\.\d", version) if isinstance(version, str) else None
+    if found is None or int(found[1]) != MAJOR:
+        raise CheckpointError(
+            f"Expected {source} to name the version of Lightning that wrote it, {MAJOR}.x, but got {version!r}. {SUGGESTION}"
+        )
+
+
+def _check_counters(source: str, checkpoint: dict[str, Any]) -> None:
+    counters = {key: checkpoint[key] for key in ("epoch", "global_step") if key in checkpoint}
+    for place, value in [*counters.items(), *_leaves(source, checkpoint.get("loops"), "loops")]:
+        counts = place in counters or place.rpartition(".")[2] in COUNTERS
+        if counts and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+            raise CheckpointError(f"Expected `{place}` in {source} to be a number of 0 or more but got {value!r}. {SUGGESTION}")
+
+
+def check_written(source: str, checkpoint: dict[str, Any]) -> None:
+    """Check the files that ModelCheckpoint has noted in a checkpoint, which Lightning removes later.
+
+    Raises:
+        CheckpointError: if one could lie outside its folder, or is not a path.
+    """
+    callbacks = checkpoint.get("callbacks")
+    states = callbacks.values() if isinstance(callbacks, dict) else ()
+    for state in (state for state in states if isinstance(state, dict)):
+        best = state.get("best_k_models") or {}
+        paths = [state.get(key) or "" for key in WRITTEN] + list(best)
+        if not isinstance(best, dict) or not all(isinstance(path, str) for path in [*paths, state.get("dirpath") or ""]):
+            raise CheckpointError(f"Expected paths in the state of a callback in {source} but got another type. {SUGGESTION}")
+        for path in paths:
+            if re.search(r"^[\w+.-]{2,}:", path) or "::" in path or ".." in Path(path).parts:
+                raise CheckpointError(f"{source} names the file {path!r}, which may lie outside its run folder. {SUGGESTION}")
+
+
+def _nan_in(source: str, found: Any) -> str | None:
+    for place, value in _leaves(source, found, ""):
+        if isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex()) and bool(value.isnan().any()):
+            return place.removeprefix(".")
+    return None
+
+
+def _leaves(source: str, found: Any, place: str, level: int = 0) -> Iterator[tuple[str, Any]]:
+    if level > MOST_LEVELS:
+        raise CheckpointError(f"{source} is nested more than {MOST_LEVELS} levels deep at `{place[:100]}`. {SUGGESTION}")
+    inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list | tuple) else None
+    if inner is None:
+        yield place, found
+        return
+    for key, value in inner:
+        yield from _leaves(source, value, f"{place}.{key}", level + 1)

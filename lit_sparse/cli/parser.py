@@ -1,0 +1,70 @@
+"""The parser of the command line: options by their whole names, short help, and errors in one message."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning.cli import LightningArgumentParser
+
+from lit_sparse.cli.configs import MODE, read_config, with_full_name
+from lit_sparse.cli.messages import plain_message, started_in
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["Parser"]
+
+#: Columns to the left of what an option's help says, in argparse's layout.
+INDENT = 24
+
+
+class Parser(LightningArgumentParser):
+    """Takes options by their whole names, and raises an error that says what to change where argparse prints a page."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **{"allow_abbrev": False, "parser_mode": MODE, **kwargs})
+
+    def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
+        """Parse a config file once its text is checked."""
+        if Path(str(path)).is_file():  # a pipe can be read once; its text is checked when it is loaded
+            read_config(str(path))
+        with started_in():
+            return super().parse_path(path, *args, **kwargs)
+
+    def parse_args(self, args: Any = None, *others: Any, **kwargs: Any) -> Any:
+        """Parse arguments; a config that another names may be no text."""
+        if isinstance(args, list | tuple):
+            args = [with_full_name(arg) for arg in args]
+        try:
+            return super().parse_args(args, *others, **kwargs)
+        except UnicodeDecodeError as error:
+            return self.error(str(error), error)
+
+    def error(self, message: str, ex: Exception | None = None) -> Any:
+        """Raise a ConfigurationError with the gist of a message."""
+        options = [action.dest for action in self._actions if "help" not in action.dest.split(".")]
+        raise ConfigurationError(plain_message(message, ex, options)) from ex
+
+    def format_help(self, *args: Any) -> str:
+        """Return the help with this package's classes alone, and one line about the help of classes."""
+        text = re.sub(
+            rf"^  --\S+\.help [^\n]*\n(?: {{{INDENT - 4}}}[^\n]*\n)*", "", super().format_help(*args), flags=re.MULTILINE
+        )
+        text = re.sub(r",\s+known subclasses:\s+([^()]*)\)", _own_classes, text)
+        text = re.sub(r"\Ausage: .*?\n\n(?=Help for )", "", text, flags=re.DOTALL)  # the list that follows, once more
+        return f"{text}\n--NAME.help CLASS lists the options of a class for an option, as in --model.help SignalingGame.\n"
+
+
+def _own_classes(listed: re.Match[str]) -> str:
+    """Return the short names of the classes of this package in a list."""
+    names = [name.strip() for name in listed[1].split(",")]
+    if any(name.startswith("torch.nn.") for name in names):
+        kept = ["any module by its full path, as in lit_sparse.nn.MLP"]
+    else:
+        kept = [name.rsplit(".", 1)[-1] for name in names if name.startswith("lit_sparse.")]
+    if not kept:
+        return ")"
+    margin = " " * INDENT
+    lines = textwrap.wrap(f"known: {', '.join(kept)})", 96, initial_indent=margin, subsequent_indent=margin)
+    return ",\n" + "\n".join(lines)

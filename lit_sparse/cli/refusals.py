@@ -1,0 +1,117 @@
+"""Errors that Lightning raises for settings of a run, and those of building its parts, as messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from jsonargparse import Namespace
+from pytorch_lightning.utilities.exceptions import MisconfigurationException  # type: ignore[attr-defined]
+
+from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, error_chain
+
+__all__ = ["build_error", "refusal"]
+
+LIGHTNING = ("pytorch_lightning", "lightning_fabric")
+
+
+def refusal(error: Exception) -> ConfigurationError | None:
+    """Return the message for an error by which Lightning refuses a run; None for an error of another cause.
+
+    Lightning checks some settings only when data and optimizers are there: shares of batches, intervals, monitored metrics.
+
+    Args:
+        error: what a command raised.
+
+    Example:
+        >>> print(refusal(MisconfigurationException("No `val_dataloader()`.")))
+        Lightning refuses this run: No `val_dataloader()`.
+        >>> refusal(ValueError("a bug"))
+    """
+    if isinstance(error, LitSparseError):
+        return None
+    callers = _modules(error)
+    if isinstance(error, KeyError) and error.args == ("lr",) and "torch.optim.swa_utils" in callers:
+        return ConfigurationError(
+            "Expected an optimizer with a learning rate `lr` for StochasticWeightAveraging but the model's optimizer has none."
+            " Leave out the callback."
+        )
+    raised_by = callers[-1].split(".")[0] if callers else ""
+    own = isinstance(error, RuntimeError | TypeError | ValueError) and raised_by in LIGHTNING
+    if not own and not isinstance(error, MisconfigurationException):
+        return None
+    text = " ".join(str(error).split())
+    return ConfigurationError(_not_logged(text) or f"Lightning refuses this run: {text}")
+
+
+def _not_logged(text: str) -> str | None:
+    """Return the message for a metric that a callback or scheduler monitors and that is not logged."""
+    patterns = (
+        r"(?P<part>Early stopping|ReduceLROnPlateau) conditioned on metric `?(?P<name>[^\s`]+)`?"
+        r" which is not available(?P<rest>.*)",
+        r"`(?P<part>ModelCheckpoint)\(monitor='(?P<name>[^']+)'\)` could not find the monitored key[^:]*: (?P<rest>\[.*?\])",
+    )
+    found = next((found for pattern in patterns if (found := re.search(pattern, text))), None)
+    if found is None:
+        return None
+    logged = [name for name in re.findall(r"[`']([^`']+)[`']", found["rest"]) if "/" in name]
+    shown = [name for name in logged if not re.search(r"_(mean|p10|median|p90|total|step)$", name)]
+    part = "EarlyStopping" if found["part"] == "Early stopping" else found["part"]
+    return (
+        f"Expected {part} to monitor a logged metric but got {found['name']!r}.{did_you_mean(found['name'], logged)}"
+        f" Choose from: {', '.join(sorted(shown))}."
+    )
+
+
+def build_error(error: Exception, config: Namespace) -> Exception:
+    """Return what to raise when parts cannot be built: one message, or the error of the user's own class.
+
+    Args:
+        error: what building them raised.
+        config: options of the command.
+    """
+    causes = list(error_chain(error))
+    for cause in causes:
+        if isinstance(cause, LitSparseError):
+            return cause
+    for cause in causes:
+        hint = re.search(r"`?(pip install [^`]+)`", str(cause))
+        if isinstance(cause, ImportError) and hint:
+            missing = re.search(r"'([\w.-]+)|`([\w.-]+)` logger", str(cause))
+            name = (missing[1] or missing[2]) if missing else hint[1].split()[-1]
+            return ConfigurationError(f"A part needs the package {name!r}, which is not installed. Install it with: {hint[1]}")
+    first = causes[-1]
+    modules = _modules(first)
+    own = next((name.split(".")[0] for name in reversed(modules) if name.split(".")[0] != "torch"), "")
+    if not isinstance(first, RuntimeError | ValueError | TypeError | MemoryError | OverflowError) or own != "lit_sparse":
+        return error if len(causes) == 1 or not isinstance(first, Exception) else first
+    reason = " ".join(str(first).split())[:200] or type(first).__name__
+    sizes = [f"{key} = {value}" for key, value in _sizes(config) if value < 1 or value > 10**6]
+    return ConfigurationError(
+        f"The parts cannot be built: {reason.rstrip('.')}. Change "
+        + (", ".join(sizes) if sizes else "the sizes of the model")
+        + "."
+    )
+
+
+def _sizes(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the integers of the model with their keys."""
+    if isinstance(config, Namespace | Mapping):
+        for key, value in vars(config).items() if isinstance(config, Namespace) else config.items():
+            if prefix or key == "model":
+                yield from _sizes(value, f"{prefix}.{key}".removeprefix(".").replace("init_args.", ""))
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from _sizes(value, prefix)
+    elif isinstance(config, int) and not isinstance(config, bool) and not prefix.endswith(("dim", "seed")):
+        yield prefix, config
+
+
+def _modules(error: BaseException) -> list[str]:
+    """Return the modules of an error's traceback; the last one raised it."""
+    names, traceback = [], error.__traceback__
+    while traceback is not None:
+        names.append(str(traceback.tb_frame.f_globals.get("__name__", "")))
+        traceback = traceback.tb_next
+    return names

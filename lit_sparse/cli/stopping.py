@@ -1,0 +1,104 @@
+"""Around a run: the notices it hides, and what it does when it is stopped by Ctrl-C or SIGTERM."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytorch_lightning as pl
+from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+from pytorch_lightning.utilities import rank_zero_warn
+
+from lit_sparse.callbacks.pictures import Picture
+from lit_sparse.errors import LitSparseError
+
+__all__ = ["DrawWhenStopped", "Terminated", "own_error", "quiet", "stoppable"]
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which stops a run as Ctrl-C does."""
+
+    status = 128 + signal.SIGTERM
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Raise :class:`Terminated` at SIGTERM, which Lightning answers only after the next batch of training.
+
+    SLURM keeps its own meaning of the signal.
+    """
+    if threading.current_thread() is not threading.main_thread() or SLURMEnvironment.detect():
+        yield
+        return
+    owner = os.getpid()
+
+    def stop(number: int, frame: Any) -> None:
+        if os.getpid() != owner:  # a forked process of a data loader
+            os._exit(Terminated.status)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+class DrawWhenStopped(pl.Callback):
+    """Draw the pictures of a run that is stopped, and of one that is continued after its last step.
+
+    With several processes nothing is drawn: some pictures gather what the processes have, and not all of them may be there.
+    """
+
+    def __init__(self) -> None:
+        self._trains = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note that the end of training will draw."""
+        self._trains = True
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Draw if the checkpoint left nothing to train."""
+        if not self._trains:
+            self._draw(trainer, pl_module)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Draw if the run was stopped."""
+        if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "fit":
+            self._draw(trainer, pl_module)
+
+    def _draw(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.world_size > 1 or not trainer.global_step:
+            return
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, Picture):
+                try:
+                    callback.on_train_end(trainer, module)
+                except Exception as error:
+                    rank_zero_warn(f"{type(callback).__name__} could not draw: {error}")
+
+
+def own_error(error: BaseException) -> LitSparseError | None:
+    """Return the package's own error behind one that another package made of it."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, LitSparseError):
+        cause = cause.__cause__ or cause.__context__
+    return cause
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide deprecations and hints of dependencies that do not concern a user of this package."""
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.getMessage())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)
+        warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")
+        warnings.filterwarnings("ignore", message=r"The dirpath has changed from")  # a run branches off another
+        warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty")
+        yield

@@ -1,0 +1,276 @@
+"""Reads arrays: ``.npy``, ``.npz`` and HDF5 files, their headers checked before memory is taken."""
+
+from __future__ import annotations
+
+import lzma
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+
+from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
+from lit_sparse.errors import DataError, LitSparseError, MissingExtraError, did_you_mean
+
+__all__ = ["Arrays", "check_real", "open_arrays", "read_array", "read_npy"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+#: What broken files raise.
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, KeyError, TypeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
+#: Kinds of numpy's types that files may hold: truth values, integers, floats and words.
+KINDS = "biufSU"
+#: Bytes that are read at a time; some streams copy what they read.
+PIECE = 2**22
+#: What helps valid arrays that are compressed too well.
+UNCOMPRESSED = "save it uncompressed, by numpy.savez"
+
+
+class _Entry(NamedTuple):
+    """An array of a file that is not read yet."""
+
+    shape: tuple[int, ...]
+    read: Callable[[], Array]
+
+
+class Arrays(Mapping[str, Array]):
+    """The arrays of an open file by their names. Each array is read when it is asked for.
+
+    Args:
+        path: the file.
+        entries: name -> array that is not read yet.
+    """
+
+    def __init__(self, path: Path, entries: Mapping[str, _Entry]) -> None:
+        self.path = path
+        self._entries = entries
+
+    def __getitem__(self, name: str) -> Array:
+        if name not in self._entries:
+            raise DataError(
+                f"There is no array {name!r} in {str(self.path)!r} but {', '.join(self) or 'nothing'}."
+                f"{did_you_mean(name, self)}"
+            )
+        with _reading(self.path):
+            array = self._entries[name].read()
+        return _decoded(array, f"the array {name!r} of {str(self.path)!r}" if name else repr(str(self.path)))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def shapes(self) -> str:
+        """The names of the arrays and their shapes, for messages."""
+        return ", ".join(f"{name} {entry.shape}" for name, entry in sorted(self._entries.items()))
+
+
+@contextmanager
+def open_arrays(path: Path) -> Iterator[Arrays]:
+    """Open a file of arrays; the array of a ``.npy`` file has the name ``""``.
+
+    Args:
+        path: a file ``.npy``, ``.npz``, ``.h5`` or ``.hdf5``.
+
+    Raises:
+        DataError: if the file cannot be read, or claims more than it can hold, or an array holds something else than real
+            numbers or words.
+        MissingExtraError: if h5py is needed and not installed.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     path = Path(folder) / "some.npz"
+        ...     np.savez(path, x=np.eye(2), y=np.arange(3))
+        ...     with open_arrays(path) as arrays:
+        ...         print(arrays.shapes, arrays["y"])
+        x (2, 2), y (3,) [0 1 2]
+    """
+    openers = {".npy": _open_npy, ".npz": _open_npz, ".h5": _open_h5, ".hdf5": _open_h5}
+    if path.suffix not in openers:
+        raise DataError(f"Expected a file {', '.join(openers)} but got {str(path)!r}.")
+    with ExitStack() as stack:
+        with _reading(path):
+            entries = stack.enter_context(openers[path.suffix](path))
+        yield Arrays(path, entries)  # errors of the caller are not those of the file
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except LitSparseError:
+        raise
+    except UNREADABLE as error:
+        raise DataError(f"{str(path)!r} cannot be read as an array: {error}. Save it again, by numpy.save or h5py.") from error
+
+
+def read_npy(path: Path, *, memory_mapped: bool = False) -> Array:
+    """Return the array of a ``.npy`` file.
+
+    Args:
+        path: the file.
+        memory_mapped: whether the array stays on the disk, where its entries are read when they are needed.
+
+    Raises:
+        DataError: as :func:`open_arrays`.
+    """
+    with open_arrays(path) as arrays:
+        if memory_mapped:
+            with _reading(path):
+                mapped: Array = np.load(path, mmap_mode="r", allow_pickle=False)  # its header is checked
+            return mapped
+        return arrays[""]
+
+
+def check_real(array: Array, where: str) -> Array:
+    """Return an array that must hold real numbers, truth values or words: nothing to unpickle, and no part to lose.
+
+    Raises:
+        DataError: if it does not.
+    """
+    _check_kind(array.dtype, where)
+    return array
+
+
+def _check_kind(dtype: np.dtype[Any], where: str) -> None:
+    if dtype.kind == "c":
+        raise DataError(f"Expected real numbers but {where} holds complex ones. Save the part that counts, such as `x.real`.")
+    if dtype.hasobject:
+        raise DataError(
+            f"Expected numbers or words but {where} holds Python objects, which are not read: unpickling them can run code."
+            " Save it with another dtype, such as float32."
+        )
+    if dtype.kind not in KINDS:
+        raise DataError(f"Expected numbers or words but {where} holds the type {dtype}. Convert it.")
+
+
+def _decoded(array: Array, where: str) -> Array:
+    """Return an array whose words are text, not bytes."""
+    if array.dtype.kind != "S":
+        return array
+    try:
+        return np.char.decode(array, "utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"Expected words in UTF-8 but {where} holds {error.object[:40]!r}. Convert them.") from error
+
+
+@contextmanager
+def _open_npy(path: Path) -> Iterator[dict[str, _Entry]]:
+    with path.open("rb") as file:
+        yield {"": _npy_entry(file, path.stat().st_size, repr(str(path)))}
+
+
+@contextmanager
+def _open_npz(path: Path) -> Iterator[dict[str, _Entry]]:
+    with zipfile.ZipFile(path) as archive:
+        members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
+        check_unpacked(path, sum(member.file_size for member in members), what="its content", remedy=UNCOMPRESSED)
+        entries = {}
+        for member in members:
+            name = member.filename.removesuffix(".npy")
+            where = f"the array {name!r} of {str(path)!r}"
+            with archive.open(member) as file:
+                shape = _header(file, member.file_size, where).shape
+            entries[name] = _Entry(shape, partial(_from_archive, archive, member, where))
+        yield entries
+
+
+def _from_archive(archive: zipfile.ZipFile, member: zipfile.ZipInfo, where: str) -> Array:
+    with archive.open(member) as file:
+        return _npy_entry(file, member.file_size, where).read()
+
+
+class _Header(NamedTuple):
+    shape: tuple[int, ...]
+    in_columns: bool
+    dtype: np.dtype[Any]
+
+
+def _header(file: IO[bytes], size: int, where: str) -> _Header:
+    """Read the header of an array, and check that the file is as long as the header says."""
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+    version = npy.read_magic(file)
+    if version not in readers:
+        raise DataError(f"Expected numbers or words but {where} is of version {version} of the format, of named fields.")
+    header = _Header(*readers[version](file))
+    if not header.dtype.hasobject:  # how long objects are is not known; they are refused when they are asked for
+        claimed = bytes_of(header.shape, header.dtype.itemsize)
+        there = size - file.tell()
+        if not 0 <= claimed <= there or min(header.shape, default=0) < 0:
+            raise DataError(
+                f"Expected an array {header.shape} of {header.dtype} in {where}, as its header says, but got {there} bytes."
+                " Fetch the file again."
+            )
+    return header
+
+
+def read_array(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], *, in_columns: bool) -> Array:
+    """Return an array whose bytes come next in a file; memory is taken once.
+
+    Args:
+        file: stream of bytes.
+        dtype: type of the entries, not objects.
+        shape: of the array; it must be believable.
+        in_columns: whether the first index changes fastest.
+
+    Raises:
+        EOFError: if the file ends before.
+    """
+    content = np.empty(bytes_of(shape, dtype.itemsize), dtype=np.uint8)
+    for start in range(0, len(content), PIECE):
+        piece = content[start : start + PIECE]
+        if file.readinto(piece) != len(piece):  # type: ignore[attr-defined]
+            raise EOFError("it ends within the array")
+    return content.view(dtype).reshape(shape, order="F" if in_columns else "C")
+
+
+def _npy_entry(file: IO[bytes], size: int, where: str) -> _Entry:
+    shape, in_columns, dtype = _header(file, size, where)
+
+    def read() -> Array:
+        _check_kind(dtype, where)
+        return read_array(file, dtype, shape, in_columns=in_columns)
+
+    return _Entry(shape, read)
+
+
+@contextmanager
+def _open_h5(path: Path) -> Iterator[dict[str, _Entry]]:
+    try:
+        import h5py
+    except ImportError as error:
+        raise MissingExtraError("Feature vectors in HDF5 files", "h5") from error
+    with h5py.File(path) as file:
+        entries = {}
+        for name in file:
+            if isinstance(file.get(name, getlink=True), h5py.ExternalLink):  # what other files hold is not this file's
+                continue
+            dataset = file.get(name)  # None for a broken link
+            if isinstance(dataset, h5py.Dataset):
+                entries[name] = _Entry(dataset.shape or (), partial(_from_h5, dataset, path, name))
+        yield entries
+
+
+def _from_h5(dataset: Any, path: Path, name: str) -> Array:
+    import h5py
+
+    where = f"the array {name!r} of {str(path)!r}"
+    if dataset.external or dataset.is_virtual:
+        raise DataError(f"Expected numbers or words but {where} refers to other files. Save its values in this one.")
+    if dataset.shape is None:
+        raise DataError(f"Expected numbers or words but {where} is empty.")
+    check_unpacked(path, bytes_of(dataset.shape, dataset.dtype.itemsize), what=f"the array {name!r}")
+    if h5py.check_string_dtype(dataset.dtype) is not None:
+        return np.asarray(dataset.asstr()[()], dtype=str)
+    _check_kind(dataset.dtype, where)
+    return np.asarray(dataset[()])

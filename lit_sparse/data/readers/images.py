@@ -1,0 +1,61 @@
+"""Reads images, PNG and JPEG, by Pillow."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lit_sparse.errors import DataError
+
+__all__ = ["ENDINGS", "read_image"]
+
+#: Endings of the files that are read.
+ENDINGS = (".png", ".jpg", ".jpeg")
+#: Pixels of the largest image, more than those of cameras. A larger one may be a small file that fills the memory.
+LARGEST = 2**28
+
+
+def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return an image of one size, (H, W) in grey levels or (3, H, W) in red, green and blue.
+
+    A photograph is turned as its camera says, transparent parts are black, and of an animation the first picture counts.
+
+    Args:
+        path: a file ``.png``, ``.jpg`` or ``.jpeg``.
+        shape: H and W, to which the image is resized; its proportions are not kept.
+        color: whether to keep the colors.
+
+    Raises:
+        DataError: if the file is not a whole image of such a format, or the image is too large.
+    """
+    from PIL import Image, ImageOps
+    from PIL.JpegImagePlugin import JpegImageFile
+    from PIL.PngImagePlugin import PngImageFile
+
+    try:
+        with warnings.catch_warnings(), path.open("rb") as file:
+            warnings.simplefilter("ignore")  # about broken remarks
+            kind = PngImageFile if file.read(4) == b"\x89PNG" else JpegImageFile  # Image.open has a lower bound of pixels
+            file.seek(0)
+            opened = kind(file)
+            if opened.width * opened.height > LARGEST:
+                raise Image.DecompressionBombError
+            image = ImageOps.exif_transpose(opened)
+            if image.mode.startswith("I"):  # 16 bits, which conversion would clip
+                image = Image.fromarray((np.asarray(image, dtype=np.uint32) >> 8).astype(np.uint8))
+            if image.has_transparency_data:
+                image = image.convert("RGBA")
+                image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
+            image = image.convert("RGB" if color else "L").resize(shape[::-1], Image.Resampling.BILINEAR)
+    except Image.DecompressionBombError as error:
+        raise DataError(
+            f"Expected images of at most {LARGEST:,} pixels but {str(path)!r} has more. Scale it down, or leave it out."
+        ) from error
+    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and more
+        reason = "it is not a whole PNG or JPEG file" if isinstance(error, OSError | SyntaxError) else str(error)
+        raise DataError(f"The image {str(path)!r} cannot be read: {reason}. Fetch it again, or leave it out.") from error
+    array = np.asarray(image)
+    return array.transpose(2, 0, 1) if color else array

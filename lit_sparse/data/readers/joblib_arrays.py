@@ -1,0 +1,152 @@
+"""Reads the one array of a file by joblib, such as scikit-learn's caches, without joblib's unpickling."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import pickletools
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from lit_sparse.data.readers.arrays import check_real, read_array
+from lit_sparse.data.readers.sizes import BoundedReader, bytes_of, check_unpacked
+from lit_sparse.errors import DataError
+
+__all__ = ["read_joblib_array"]
+
+
+class _Description:
+    """Stands for joblib's ``NumpyArrayWrapper``: what is known of an array before its bytes."""
+
+    shape: tuple[int, ...]
+    order: str
+    dtype: np.dtype[Any]
+    numpy_array_alignment_bytes: int | None = None
+
+
+#: All that a description is made of.
+ALLOWED: dict[tuple[str, str], Any] = {
+    ("joblib.numpy_pickle", "NumpyArrayWrapper"): _Description,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in ALLOWED:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which is not part of an array")
+        return ALLOWED[module, name]
+
+
+def read_joblib_array(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return the array that ``joblib.dump(array, path, compress=...)`` wrote, by zlib or gzip, or without compression.
+
+    Only the description of the array is unpickled, and only three names are allowed in it. joblib itself would run any
+    function that the file names.
+
+    Args:
+        path: the file.
+
+    Raises:
+        DataError: if the file holds something else.
+
+    Example:
+        >>> import joblib
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     _ = joblib.dump(np.eye(2), Path(folder) / "some.pkz", compress=3)
+        ...     read_joblib_array(Path(folder) / "some.pkz")
+        array([[1., 0.],
+               [0., 1.]])
+    """
+    try:
+        with _unpacked(path) as file:
+            described = _description(file)
+            dtype, shape = check_dtype(described.dtype, path), tuple(int(size) for size in described.shape)
+            if min(shape, default=0) < 0:
+                raise ValueError(f"an array cannot have the shape {shape}")
+            check_unpacked(path, bytes_of(shape, dtype.itemsize), what=f"an array {shape}")
+            if described.numpy_array_alignment_bytes is not None:
+                file.read(file.read(1)[0])
+            return read_array(file, dtype, shape, in_columns=described.order == "F")
+    except DataError:
+        raise
+    except Exception as error:  # a file that is cut or forged may raise anything
+        raise DataError(f"{str(path)!r} cannot be read as an array by joblib: {error}") from error
+
+
+def check_dtype(dtype: object, path: Path) -> np.dtype[Any]:
+    """Return the type of the entries, which must be numbers."""
+    if not isinstance(dtype, np.dtype):
+        raise ValueError("it holds no array")
+    check_real(np.empty(0, dtype=dtype), repr(str(path)))
+    return dtype
+
+
+@contextmanager
+def _unpacked(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, and unpack its bytes as they are read."""
+    with path.open("rb") as file:
+        start = file.read(2)
+        file.seek(0)
+        if start == b"\x1f\x8b":
+            yield io.BufferedReader(BoundedReader(gzip.GzipFile(fileobj=file), path))
+        elif start[:1] == b"\x78":
+            yield io.BufferedReader(BoundedReader(_Inflated(file), path))
+        else:
+            yield file
+
+
+class _Inflated(io.BufferedIOBase):
+    """Stream of what zlib unpacks, a piece at a time."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._stream = file, zlib.decompressobj()
+
+    def readinto(self, buffer: Any) -> int:
+        """Unpack into a buffer."""
+        piece = b""
+        while not piece and not self._stream.eof:
+            packed = self._stream.unconsumed_tail or self._file.read(1 << 16)
+            piece = self._stream.decompress(packed, len(buffer))
+            if not packed and not piece:
+                raise EOFError("it is cut")
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+class _Recorder:
+    """Reads from a file, and keeps what was read."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.content = file, bytearray()
+
+    def read(self, size: int) -> bytes:
+        """Read some bytes."""
+        self.content += (piece := self._file.read(size))
+        return piece
+
+    def readline(self) -> bytes:
+        """Read a line."""
+        self.content += (line := self._file.readline())
+        return line
+
+
+def _description(file: IO[bytes]) -> _Description:
+    """Read the description of an array; the bytes of the array come next in the file."""
+    recorder, built = _Recorder(file), 0
+    for opcode, _, _ in pickletools.genops(recorder):  # type: ignore[arg-type]
+        built += opcode.name == "BUILD"  # of the type of the entries, then of the description
+        if built == 2:
+            break
+    described = _Unpickler(io.BytesIO(bytes(recorder.content) + pickle.STOP)).load()
+    if not isinstance(described, _Description):
+        raise ValueError("it holds something else")
+    return described

@@ -1,0 +1,126 @@
+"""Exchange between the processes of a distributed run.
+
+All functions also work in a run of one process and with builds of torch that lack ``torch.distributed``: there is one process
+of rank 0, and it gets its own values back.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+__all__ = [
+    "broadcast",
+    "gather",
+    "gather_objects",
+    "gather_to_first",
+    "gather_unequal",
+    "is_first",
+    "rank",
+    "reduce",
+    "world_size",
+]
+
+Value = TypeVar("Value")
+
+
+def _has_group() -> bool:
+    """Return whether processes have met; ``is_initialized`` is absent from builds without distributed."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def rank(group: Any = None) -> int:
+    """Return the number of this process within a group; None for all processes."""
+    return torch.distributed.get_rank(group) if _has_group() else 0
+
+
+def world_size(group: Any = None) -> int:
+    """Return the number of processes in a group; None for all processes.
+
+    Example:
+        >>> world_size(), rank(), is_first()
+        (1, 0, True)
+    """
+    return torch.distributed.get_world_size(group) if _has_group() else 1
+
+
+def is_first(group: Any = None) -> bool:
+    """Return whether this process is the first of a group; None for all processes."""
+    return rank(group) == 0
+
+
+def reduce(value: Tensor, group: Any = None) -> Tensor:
+    """Return the sum of a tensor over processes, on each of them. All processes call it with tensors of one shape.
+
+    Args:
+        value: any tensor; it stays as it is.
+        group: the processes; None for all of them.
+    """
+    if world_size(group) == 1:
+        return value
+    total = value.clone(memory_format=torch.contiguous_format)
+    torch.distributed.all_reduce(total, group=group)
+    return total
+
+
+def broadcast(value: Tensor, group: Any = None) -> Tensor:
+    """Return the tensor of a group's first process, on each of them. All processes call it with tensors of one shape.
+
+    Args:
+        value: any tensor; it stays as it is.
+        group: the processes; None for all of them.
+    """
+    if world_size(group) == 1:
+        return value
+    received = value.clone(memory_format=torch.contiguous_format)
+    first = 0 if group is None else torch.distributed.get_global_rank(group, 0)
+    torch.distributed.broadcast(received, first, group=group)
+    return received
+
+
+def gather(value: Tensor, group: Any = None) -> list[Tensor]:
+    """Return the tensors of all processes, by rank, on each of them. All processes call it with tensors of one shape.
+
+    Args:
+        value: any tensor; gradients do not flow to other processes.
+        group: the processes; None for all of them.
+    """
+    if world_size(group) == 1:
+        return [value]
+    parts = [torch.empty_like(value, memory_format=torch.contiguous_format) for _ in range(world_size(group))]
+    torch.distributed.all_gather(parts, value.contiguous(), group=group)
+    return parts
+
+
+def gather_unequal(value: Tensor, group: Any = None) -> list[Tensor]:
+    """Return the tensors (N, ...) of all processes, by rank, on each of them; N may differ, also be zero.
+
+    Args:
+        value: (N, ...).
+        group: the processes; None for all of them.
+    """
+    if world_size(group) == 1:
+        return [value]
+    sizes = [int(size) for size in gather(torch.tensor(len(value), device=value.device), group)]
+    padded = nn.functional.pad(value, (*(0, 0) * (value.dim() - 1), 0, max(sizes) - len(value)))
+    return [part[:size] for part, size in zip(gather(padded, group), sizes, strict=True)]
+
+
+def gather_objects(value: Value) -> list[Value]:
+    """Return the objects of all processes, by rank, on each of them. They are pickled; tensors should be on the CPU."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    torch.distributed.all_gather_object(values, value)
+    return values
+
+
+def gather_to_first(value: Value) -> list[Value]:
+    """Return the objects of all processes, by rank, on the first process, and an empty list on the others."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] | None = [None] * world_size() if is_first() else None
+    torch.distributed.gather_object(value, values)
+    return values or []

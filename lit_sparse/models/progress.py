@@ -1,0 +1,107 @@
+"""Makes checkpoints say where in training they were written, so that a run goes on exactly there, however often it is killed.
+
+Lightning counts epochs and batches as ready, started, processed and completed, and writes a checkpoint between two of these.
+On a restart Lightning guesses from the differences what was left to do. It takes the last batch of an epoch for the epoch's
+end, leaves out its validation and its hooks, and does not count the next epoch as begun. A second restart then repeats
+batches or leaves some out. Here each checkpoint gets counters of one of three forms, which Lightning restarts in one way:
+
+- between two epochs: all counters of epochs are equal, those of batches are zero;
+- after a batch: all counters of batches are equal, the epoch is started and not processed, and validation is still to come;
+- after a batch and its validation: the same, with a validation that is done.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+from torch import Tensor
+
+__all__ = ["continue_training", "describe_progress", "settle_counters"]
+
+Counters = dict[str, int]
+KINDS = ("total", "current")
+
+
+def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
+    """Bring the counters of a checkpoint that is being written into one of the three forms.
+
+    Args:
+        trainer: the trainer that writes the checkpoint.
+        loops: state of the fit loop in the checkpoint; changed in place.
+    """
+    epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
+    validation, rest = loops["epoch_loop.val_loop.batch_progress"], loops["epoch_loop.state_dict"]
+    done, batch = epochs["current"]["processed"], batches["current"]
+    between = epochs["current"]["started"] == done
+    cut = between and 0 < batch["ready"] < trainer.num_training_batches and not batches["is_last_batch"]  # by max_steps
+    if between and not cut:
+        for progress in (epochs, batches, validation):
+            _equal(progress["total"], progress["total"]["processed"])
+        _equal(epochs["current"], done)
+        _equal(batches["current"], 0)
+        _equal(validation["current"], 0)
+        batches["is_last_batch"] = False
+        return
+    for kind in KINDS:
+        _equal(epochs[kind], epochs[kind]["processed"] - cut)
+        epochs[kind]["ready"] = epochs[kind]["started"] = epochs[kind]["processed"] + 1
+    if batch["processed"] < batch["ready"]:  # within a batch, as after an exception: Lightning begins it again
+        return
+    pending = batch["completed"] < batch["processed"]
+    for kind in KINDS:
+        _equal(batches[kind], batches[kind]["processed"])
+        _equal(validation[kind], 0 if pending else validation[kind]["completed"])
+    if pending:  # Lightning takes it for one that was interrupted, and runs it where it is due
+        validation["total"]["ready"] = validation["total"]["started"] = 1
+    rest["_batches_that_stepped"] -= cut
+
+
+def describe_progress(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return what a checkpoint needs beside counters: the metrics that callbacks read, and whether an epoch's end is pending.
+
+    Args:
+        trainer: the trainer that writes the checkpoint.
+    """
+    loop = trainer.fit_loop.epoch_loop
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    return {
+        "metrics": {name: value.detach().cpu().clone() for name, value in trainer.callback_metrics.items()},
+        # Lightning steps schedulers that follow a metric after the hooks of an epoch's end, where checkpoints are written.
+        "plateau": epochs.completed < epochs.processed and loop._num_ready_batches_reached(),
+    }
+
+
+def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
+    """Do what the run still had to do after its checkpoint; call it when training starts again.
+
+    Args:
+        trainer: the trainer of the resumed run, its loops restored.
+        progress: what :func:`describe_progress` returned.
+    """
+    fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    metrics: dict[str, Tensor] = {name: value.to(trainer.strategy.root_device) for name, value in progress["metrics"].items()}
+    trainer.callback_metrics.update(metrics)
+    fit._restarting = False  # else Lightning leaves out the schedulers that follow a metric, at the end of this epoch
+    if progress["plateau"]:
+        for config in trainer.lr_scheduler_configs:
+            due = config.reduce_on_plateau and config.interval == "epoch" and trainer.current_epoch % config.frequency == 0
+            if due and config.monitor in metrics:
+                trainer.lightning_module.lr_scheduler_step(config.scheduler, metrics[config.monitor])
+    batch: Any = loop.batch_progress.current
+    if batch.ready == 0:  # with `max_steps`, Lightning takes every start for one within an epoch
+        loop.restarting = False
+    elif loop.restarting and batch.completed == batch.processed and not _validates(trainer):
+        loop.update_lr_schedulers("step", update_plateau_schedulers=True)
+        loop._batches_that_stepped += not loop._should_accumulate()
+        loop.val_loop._has_run = loop._num_ready_batches_reached()  # the epoch has nothing left but its end
+
+
+def _validates(trainer: pl.Trainer) -> bool:
+    """Return whether validation is due after the last batch."""
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def _equal(counters: Counters, value: int) -> None:
+    counters.update(dict.fromkeys(counters, value))

@@ -1,0 +1,165 @@
+"""Learning rate schedulers that count optimizer steps, and a check that a run lets a scheduler reach its end."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.cli import LRSchedulerCallable
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+from torch.optim import lr_scheduler
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["StepwiseLR", "check_end", "describe_scheduler"]
+
+#: Where schedulers keep the number of their moves.
+ENDS: dict[type[lr_scheduler.LRScheduler], str] = {
+    lr_scheduler.OneCycleLR: "total_steps",
+    lr_scheduler.CosineAnnealingLR: "T_max",
+    lr_scheduler.LinearLR: "total_iters",
+    lr_scheduler.PolynomialLR: "total_iters",
+}
+
+
+class StepwiseLR(lr_scheduler.LRScheduler):
+    """Change the learning rate after each optimizer step: a linear warm-up, then another scheduler.
+
+    Step ``t`` of the warm-up, counted from 1, has the rate ``t / warmup_steps`` times the first rate of the scheduler that
+    follows.
+
+    To use it in a config::
+
+        lr_scheduler:
+          class_path: StepwiseLR
+          init_args:
+            warmup_steps: 100
+            scheduler: {class_path: torch.optim.lr_scheduler.CosineAnnealingLR, init_args: {T_max: 900}}
+
+    Args:
+        optimizer: its groups get the rates.
+        scheduler: builds the scheduler that follows the warm-up, and that counts steps from its end; None for a constant rate.
+        warmup_steps: number of steps until the full rate.
+
+    Raises:
+        ConfigurationError: if an argument has a value that is not allowed.
+
+    Example:
+        >>> optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        >>> scheduler = StepwiseLR(optimizer, lambda it: torch.optim.lr_scheduler.ExponentialLR(it, 0.5), warmup_steps=2)
+        >>> rates = []
+        >>> for _ in range(5):
+        ...     rates += scheduler.get_last_lr()
+        ...     optimizer.step()
+        ...     scheduler.step()
+        >>> rates
+        [0.5, 1.0, 1.0, 0.5, 0.25]
+    """
+
+    #: Lightning calls :meth:`step` after each optimizer step; another scheduler with this attribute is treated alike.
+    interval: Literal["step"] = "step"
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, scheduler: LRSchedulerCallable | None = None, warmup_steps: int = 0
+    ) -> None:
+        self.optimizer = optimizer
+        self.warmup_steps = check_count("warmup_steps", warmup_steps, 0)
+        self.scheduler = None if scheduler is None else scheduler(optimizer)
+        if isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau):
+            raise ConfigurationError(
+                "Expected a `scheduler` that counts steps but got ReduceLROnPlateau, which waits for a metric. Use it as the"
+                " model's `lr_scheduler`."
+            )
+        self.full_rates = [float(group["lr"]) for group in optimizer.param_groups]
+        self.last_epoch = 0
+        self._set_rates()
+
+    def step(self, epoch: int | None = None) -> None:
+        """Set the rates of the next optimizer step."""
+        self.last_epoch += 1
+        if self.last_epoch > self.warmup_steps and self.scheduler is not None:
+            self.scheduler.step()
+        else:
+            self._set_rates()
+
+    def get_last_lr(self) -> list[float | Tensor]:
+        """Return the rate of each group."""
+        return [float(group["lr"]) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of steps so far, the full rates and the state of the other scheduler."""
+        inner = None if self.scheduler is None else self.scheduler.state_dict()
+        return {"last_epoch": self.last_epoch, "full_rates": self.full_rates, "scheduler": inner}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a saved state; the optimizer's own state holds the current rates."""
+        self.last_epoch, self.full_rates = state_dict["last_epoch"], list(state_dict["full_rates"])
+        if self.scheduler is not None and state_dict["scheduler"] is not None:
+            self.scheduler.load_state_dict(state_dict["scheduler"])
+
+    def _set_rates(self) -> None:
+        share = min(1.0, (self.last_epoch + 1) / max(1, self.warmup_steps))
+        for group, rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(share * rate)
+            else:
+                group["lr"] = share * rate
+
+
+def describe_scheduler(scheduler: Any, trainer: pl.Trainer | None) -> dict[str, Any]:
+    """Return what Lightning needs to know of a scheduler: when it moves, and by which metric.
+
+    Args:
+        scheduler: with attributes ``interval`` and ``monitor``, if it has any.
+        trainer: a metric of validation is new only in epochs in which it validates.
+    """
+    described = {"scheduler": scheduler, "interval": getattr(scheduler, "interval", "epoch")}
+    if hasattr(scheduler, "monitor"):
+        described["monitor"] = scheduler.monitor
+        if trainer is not None and str(scheduler.monitor).startswith("val/"):
+            described["frequency"] = trainer.check_val_every_n_epoch or 1
+    return described
+
+
+def check_end(scheduler: Any, interval: str, trainer: pl.Trainer) -> None:
+    """Warn if a run is too short for a scheduler to reach its end; do nothing if the length of the run is not known.
+
+    Args:
+        scheduler: of the run.
+        interval: ``"step"`` or ``"epoch"``.
+        trainer: of a run that begins.
+
+    Raises:
+        ConfigurationError: if the run is longer than a ``OneCycleLR`` allows.
+    """
+    skipped = 0
+    if isinstance(scheduler, StepwiseLR):
+        scheduler, skipped = scheduler.scheduler, scheduler.warmup_steps
+    name = ENDS.get(type(scheduler))
+    if name is None:
+        return
+    steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
+    if not 0 <= steps < float("inf"):  # -1 or infinity if the end of the run is not known
+        return
+    if interval != "step":
+        if batches == float("inf"):
+            return
+        steps = -(-int(steps) // max(1, -(-int(batches) // trainer.accumulate_grad_batches)))
+    moves = int(steps) - skipped
+    end = int(getattr(scheduler, name))
+    kind = f"{type(scheduler).__name__}({name}={end})"
+    after = f" after {skipped} of warm-up" if skipped else ""
+    if isinstance(scheduler, lr_scheduler.OneCycleLR) and moves > end:
+        raise ConfigurationError(
+            f"Expected {kind} to last as long as the run but it would move {moves} times, once per {interval}{after}. Set"
+            f" total_steps to {moves}."
+        )
+    if moves < end:
+        hint = "" if interval == "step" else " To move it after each step, wrap it: class_path: StepwiseLR."
+        rank_zero_warn(
+            f"{kind} does not reach its end: in this run it moves {max(0, moves)} times, once per {interval}{after}. Set {name}"
+            f" to {max(1, moves)}, or train longer.{hint}"
+        )

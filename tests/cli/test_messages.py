@@ -1,0 +1,160 @@
+"""Messages of the command line: one sentence on what is wrong, one on the next step."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_sparse.cli import main
+from lit_sparse.errors import did_you_mean
+from tests.conftest import CONFIGS
+
+DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
+SHORT = (
+    "--trainer.max_epochs=1",
+    "--trainer.limit_train_batches=1",
+    "--trainer.limit_val_batches=1",
+    "--trainer.check_val_every_n_epoch=1",
+    "--trainer.log_every_n_steps=1",
+    "--trainer.accelerator=cpu",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+)
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must be refused in one message of at most 600 characters, and return it."""
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    (line,) = [line for line in error.splitlines() if "lit-sparse: error:" in line]
+    assert "Traceback" not in error
+    assert "Union" not in error
+    assert len(line) < 600
+    assert not [path for path in Path().rglob("*") if path.name.isdigit()], "a run that never began leaves no folder"
+    return line
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--seed_everything=-1"], "`seed_everything` to be an integer in 0 .. 2^32 - 1 but got -1"),
+        (["--seed_everything=4294967296"], "in 0 .. 2^32 - 1 but got 4294967296"),
+        (["--checkpoint_every_n_steps=-1"], "`checkpoint_every_n_steps` to be at least 1 but got -1"),
+        (["--checkpoint_every_n_steps=0"], "to be at least 1 but got 0"),
+        (["--trainer.devices=-3"], "The trainer refuses its arguments: `devices`"),
+        (["--model.in_features=-3"], "model.in_features = -3"),
+        (["--model.classes=99999999999999999999"], "model.classes = 99999999999999999999"),
+        (["--model.classifier_hidden=[1000000000000000]"], "model.classifier_hidden = 1000000000000000"),
+        (["--trainer.callbacks=EarlyStopping"], "Missing: monitor, which has no default"),
+        (["--trainer.logger=MLFlowLogger"], "needs the package 'mlflow"),
+        (
+            ["--model.estimator=Sparsemax"],
+            "Expected `estimator` to be of the kind Estimator but got the SparseMapping 'Sparsemax'.",
+        ),
+        (["--modle.in_features=3"], "There is no option 'modle'. Did you mean 'model'?"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_options_are_refused_in_one_message(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    message = refused(["fit", *DIGITS, *SHORT, *options], capsys)
+    assert words in message
+
+
+def test_a_config_without_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "Give a config by -c: lit-sparse COMMAND -c my/digits.yaml" in refused(["fit", "my/digits.yaml"], capsys)
+    assert "Give the class first" in refused(["fit", "--model.init_args.mapping=Sparsemax"], capsys)
+
+
+def test_a_slip_at_the_top_of_a_config(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("slip.yaml").write_text(Path(DIGITS[1]).read_text().replace("model:", "modle:", 1))
+    assert "There is no option 'modle'. Did you mean 'model'?" in refused(["fit", "-c", "slip.yaml"], capsys)
+
+
+def test_no_suggestion_is_the_name_itself() -> None:
+    assert did_you_mean("Sparsemax", ["Sparsemax"]) == ""
+    assert did_you_mean("sparsemax", ["Sparsemax"]) == " Did you mean 'Sparsemax'?"
+
+
+def test_two_classes_of_one_name_need_their_full_path(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(".")
+    for name in ("one_of_two", "two_of_two"):
+        Path(f"{name}.py").write_text("from lit_sparse import mappings\nclass Twin(mappings.Softmax):\n    pass\n")
+        __import__(name)
+    message = refused(["fit", *DIGITS, *SHORT, "--model.mapping=Twin"], capsys)
+    assert "Give the full path" in message
+    assert "one_of_two.Twin or two_of_two.Twin" in message
+    assert "Did you mean" not in message
+
+
+def test_a_module_in_the_folder_of_the_config(capsys: pytest.CaptureFixture[str]) -> None:
+    here = Path.cwd()
+    Path("own").mkdir()
+    Path("own/parts_of_own.py").write_text("from lit_sparse.mappings import Sparsemax\nclass Mine(Sparsemax):\n    pass\n")
+    Path("own/own.yaml").write_text("model: {init_args: {mapping: parts_of_own.Mine}}\n")
+    message = refused(["fit", *DIGITS, *SHORT, "-c", "own/own.yaml"], capsys)
+    assert f"nor in the folder {str(here)!r}" in message
+    assert f"start the command in {str(here / 'own')!r}" in message
+
+
+@pytest.mark.parametrize("part", ["EarlyStopping", "ModelCheckpoint"])
+def test_a_metric_that_is_not_logged(part: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = [f"--trainer.callbacks={part}", "--trainer.callbacks.monitor=val/acuracy"]
+    assert main(["fit", *DIGITS, *SHORT, *options]) == 2
+    (message,) = [line for line in capsys.readouterr().err.splitlines() if "error:" in line]
+    assert f"Expected {part} to monitor a logged metric but got 'val/acuracy'. Did you mean 'val/accuracy'?" in message
+    assert "Choose from: train/accuracy, " in message
+    assert "p90" not in message
+
+
+def test_the_last_checkpoint_is_named_where_the_best_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("runs/ssvae/digits/0/checkpoints")
+    folder.mkdir(parents=True)
+    torch.save({}, folder / "last.ckpt")
+    assert main(["test", *DIGITS, "--ckpt_path", "best"]) == 2
+    assert f"{str(folder / 'last.ckpt')!r} is there. Give --ckpt_path last." in capsys.readouterr().err
+
+
+def test_help_of_a_class_fits_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main(["fit", "--model.help", "SignalingGame"])
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) <= 50
+    assert "TopKSparsemax" in out
+    assert "torch.nn." not in out
+    assert "torchmetrics" not in out
+    for name in ("mapping", "sender", "receiver", "entropy_weight", "optimizer", "initial_weights"):
+        assert f"--model.{name} " in out
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("name", "value", "expected"), [("", "", "PASSIVE"), ("OMP_WAIT_POLICY", "ACTIVE", "ACTIVE"), ("GOMP_SPINCOUNT", "9", "")]
+)
+def test_idle_threads_sleep_unless_the_user_says_otherwise(name: str, value: str, expected: str) -> None:
+    kept = {
+        key: value for key, value in os.environ.items() if key not in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+    }
+    code = "import os, sys; from lit_sparse.cli import main; main(['--version']); print(os.environ.get('OMP_WAIT_POLICY', ''))"
+    environment = {**kept, **({name: value} if name else {})}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, env=environment)
+    assert done.stdout.splitlines()[-1] == expected
+
+
+def test_torch_that_is_loaded_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(key, raising=False)
+    assert main(["--version"]) == 0
+    assert "OMP_WAIT_POLICY" not in os.environ

@@ -1,0 +1,173 @@
+"""Runs that are killed several times, at any moment, end as one that was never killed: weights, metrics, histories."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from .conftest import CONFIGS, ROOT
+
+SUPPORT = ROOT / "tests" / "support"
+pytestmark = pytest.mark.process
+
+DIGITS = (
+    *("-c", str(CONFIGS / "ssvae" / "digits.yaml")),
+    *("--trainer.limit_train_batches=10", "--trainer.check_val_every_n_epoch=1", "--trainer.log_every_n_steps=3"),
+    *("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"),
+)
+STEPS = "--checkpoint_every_n_steps=4"
+
+
+def run_all(folder: Path, runs: list[list[str]]) -> list[int]:
+    """Run command lines one after another; return their exit statuses."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}
+    command = [sys.executable, str(SUPPORT / "forked.py"), json.dumps(runs)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr
+    statuses: list[int] = json.loads(done.stdout.splitlines()[-1])
+    return statuses
+
+
+def killed(fit: tuple[str, ...], name: str, *moments: str) -> list[list[str]]:
+    """Return a run that is killed at some moments, each time continued, and at last let go to its end."""
+    runs = []
+    for place, moment in enumerate((*moments, "")):
+        killer = ["--trainer.callbacks+=interruptions.KillAtMoment", f"--trainer.callbacks.{moment}"] if moment else []
+        runs.append(["fit", *fit, f"--name={name}", *killer, *(["--ckpt_path=last"] if place else [])])
+    return runs
+
+
+def rows(run: Path) -> list[dict[str, float]]:
+    """Return the rows of a run's metrics, less what is measured in seconds."""
+    with (run / "metrics.csv").open(newline="") as file:
+        return [
+            {name: float(value) for name, value in row.items() if value and "seconds" not in name}
+            for row in csv.DictReader(file)
+        ]
+
+
+def assert_same(cut: Path, whole: Path) -> None:
+    """Compare all that is left of two runs."""
+    ours, theirs = (torch.load(run / "checkpoints" / "last.ckpt", weights_only=True) for run in (cut, whole))
+    assert ours["global_step"] == theirs["global_step"]
+    assert ours["loops"]["fit_loop"]["epoch_progress"]["current"] == theirs["loops"]["fit_loop"]["epoch_progress"]["current"]
+    for name, tensor in theirs["state_dict"].items():
+        torch.testing.assert_close(ours["state_dict"][name], tensor, atol=1e-6, rtol=1e-5, msg=name)
+    got, expected = rows(cut), rows(whole)
+    assert [(row["step"], sorted(row)) for row in got] == [(row["step"], sorted(row)) for row in expected]
+    for row, other in zip(got, expected, strict=True):
+        assert row == pytest.approx(other, rel=1e-4, abs=1e-6)
+    for name, state in theirs["callbacks"].items():
+        if isinstance(state, dict) and "history" in state:
+            assert [pytest.approx(row, rel=1e-4) for row in state["history"]] == ours["callbacks"][name]["history"], name
+
+
+def moment(name: str) -> str:
+    return f"moment={name}"
+
+
+#: Where runs were killed: after a last step checkpoint of an epoch, within a save, between an epoch's end and its checkpoint.
+PAIRS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "validation, validation": ((STEPS,), (moment("validation 20"), moment("validation 40"))),
+    "after a save, in a save": ((), (moment("saved 20"), moment("rename 30"))),
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    assert run_all(folder, killed((*DIGITS, "--trainer.max_epochs=5"), "whole")) == [0]
+    return folder / "runs" / "whole" / "0"
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_a_run_that_is_killed_twice_is_like_one_that_is_not(case: str, whole: Path, tmp_path: Path) -> None:
+    options, moments = PAIRS[case]
+    assert run_all(tmp_path, killed((*DIGITS, "--trainer.max_epochs=5", *options), "cut", *moments)) == [-9, -9, 0]
+    assert_same(tmp_path / "runs" / "cut" / "0", whole)
+
+
+def config(name: str) -> tuple[str, str]:
+    return "-c", str(SUPPORT / f"{name}.yaml")
+
+
+FAMILIES: dict[str, tuple[str, ...]] = {
+    "ssvae": (*DIGITS, "--trainer.max_epochs=6"),
+    "steps": (*DIGITS, "--trainer.max_epochs=6", STEPS),
+    "every step": (*DIGITS, "--trainer.max_epochs=4", "--trainer.log_every_n_steps=1", "--checkpoint_every_n_steps=1"),
+    "validation twice an epoch": (
+        *DIGITS,
+        "--trainer.max_epochs=4",
+        "--trainer.val_check_interval=5",
+        "--checkpoint_every_n_steps=5",
+    ),
+    "validation every second epoch": (
+        *DIGITS,
+        "--trainer.max_epochs=6",
+        "--trainer.check_val_every_n_epoch=2",
+        "--checkpoint_every_n_steps=5",
+    ),
+    "max_steps": (*DIGITS, "--trainer.max_steps=47", STEPS),
+    "accumulated gradients": (
+        *DIGITS,
+        "--trainer.max_epochs=6",
+        "--trainer.accumulate_grad_batches=3",
+        "--checkpoint_every_n_steps=2",
+    ),
+    "plateau": (
+        *(*DIGITS, "--trainer.max_epochs=6", STEPS),
+        "--model.init_args.lr_scheduler=pytorch_lightning.cli.ReduceLROnPlateau",
+        *("--model.init_args.lr_scheduler.monitor=val/loss", "--model.init_args.lr_scheduler.patience=0"),
+        *("--model.init_args.lr_scheduler.threshold=0.5", "--model.init_args.lr_scheduler.factor=0.3"),
+    ),
+    "bits": (*config("bits"), "--checkpoint_every_n_steps=5"),
+    "game": (*config("game"), "--trainer.max_epochs=3", "--checkpoint_every_n_steps=6"),
+    "soae": (*config("soae"), "--checkpoint_every_n_steps=6"),
+    "coreset": (*config("coreset"), "--trainer.max_epochs=4", "--checkpoint_every_n_steps=2"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_run_that_is_killed_at_random_moments_is_like_one_that_is_not(family: str, seed: int, tmp_path: Path) -> None:
+    """Two pairs and two triples of kills, any moment after the first checkpoint as likely as another."""
+    fit = FAMILIES[family]
+    whole = [
+        "fit",
+        *fit,
+        "--name=whole",
+        "--trainer.callbacks+=interruptions.KillAtMoment",
+        "--trainer.callbacks.record=moments",
+    ]
+    assert run_all(tmp_path, [whole]) == [0]
+    passed = (tmp_path / "moments").read_text().splitlines()
+    first = next(place for place, name in enumerate(passed, 1) if name.startswith("saved"))
+    draw = random.Random(f"{family} {seed}")
+    runs: list[list[str]] = []
+    names = []
+    for number, kills in enumerate((2, 2, 3, 3)):
+        numbers = [
+            draw.randint(first, first + (len(passed) - first) // 2),
+            *(draw.randint(1, len(passed) // 2) for _ in range(kills - 1)),
+        ]
+        runs += killed(fit, f"cut{number}", *(f"number={count}" for count in numbers))
+        names.append((f"cut{number}", numbers))
+    statuses = run_all(tmp_path, runs)
+    assert set(statuses) <= {-9, 0}, [
+        (tmp_path / f"{place}.log").read_text()[-2000:] for place, status in enumerate(statuses) if status not in (-9, 0)
+    ]
+    for name, numbers in names:
+        try:
+            assert_same(tmp_path / "runs" / name / "0", tmp_path / "runs" / "whole" / "0")
+        except AssertionError as error:
+            raise AssertionError(f"{name}, killed at moments {numbers}: {error}") from error

@@ -1,0 +1,410 @@
+"""A checkpoint runs no code: what it may name, through every route by which one is read."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from base64 import b64encode
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lit_sparse
+from lit_sparse import checkpoint_files
+from lit_sparse.cli import build_cli, main
+from lit_sparse.cli.messages import about_checkpoint, plain_message
+from lit_sparse.coresets.last_layer import LastLayerGradients
+from lit_sparse.data import DigitsDataModule
+from lit_sparse.errors import CheckpointError
+from lit_sparse.estimators import Estimator
+from lit_sparse.mappings import Softmax
+from lit_sparse.models import SemiSupervisedVAE
+from lit_sparse.trust import check_hyperparameters, check_names, trusting
+
+from .conftest import CONFIGS, ROOT
+
+QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false", "--trainer.accelerator=cpu")
+SHORT = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=1", "--trainer.log_every_n_steps=1")
+DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"), *QUIET)
+Content = dict[str, Any]
+FORMS = ["dict", "text", "text in a dict", "file", "dict_kwargs", "dotted keys", "a list", "an unknown argument"]
+#: Texts of which the parser, or fsspec behind it, makes more than a word.
+READABLE = ["data", "base64", "file address", "chained", "home", "parent folder", "bad date", "tab", "a list from a file"]
+
+
+class OwnMapping(Softmax):
+    """A user's mapping."""
+
+
+class OwnModule(nn.Module):
+    """A user's module, which squares."""
+
+    def forward(self, p: Tensor) -> Tensor:
+        return p.square().sum(-1)
+
+
+def own_function(p: Tensor) -> Tensor:
+    return p.square().sum(-1)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    assert main(["fit", *DIGITS, *SHORT, "--output_dir", str(folder)]) == 0
+    return folder / "ssvae" / "digits" / "0"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def payload(mark: Path) -> Content:
+    """What ran a command before: a function of torch that executes a text."""
+    block = f"import pathlib; pathlib.Path({str(mark)!r}).touch(); "
+    return {
+        "class_path": "torch.fx.graph_module.reduce_graph_module",
+        "init_args": {"body": {"_code": "pass"}, "import_block": block},
+    }
+
+
+def argmax(omega: Any) -> Content:
+    return {"class_path": "lit_sparse.mappings.RegularizedArgmax", "init_args": {"omega": omega}}
+
+
+def hidden(mark: Path) -> dict[str, Content]:
+    """The payload in the places and forms that the parser understands, as arguments of a model."""
+    evil = payload(mark)
+    (Path.cwd() / "part.yaml").write_text(json.dumps(argmax(evil)))
+    return {
+        "dict": {"mapping": argmax(evil)},
+        "text": {"mapping": json.dumps(argmax(evil))},
+        "text in a dict": {"mapping": argmax(json.dumps(evil))},
+        "file": {"mapping": "part.yaml"},
+        "dict_kwargs": {"mapping": {"class_path": "lit_sparse.mappings.RegularizedArgmax", "dict_kwargs": {"omega": evil}}},
+        "dotted keys": {"mapping": {"class_path": "lit_sparse.mappings.RegularizedArgmax", "init_args.omega": evil}},
+        "a list": {"optimizer": {"class_path": "torch.optim.Adam", "init_args": {"betas": [evil]}}},
+        "an unknown argument": {"nothing": evil},
+    }
+
+
+def readable(mark: Path, home: Path) -> dict[str, Content]:
+    """The payload in texts that one reader of YAML, or a search for a file, does not see."""
+    evil, part = json.dumps(payload(mark)), json.dumps(argmax(payload(mark)))
+    (Path.cwd() / "part.yaml").write_text(part)
+    (home / "part.yaml").write_text(part)
+    up = "../" * 8 + str(Path.cwd() / "part.yaml").lstrip("/")
+    return {
+        "data": {"mapping": f"data://,{quote(part)}"},
+        "base64": {"mapping": f"data://text/plain;base64,{b64encode(part.encode()).decode()}"},
+        "file address": {"mapping": f"file://{Path.cwd() / 'part.yaml'}"},
+        "chained": {"mapping": f"simplecache::file://{Path.cwd() / 'part.yaml'}"},
+        "home": {"mapping": "~/part.yaml"},
+        "parent folder": {"mapping": up},
+        "bad date": {"mapping": argmax(evil.replace('"pass"', '"pass", "z": 2001-99-99'))},
+        "tab": {"mapping": argmax(evil.replace('"pass"', '"pass",\t"zz":\t0'))},
+        "a list from a file": {"classifier_hidden": "part.yaml"},
+    }
+
+
+def changed(origin: Path, target: Path, **arguments: Any) -> str:
+    """Write a copy of a run folder's last checkpoint with other hyper-parameters."""
+    content = torch.load(origin / "checkpoints" / "last.ckpt", weights_only=True)
+    content["hyper_parameters"] |= arguments
+    torch.save(content, target)
+    return str(target)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_form_of_the_payload_runs(form: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "mark"
+    evil = changed(trained, tmp_path / "evil.ckpt", **hidden(mark)[form])
+    assert main(["test", *DIGITS, "--ckpt_path", evil]) == 2
+    told = capsys.readouterr().err
+    text = {"file": "part.yaml", "text": "RegularizedArgmax", "text in a dict": "reduce_graph_module"}.get(form)
+    expected = (text, "config or a file") if text else ("torch.fx.graph_module.reduce_graph_module", "--trust")
+    assert all(word in told for word in expected)
+    with pytest.raises(CheckpointError, match=expected[0]):
+        SemiSupervisedVAE.load_from_checkpoint(evil, weights_only=True)
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("form", READABLE)
+def test_no_text_that_a_parser_reads_runs(
+    form: str,
+    trained: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mark, home = tmp_path / "mark", tmp_path_factory.mktemp("home")
+    monkeypatch.setenv("HOME", str(home))
+    evil = changed(trained, tmp_path / "evil.ckpt", **readable(mark, home)[form])
+    assert main(["test", *DIGITS, "--ckpt_path", evil]) == 2
+    assert "could be read as a config or a file" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="could be read as a config or a file"):
+        lit_sparse.load(evil)
+    assert not mark.exists()
+
+
+def test_no_message_imports_what_a_checkpoint_names(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_parts_8.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
+    for arguments in (
+        {"mapping": "No module named own_parts_8.Foo"},
+        {"classes": "No module named own_parts_8.Foo"},
+        {"No module named own_parts_8.Foo": 1},
+        {"estimator": "Problem with given class_path own_parts_8.Foo"},
+    ):
+        assert main(["test", *DIGITS, "--ckpt_path", changed(trained, tmp_path / "evil.ckpt", **arguments)]) == 2
+    with about_checkpoint():
+        plain_message("No module named own_parts_8.Foo", None, [])
+    assert not (tmp_path / "imported").exists()
+
+
+def test_what_is_built_is_what_was_checked(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is replaced while it is checked."""
+    mark, read = tmp_path / "mark", checkpoint_files.check_finite
+    good = changed(trained, tmp_path / "good.ckpt")
+    evil = changed(trained, tmp_path / "evil.ckpt", mapping=argmax(payload(mark)))
+
+    def swap(*args: Any) -> None:
+        Path(evil).replace(good)
+        read(*args)
+
+    monkeypatch.setattr(checkpoint_files, "check_finite", swap)
+    assert isinstance(SemiSupervisedVAE.load_from_checkpoint(good), SemiSupervisedVAE)
+    assert not mark.exists()
+
+
+class TakesHparams(SemiSupervisedVAE):
+    """A user's model with an argument of the name of an old entry."""
+
+    def __init__(self, mapping: Softmax, estimator: Estimator, in_features: int = 64, hparams: Content | None = None) -> None:
+        super().__init__(mapping, estimator, in_features=in_features)
+
+
+def test_an_argument_hides_no_description(trained: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    content["hparams"] = {"mapping": argmax(payload(mark))}
+    del content["hyper_parameters"]["mapping"]
+    torch.save(content, tmp_path / "evil.ckpt")
+    with pytest.raises(CheckpointError, match="old version"):
+        TakesHparams.load_from_checkpoint(tmp_path / "evil.ckpt", hparams={})
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("path", ["local://{}", "simplecache::{}", "file:{}", "../victim", 4])
+def test_resuming_removes_nothing_that_a_checkpoint_names(
+    path: str | int, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    (key,) = (key for key in content["callbacks"] if "'monitor': None" in key)
+    named = path.format(victim) if isinstance(path, str) else path
+    content["callbacks"][key] |= {"dirpath": "x://", "best_model_path": named}
+    torch.save(content, tmp_path / "evil.ckpt")
+    fit = ("--trainer.max_epochs=2", "--trainer.limit_train_batches=2")
+    assert main(["fit", *DIGITS, *fit, "--ckpt_path", str(tmp_path / "evil.ckpt")]) == 2
+    assert victim.is_dir()
+    assert "evil.ckpt" in capsys.readouterr().err
+
+
+def test_the_page_about_trust_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "explanation" / "trust.md").read_text(), re.DOTALL)
+    exec(compile(snippet, "trust.md", "exec"), {"__name__": "page"})
+    assert "names 'torch.linalg.norm' at `mapping.omega`" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["fit", "validate", "predict"])
+def test_no_command_runs_the_payload(command: str, trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mark = tmp_path / "mark"
+    evil = changed(trained, tmp_path / "evil.ckpt", mapping=argmax(payload(mark)))
+    assert main([command, *DIGITS, "--ckpt_path", evil]) == 2
+    assert "torch.fx.graph_module.reduce_graph_module" in capsys.readouterr().err
+    with pytest.raises(CheckpointError, match="reduce_graph_module"):
+        build_cli([command, *DIGITS, "--ckpt_path", evil])
+    assert not mark.exists()
+
+
+def test_a_proxy_runs_nothing(trained: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    evil = changed(trained, tmp_path / "evil.ckpt", mapping=argmax(payload(mark)))
+    data = DigitsDataModule()
+    data.setup()
+    with pytest.raises(CheckpointError, match="reduce_graph_module"):
+        LastLayerGradients(evil)._read()
+    assert not mark.exists()
+    assert isinstance(LastLayerGradients(str(trained / "checkpoints" / "last.ckpt"))._read(), SemiSupervisedVAE)
+
+
+def test_a_data_module_runs_nothing(trained: Path, tmp_path: Path) -> None:
+    content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    content["datamodule_hyper_parameters"] = {"_class_path": "os.system", "_instantiator": "os.system"}
+    torch.save(content, tmp_path / "evil.ckpt")
+    with pytest.raises(CheckpointError, match=r"os\.system"):
+        DigitsDataModule.load_from_checkpoint(tmp_path / "evil.ckpt")
+
+
+def test_old_places_of_hyperparameters_and_builders_are_checked(trained: Path, tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    for key, value in (
+        ("hparams", {"mapping": argmax(payload(mark))}),
+        ("module_arguments", {"mapping": argmax(payload(mark))}),
+        ("hyper_parameters", {"_instantiator": "os.system"}),
+    ):
+        content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+        content[key] = content.get(key, {}) | value
+        torch.save(content, tmp_path / "evil.ckpt")
+        expected = r"old version|os\.system"
+        with (tmp_path / "evil.ckpt").open("rb") as file, pytest.raises(CheckpointError, match=expected):
+            SemiSupervisedVAE.load_from_checkpoint(file)
+    assert not mark.exists()
+
+
+def test_an_own_class_is_allowed_and_a_function_is_not(trained: Path, tmp_path: Path) -> None:
+    own = changed(trained, tmp_path / "own.ckpt", mapping=argmax({"class_path": f"{__name__}.OwnModule"}))
+    for model in (
+        SemiSupervisedVAE.load_from_checkpoint(own),
+        build_cli(["test", *DIGITS, "--ckpt_path", own]).model,
+    ):
+        assert isinstance(model.mapping.omega, OwnModule)
+    function = f"{__name__}.own_function"
+    other = changed(trained, tmp_path / "function.ckpt", mapping=argmax(function))
+    with pytest.raises(CheckpointError, match=f"function.*--trust {function}"):
+        SemiSupervisedVAE.load_from_checkpoint(other)
+    for model in (
+        SemiSupervisedVAE.load_from_checkpoint(other, trust=[function]),
+        build_cli(["test", *DIGITS, "--ckpt_path", other, f"--trust={function}"]).model,
+    ):
+        assert model.mapping.omega is own_function
+
+
+def test_what_only_the_checkpoint_names_is_not_imported(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A module of the current folder, which the command line could import."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_parts_7.py").write_text(
+        "import pathlib\npathlib.Path('imported').touch()\n"
+        "from lit_sparse.mappings import Softmax\nclass Mine(Softmax):\n    pass\n"
+    )
+    mine = {"class_path": "own_parts_7.Mine"}
+    named = changed(trained, tmp_path / "named.ckpt", mapping=mine)
+    other = ["own_parts_7.Mine", "own_parts_7.nothing", "own_parts_7"]
+    for mapping in (mine, *other[:2], '{"class_path": "own_parts_7.Mine"}'):
+        evil = changed(trained, tmp_path / "evil.ckpt", mapping=mapping)
+        assert main(["test", *DIGITS, "--ckpt_path", evil]) == 2
+        assert "own_parts_7" in capsys.readouterr().err
+    evil = changed(trained, tmp_path / "model.ckpt", _class_path="own_parts_7.Mine")
+    assert main(["test", *QUIET, "--data=DigitsDataModule", "--ckpt_path", evil]) == 2
+    assert not (tmp_path / "imported").exists()
+    (tmp_path / "mine.yaml").write_text("model: {init_args: {mapping: {class_path: own_parts_7.Mine}}}")
+    for chosen in (["-c", "mine.yaml"], ["--model.init_args.mapping=own_parts_7.Mine"], ["--trust", "own_parts_7.Mine"]):
+        model = build_cli(["test", *DIGITS, "--ckpt_path", named, *chosen]).model
+        assert type(model.mapping).__name__ == "Mine"
+    assert (tmp_path / "imported").exists()
+    assert type(SemiSupervisedVAE.load_from_checkpoint(named).mapping).__name__ == "Mine", "imported by now"
+    sys.modules.pop("own_parts_7")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "os.system",
+        "posix.system",
+        "subprocess.Popen",
+        "torch.hub.load",
+        "torch.fx.GraphModule",
+        "torch.jit.ScriptModule",
+        "torch.nn.Module.load_state_dict",
+        "torch.nn.modules.module.torch.hub.load",
+        "torch.nn.init.torch.overrides",
+        "torch.nn.functional.relu",
+        "torch.optim.swa_utils.AveragedModel",
+        "pytorch_lightning.Trainer",
+        "pytorch_lightning.cli.LightningCLI",
+        "torchmetrics.MetricCollection",
+        "lit_sparse.cli.app.LitSparseCLI",
+        "lit_sparse.cli.main",
+        "lit_sparse.trust.import_module",
+        "lit_sparse.data.tables.Path",
+        "lit_sparse.models.SemiSupervisedVAE.load_from_checkpoint",
+        "builtins.eval",
+        "this.s",
+        "GraphModule",
+        "lit_sparse",
+        "a b.c",
+        "",
+    ],
+)
+def test_names_that_are_refused(name: str) -> None:
+    for found in ({"class_path": name}, {"a": [{"class_path": name}]}, {"a": json.dumps({"class_path": name})}):
+        with pytest.raises(CheckpointError) as refused:
+            check_names("x.ckpt", found)
+        assert name in str(refused.value)
+    assert "this" not in sys.modules
+    if ("." in name and " " not in name) or name == "GraphModule":
+        for plain in (name, f" {name}\n", [name], {"a": name}, f"[{name}]"):
+            with pytest.raises(CheckpointError):
+                check_names("x.ckpt", {"omega": plain})
+    with trusting([name]):
+        check_names("x.ckpt", {"class_path": name})
+
+
+def test_names_that_are_allowed() -> None:
+    for name in (
+        "lit_sparse.mappings.Sparsemax",
+        "lit_sparse.structures.Budget",
+        "lit_sparse.coresets.GIGA",
+        "lit_sparse.nn.MLP",
+        "torch.nn.Linear",
+        "torch.nn.modules.linear.Linear",
+        "torch.optim.Adam",
+        "torch.optim.lr_scheduler.StepLR",
+        "pytorch_lightning.cli.ReduceLROnPlateau",
+        f"{__name__}.OwnMapping",
+        f"{__name__}.OwnModule",
+    ):
+        check_names("x.ckpt", {"class_path": name, "init_args": {"optimizer": name}})
+
+
+def test_text_that_names_nothing_is_left_alone(tmp_path: Path) -> None:
+    check_names("x.ckpt", {"a": "word", "b": "two-words", "c": "weights.ckpt", "d": "1e-3", "e": "", "f": "3.5"})
+    for text in ("e.g. this: that", "[1, 2", "two words", "a/b", "~x", "part.yaml", "s3:x", "null\n"):
+        with pytest.raises(CheckpointError, match="config or a file"):
+            check_names("x.ckpt", {"a": text})
+    labels = {"_class_path": "lit_sparse.models.EntailmentClassifier", "labels": ["yes, of course", "no: not at all"]}
+    check_hyperparameters("x.ckpt", labels)
+    with pytest.raises(CheckpointError, match="config or a file"):
+        check_hyperparameters("x.ckpt", labels | {"labels": "yes, of course"})
+    (tmp_path / "weights.txt").touch()
+    model = {"_class_path": "lit_sparse.models.SemiSupervisedVAE", "initial_weights": "weights.txt"}
+    check_hyperparameters("x.ckpt", model)  # an argument that is text, of which the parser makes nothing
+    with pytest.raises(CheckpointError, match=r"weights\.txt"):
+        check_hyperparameters("x.ckpt", model | {"mapping": "weights.txt"})
+
+
+def test_malformed_descriptions_are_refused() -> None:
+    itself: list[Any] = []
+    itself.append(itself)
+    grown: Any = ["x"]
+    for _ in range(40):
+        grown = [grown] * 3
+    deep: Any = 1.0
+    for _ in range(200):
+        deep = [deep]
+    for found in (itself, grown, deep, {"a": itself}, "&a [*a]", {1: 2}, {"a": {None: 1}}, torch.ones(2), {"a": torch.float32}):
+        with pytest.raises(CheckpointError):
+            check_hyperparameters("x.ckpt", {"mapping": found})
+    for found in (3, [1], "text", {"_instantiator": ["a"]}, {"_class_path": 4}, {"_class_path": ["os.system"]}, {3: 4}):
+        with pytest.raises(CheckpointError):
+            check_hyperparameters("x.ckpt", found)
