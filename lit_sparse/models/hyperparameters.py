@@ -79,7 +79,7 @@ def describe_parts(hyperparameters: Mapping[str, Any], data: object | None) -> d
     arguments: dict[str, Any] = {}
     for name in inspect.signature(type(data).__init__).parameters:
         try:
-            arguments[name] = describe(getattr(data, name, _MISSING))
+            arguments[name] = describe(vars(data).get(name, _MISSING))  # a property may compute: a coreset is selected by one
         except TypeError:
             continue
     return described | {"data": {"class_path": _path(type(data)), "init_args": arguments}}

@@ -507,7 +507,7 @@ def test_networks_train_on_two_processes(lit_sparse: Command, tmp_path: Path, mo
 
 def test_kernels_are_trained_by_one_process() -> None:
     model = by_kernels()
-    model._trainer = SimpleNamespace(world_size=2, ckpt_path=None)  # type: ignore[assignment]
+    model._trainer = SimpleNamespace(world_size=2, ckpt_path=None, loggers=[])  # type: ignore[assignment]
     with pytest.raises(ConfigurationError, match=r"by one process, but there are 2\. Use --trainer\.devices 1, or MLP"):
         model.setup("fit")
     model.setup("test")
