@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from lit_sparse.cli import build_cli, main
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.version import __version__
 
 from .conftest import CONFIGS, Command, metrics_of
@@ -308,8 +309,15 @@ def test_a_logger_of_the_user_takes_nothing_from_the_run_folder(logger: str, cap
     assert main(command.split()) == 0
 
 
-def test_a_fit_that_fails_after_its_parts_were_built_leaves_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "-3" in refused(["fit", *DIGITS, *QUIET, "--checkpoint_every_n_steps=-3"], capsys)
+@pytest.mark.parametrize("part", ["checkpoints", "pictures", "run_loggers"])
+def test_a_fit_that_fails_after_its_parts_were_built_leaves_no_folder(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise ConfigurationError("nothing can be written here")
+
+    monkeypatch.setattr(f"lit_sparse.cli.app.{part}", failing)
+    assert "nothing can be written here" in refused(["fit", *DIGITS, *QUIET], capsys)
     assert not [path for path in Path().rglob("*") if path.name.isdigit()]
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
 from lit_sparse.callbacks.pictures import Picture, new_figure
+from lit_sparse.checks import check_choice
 from lit_sparse.metrics import MessageCounts, MessageStructure
+from lit_sparse.metrics.language import InputDistance
 
 __all__ = ["LanguageLogger"]
 
@@ -42,16 +44,30 @@ class LanguageLogger(Picture):
         trainer:
           callbacks: [LanguageLogger]
 
+    and with the distance of inputs that publications on attributes take::
+
+        trainer:
+          callbacks:
+            - class_path: LanguageLogger
+              init_args: {input_distance: hamming}
+
     Args:
         examples: how many examples of a split are compared with one another.
         folder: where pictures go; the logger's folder by default.
+        input_distance: distance of inputs in the topographic similarity: "cosine", or "hamming" for the number of attributes
+            that differ (of features, where there are no attributes). A message is one symbol, so that the Hamming and the
+            edit distance of messages are the same.
+
+    Raises:
+        ConfigurationError: for another distance.
     """
 
     name = "messages_by_class"
 
-    def __init__(self, examples: int = 1000, folder: str | None = None) -> None:
+    def __init__(self, examples: int = 1000, folder: str | None = None, input_distance: InputDistance = "cosine") -> None:
         super().__init__(folder)
         self.examples = examples
+        self.input_distance = check_choice("input_distance", input_distance, get_args(InputDistance))
         self._counts: MessageCounts | None = None
         self._structure: MessageStructure | None = None
         self._drawn: Tensor | None = None
@@ -89,7 +105,9 @@ class LanguageLogger(Picture):
             self._names = list(getattr(data, "class_names", []))
             classes = len(self._names) or UNNAMED
             self._counts = MessageCounts(pl_module.vocabulary, classes).to(pl_module.device)
-            self._structure = MessageStructure(pl_module.in_features, attributes, examples=self.examples).to(pl_module.device)
+            self._structure = MessageStructure(
+                pl_module.in_features, attributes, examples=self.examples, input_distance=self.input_distance
+            ).to(pl_module.device)
 
     def _update(self, outputs: Any) -> None:
         artifacts = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}

@@ -45,7 +45,7 @@ from lit_sparse.cli.files import DISK_IS_FULL, DiskError, WholeFiles
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import about_checkpoint
 from lit_sparse.cli.parser import Parser
-from lit_sparse.cli.refusals import build_error, refusal
+from lit_sparse.cli.refusals import build_error, check_numbers, refusal
 from lit_sparse.cli.runs import (
     CHECKPOINTS,
     claim_folder,
@@ -352,15 +352,7 @@ class LitSparseCLI(LightningCLI):
 
     def _set_seed(self) -> None:
         """Check the numbers that Lightning takes before the parts are built, and set the seed."""
-        seed, every = self._options().get("seed_everything"), self._options().get("checkpoint_every_n_steps")
-        if not isinstance(seed, bool) and seed is not None and not 0 <= seed < 2**32:
-            raise ConfigurationError(
-                f"Expected `seed_everything` to be an integer in 0 .. 2^32 - 1 but got {seed}. Choose another."
-            )
-        if every is not None and every < 1:
-            raise ConfigurationError(
-                f"Expected `checkpoint_every_n_steps` to be at least 1 but got {every}. Choose another, or leave it out."
-            )
+        check_numbers(self._options())
         super()._set_seed()
 
     def _prepare_subcommand_kwargs(self, subcommand: str) -> dict[str, Any]:

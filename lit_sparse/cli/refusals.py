@@ -11,9 +11,44 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException  # 
 
 from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, error_chain
 
-__all__ = ["build_error", "refusal"]
+__all__ = ["build_error", "check_numbers", "refusal"]
 
 LIGHTNING = ("pytorch_lightning", "lightning_fabric")
+#: Options that Lightning takes without a check -> their smallest value.
+LEAST = {
+    "checkpoint_every_n_steps": 1,
+    "trainer.accumulate_grad_batches": 1,
+    "trainer.check_val_every_n_epoch": 1,
+    "trainer.log_every_n_steps": 0,
+    "trainer.num_sanity_val_steps": -1,
+}
+
+
+def check_numbers(options: Namespace) -> None:
+    """Check the numbers of a command that Lightning would take and fail with, or train differently, in silence.
+
+    Args:
+        options: options of the command.
+
+    Raises:
+        ConfigurationError: for a seed or a count outside its range.
+
+    Example:
+        >>> check_numbers(Namespace(seed_everything=7, trainer=Namespace(accumulate_grad_batches=2)))
+        >>> check_numbers(Namespace(seed_everything=-1))
+        Traceback (most recent call last):
+            ...
+        lit_sparse.errors.ConfigurationError: Expected `seed_everything` to be in 0 .. 2^32 - 1 but got -1. Choose another.
+    """
+    seed = options.get("seed_everything")
+    if not isinstance(seed, bool) and seed is not None and not 0 <= seed < 2**32:
+        raise ConfigurationError(f"Expected `seed_everything` to be in 0 .. 2^32 - 1 but got {seed}. Choose another.")
+    for name, least in LEAST.items():
+        number = options.get(name)
+        if number is not None and number < least:
+            raise ConfigurationError(
+                f"Expected `{name}` to be at least {least} but got {number}. Choose another, or leave it out."
+            )
 
 
 def refusal(error: Exception) -> ConfigurationError | None:

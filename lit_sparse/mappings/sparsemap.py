@@ -230,7 +230,7 @@ class SparseMAP(SparseMapping):
         """Return the marginals; see :func:`sparsemap`."""
         x = allowed_scores(scores, mask, dim).movedim(dim, -1)
         self.structure.check(x.shape[-1])
-        if x.is_meta or x.numel() == 0:
+        if x.is_meta or x.shape[-1] == 0 or (x.numel() == 0 and self.potentials is None):
             return (torch.zeros_like(x) if x.is_meta else x).movedim(-1, dim)
         return self._marginals(x).movedim(-1, dim)
 
@@ -242,9 +242,13 @@ class SparseMAP(SparseMapping):
     def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores of attention (..., queries, keys), all of them together where the structure couples the queries."""
         x = allowed_scores(scores, mask)
+        if x.numel() == 0 and self.couples_queries:
+            return x
         block = self.structure.of_block(*x.shape[-2:]) if x.dim() > 1 else None
-        if block is None or x.is_meta or x.numel() == 0:
+        if block is None:
             return super().map_block(scores, mask)
+        if x.is_meta:
+            return torch.zeros_like(x)
         return self.solve(x.flatten(-2), structure=block).marginals.reshape(x.shape)
 
     def _marginals(self, x: Tensor) -> Tensor:

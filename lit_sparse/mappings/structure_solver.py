@@ -56,7 +56,8 @@ class _Distribution(torch.autograd.Function):
             change = _on_support(structures, sizes, total)
             pulled[0] = constant_in(marginals, torch.einsum("bs,bsd->bd", change, structures))
             if ctx.needs_input_grad[1]:
-                pulled[1] = potential_counts(ctx.structure, structures, potentials[0].detach(), change)
+                counts = potential_counts(ctx.structure, structures, potentials[0].detach(), change)
+                pulled[1] = constant_in(potentials[0], counts)
         return tuple(pulled)
 
     @staticmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -20,6 +20,9 @@ __all__ = [
     "topographic_similarity",
 ]
 
+InputDistance = Literal["cosine", "hamming"]
+MessageDistance = Literal["hamming", "edit"]
+
 #: Most columns of a table of counts that is made at once.
 COLUMNS = 20_000
 #: Distances that differ by less are tied: they come from products of numbers that were rounded.
@@ -30,8 +33,8 @@ def topographic_similarity(
     inputs: Tensor,
     messages: Tensor,
     *,
-    input_distance: Literal["cosine", "hamming"] = "cosine",
-    message_distance: Literal["hamming", "edit"] = "hamming",
+    input_distance: InputDistance = "cosine",
+    message_distance: MessageDistance = "hamming",
 ) -> Tensor:
     """Return Spearman's correlation between the distances of all pairs of inputs and those of their messages, a scalar.
 
@@ -56,8 +59,8 @@ def topographic_similarity(
         >>> bool(alike > 0.8)
         True
     """
-    check_choice("input_distance", input_distance, ("cosine", "hamming"))
-    check_choice("message_distance", message_distance, ("hamming", "edit"))
+    check_choice("input_distance", input_distance, get_args(InputDistance))
+    check_choice("message_distance", message_distance, get_args(MessageDistance))
     first, second = torch.triu_indices(len(inputs), len(inputs), 1, device=inputs.device)
     if input_distance == "cosine":
         directions = torch.nn.functional.normalize(inputs.double(), dim=-1)
@@ -259,9 +262,19 @@ class MessageStructure(Metric):
         attributes: A; 0 where there are none.
         length: L, symbols in a message.
         examples: how many examples, those of the lowest index, are compared with one another.
+        input_distance: distance of inputs in the topographic similarity: "cosine", or "hamming" for the number of attributes
+            that differ (of features, where there are no attributes).
+        message_distance: distance of messages in it, "hamming" or "edit"; see :func:`topographic_similarity`.
 
     Raises:
-        ConfigurationError: if a number is not positive, or negative for attributes.
+        ConfigurationError: if a number is not positive, or negative for attributes, or for another distance.
+
+    Example:
+        >>> every = torch.cartesian_prod(torch.arange(3), torch.arange(3))
+        >>> structure = MessageStructure(features=4, attributes=2, length=2, input_distance="hamming")
+        >>> structure.update(torch.arange(9), torch.rand(9, 4), every + 7, every)
+        >>> round(float(structure.compute()["topographic_similarity"]), 6)
+        1.0
     """
 
     full_state_update = False
@@ -270,8 +283,19 @@ class MessageStructure(Metric):
     messages: Tensor
     seen: Tensor
 
-    def __init__(self, features: int, attributes: int = 0, length: int = 1, examples: int = 1000) -> None:
+    def __init__(
+        self,
+        features: int,
+        attributes: int = 0,
+        length: int = 1,
+        examples: int = 1000,
+        *,
+        input_distance: InputDistance = "cosine",
+        message_distance: MessageDistance = "hamming",
+    ) -> None:
         super().__init__()
+        self.input_distance = check_choice("input_distance", input_distance, get_args(InputDistance))
+        self.message_distance = check_choice("message_distance", message_distance, get_args(MessageDistance))
         for name, value in (("features", features), ("length", length), ("examples", examples)):
             check_count(name, value)
         if attributes < 0:
@@ -302,7 +326,14 @@ class MessageStructure(Metric):
         """Return ``topographic_similarity`` and, with two attributes or more, ``posdis`` and ``bosdis``."""
         some = self.seen > 0
         messages = self.messages[some]
-        found = {"topographic_similarity": topographic_similarity(self.inputs[some], messages)}
+        by_attributes = self.input_distance == "hamming" and self.attributes.shape[-1] > 0
+        similarity = topographic_similarity(
+            (self.attributes if by_attributes else self.inputs)[some],
+            messages,
+            input_distance=self.input_distance,
+            message_distance=self.message_distance,
+        )
+        found = {"topographic_similarity": similarity}
         if self.attributes.shape[-1] >= 2:
             found["posdis"] = positional_disentanglement(self.attributes[some], messages)
             found["bosdis"] = bag_of_symbols_disentanglement(self.attributes[some], messages)

@@ -59,7 +59,8 @@ class BitVector(Structure):
 
     def project(self, scores: Tensor) -> Tensor:
         """Return the scores clipped to [0, 1]."""
-        return scores.clamp(0.0, 1.0)
+        inner = torch.nn.functional.hardtanh(scores, 0.0, 1.0)  # its gradient can be differentiated, unlike that of clamp
+        return torch.where((scores == 0.0) | (scores == 1.0), scores, inner)  # at the ends gradients pass, as with clamp
 
     def nested(self, marginals: Tensor) -> tuple[Tensor, Tensor]:
         """Return the vectors of the k largest marginals, k = 0 .. d, each with the step that the sorted marginals take there.

@@ -47,10 +47,14 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--seed_everything=-1"], "`seed_everything` to be an integer in 0 .. 2^32 - 1 but got -1"),
+        (["--seed_everything=-1"], "`seed_everything` to be in 0 .. 2^32 - 1 but got -1"),
         (["--seed_everything=4294967296"], "in 0 .. 2^32 - 1 but got 4294967296"),
         (["--checkpoint_every_n_steps=-1"], "`checkpoint_every_n_steps` to be at least 1 but got -1"),
         (["--checkpoint_every_n_steps=0"], "to be at least 1 but got 0"),
+        (["--trainer.accumulate_grad_batches=0"], "Expected `trainer.accumulate_grad_batches` to be at least 1 but got 0."),
+        (["--trainer.check_val_every_n_epoch=0"], "Expected `trainer.check_val_every_n_epoch` to be at least 1 but got 0."),
+        (["--trainer.log_every_n_steps=-1"], "Expected `trainer.log_every_n_steps` to be at least 0 but got -1."),
+        (["--trainer.num_sanity_val_steps=-2"], "Expected `trainer.num_sanity_val_steps` to be at least -1 but got -2."),
         (["--trainer.devices=-3"], "The trainer refuses its arguments: `devices`"),
         (["--model.in_features=-3"], "model.in_features = -3"),
         (["--model.classes=99999999999999999999"], "model.classes = 99999999999999999999"),

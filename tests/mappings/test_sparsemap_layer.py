@@ -56,6 +56,53 @@ def test_nothing_to_map(structure: Structure) -> None:
     assert F.sparsemap(torch.zeros(0, 4), structure).marginals.shape == (0, 4)
 
 
+@pytest.mark.parametrize("structure", [BitVector(), Budget(None, 2), Sequence(), Assignment(), Tree()], ids=repr)
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)], ids=str)
+def test_an_empty_batch_keeps_the_graph(structure: Structure, shape: tuple[int, int]) -> None:
+    """So that each process of several has a gradient, that of an empty batch too."""
+    if isinstance(structure, Tree) and shape[-1] == 0:
+        return  # a tree has a node at least
+    x = torch.zeros(shape, dtype=torch.float64, requires_grad=True)
+    marginals, probs, _ = F.sparsemap(x, structure)
+    for result in (marginals, probs, SparseMAP(structure)(x)):
+        (gradient,) = torch.autograd.grad(result.sum(), x, retain_graph=True)
+        assert gradient.shape == shape
+
+
+@pytest.mark.parametrize("structure", [Assignment(), Tree()], ids=repr)
+@pytest.mark.parametrize("shape", [(0, 3, 3), (2, 0, 0), (2, 0, 3), (2, 3, 0)], ids=str)
+def test_attention_over_nothing(structure: Structure, shape: tuple[int, ...]) -> None:
+    x = torch.zeros(shape, requires_grad=True)
+    found = SparseMAP(structure).map_block(x)
+    assert found.shape == shape
+    assert found.requires_grad
+    whole = torch.zeros(2, 3, 3, device="meta")
+    assert SparseMAP(structure).map_block(whole).shape == whole.shape
+
+
+def test_a_penalty_on_gradients_in_potentials_and_scores() -> None:
+    """The second derivatives are zero, and finite differences find none."""
+    x = draw(3, 6, seed=40)
+    layer = SparseMAP(Sequence(), potentials=draw(2, 2, seed=41), learn_potentials=True)
+    weights = draw(3, 6, seed=42)
+    for inputs in (list(layer.parameters()), [*layer.parameters(), x.requires_grad_()]):
+        gradients = torch.autograd.grad((layer(x) * weights).sum(), inputs, create_graph=True)
+        penalty = torch.stack([gradient.square().sum() for gradient in gradients]).sum()
+        assert bool(penalty > 0)
+        for second, given in zip(torch.autograd.grad(penalty, inputs), inputs, strict=True):
+            assert torch.equal(second, torch.zeros_like(given))
+    (gradient,) = torch.autograd.grad(layer(x[:0].detach()).sum(), list(layer.parameters()))
+    assert torch.equal(gradient, torch.zeros(2, 2, dtype=gradient.dtype))
+
+
+def test_bits_at_the_ends_let_gradients_pass() -> None:
+    x = torch.tensor([-1.0, 0.0, 0.3, 1.0, 2.0], requires_grad=True)
+    y = SparseMAP(BitVector())(x)
+    (gradient,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert gradient.tolist() == [0, 1, 1, 1, 0]
+    assert torch.equal(torch.autograd.grad(gradient.square().sum(), x)[0], torch.zeros(5))
+
+
 def test_learnt_potentials() -> None:
     layer = SparseMAP(Sequence(tags=2), learn_potentials=True)
     assert list(layer.state_dict()) == ["potentials"]

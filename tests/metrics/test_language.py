@@ -52,8 +52,10 @@ def test_exact_ties_of_inputs_are_ties() -> None:
     ones = torch.nn.functional.one_hot(THINGS, 4).flatten(1).double()
     inputs = ones * torch.rand(len(ones), 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add(0.1)
     messages = random_messages(0, size=len(ones), length=3)
-    expected = topographic_similarity(THINGS, messages, input_distance="hamming")
-    torch.testing.assert_close(topographic_similarity(inputs, messages), expected, atol=1e-12, rtol=0)
+    pairs = torch.triu_indices(len(ones), len(ones), 1)
+    distances = [(rows[pairs[0]] != rows[pairs[1]]).sum(-1).numpy() for rows in (THINGS, messages)]
+    expected = scipy.stats.spearmanr(*distances).statistic
+    assert float(topographic_similarity(inputs, messages)) == pytest.approx(expected, abs=1e-12)
 
 
 def random_messages(seed: int, size: int = 40, length: int = 2, vocabulary: int = 6) -> Tensor:
@@ -168,9 +170,27 @@ def test_structure_is_that_of_one_process(tmp_path: Path) -> None:
             torch.testing.assert_close(found[name], value)
 
 
+def test_structure_by_other_distances() -> None:
+    """The Hamming distance of inputs is that of their attributes, if there are any."""
+    messages = random_messages(0, size=len(THINGS), length=3, vocabulary=3)
+    inputs = torch.randn(len(THINGS), 5, generator=torch.Generator().manual_seed(0)).round()
+    for attributes, compared in ((THINGS, THINGS), (None, inputs)):
+        known = 0 if attributes is None else 3
+        metric = MessageStructure(5, known, 3, input_distance="hamming", message_distance="edit")
+        metric.update(torch.arange(len(THINGS)), inputs, messages, attributes)
+        found = metric.compute()["topographic_similarity"]
+        expected = topographic_similarity(compared, messages, input_distance="hamming", message_distance="edit")
+        torch.testing.assert_close(found, expected)
+        for first, second in (("hamming", "hamming"), ("cosine", "edit")):
+            other = topographic_similarity(compared, messages, input_distance=first, message_distance=second)  # type: ignore[arg-type]
+            assert not torch.isclose(found, other, atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: MessageStructure(3, input_distance="edit"), "`input_distance`"),  # type: ignore[arg-type]
+        (lambda: MessageStructure(3, message_distance="cosine"), "`message_distance`"),  # type: ignore[arg-type]
         (lambda: MessageCounts(0), "`vocabulary`"),
         (lambda: MessageCounts(3, classes=0), "`classes`"),
         (lambda: MessageStructure(0), "`features`"),

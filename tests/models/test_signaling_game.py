@@ -208,9 +208,13 @@ def test_attributes_of_a_file_give_disentanglement(shared: Path, tmp_path: Path)
     games = ReferentialGameDataModule(path=str(file), features="attributes", attributes="attributes", candidates=8)
     model = game(in_features=638, vocabulary=16)
     (tested,) = trainer(tmp_path, callbacks=[LanguageLogger(folder=str(tmp_path))]).test(model, games, verbose=False)
+    by_attributes = LanguageLogger(folder=str(tmp_path), input_distance="hamming")
+    (other,) = trainer(tmp_path, callbacks=[by_attributes]).test(model, games, verbose=False)
+    assert other["test/posdis"] == pytest.approx(tested["test/posdis"], nan_ok=True)
     if tested["test/used_vocabulary"] > 1:
         assert 0 <= tested["test/posdis"] <= 1
         assert 0 <= tested["test/bosdis"] <= 1
+        assert other["test/topographic_similarity"] != tested["test/topographic_similarity"]
     else:
         assert math.isnan(tested["test/posdis"])
 
