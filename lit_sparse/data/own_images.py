@@ -26,6 +26,8 @@ __all__ = ["ImageFolderDataModule", "ImageOptions", "ImageTableDataModule", "Own
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 #: Names of the folders of each split.
 FOLDERS = (("train",), ("val", "valid", "validation"), ("test",))
+#: Most files that a message names.
+NAMED = 5
 
 
 class ImageOptions(TypedDict, total=False):
@@ -141,8 +143,8 @@ class ImageFolderDataModule(OwnImagesDataModule):
 
     Raises:
         ConfigurationError: for an argument outside its range.
-        DataError: when it is set up, if the folder is missing or holds no images, a file cannot be read, or a folder next to
-            ``train`` holds images but is not a split.
+        DataError: when it is set up, if the folder is missing or holds no images, a file cannot be read, or an image lies next
+            to ``train``, alone or in a folder that is not a split.
     """
 
     def __init__(
@@ -268,8 +270,15 @@ class ImageTableDataModule(OwnImagesDataModule):
 
 
 def _splits(root: Path) -> list[tuple[int, Path]]:
-    """Return the number and the folder of each split; every folder that holds images must be a split."""
+    """Return the number and the folder of each split; every folder that holds images must be a split, and no image is outside."""
     kinds = {name: kind for kind, names in enumerate(FOLDERS) for name in names}
+    outside = sorted(file.name for file in root.iterdir() if _is_image(file))
+    if outside:
+        more = f" and {len(outside) - NAMED} more" if len(outside) > NAMED else ""
+        raise DataError(
+            f"Expected images in the folders {', '.join(kinds)} of {str(root)!r} but got {', '.join(outside[:NAMED])}{more}"
+            " beside them. Move these into a folder, or out."
+        )
     splits: dict[int, Path] = {}
     for folder in _folders(root):
         if not any(_is_image(file) for file in folder.rglob("*")):

@@ -194,6 +194,18 @@ def test_no_folder_of_images_is_left_out_in_silence(by_split: Path) -> None:
         made(ImageFolderDataModule(str(by_split)))
 
 
+def test_no_image_beside_the_splits_is_left_out_in_silence(by_split: Path) -> None:
+    write(by_split / ".hidden.png")
+    assert made(ImageFolderDataModule(str(by_split))).size("test") == 12
+    write(by_split / "stray.png")
+    with pytest.raises(DataError, match=r"folders train, val, .* but got stray\.png beside them\. Move these"):
+        made(ImageFolderDataModule(str(by_split)))
+    for number in range(7):
+        write(by_split / f"{number}.JPG")
+    with pytest.raises(DataError, match=r"but got 0\.JPG, 1\.JPG, 2\.JPG, 3\.JPG, 4\.JPG and 3 more beside"):
+        made(ImageFolderDataModule(str(by_split)))
+
+
 def test_remarks_of_a_camera_that_are_broken_are_not_mentioned(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
     (tmp_path / "a").mkdir()
     for number in range(5):
