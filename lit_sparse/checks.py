@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,7 +14,9 @@ from lit_sparse.errors import ConfigurationError, full_name
 
 __all__ = [
     "FLOATS",
+    "MOST_EXAMPLES",
     "MOST_FEATURES",
+    "MOST_INPUTS",
     "MOST_LAYERS",
     "check_choice",
     "check_count",
@@ -24,13 +27,15 @@ __all__ = [
     "check_parameter",
     "check_positive",
     "check_shape",
+    "check_widths",
 ]
 
 Choice = TypeVar("Choice", bound=str)
 #: Dtypes of scores.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-#: Largest number of layers, each a Python object, and of features of a layer. Larger numbers are mistakes that end in a hang.
-MOST_LAYERS, MOST_FEATURES = 1_000, 1_000_000
+#: Largest number of layers, each a Python object; of features of a layer, or draws of a latent variable; of numbers of an
+#: example; and of examples that are made. Larger numbers are mistakes that end in a hang, or without memory.
+MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
 # Strengths that float32 can divide by and multiply with.
 LEAST, MOST = 1e-30, 1e30
 
@@ -100,6 +105,20 @@ def check_count(name: str, value: int, least: int = 1, most: int | None = None) 
             f"Expected argument `{name}` to be an integer of at most {most} but got {value!r}. Choose a smaller one."
         )
     return value
+
+
+def check_widths(name: str, values: Sequence[int], most: int = MOST_FEATURES) -> tuple[int, ...]:
+    """Return the widths of hidden layers, integers of at least 1.
+
+    Args:
+        name: name in the message.
+        values: the widths.
+        most: largest width allowed.
+
+    Raises:
+        ConfigurationError: if one is not.
+    """
+    return tuple([check_count(name, value, most=most) for value in values])
 
 
 def check_choice(name: str, value: Choice, allowed: tuple[str, ...]) -> Choice:

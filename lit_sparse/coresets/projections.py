@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.checks import MOST_FEATURES, check_count, check_number, check_positive
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.likelihoods import Likelihood
 from lit_sparse.coresets.posteriors import GaussianPosterior, gaussian_mean_posterior, laplace_posterior
@@ -138,7 +138,7 @@ class LogLikelihoodVectors(Projection):
         seed: int = 0,
     ) -> None:
         self.likelihood = likelihood
-        self.draws = check_count("draws", draws, 2)
+        self.draws = check_count("draws", draws, 2, MOST_FEATURES)
         self.prior_mean = check_number("prior_mean", prior_mean, -1e30, 1e30)
         self.prior_variance = check_positive("prior_variance", prior_variance)
         self.features = features

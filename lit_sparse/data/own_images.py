@@ -270,7 +270,7 @@ class ImageTableDataModule(OwnImagesDataModule):
 
 
 def _splits(root: Path) -> list[tuple[int, Path]]:
-    """Return the number and the folder of each split; every folder that holds images must be a split, and no image is outside."""
+    """Return the number and the folder of each split; every folder of images must be a split, and no image is outside."""
     kinds = {name: kind for kind, names in enumerate(FOLDERS) for name in names}
     outside = sorted(file.name for file in root.iterdir() if _is_image(file))
     if outside:

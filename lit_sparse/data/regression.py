@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_choice, check_count, check_number
+from lit_sparse.checks import MOST_EXAMPLES, check_choice, check_count, check_number
 from lit_sparse.data.base import ResumableDataModule, Split, shuffled
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import open_arrays
@@ -240,7 +240,7 @@ class SyntheticRegressionDataModule(RegressionDataModule):
             seed=seed,
         )
         self.family = check_choice("family", family, FAMILIES)
-        self.rows = check_count("size", size, 3)
+        self.rows = check_count("size", size, 3, MOST_EXAMPLES)
         self.coefficients = tuple(float(value) for value in coefficients)
         if len(self.coefficients) <= int(intercept):
             raise ConfigurationError("Expected argument `coefficients` to have one for each feature, but there is no feature.")

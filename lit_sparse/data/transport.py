@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_EXAMPLES, check_count
 from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.measures import Measure
@@ -67,9 +67,9 @@ class TransportDataModule(ResumableDataModule):
                 )
         self.source = source
         self.target = target
-        self.samples = check_count("samples", samples)
-        self.val_samples = check_count("val_samples", val_samples)
-        self.test_samples = check_count("test_samples", test_samples)
+        self.samples = check_count("samples", samples, most=MOST_EXAMPLES)
+        self.val_samples = check_count("val_samples", val_samples, most=MOST_EXAMPLES)
+        self.test_samples = check_count("test_samples", test_samples, most=MOST_EXAMPLES)
 
     def setup(self, stage: str | None = None) -> None:
         """Check that the measures have points of the same kind; those of a file are read here."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
 from lit_sparse.estimators.sampler import Evaluation, Sampler, with_gradient_of
@@ -51,7 +51,7 @@ class LeaveOneOut(Sampler):
         evaluation: Evaluation = "most_probable",
     ) -> None:
         super().__init__(latent, mapping, evaluation)
-        self.k = check_count("k", k, 2)  # so that others are left
+        self.k = check_count("k", k, 2, MOST_FEATURES)  # so that others are left
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import check_choice, check_count
+from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_widths
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
@@ -68,12 +68,12 @@ class ScoreFunction(Sampler):
     ) -> None:
         super().__init__(latent, mapping, evaluation)
         self.baseline = check_choice("baseline", baseline, ("mean", "self_critic", "learnt"))
-        self.hidden = tuple(hidden)
+        self.hidden = check_widths("hidden", hidden)
         self.context_features: int | None = None
         self.mean = RunningMean() if baseline != "self_critic" else None
         self.network: nn.Module | None = None
         if context_features is not None:
-            self.expect_context(check_count("context_features", context_features))
+            self.expect_context(check_count("context_features", context_features, most=MOST_INPUTS))
 
     @classmethod
     def examples(cls) -> list[Self]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LossFunction
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.mappings.functional import sparsemax
@@ -50,7 +50,7 @@ class TopKMarginalize(Estimator):
 
     def __init__(self, k: int) -> None:
         super().__init__()
-        self.k = check_count("k", k)
+        self.k = check_count("k", k, most=MOST_FEATURES)
 
     def extra_repr(self) -> str:  # noqa: D102
         return f"k={self.k}"

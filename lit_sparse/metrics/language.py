@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lit_sparse.checks import check_choice, check_count
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
 from lit_sparse.errors import ConfigurationError
 
 __all__ = [
@@ -227,8 +227,8 @@ class MessageCounts(Metric):
 
     def __init__(self, vocabulary: int, classes: int = 256) -> None:
         super().__init__()
-        check_count("vocabulary", vocabulary)
-        check_count("classes", classes)
+        check_count("vocabulary", vocabulary, most=MOST_INPUTS)
+        check_count("classes", classes, most=MOST_FEATURES)
         self.add_state("counts", torch.zeros(classes, vocabulary, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, messages: Tensor, labels: Tensor) -> None:
@@ -297,7 +297,7 @@ class MessageStructure(Metric):
         self.input_distance = check_choice("input_distance", input_distance, get_args(InputDistance))
         self.message_distance = check_choice("message_distance", message_distance, get_args(MessageDistance))
         for name, value in (("features", features), ("length", length), ("examples", examples)):
-            check_count(name, value)
+            check_count(name, value, most=MOST_INPUTS)
         if attributes < 0:
             raise ConfigurationError(f"Expected argument `attributes` to be 0 or more but got {attributes}.")
         self.add_state("inputs", torch.zeros(examples, features), dist_reduce_fx="sum")

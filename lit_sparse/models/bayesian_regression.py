@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_choice, check_count, check_positive
+from lit_sparse.checks import MOST_EXAMPLES, MOST_INPUTS, check_choice, check_count, check_positive
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.distributed import reduce
 from lit_sparse.errors import ConfigurationError
@@ -94,11 +94,11 @@ class BayesianRegression(LitSparseModule):
                 f"Laplace's approximation is one of the mean, not of {type(self.risk).__name__}: use `fit: map` with a risk."
             )
         self.likelihood = likelihood
-        self.in_features = check_count("in_features", in_features)
+        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.fit = check_choice("fit", fit, FITS)
         self.prior_mean = float(prior_mean)
         self.prior_variance = check_positive("prior_variance", prior_variance)
-        self.draws = check_count("draws", draws)
+        self.draws = check_count("draws", draws, most=MOST_EXAMPLES)
         self.examples = None if examples is None else check_count("examples", examples)
         self.sample_seed = sample_seed
         self.mean = nn.Parameter(torch.full((in_features,), self.prior_mean))

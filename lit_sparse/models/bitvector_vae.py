@@ -10,6 +10,7 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
+from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, MOST_INPUTS, check_count, check_widths
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Sampler, marginal_likelihood
 from lit_sparse.metrics import BitsPerDim
@@ -98,18 +99,15 @@ class BitVectorVAE(LitSparseModule):
                 f"Expected an estimator over bit vectors, such as TopKMarginalize, but {type(estimator).__name__} is one over"
                 " categories."
             )
-        for name, value, least in (("bits", bits, 1), ("levels", levels, 2), ("importance_samples", importance_samples, 2)):
-            if value < least:
-                raise ConfigurationError(f"Expected argument `{name}` to be at least {least} but got {value}.")
+        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
+        self.bits = check_count("bits", bits, most=MOST_FEATURES)
+        self.pixel_features = check_count("pixel_features", pixel_features, most=MOST_FEATURES)
+        self.levels = check_count("levels", levels, 2, MOST_FEATURES)
+        self.importance_samples = check_count("importance_samples", importance_samples, 2, MOST_EXAMPLES)
         self.estimator = estimator.expect_context(in_features)
-        self.in_features = in_features
-        self.bits = bits
-        self.pixel_features = pixel_features
-        self.levels = levels
-        self.importance_samples = importance_samples
         self.sample_seed = sample_seed
-        self.encoder = MLP([in_features, *encoder_hidden, bits])
-        self.decoder = MLP([bits, *decoder_hidden, in_features * pixel_features])
+        self.encoder = MLP([in_features, *check_widths("encoder_hidden", encoder_hidden), bits])
+        self.decoder = MLP([bits, *check_widths("decoder_hidden", decoder_hidden), in_features * pixel_features])
         self.likelihood = SharedCategorical(pixel_features, levels)
         self.test_bits_per_dim = BitsPerDim(in_features)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pad_sequence
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput, restored_checkpoint
@@ -95,7 +95,7 @@ class EntailmentClassifier(TextModule):
         check_parts(mapping=(mapping, SparseMapping))
         self.mapping = mapping
         self.labels = check_labels(labels)
-        self.vector_size = check_count("vector_size", vector_size)
+        self.vector_size = check_count("vector_size", vector_size, most=MOST_FEATURES)
         self.network = EntailmentNetwork(mapping, vector_size, width, len(self.labels), dropout)
 
     def make_layers(self) -> None:

@@ -9,7 +9,7 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
 from lit_sparse.nn import ConvNet
@@ -66,8 +66,8 @@ class RobustClassifier(LitSparseModule):
         initial_weights: str | None = None,
     ) -> None:
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
-        self.in_features = check_count("in_features", in_features)
-        self.classes = check_count("classes", classes, 2)
+        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
+        self.classes = check_count("classes", classes, 2, MOST_FEATURES)
         if network is None and in_features != 784:
             raise ConfigurationError(
                 f"Expected argument `network` for images of {in_features} numbers: the default is one for 28 x 28 pixels. For"

@@ -8,7 +8,7 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_choice, check_count, check_positive
+from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.metrics import LogMeanExp
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, restored_checkpoint
@@ -64,7 +64,7 @@ class RobustRegressor(LitSparseModule):
         initial_weights: str | None = None,
     ) -> None:
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
-        self.in_features = check_count("in_features", in_features)
+        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.start = check_choice("start", start, ("least_squares", "zeros"))
         self.lam = check_positive("lam", lam)
         self.linear = network is None

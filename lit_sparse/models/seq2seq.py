@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import check_choice, check_count, check_number
+from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
@@ -112,17 +112,17 @@ class Seq2Seq(TextModule):
         self.label_smoothing = check_number("label_smoothing", label_smoothing, 0.0, 1.0)
         self.loss_per = check_choice("loss_per", loss_per, ("sentence", "token"))
         self.init_range = None if init_range is None else check_number("init_range", init_range, 0.0, 1.0, open_low=True)
-        self.beam_size = check_count("beam_size", beam_size)
-        self.n_best = check_count("n_best", n_best)
+        self.beam_size = check_count("beam_size", beam_size, most=MOST_FEATURES)
+        self.n_best = check_count("n_best", n_best, most=MOST_FEATURES)
         if n_best > beam_size:
             raise ConfigurationError(f"Expected `n_best` to be at most `beam_size`={beam_size} but got {n_best}.")
         self.length_penalty = check_number("length_penalty", length_penalty, 0.0, 10.0)
-        self.max_output = check_count("max_output", max_output)
+        self.max_output = check_count("max_output", max_output, most=MOST_FEATURES)
         self.replace_unknown = replace_unknown
         self.metrics: list[TextMetric] = [Bleu(), ChrF()] if metrics is None else metrics
         _check_keys(self.metrics)
         self._written, self._empty = 0, 0  # outputs of a test
-        self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0)
+        self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0, MOST_FEATURES)
         self.val_text = nn.ModuleList(metric.clone() for metric in self.metrics)
         self.test_text = nn.ModuleList(metric.clone() for metric in self.metrics)
         self.fenchel_young = (

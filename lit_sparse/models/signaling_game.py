@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch
 from lit_sparse.mappings import SparseMapping
@@ -84,9 +84,9 @@ class SignalingGame(LitSparseModule):
     ) -> None:
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.mapping = mapping
+        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
+        self.vocabulary = check_count("vocabulary", vocabulary, most=MOST_FEATURES)
         self.estimator = estimator.bind(mapping).expect_context(in_features)
-        self.in_features = check_count("in_features", in_features)
-        self.vocabulary = check_count("vocabulary", vocabulary)
         self.sender = Sender(in_features, vocabulary) if sender is None else sender
         self.receiver = Receiver(in_features, vocabulary) if receiver is None else receiver
         self.entropy_weight = entropy_weight

@@ -12,7 +12,7 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
-from lit_sparse.checks import check_count, check_number
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features, restored_checkpoint
@@ -135,9 +135,9 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         if getattr(mapping, "dim", -1) not in (-1, 1):
             raise ConfigurationError(f"Expected argument `mapping` to map the last dimension but got {mapping!r}.")
         self.mapping = mapping
-        self.in_features = check_count("in_features", in_features)
-        self.width = check_count("width", width)
-        self.classes = check_count("classes", classes, 2)
+        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
+        self.width = check_count("width", width, most=MOST_FEATURES)
+        self.classes = check_count("classes", classes, 2, MOST_FEATURES)
         if initial_bases is not None and not isinstance(initial_bases, InitialBases):
             raise ConfigurationError(
                 f"Expected argument `initial_bases` to be a lit_sparse.nn.InitialBases or None but got {initial_bases!r}."

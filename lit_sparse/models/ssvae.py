@@ -12,6 +12,7 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_widths
 from lit_sparse.distributed import world_size
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
@@ -123,15 +124,16 @@ class SemiSupervisedVAE(LitSparseModule):
     ) -> None:
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.mapping = mapping
+        self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
+        self.classes = check_count("classes", classes, most=MOST_FEATURES)
+        self.style_features = check_count("style_features", style_features, 0, MOST_FEATURES)
         self.estimator = estimator.bind(mapping).expect_context(in_features)
-        self.in_features = in_features
-        self.classes = classes
-        self.style_features = style_features
         self.unlabelled_weight = unlabelled_weight
         self.sample_seed = sample_seed
-        self.classifier = MLP([in_features, *classifier_hidden, classes])
-        self.inference = MLP([in_features + classes, *inference_hidden, 2 * style_features])
-        self.generator = MLP([style_features + classes, *generator_hidden, in_features])
+        self.classifier = MLP([in_features, *check_widths("classifier_hidden", classifier_hidden), classes])
+        seen, known = in_features + classes, style_features + classes
+        self.inference = MLP([seen, *check_widths("inference_hidden", inference_hidden), 2 * style_features])
+        self.generator = MLP([known, *check_widths("generator_hidden", generator_hidden), in_features])
         self.classification_loss = FenchelYoungLoss(mapping, reduction="none")
 
     def forward(self, pixels: Tensor) -> Tensor:

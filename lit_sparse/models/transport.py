@@ -9,7 +9,7 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 
-from lit_sparse.checks import check_choice, check_count, check_number, check_positive
+from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_positive
 from lit_sparse.distributed import gather_unequal
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
@@ -95,7 +95,7 @@ class EntropicTransport(LitSparseModule):
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         if potentials is not None and not isinstance(potentials, Potentials):
             raise ConfigurationError(f"Expected argument `potentials` to be Potentials but got {potentials!r}.")
-        self.dim = check_count("dim", dim)
+        self.dim = check_count("dim", dim, most=MOST_FEATURES)
         self.eps = check_positive("eps", eps)
         self.rho = check_number("rho", rho, 0.0, 1.0, open_low=True)
         self.form: TransportObjective = check_choice("objective", objective, OBJECTIVES)

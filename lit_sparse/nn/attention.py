@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import check_count, check_mask
+from lit_sparse.checks import MOST_FEATURES, check_count, check_mask
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import Softmax, SparseMapping
 
@@ -121,10 +121,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         mapping: SparseMapping | None = None,
     ) -> None:
-        check_count("embed_dim", embed_dim)
-        check_count("num_heads", num_heads)
-        check_count("kdim", embed_dim if kdim is None else kdim)
-        check_count("vdim", embed_dim if vdim is None else vdim)
+        for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
+            if size is not None or name == "embed_dim":
+                check_count(name, size, most=MOST_FEATURES)  # type: ignore[arg-type]
         if embed_dim % num_heads:
             divisors = [n for n in range(1, embed_dim + 1) if embed_dim % n == 0]
             raise ConfigurationError(

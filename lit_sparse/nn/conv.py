@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import MOST_FEATURES, check_count, check_widths
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["ConvNet"]
@@ -42,12 +42,12 @@ class ConvNet(nn.Module):
         colors: int = 1,
     ) -> None:
         super().__init__()
-        self.height = check_count("height", height)
-        self.width = check_count("width", width)
-        self.outputs = check_count("outputs", outputs)
-        self.channels = tuple(check_count("channels", size, most=MOST_FEATURES) for size in channels)
+        self.height = check_count("height", height, most=MOST_FEATURES)
+        self.width = check_count("width", width, most=MOST_FEATURES)
+        self.outputs = check_count("outputs", outputs, most=MOST_FEATURES)
+        self.channels = check_widths("channels", channels)
         self.hidden = check_count("hidden", hidden, most=MOST_FEATURES)
-        self.colors = check_count("colors", colors)
+        self.colors = check_count("colors", colors, most=MOST_FEATURES)
         layers: list[nn.Module] = []
         for before, after in zip((self.colors, *self.channels), self.channels, strict=False):
             layers += [nn.Conv2d(before, after, 3), nn.ReLU(), nn.MaxPool2d(2)]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from lit_sparse.checks import check_count, check_number
+from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.seq2seq_body import length_mask
@@ -65,9 +65,9 @@ class EntailmentNetwork(nn.Module):
     def __init__(self, mapping: SparseMapping, features: int, width: int = 100, classes: int = 3, dropout: float = 0.1) -> None:
         super().__init__()
         self.mapping = mapping
-        self.features = check_count("features", features)
-        self.width = check_count("width", width)
-        self.classes = check_count("classes", classes)
+        self.features = check_count("features", features, most=MOST_FEATURES)
+        self.width = check_count("width", width, most=MOST_FEATURES)
+        self.classes = check_count("classes", classes, most=MOST_FEATURES)
         self.dropout = check_number("dropout", dropout, 0.0, 1.0, open_high=True)
         self.project = nn.Linear(features, width)
         self.premise = nn.GRU(width, width, batch_first=True)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from lit_sparse.checks import MOST_INPUTS, check_count
+
 __all__ = ["MLP"]
 
 
@@ -16,16 +18,20 @@ class MLP(nn.Sequential):
     Args:
         sizes: width of the input, of each hidden layer and of the output.
 
+    Raises:
+        ConfigurationError: if a width is negative, or too large to be meant.
+
     Example:
         >>> MLP([784, 256, 10])[0].in_features
         784
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
+        widths = [check_count("sizes", size, 0, MOST_INPUTS) for size in sizes]
         layers: list[nn.Module] = []
-        for i, (before, after) in enumerate(itertools.pairwise(sizes)):
+        for i, (before, after) in enumerate(itertools.pairwise(widths)):
             if i > 0:
                 layers.append(nn.ReLU())
             layers.append(nn.Linear(before, after))
         super().__init__(*layers)
-        self.sizes = list(sizes)
+        self.sizes = widths

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checks import MOST_FEATURES, check_count, check_positive
+from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, check_count, check_positive, check_widths
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.kernel_sgd import gaussian_sum, run_kernel_sgd
 from lit_sparse.nn.mlp import MLP
@@ -42,7 +42,7 @@ class Potentials(nn.Module, ABC):
                 " Give each model potentials of its own."
             )
         if self.dim is None:
-            self.dim = check_count("dim", dim)
+            self.dim = check_count("dim", dim, most=MOST_FEATURES)
             self.create(dim)
         return self
 
@@ -73,7 +73,7 @@ class MLPPotentials(Potentials):
 
     def __init__(self, hidden: Sequence[int] = (64, 64)) -> None:
         super().__init__()
-        self.hidden = [check_count("hidden", width, most=MOST_FEATURES) for width in hidden]
+        self.hidden = check_widths("hidden", hidden)
 
     def create(self, dim: int) -> None:  # noqa: D102
         self.of_source = MLP([dim, *self.hidden, 1])
@@ -122,7 +122,7 @@ class KernelPotentials(Potentials):
         super().__init__()
         self.width = check_positive("width", width)
         self.step_size = check_positive("step_size", step_size)
-        self.capacity = check_count("capacity", capacity)
+        self.capacity = check_count("capacity", capacity, most=MOST_EXAMPLES)
 
     def create(self, dim: int) -> None:  # noqa: D102
         for name in ("sources", "targets"):

@@ -56,9 +56,12 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--trainer.log_every_n_steps=-1"], "Expected `trainer.log_every_n_steps` to be at least 0 but got -1."),
         (["--trainer.num_sanity_val_steps=-2"], "Expected `trainer.num_sanity_val_steps` to be at least -1 but got -2."),
         (["--trainer.devices=-3"], "The trainer refuses its arguments: `devices`"),
-        (["--model.in_features=-3"], "model.in_features = -3"),
-        (["--model.classes=99999999999999999999"], "model.classes = 99999999999999999999"),
-        (["--model.classifier_hidden=[1000000000000000]"], "model.classifier_hidden = 1000000000000000"),
+        (["--model.in_features=-3"], "Expected argument `in_features` to be an integer of at least 1 but got -3"),
+        (
+            ["--model.classes=99999999999999999999"],
+            "`classes` to be an integer of at most 1000000 but got 99999999999999999999",
+        ),
+        (["--model.classifier_hidden=[1000000000000]"], "`classifier_hidden` to be an integer of at most 1000000"),
         (["--trainer.callbacks=EarlyStopping"], "Missing: monitor, which has no default"),
         (["--trainer.logger=MLFlowLogger"], "needs the package 'mlflow"),
         (
@@ -72,6 +75,14 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_options_are_refused_in_one_message(options: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     message = refused(["fit", *DIGITS, *SHORT, *options], capsys)
     assert words in message
+
+
+def test_sizes_that_are_too_large_together_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    config = ("-c", str(CONFIGS / "transport" / "kernel_1d.yaml"))
+    sizes = ["--model.dim=1000000", "--model.potentials.capacity=100000000"]
+    message = refused(["fit", *config, *SHORT, *sizes], capsys)
+    assert "The parts cannot be built" in message
+    assert "Change model.potentials.capacity = 100000000." in message
 
 
 def test_a_config_without_its_option(capsys: pytest.CaptureFixture[str]) -> None:
