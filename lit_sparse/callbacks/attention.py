@@ -10,7 +10,9 @@ from typing import Any, Literal, TypeAlias
 import pytorch_lightning as pl
 from pytorch_lightning.loggers import TensorBoardLogger
 from pytorch_lightning.utilities import rank_zero_warn
+from typing_extensions import override
 
+from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.heat_maps import Attention, Groups, figure_of
 from lit_sparse.callbacks.pictures import Picture
 from lit_sparse.checks import check_choice, check_count
@@ -75,43 +77,23 @@ class AttentionPlot(Picture):
         super().setup(trainer, pl_module, stage)
         self._begin()
 
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._begin()
+    @override
+    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        if stage != "train":
+            self._begin()
 
-    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._begin()
-
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
+    @override
+    def on_stage_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
     ) -> None:
-        """Keep the chosen examples, but those of a sanity check."""
-        if dataloader_idx == 0 and not trainer.sanity_checking:
-            self._keep(outputs)
-
-    def on_test_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        """Keep the chosen examples."""
-        if dataloader_idx == 0:
-            self._keep(outputs)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer, pl_module)
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer, pl_module)
+        artifacts = artifacts_of(outputs)
+        checking = stage == "val" and trainer.sanity_checking
+        if stage == "train" or dataloader_idx or checking or not set(NEEDED) <= set(artifacts):
+            return
+        self._seen = True
+        places = {index: place for place, index in enumerate(artifacts["index"].tolist())}
+        chosen = self._choose({*self._kept, *places})
+        self._kept = {i: self._kept[i] if i in self._kept else Attention.cut(artifacts, places[i]) for i in chosen}
 
     def save(self, trainer: pl.Trainer, figure: Any, name: str | None = None) -> None:
         """Write a figure in every format, and to every TensorBoard logger; the same figure makes the same files.
@@ -139,23 +121,15 @@ class AttentionPlot(Picture):
     def _begin(self) -> None:
         self._kept, self._seen = {}, False
 
-    def _keep(self, outputs: Any) -> None:
-        artifacts = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
-        if not set(NEEDED) <= set(artifacts):
-            return
-        self._seen = True
-        places = {index: place for place, index in enumerate(artifacts["index"].tolist())}
-        chosen = self._choose({*self._kept, *places})
-        self._kept = {i: self._kept[i] if i in self._kept else Attention.cut(artifacts, places[i]) for i in chosen}
-
     def _choose(self, indices: set[int]) -> list[int]:
         """Return those of some examples' indices that are to be drawn."""
         if isinstance(self.examples, int):
             return sorted(indices, key=_place_in_line)[: self.examples]
         return [index for index in self.examples if index in indices]
 
-    def _draw(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        its: Groups = getattr(getattr(module, "mapping", None), "groups", "neighbours")
+    @override
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        its: Groups = getattr(getattr(pl_module, "mapping", None), "groups", "neighbours")
         groups = its if self.groups is None else self.groups
         kept: dict[int, Attention] = {}
         seen = False

@@ -8,7 +8,9 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from lit_sparse.callbacks.base import Stage
 from lit_sparse.callbacks.pictures import Picture, new_figure
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
@@ -43,7 +45,8 @@ class BasesPlot(Picture):
         self.count = check_count("count", count)
         self.shape = shape
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         bases = _bases_of(pl_module)
         if bases is None or not trainer.is_global_zero:
             return
@@ -77,45 +80,28 @@ class ActivityHistogram(Picture):
         self._counts = SupportSize(max_count)
         self._kept: Tensor | None = None
 
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._begin(pl_module)
+    @override
+    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        if stage != "train":
+            self._counts.reset()
+            self._counts.to(pl_module.device)
 
-    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._begin(pl_module)
-
-    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._add(pl_module, outputs)
-
-    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._add(pl_module, outputs)
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._sum()
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._sum()
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer)
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer)
-
-    def _begin(self, module: pl.LightningModule) -> None:
-        self._counts.reset()
-        self._counts.to(module.device)
-        self._counts.update(torch.zeros(0, dtype=torch.int64, device=module.device))  # a process may get no batch at all
-
-    def _add(self, module: pl.LightningModule, outputs: Any) -> None:
-        sizes = outputs.get("support_size") if _bases_of(module) is not None and isinstance(outputs, dict) else None
-        if sizes is not None:
+    @override
+    def on_stage_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
+    ) -> None:
+        sizes = outputs.get("support_size") if isinstance(outputs, dict) else None
+        if stage != "train" and sizes is not None and _bases_of(pl_module) is not None:
             self._counts.update(sizes)
 
-    def _sum(self) -> None:
-        with self._counts.sync_context():
-            self._kept = self._counts.counts.cpu().clone()
+    @override
+    def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        if stage != "train":
+            with self._counts.sync_context():
+                self._kept = self._counts.counts.cpu().clone()
 
-    def _draw(self, trainer: pl.Trainer) -> None:
+    @override
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._kept is None or not bool(self._kept.any()) or not trainer.is_global_zero:
             return
         shares = self._kept.double() / self._kept.sum()

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
+from typing_extensions import override
 
+from lit_sparse.callbacks.base import Stage, StageCallback
 from lit_sparse.distributed import is_first
 from lit_sparse.metrics import CountHistogram, DecoderCalls, SupportSize
 
@@ -15,7 +16,7 @@ __all__ = ["CountLogger"]
 STAGES = ("train", "val", "test")
 
 
-class CountLogger(pl.Callback):
+class CountLogger(StageCallback):
     """Log mean, 10th percentile, median, 90th percentile and total of support sizes and decoder calls of each epoch.
 
     Reads ``support_size``, ``decoder_calls`` and ``groups`` (of equal neighbours, in attention) of every step's output, where
@@ -45,33 +46,30 @@ class CountLogger(pl.Callback):
             for stage in STAGES
         }
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: D102
-        if batch_idx == 0:  # not at the start of the epoch, which a resumed run passes in the middle
-            self._reset("train", pl_module.device)
+    @override
+    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        for metric in self._metrics[stage].values():
+            metric.reset()
+            metric.to(pl_module.device)
 
-    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._update("train", outputs)
+    @override
+    def on_stage_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
+    ) -> None:
+        for name, metric in self._metrics[stage].items():
+            counts = outputs.get(name) if isinstance(outputs, dict) else None
+            if counts is not None:
+                if metric.device != counts.device:  # restored from a checkpoint, before the module was on its device
+                    metric.to(counts.device)
+                metric.update(counts)
 
-    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._update("val", outputs)
-
-    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._update("test", outputs)
-
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._reset("val", pl_module.device)
-
-    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._reset("test", pl_module.device)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._log("train", pl_module)
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._log("val", pl_module)
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._log("test", pl_module)
+    @override
+    def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        for name, metric in self._metrics[stage].items():
+            statistics = metric.compute()
+            if not bool(statistics["mean"].isnan()):  # the model makes no such decisions
+                for statistic, value in statistics.items():
+                    pl_module.log(f"{stage}/{name}_{statistic}", value, sync_dist=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of the training epoch so far, summed over processes; to be called on all of them."""
@@ -86,27 +84,6 @@ class CountLogger(pl.Callback):
         for name, saved in state_dict.items():
             metric = self._metrics["train"].get(name)
             if metric is not None and is_first() and len(saved["counts"]) == len(metric.counts):
-                metric.update(torch.zeros(0, dtype=torch.int64, device=metric.device))
+                metric.reset()
                 metric.counts += saved["counts"].to(metric.device)
                 metric.total += saved["total"].to(metric.device)
-
-    def _reset(self, stage: str, device: torch.device) -> None:
-        for metric in self._metrics[stage].values():
-            metric.reset()
-            metric.to(device)
-            metric.update(torch.zeros(0, dtype=torch.int64, device=metric.device))  # a process may get no batch at all
-
-    def _update(self, stage: str, outputs: Any) -> None:
-        for name, metric in self._metrics[stage].items():
-            counts = outputs.get(name) if isinstance(outputs, dict) else None
-            if counts is not None:
-                if metric.device != counts.device:  # restored from a checkpoint, before the module was on its device
-                    metric.to(counts.device)
-                metric.update(counts)
-
-    def _log(self, stage: str, pl_module: pl.LightningModule) -> None:
-        for name, metric in self._metrics[stage].items():
-            statistics = metric.compute()
-            if not bool(statistics["mean"].isnan()):  # nothing was counted: the model makes no such decision
-                for statistic, value in statistics.items():
-                    pl_module.log(f"{stage}/{name}_{statistic}", value, sync_dist=True)

@@ -7,7 +7,9 @@ from typing import Any, Protocol, get_args, runtime_checkable
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures import Picture, new_figure
 from lit_sparse.checks import check_choice
 from lit_sparse.metrics import MessageCounts, MessageStructure
@@ -73,33 +75,10 @@ class LanguageLogger(Picture):
         self._drawn: Tensor | None = None
         self._names: list[str] = []
 
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._begin(trainer, pl_module)
-
-    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._begin(trainer, pl_module)
-
-    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._update(outputs)
-
-    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._update(outputs)
-
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._log(pl_module, "val")
-
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._log(pl_module, "test")
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer)
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer)
-
-    def _begin(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    @override
+    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
         self._counts = self._structure = None
-        if isinstance(pl_module, SendsMessages):
+        if stage != "train" and isinstance(pl_module, SendsMessages):
             data = getattr(trainer, "datamodule", None)
             attributes = getattr(data, "attribute_count", 0)
             self._names = list(getattr(data, "class_names", []))
@@ -109,19 +88,21 @@ class LanguageLogger(Picture):
                 pl_module.in_features, attributes, examples=self.examples, input_distance=self.input_distance
             ).to(pl_module.device)
 
-    def _update(self, outputs: Any) -> None:
-        artifacts = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
+    @override
+    def on_stage_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
+    ) -> None:
+        artifacts = artifacts_of(outputs)
         if self._counts is None or self._structure is None or not set(NEEDED) <= set(artifacts):
             return
         messages, targets, index = (artifacts[name].detach() for name in NEEDED)
         self._counts.update(messages, artifacts.get("labels", torch.zeros_like(messages)))
         self._structure.update(index, targets, messages.unsqueeze(-1), artifacts.get("attributes"))
 
-    def _log(self, pl_module: pl.LightningModule, stage: str) -> None:
+    @override
+    def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
         if self._counts is None or self._structure is None:
             return
-        for metric in (self._counts, self._structure):
-            metric.update(*_nothing(metric))  # a process may have got no batch at all
         found = self._counts.compute() | self._structure.compute()
         with self._counts.sync_context():
             self._drawn = self._counts.counts.cpu()
@@ -131,7 +112,8 @@ class LanguageLogger(Picture):
         for name, value in found.items():
             pl_module.log(f"{stage}/{name}", value.float(), sync_dist=True)
 
-    def _draw(self, trainer: pl.Trainer) -> None:
+    @override
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._drawn is None or not trainer.is_global_zero:
             return
         classes = (self._drawn.sum(1) > 0).nonzero().squeeze(-1)
@@ -152,12 +134,3 @@ class LanguageLogger(Picture):
         axis.set_title("share of a class's messages", fontsize=9)
         figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02)
         self.save(trainer, figure)
-
-
-def _nothing(metric: MessageCounts | MessageStructure) -> tuple[Tensor, ...]:
-    """Return arguments of an update without examples."""
-    none = torch.zeros(0, dtype=torch.int64, device=metric.device)
-    if isinstance(metric, MessageCounts):
-        return none, none
-    features, length = metric.inputs.shape[1], metric.messages.shape[1]
-    return none, torch.zeros(0, features, device=metric.device), none.new_zeros(0, length)

@@ -10,11 +10,14 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.loggers import TensorBoardLogger
 from torch import Tensor
+from typing_extensions import override
+
+from lit_sparse.callbacks.base import Stage, StageCallback, artifacts_of
 
 __all__ = ["ClassSamplesPlot", "DecoderCallsPlot", "NegativeELBOPlot", "ReconstructionPlot", "SuccessPlot", "SupportSizePlot"]
 
 
-class Picture(pl.Callback):
+class Picture(StageCallback):
     """Base of callbacks that draw: saves a figure in the run folder and shows it in TensorBoard.
 
     Args:
@@ -231,24 +234,16 @@ class ReconstructionPlot(Picture):
         super().__init__(folder)
         self._last: dict[str, Tensor] = {}
 
-    def _keep(self, outputs: Any) -> None:
-        artifacts = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
-        if {"images", "reconstructions"} <= set(artifacts):
+    @override
+    def on_stage_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
+    ) -> None:
+        artifacts = artifacts_of(outputs)
+        if stage != "train" and {"images", "reconstructions"} <= set(artifacts):
             self._last = {name: artifacts[name].detach().float().cpu() for name in ("images", "reconstructions")}
 
-    def on_validation_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._keep(outputs)
-
-    def on_test_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
-        self._keep(outputs)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer)
-
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
-        self._draw(trainer)
-
-    def _draw(self, trainer: pl.Trainer) -> None:
+    @override
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if self._last and trainer.is_global_zero:
             self.save(
                 trainer, _image_grid(torch.stack([self._last["images"], self._last["reconstructions"]]), ["image", "made"])
@@ -283,7 +278,8 @@ class ClassSamplesPlot(Picture):
         super().__init__(folder)
         self.columns = columns
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not isinstance(pl_module, GeneratesByClass) or not trainer.is_global_zero:
             return
         generator = torch.Generator().manual_seed(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
+from typing_extensions import override
 
 from lit_sparse.callbacks.outputs import gather_in_order, write_files
 from lit_sparse.errors import DataError
@@ -37,10 +38,12 @@ class PredictionWriter(pl.Callback):
         """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
         self._log_dir = trainer.log_dir
 
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    @override
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._rows = []
 
-    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:  # noqa: D102
+    @override
+    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
         if not isinstance(outputs, dict) or "lines" in outputs:  # text: TextPredictionWriter's
             return
         columns: dict[str, list[Any]] = {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.utilities import rank_zero_warn
+from typing_extensions import override
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
@@ -52,14 +53,16 @@ class TemperatureAnnealing(pl.Callback):
         """Return the temperature at a step."""
         return max(self.minimum, math.exp(-self.rate * (step - step % self.every)))
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not self._estimators(pl_module):
             raise ConfigurationError(
                 f"TemperatureAnnealing found no GumbelSoftmax in {type(pl_module).__name__}. Leave it out, or set"
                 " --model.init_args.estimator GumbelSoftmax."
             )
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:  # noqa: D102
+    @override
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
         temperature = self.temperature(trainer.global_step)
         for estimator in self._estimators(pl_module):
             estimator.temperature.data.fill_(temperature)

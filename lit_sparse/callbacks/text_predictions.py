@@ -12,6 +12,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from typing_extensions import override
 
 from lit_sparse.callbacks.attention import check_folder
 from lit_sparse.callbacks.heat_maps import Attention
@@ -82,7 +83,8 @@ class TextPredictionWriter(pl.Callback):
         """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
         self._log_dir = trainer.log_dir
 
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    @override
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._rows = []
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.callbacks.pictures import Picture, new_figure
 from lit_sparse.checks import check_count
@@ -60,11 +61,13 @@ class TransportPlot(Picture):
         super().__init__(folder)
         self.points = check_count("points", points)
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    @override
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         if not trainer.sanity_checking:
             self._draw(trainer, pl_module)
 
-    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:  # noqa: D102
+    @override
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._draw(trainer, pl_module)
 
     @torch.no_grad()

@@ -29,18 +29,14 @@ import lit_sparse.risks  # noqa: F401  (imported so that bare class names are fo
 from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.cli import INTERRUPTED
 from lit_sparse.cli.arguments import (
-    as_yaml_file,
-    chosen_options,
     configs_first,
-    differences,
     model_named_by_user,
     named_by_user,
-    split_model_options,
     value_of,
     without,
 )
 from lit_sparse.cli.callbacks import OptimizerOptions, SaveConfig, checkpoints, measures, not_named, pictures
-from lit_sparse.cli.checkpoints import check_model, is_restoring, load_weights, read_for
+from lit_sparse.cli.checkpoints import MergedModel, changes_of_run, check_model, is_restoring, load_weights, read_for
 from lit_sparse.cli.files import DISK_IS_FULL, DiskError, WholeFiles
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import about_checkpoint
@@ -59,7 +55,7 @@ from lit_sparse.cli.runs import (
 from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stoppable
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 from lit_sparse.models.base import SHOWN_EVERY
-from lit_sparse.trust import find_imported, trusting
+from lit_sparse.trust import trusting
 
 __all__ = ["LitSparseCLI", "run"]
 
@@ -169,82 +165,25 @@ class LitSparseCLI(LightningCLI):
     def _merge(
         self, parser: LightningArgumentParser, rest: list[str], hyperparameters: dict[str, Any], state: dict[str, Any]
     ) -> None:
-        """Parse the model of a checkpoint: as asked for when it is trained on, as it was trained when it is scored."""
+        """Parse the model of a checkpoint: as asked for if it is trained on, as it was trained if it is scored."""
         if "_class_path" not in hyperparameters:
             self.config = parser.parse_args([self.command, *rest])
             return
-        check_model(model_named_by_user(rest), hyperparameters["_class_path"], self._checkpoint or Path())
-        init_args = {name: value for name, value in hyperparameters.items() if not name.startswith("_")}
-        described = {"model": {"class_path": hyperparameters["_class_path"], "init_args": init_args}}
-        asked, others = split_model_options(rest)
-        with as_yaml_file(described) as path:
-            chosen = chosen_options(asked, _choosable(hyperparameters["_class_path"]))
-            trained = parser.parse_args([self.command, *others, "-c", path, *chosen])
-            here = parser.parse_args([self.command, "-c", path, *rest])
-            explicit = parser.parse_args([self.command, *others, "-c", path, *asked])
-            before = parser.parse_args([self.command, *others, "-c", path]) if chosen else trained
-        model = trained[self.command]["model"]
-        if self.command == "fit":
-            self.config = here
-            self._tell_changes()
-            self._note_optimizer(differences(model, here[self.command]["model"]))
-            for key, old, new in differences(model, here[self.command]["model"]):
-                if key.replace("init_args.", "") in state:
-                    raise ConfigurationError(
-                        f"model.{key} = {new} was {old} when this run began, and is part of what it has learnt since, which"
-                        " goes on. Leave it out, or start a new run from its weights: --model.init_args.initial_weights"
-                        " CHECKPOINT"
-                    )
-            for key, old, new in differences(model, here[self.command]["model"]):
-                _say(f"note: model.{key} was {old} when {self._checkpoint} was written and is {new} from here on")
-            return
-        refused = differences(model, explicit[self.command]["model"])
-        if refused:
-            key, old, new = refused[0]
-            names = sorted(_choosable(hyperparameters["_class_path"]))
-            may = f" Others may differ: {', '.join(names)}." if names else ""
-            raise ConfigurationError(
-                f"--model.{key} {new} contradicts the checkpoint, which was trained with {old}."
-                f" `{self.command}` uses a model as it was trained; leave the option out.{may}"
-            )
-        for key, old, new in differences(before[self.command]["model"], model):
-            _say(f"note: model.{key} was {old} when {self._checkpoint} was written and is {new} here")
-        for key, old, new in differences(model, here[self.command]["model"]):
-            _say(f"note: the config has model.{key} = {new}; the checkpoint was trained with {old}, which is used")
-        self.config = trained
-
-    def _note_optimizer(self, changes: list[tuple[str, Any, Any]]) -> None:
-        """Keep the changed options of the optimizer, which would be lost when its state is restored."""
-        for key, old, new in changes:
-            part, _, option = key.removeprefix("init_args.").partition(".")
-            if part == "optimizer" and option.startswith("init_args."):
-                self._optimizer_options[option.removeprefix("init_args.")] = new
-            elif part in ("optimizer", "lr_scheduler"):
-                raise ConfigurationError(
-                    f"The run was trained with model.{key} = {old}, whose state cannot be continued with {new}."
-                    " Start a new run from its weights instead: --model.init_args.initial_weights CHECKPOINT"
-                )
-
-    def _tell_changes(self) -> None:
-        """Say in which data, seed and trainer settings a continued run differs from what it began with."""
-        run = run_of(self._checkpoint) if self._checkpoint is not None else None
-        if run is None:
-            return
-        began = yaml.safe_load((run / "config.yaml").read_text())
-        if not isinstance(began, dict):
-            raise ConfigurationError(
-                f"Expected {str(run / 'config.yaml')!r} to be the config of a run but it is not a mapping."
-            )
-        now = yaml.safe_load(self.parser.dump(self.config, skip_validation=True))[self.command]
-        if began.get("seed_everything") != now.get("seed_everything"):
-            raise ConfigurationError(
-                f"The run began with seed_everything = {began.get('seed_everything')} and draws by it to its end;"
-                f" {now.get('seed_everything')} would be ignored. Leave it out, or start a new run."
-            )
-        for part in ("data",):
-            for key, old, new in differences(began.get(part), now.get(part)):
-                name = f"{part}.{key}" if key else part
-                _say(f"note: {name} was {old} when this run began and is {new} from here on")
+        assert self._checkpoint is not None
+        check_model(model_named_by_user(rest), hyperparameters["_class_path"], self._checkpoint)
+        merged = MergedModel.parse(parser, self.command, rest, hyperparameters, self._checkpoint)
+        if self.command != "fit":
+            self.config, notes = merged.for_scoring()
+        else:
+            notes = []
+            if (run := run_of(self._checkpoint)) is not None:
+                now = yaml.safe_load(parser.dump(merged.configured, skip_validation=True))[self.command]
+                notes = changes_of_run(run / "config.yaml", now)
+            self._optimizer_options = merged.optimizer_options()
+            self.config, changes = merged.for_fit(state)
+            notes += changes
+        for note in notes:
+            _say(f"note: {note}")
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint override the command line in silence."""
@@ -361,6 +300,8 @@ class LitSparseCLI(LightningCLI):
             kwargs["weights_only"] = True
         if subcommand == "predict":
             kwargs["return_predictions"] = False
+        if kwargs.get("ckpt_path") is not None:  # models read it in `setup`, before Lightning restores it
+            self.trainer.ckpt_path = kwargs.pop("ckpt_path")
         return kwargs
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -410,12 +351,6 @@ class LitSparseCLI(LightningCLI):
             for path in sorted(self.run_folder.glob("predictions*")):
                 print(f"predictions: {path}")
         print(f"run folder: {self.run_folder}", flush=True)
-
-
-def _choosable(class_path: str) -> frozenset[str]:
-    """Return which arguments of a model may be others when it is used than when it was trained."""
-    found: frozenset[str] = getattr(find_imported(class_path), "choosable", frozenset())
-    return found
 
 
 def _is_first() -> bool:

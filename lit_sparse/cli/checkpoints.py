@@ -1,15 +1,20 @@
-"""What the command line does with a checkpoint, besides making it agree with the config."""
+"""Checkpoints on the command line: reading them, and merging their model with the config."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Collection
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import yaml
+from jsonargparse import Namespace
 from pytorch_lightning import LightningModule
+from pytorch_lightning.cli import LightningArgumentParser
+from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import (
     check_finite,
@@ -18,9 +23,13 @@ from lit_sparse.checkpoint_files import (
     read_checkpoint,
     restoring_error,
 )
-from lit_sparse.errors import CheckpointError
+from lit_sparse.cli.arguments import as_yaml_file, chosen_options, differences, split_model_options
+from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.trust import find_imported
 
-__all__ = ["check_model", "is_restoring", "load_weights", "read_for"]
+__all__ = ["MergedModel", "changes_of_run", "check_model", "is_restoring", "load_weights", "read_for"]
+
+Change = tuple[str, Any, Any]
 
 
 def read_for(command: str, path: Path, classes: Collection[str]) -> dict[str, Any]:
@@ -81,3 +90,144 @@ def is_restoring(error: BaseException) -> bool:
         code.co_filename.endswith("checkpoint_connector.py") and code.co_name.lstrip("_").startswith(("restore", "resume"))
         for code in codes
     )
+
+
+@dataclass(frozen=True)
+class MergedModel:
+    """A command whose model is described by a checkpoint, parsed with more and more of what the user says about the model.
+
+    Attributes:
+        path: path of the checkpoint.
+        command: name of the command.
+        saved: config with the model of the checkpoint.
+        used: the same with the inference arguments of the command line.
+        asked: the same with all model options of the command line.
+        configured: the same with the model of the config as well.
+        inference: names of the inference arguments of the model.
+    """
+
+    path: Path
+    command: str
+    saved: Namespace
+    used: Namespace
+    asked: Namespace
+    configured: Namespace
+    inference: frozenset[str]
+
+    @classmethod
+    def parse(
+        cls, parser: LightningArgumentParser, command: str, options: list[str], described: dict[str, Any], path: Path
+    ) -> Self:
+        """Parse the options of a command over the model of a checkpoint.
+
+        Args:
+            parser: parser of the command line.
+            command: name of the command.
+            options: options that follow the command.
+            described: hyper-parameters of the checkpoint, ``_class_path`` among them.
+            path: path of the checkpoint.
+        """
+        class_path = described["_class_path"]
+        init_args = {name: value for name, value in described.items() if not name.startswith("_")}
+        inference: frozenset[str] = getattr(find_imported(class_path), "inference_arguments", frozenset())
+        asked, others = split_model_options(options)
+        with as_yaml_file({"model": {"class_path": class_path, "init_args": init_args}}) as model:
+            chosen = chosen_options(asked, inference)
+            used = parser.parse_args([command, *others, "-c", model, *chosen])
+            return cls(
+                path=path,
+                command=command,
+                saved=parser.parse_args([command, *others, "-c", model]) if chosen else used,
+                used=used,
+                asked=parser.parse_args([command, *others, "-c", model, *asked]),
+                configured=parser.parse_args([command, "-c", model, *options]),
+                inference=inference,
+            )
+
+    def for_fit(self, state: Collection[str]) -> tuple[Namespace, list[str]]:
+        """Return the config of a run that continues, and notes on what it changes.
+
+        Args:
+            state: names in the state of the checkpoint's model.
+
+        Raises:
+            ConfigurationError: if an argument differs whose value is part of the trained state.
+        """
+        changes = self._changes(self.used, self.configured)
+        for key, old, new in changes:
+            if key.replace("init_args.", "") in state:
+                raise ConfigurationError(
+                    f"model.{key} = {new} was {old} when this run began, and is part of what it has learnt since, which"
+                    " goes on. Leave it out, or start a new run from its weights: --model.init_args.initial_weights"
+                    " CHECKPOINT"
+                )
+        notes = [f"model.{key} was {old} when {self.path} was written and is {new} from here on" for key, old, new in changes]
+        return self.configured, notes
+
+    def for_scoring(self) -> tuple[Namespace, list[str]]:
+        """Return the config that scores the model as it was trained, and notes on what the config says otherwise.
+
+        Raises:
+            ConfigurationError: if the command line contradicts the checkpoint.
+        """
+        if refused := self._changes(self.used, self.asked):
+            key, old, new = refused[0]
+            may = f" Others may differ: {', '.join(sorted(self.inference))}." if self.inference else ""
+            raise ConfigurationError(
+                f"--model.{key} {new} contradicts the checkpoint, which was trained with {old}."
+                f" `{self.command}` uses a model as it was trained; leave the option out.{may}"
+            )
+        notes = [
+            f"model.{key} was {old} when {self.path} was written and is {new} here"
+            for key, old, new in self._changes(self.saved, self.used)
+        ]
+        notes += [
+            f"the config has model.{key} = {new}; the checkpoint was trained with {old}, which is used"
+            for key, old, new in self._changes(self.used, self.configured)
+        ]
+        return self.used, notes
+
+    def optimizer_options(self) -> dict[str, Any]:
+        """Return the changed options of the optimizer, which would be lost when its state is restored.
+
+        Raises:
+            ConfigurationError: if the optimizer or the scheduler is of another class.
+        """
+        changed = {}
+        for key, old, new in self._changes(self.used, self.configured):
+            part, _, option = key.removeprefix("init_args.").partition(".")
+            if part == "optimizer" and option.startswith("init_args."):
+                changed[option.removeprefix("init_args.")] = new
+            elif part in ("optimizer", "lr_scheduler"):
+                raise ConfigurationError(
+                    f"The run was trained with model.{key} = {old}, whose state cannot be continued with {new}."
+                    " Start a new run from its weights instead: --model.init_args.initial_weights CHECKPOINT"
+                )
+        return changed
+
+    def _changes(self, old: Namespace, new: Namespace) -> list[Change]:
+        return differences(old[self.command]["model"], new[self.command]["model"])
+
+
+def changes_of_run(config: Path, now: dict[str, Any]) -> list[str]:
+    """Return notes on how the data of a continued run differ from those that it began with.
+
+    Args:
+        config: path of the run's config.
+        now: config of the command.
+
+    Raises:
+        ConfigurationError: if the file is not a config, or has another seed.
+    """
+    began = yaml.safe_load(config.read_text())
+    if not isinstance(began, dict):
+        raise ConfigurationError(f"Expected {str(config)!r} to be the config of a run but it is not a mapping.")
+    if began.get("seed_everything") != now.get("seed_everything"):
+        raise ConfigurationError(
+            f"The run began with seed_everything = {began.get('seed_everything')} and draws by it to its end;"
+            f" {now.get('seed_everything')} would be ignored. Leave it out, or start a new run."
+        )
+    return [
+        f"{f'data.{key}' if key else 'data'} was {old} when this run began and is {new} from here on"
+        for key, old, new in differences(began.get("data"), now.get("data"))
+    ]

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
-import torch
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.utilities import rank_zero_only
 
 from lit_sparse.cli.files import replaced
+from lit_sparse.lightning_internals import next_row
 
 __all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "run_loggers"]
 
@@ -158,7 +158,7 @@ class RowsBeforeCheckpoint(pl.Callback):
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
         """Write the rows."""
-        row = _next_row(trainer)
+        row = next_row(trainer)
         for logger in trainer.loggers:
             if row is not None and isinstance(logger, _RowAhead):
                 logger.log_ahead(*row)
@@ -166,31 +166,6 @@ class RowsBeforeCheckpoint(pl.Callback):
                 checkpoint[ROWS] = logger.sync()
             elif isinstance(logger, TensorBoardLogger):
                 logger.experiment.flush()
-
-
-def _next_row(trainer: pl.Trainer) -> tuple[Row, int] | None:
-    """Return the row that Lightning is about to log, and its step; call it on all processes."""
-    if not trainer.training:
-        return None
-    loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
-    epochs: Any = trainer.fit_loop.epoch_progress.current
-    batches: Any = loop.batch_progress.current
-    step: int = loop._batches_that_stepped
-    if epochs.completed < epochs.processed:
-        step -= 1
-    elif (
-        not batches.completed < batches.processed == batches.ready
-        or loop._should_accumulate()
-        or not connector.should_update_logs
-    ):
-        return None
-    metrics = {
-        name: value.item() if isinstance(value, torch.Tensor) else value for name, value in connector.metrics["log"].items()
-    }
-    if not metrics:
-        return None
-    step = int(metrics.pop("step", step))
-    return {"epoch": trainer.current_epoch, **metrics}, step
 
 
 def run_loggers(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from lit_sparse.coresets.selector import CoresetSelector, Selection
 from lit_sparse.coresets.vectors import Vectors
@@ -25,8 +26,8 @@ class FrankWolfe(CoresetSelector):
 
     counted = "steps"
 
+    @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        """See :class:`CoresetSelector`."""
         target, norms = vectors.total.to(vectors.dtype), vectors.norms.to(vectors.dtype)
         whole = norms.sum()
         weights, made = torch.zeros_like(norms), torch.zeros_like(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from lit_sparse.coresets.selector import CoresetSelector, Selection
 from lit_sparse.coresets.vectors import Vectors
@@ -25,8 +26,8 @@ class GIGA(CoresetSelector):
 
     counted = "steps"
 
+    @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        """See :class:`CoresetSelector`."""
         target, norms = vectors.total.to(vectors.dtype), vectors.norms.to(vectors.dtype)
         length, usable = target.norm(), norms > 0
         weights, made, trace = torch.zeros_like(norms), torch.zeros_like(target), []  # of unit vectors; their sum

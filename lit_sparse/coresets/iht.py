@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import check_count, check_number, check_positive
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
@@ -73,8 +74,8 @@ class IHT(CoresetSelector):
         self.polish = polish
         self.batch = check_number("batch", batch, 0.0, 1.0, open_low=True)
 
+    @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        """See :class:`CoresetSelector`."""
         best, least, trace = self._run(vectors, k, generator)
         if self.polish:
             best, least = self._polished(vectors, k, best, least)
@@ -233,7 +234,8 @@ class AcceleratedIHT(IHT):
         self.debias = debias
 
     @classmethod
-    def examples(cls) -> list[AcceleratedIHT]:  # noqa: D102
+    @override
+    def examples(cls) -> list[AcceleratedIHT]:
         return [cls(), cls(debias=True), cls(debias=True, batch=0.5, step_scale=0.5, refit=True)]
 
     def _improved(self, vectors: Vectors, target: Tensor, point: _Point) -> _Point:

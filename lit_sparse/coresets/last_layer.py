@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lit_sparse.checkpoint_files import load_trusted
 from lit_sparse.checks import check_number, check_positive
@@ -89,8 +90,8 @@ class LastLayerGradients(Projection):
         self._whitening = ((turns * values.rsqrt()) @ turns.mT).float()
 
     @torch.no_grad()
+    @override
     def project(self, batch: Any) -> Tensor:
-        """See :class:`Projection`; float32."""
         if self._network is None:
             raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
         hidden, scores = self._seen(batch)

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
+from typing_extensions import override
 
 from lit_sparse.checks import check_positive
 from lit_sparse.errors import DataError, shown_arguments
@@ -38,7 +39,8 @@ class Likelihood(nn.Module, ABC):
         """
         return target
 
-    def extra_repr(self) -> str:  # noqa: D102
+    @override
+    def extra_repr(self) -> str:
         return shown_arguments(self)
 
 
@@ -57,13 +59,16 @@ class NormalLikelihood(Likelihood):
         super().__init__()
         self.variance = check_positive("variance", variance)
 
-    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:
         return -0.5 * ((target - eta).square() / self.variance + math.log(2 * math.pi * self.variance))
 
-    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    @override
+    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         return (target - eta) / self.variance, torch.full_like(eta, -1 / self.variance)
 
-    def mean(self, eta: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def mean(self, eta: Tensor) -> Tensor:
         return eta
 
 
@@ -75,18 +80,22 @@ class LogisticLikelihood(Likelihood):
         0.5
     """
 
-    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:
         return nnf.logsigmoid(torch.where(target > 0, eta, -eta))
 
-    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    @override
+    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         probability = eta.sigmoid()
         first = torch.where(target > 0, (-eta).sigmoid(), -probability)
         return first, -probability * (-eta).sigmoid()
 
-    def mean(self, eta: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def mean(self, eta: Tensor) -> Tensor:
         return eta.sigmoid()
 
-    def check(self, target: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def check(self, target: Tensor) -> Tensor:
         for lower in (0, -1):
             if bool(((target == lower) | (target == 1)).all()):
                 return (target > 0).to(target.dtype)
@@ -103,10 +112,12 @@ class PoissonLikelihood(Likelihood):
         2.0
     """
 
-    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:
         return target * _log_rate(eta) - _rate(eta) - torch.lgamma(target + 1)
 
-    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:  # noqa: D102
+    @override
+    def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         slope = eta.sigmoid()
         high = eta > _lowest(eta)
         relative = torch.where(high, slope / torch.where(high, _rate(eta), 1.0), 1.0)  # of the rate's slope to the rate
@@ -114,10 +125,12 @@ class PoissonLikelihood(Likelihood):
         # The difference is negative, but for rounding, which many counts would make large.
         return target * relative - slope, target * relative * (bend - relative).clamp_max(0) - slope * bend
 
-    def mean(self, eta: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def mean(self, eta: Tensor) -> Tensor:
         return _rate(eta)
 
-    def check(self, target: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def check(self, target: Tensor) -> Tensor:
         wrong = target[(target < 0) | (target != target.round()) | target.isinf()]
         if len(wrong):
             raise DataError(f"Expected targets that are counts, 0 or more, but there is {float(wrong[0]):g}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from lit_sparse.coresets.pursuit import NonnegativeFit, Pursuit
 from lit_sparse.coresets.selector import CoresetSelector, Selection
@@ -37,11 +38,12 @@ class NonnegativeOMP(CoresetSelector):
         super().__init__(progress=progress)
 
     @classmethod
-    def examples(cls) -> list[NonnegativeOMP]:  # noqa: D102
+    @override
+    def examples(cls) -> list[NonnegativeOMP]:
         return [cls()]
 
+    @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        """See :class:`CoresetSelector`."""
         fit = NonnegativeFit(vectors.total, k)
         pursuit = Pursuit(fit, vectors.norms)
         trace = []

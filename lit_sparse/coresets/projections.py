@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number, check_positive
 from lit_sparse.coresets.examples import Examples
@@ -154,14 +155,14 @@ class LogLikelihoodVectors(Projection):
         self.posterior = laplace_posterior(self.likelihood, features, target, prior=prior)
         self._thetas = self.posterior.sample(self.draws, torch.Generator().manual_seed(self.seed))
 
+    @override
     def project(self, batch: Any) -> Tensor:
-        """See :class:`Projection`; float64."""
         if self._thetas is None:
             raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
         return self._at(self._thetas, *self._of(batch))
 
+    @override
     def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
-        """See :class:`Projection`."""
         features, target = self._all(examples)
         prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
 
@@ -193,8 +194,8 @@ class FunctionVectors(Projection):
     def __init__(self, log_likelihood: Callable[[Any], Tensor]) -> None:
         self.log_likelihood = log_likelihood
 
+    @override
     def project(self, batch: Any) -> Tensor:
-        """See :class:`Projection`."""
         return centred(self.log_likelihood(batch))
 
 
@@ -232,8 +233,8 @@ class ExactGaussianVectors(Projection):
         root = (turns * values.sqrt()) @ turns.mT
         self._known = posterior.mean, _whitened(factor, root, left=False), math.sqrt(0.5 * float(values.square().sum()))
 
+    @override
     def project(self, batch: Any) -> Tensor:
-        """See :class:`Projection`; float64."""
         if self._known is None:
             raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
         mean, root, last = self._known

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.coresets.coreset import Coreset
@@ -93,7 +93,8 @@ class CoresetSelector(nn.Module, ABC):
         """Return the instances that the shared tests run."""
         return [cls(), cls(refit=True)]
 
-    def extra_repr(self) -> str:  # noqa: D102
+    @override
+    def extra_repr(self) -> str:
         return shown_arguments(self)
 
     @torch.no_grad()

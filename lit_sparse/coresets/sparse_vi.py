@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import check_count
 from lit_sparse.coresets.examples import Examples
@@ -73,8 +74,8 @@ class SparseVI(CoresetSelector):
     def _with(self, resample: Resample) -> SparseVI:
         return SparseVI(resample, updates=self.updates, refit=self.refit, progress=self.progress)
 
+    @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        """See :class:`CoresetSelector`."""
         support: list[int] = []
         weights = torch.zeros(0, dtype=vectors.dtype, device=vectors.device)
         target, trace = vectors.total, []

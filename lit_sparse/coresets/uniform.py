@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from typing_extensions import override
 
 from lit_sparse.coresets.selector import CoresetSelector, Selection
 from lit_sparse.coresets.vectors import Vectors
@@ -22,8 +23,8 @@ class Uniform(CoresetSelector):
         tensor([2., 2., 2., 2., 2.])
     """
 
+    @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        """See :class:`CoresetSelector`."""
         size = vectors.shape[0]
         indices = torch.randperm(size, generator=generator)[:k].to(vectors.device)
         return Selection(indices, torch.full((k,), size / k, dtype=vectors.dtype, device=vectors.device))

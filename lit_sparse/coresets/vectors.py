@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import FLOATS, check_count
 from lit_sparse.distributed import broadcast, gather, gather_unequal, rank, reduce
@@ -120,40 +121,48 @@ class DenseVectors(Vectors):
         self.dtype, self.device = self.vectors.dtype, self.vectors.device
         self._single: Tensor | None = None
 
-    def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def correlate(self, direction: Tensor) -> Tensor:
         return self.vectors @ direction
 
-    def rows(self, indices: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def rows(self, indices: Tensor) -> Tensor:
         return self.vectors.index_select(0, indices)
 
-    def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:  # noqa: D102
+    @override
+    def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:
         if self.dtype != torch.float64 or self.device.type != "cpu" or self.vectors.numel() > MOST_COPIED:
             return super().correlate_roughly(direction)
         if self._single is None:
             self._single = self.vectors.float()
         return self._single @ direction.float(), ROUGH
 
-    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
         if self.device.type == "cpu":
             return row_products(self.vectors, indices, direction).to(self.dtype)
         return self.rows(indices) @ direction
 
-    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
         if self.device.type == "cpu":
             return row_sum(self.vectors, indices, weights).to(self.dtype)
         return (weights.double() @ self.rows(indices).double()).to(self.dtype)
 
-    def divided(self, unit: float) -> DenseVectors:  # noqa: D102
+    @override
+    def divided(self, unit: float) -> DenseVectors:
         made = torch.empty_like(self.vectors)
         step = max(1, BLOCK_NUMBERS // max(1, self.shape[1]))
         for start in range(0, len(made), step):
             made[start : start + step] = self.vectors[start : start + step].double() / unit
         return DenseVectors(made)
 
-    def subset(self, indices: Tensor) -> DenseVectors:  # noqa: D102
+    @override
+    def subset(self, indices: Tensor) -> DenseVectors:
         return DenseVectors(self.rows(indices))
 
-    def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    @override
+    def measure(self) -> tuple[Tensor, Tensor]:
         step = max(1, BLOCK_NUMBERS // max(1, self.shape[1]))
         total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
         # Written in place: small results that stay between blocks that go would keep memory from being used again.
@@ -202,7 +211,8 @@ class BlockVectors(Vectors):
         self.dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
         self.device = first.device
 
-    def rows(self, indices: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def rows(self, indices: Tensor) -> Tensor:
         made = self._rows(indices).detach()
         if made.shape != (len(indices), self.shape[1]):
             raise ConfigurationError(
@@ -211,24 +221,28 @@ class BlockVectors(Vectors):
             )
         return made.to(self.dtype)
 
-    def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def correlate(self, direction: Tensor) -> Tensor:
         products = direction.new_empty(self.shape[0])
         for start, block in self._blocks():
             products[start : start + len(block)] = block @ direction
         return products
 
-    def divided(self, unit: float) -> BlockVectors:  # noqa: D102
+    @override
+    def divided(self, unit: float) -> BlockVectors:
         made, dtype = self._rows, self.dtype
         return BlockVectors(
             lambda some: (made(some).double() / unit).to(dtype), self.shape[0], block_size=self.block_size, device=self.device
         )
 
-    def subset(self, indices: Tensor) -> BlockVectors:  # noqa: D102
+    @override
+    def subset(self, indices: Tensor) -> BlockVectors:
         return BlockVectors(
             lambda some: self._rows(indices[some]), len(indices), block_size=self.block_size, device=self.device
         )
 
-    def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    @override
+    def measure(self) -> tuple[Tensor, Tensor]:
         total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
         norms = total.new_empty(self.shape[0])
         for start, block in self._blocks():
@@ -269,10 +283,12 @@ class ShardedVectors(Vectors):
         self.first = sum(self.sizes[: rank(group)])
         self.shape = (sum(self.sizes), self.share.shape[1])
 
-    def correlate(self, direction: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def correlate(self, direction: Tensor) -> Tensor:
         return self._joined(self.share.correlate(direction))
 
-    def rows(self, indices: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def rows(self, indices: Tensor) -> Tensor:
         # Each row comes from one process; the others add zeros, which is exact.
         found = torch.zeros(len(indices), self.shape[1], dtype=self.dtype, device=self.device)
         mine, own = self._own(indices)
@@ -280,29 +296,35 @@ class ShardedVectors(Vectors):
             found[mine] = self.share.rows(own)
         return reduce(found, self.group)
 
-    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
         found = torch.zeros(len(indices), dtype=self.dtype, device=self.device)
         mine, own = self._own(indices)
         if len(mine):
             found[mine] = self.share.correlate_some(own, direction)
         return reduce(found, self.group)
 
-    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
         mine, own = self._own(indices)
         part = self.share.combine(own, weights[mine]) if len(mine) else weights.new_zeros(self.shape[1])
         return torch.stack(gather(part, self.group)).sum(0)
 
-    def divided(self, unit: float) -> ShardedVectors:  # noqa: D102
+    @override
+    def divided(self, unit: float) -> ShardedVectors:
         return ShardedVectors(self.share.divided(unit), self.group)
 
-    def subset(self, indices: Tensor) -> ShardedVectors:  # noqa: D102
+    @override
+    def subset(self, indices: Tensor) -> ShardedVectors:
         return ShardedVectors(self.share.subset(self._own(indices)[1]), self.group)
 
-    def measure(self) -> tuple[Tensor, Tensor]:  # noqa: D102
+    @override
+    def measure(self) -> tuple[Tensor, Tensor]:
         norms, total = self.share.measure()
         return self._joined(norms), torch.stack(gather(total, self.group)).sum(0)
 
-    def agree(self, value: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def agree(self, value: Tensor) -> Tensor:
         return broadcast(value.to(self.device), self.group)
 
     def _own(self, indices: Tensor) -> tuple[Tensor, Tensor]:

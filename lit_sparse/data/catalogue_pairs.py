@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+from typing_extensions import override
+
 from lit_sparse.checks import check_number
 from lit_sparse.data.base import Split
 from lit_sparse.data.catalogues import read_catalogues
@@ -111,8 +113,8 @@ class CatalogueDataModule(PairDataModule):
         pairs = self._pairs[split]
         return {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
 
+    @override
     def check_test(self) -> None:
-        """See :class:`TextDataModule`."""
         if not self.read("test")["source"]:
             raise DataError("Expected some messages in the test data but there are none. Raise `test_share`.")
 

@@ -12,6 +12,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
+from typing_extensions import override
 
 from lit_sparse.checks import check_number
 from lit_sparse.coresets import (
@@ -33,6 +34,22 @@ from lit_sparse.errors import ConfigurationError, DataError
 __all__ = ["CoresetDataModule"]
 
 STATE = "coreset"
+#: Attributes of the wrapped data module that models and callbacks read.
+FORWARDED = frozenset(
+    {
+        "attribute_count",
+        "attributes",
+        "class_names",
+        "classes",
+        "labels",
+        "shape",
+        "target_mean",
+        "target_std",
+        "use_vocabularies",
+        "vectors",
+        "vocabularies",
+    }
+)
 
 
 class CoresetDataModule(ResumableDataModule):
@@ -110,8 +127,8 @@ class CoresetDataModule(ResumableDataModule):
         self._examples: _Source | None = None
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "base":
-            raise AttributeError(name)
+        if name not in FORWARDED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.base, name)
 
     @property
@@ -125,7 +142,8 @@ class CoresetDataModule(ResumableDataModule):
             rank_zero_info(f"coreset: {self._coreset}; objective {self._coreset.objective:.6g}")
         return self._coreset
 
-    def prepare_data(self) -> None:  # noqa: D102
+    @override
+    def prepare_data(self) -> None:
         self.base.prepare_data()
 
     def setup(self, stage: str | None = None) -> None:
@@ -133,10 +151,12 @@ class CoresetDataModule(ResumableDataModule):
         self.base.trainer = self.trainer
         self.base.setup(stage)  # type: ignore[arg-type]
 
-    def teardown(self, stage: str | None = None) -> None:  # noqa: D102
+    @override
+    def teardown(self, stage: str | None = None) -> None:
         self.base.teardown(stage)  # type: ignore[arg-type]
 
-    def size(self, split: Split) -> int:  # noqa: D102
+    @override
+    def size(self, split: Split) -> int:
         if split == "train":
             return len(self.coreset)
         size: int = self.base.size(split)  # type: ignore[attr-defined]
@@ -154,19 +174,24 @@ class CoresetDataModule(ResumableDataModule):
         )
         return batch
 
-    def val_dataloader(self) -> Any:  # noqa: D102
+    @override
+    def val_dataloader(self) -> Any:
         return self.base.val_dataloader()
 
-    def test_dataloader(self) -> Any:  # noqa: D102
+    @override
+    def test_dataloader(self) -> Any:
         return self.base.test_dataloader()
 
-    def predict_dataloader(self) -> Any:  # noqa: D102
+    @override
+    def predict_dataloader(self) -> Any:
         return self.base.predict_dataloader()
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: D102
+    @override
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return self.base.on_before_batch_transfer(batch, dataloader_idx)
 
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: D102
+    @override
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
         return self.base.on_after_batch_transfer(batch, dataloader_idx)
 
     def train_dataloader(self) -> Any:

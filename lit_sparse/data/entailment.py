@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.base import Split
@@ -130,13 +131,13 @@ class EntailmentDataModule(TextDataModule):
                 "Expected a `vocabulary` of whole words beside `vectors`, of kind words, spaces or moses, but got kind bpe."
             )
 
+    @override
     def columns(self, split: Split) -> dict[str, str]:
-        """See :class:`TextDataModule`."""
         sentences = {"premise": self.premise, "hypothesis": self.hypothesis}
         return sentences if split == "predict" else {**sentences, "label": self.label}
 
+    @override
     def vocabulary_options(self) -> dict[str, Any]:
-        """See :class:`TextDataModule`."""
         return {"text": self.vocabulary}
 
     @property

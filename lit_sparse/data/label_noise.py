@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import check_integer, check_number
 from lit_sparse.data.idx import read_idx
@@ -83,7 +84,8 @@ class SymmetricNoise(LabelNoise):
         self.rate = check_number("rate", rate, 0.0, 1.0)
         self.seed = check_integer("seed", seed)
 
-    def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:  # noqa: D102
+    @override
+    def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
         size = _flips(self.rate, len(labels), classes)
         generator = torch.Generator().manual_seed(self.seed)
         chosen = torch.randperm(len(labels), generator=generator, device="cpu")[:size]
@@ -128,7 +130,8 @@ class FeatureDependentNoise(LabelNoise):
         self.seed = check_integer("seed", seed)
         self.cache = cache
 
-    def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:  # noqa: D102
+    @override
+    def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
         size = _flips(self.rate, len(labels), classes)
         if not size:
             return labels.clone()
@@ -168,7 +171,8 @@ class LabelsFromFile(LabelNoise):
         self.path = path
         self.key = key
 
-    def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:  # noqa: D102
+    @override
+    def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
         path = Path(self.path).expanduser()
         if not path.is_file():
             raise DataError(f"There is no file of labels {str(path)!r}.{in_folder(path.parent, path.name)}")

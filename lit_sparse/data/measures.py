@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.data.readers.arrays import check_real, read_npy
 from lit_sparse.errors import ConfigurationError, DataError
@@ -83,8 +83,8 @@ class GaussianMixture(Measure):
         """The numbers d of a point."""
         return self._means.shape[1]
 
+    @override
     def sample(self, seed: int, index: Tensor) -> Tensor:
-        """See :class:`Measure`."""
         which = _drawn(self._log_shares.exp().to(index.device), seed, index)
         noise = seeded_normal(seed, index, (self.dim,), stream=NOISE)
         means, deviations = (part.to(noise)[which] for part in (self._means, self._variances.sqrt()))
@@ -136,8 +136,8 @@ class Points(Measure):
         """The numbers d of a point."""
         return self._tables()[0].shape[1]
 
+    @override
     def sample(self, seed: int, index: Tensor) -> Tensor:
-        """See :class:`Measure`."""
         points, shares = (part.to(index.device) for part in self._tables())
         return points[_drawn(shares, seed, index)]
 

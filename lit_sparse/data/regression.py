@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_EXAMPLES, check_choice, check_count, check_number
 from lit_sparse.data.base import ResumableDataModule, Split, shuffled
@@ -148,10 +149,12 @@ class RegressionDataModule(ResumableDataModule):
             inputs = {split: torch.cat([x, torch.ones(len(x), 1).to(x)], 1) for split, x in inputs.items()}
         self._tables = {split: Table(x.float(), tables[split].target) for split, x in inputs.items()}
 
-    def size(self, split: Split) -> int:  # noqa: D102
+    @override
+    def size(self, split: Split) -> int:
         return len(self._tables[split])
 
-    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:  # noqa: D102
+    @override
+    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
         rows = self._tables[split][indices]
         return {"features": rows.features, "target": rows.target, "index": indices}
 

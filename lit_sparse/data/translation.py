@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.data.base import Split
 from lit_sparse.data.loader import Batch
@@ -57,14 +58,14 @@ class PairDataModule(TextDataModule):
         self.source_vocabulary = source_vocabulary
         self.target_vocabulary = target_vocabulary
 
+    @override
     def columns(self, split: Split) -> dict[str, str]:
-        """See :class:`TextDataModule`."""
         if split == "test" and self.references is not None:
             return {"source": self.source, "references": self.references}
         return {"source": self.source, "target": self.target}
 
+    @override
     def vocabulary_options(self) -> dict[str, Any]:
-        """See :class:`TextDataModule`."""
         return {"source": self.source_vocabulary, "target": self.target_vocabulary}
 
     def read(self, split: Split) -> dict[str, list[Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_EXAMPLES, check_count
 from lit_sparse.data.base import ResumableDataModule, Split
@@ -79,10 +80,12 @@ class TransportDataModule(ResumableDataModule):
                 f" {self.target.dim}."
             )
 
-    def size(self, split: Split) -> int:  # noqa: D102
+    @override
+    def size(self, split: Split) -> int:
         return {"train": self.samples, "val": self.val_samples}.get(split, self.test_samples)
 
-    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:  # noqa: D102
+    @override
+    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
         stream = STREAMS[split]
         seeds = [(self.seed * 1_000_003 + (epoch if split == "train" else 0)) * 101 + stream + side for side in (0, 1)]
         source, target = (

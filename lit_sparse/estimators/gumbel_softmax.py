@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_positive
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
@@ -65,11 +65,12 @@ class GumbelSoftmax(Sampler):
         """Return both forms for both kinds of variables."""
         return [cls(), cls(0.5, True), cls(0.7, latent="bits"), cls(1.0, True, "bits")]
 
-    def extra_repr(self) -> str:  # noqa: D102
+    @override
+    def extra_repr(self) -> str:
         return f"temperature={float(self.temperature):g}, straight_through={self.straight_through}, latent={self.latent!r}"
 
+    @override
     def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """See :class:`Sampler`; ``context`` is not needed."""
         point, near = latent.relaxed(self.temperature)
         point = point.to(near.dtype)
         values: Tensor = near + (point - point.detach()) if self.straight_through else point

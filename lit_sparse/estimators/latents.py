@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
+from typing_extensions import override
 
 from lit_sparse.kernels.dispatch import HALVES
 from lit_sparse.kernels.kbest import best_bits
@@ -80,37 +81,37 @@ class Categories(LatentDistribution):
         self.empty = (self._plain == 0).all(-1)
         self.support_size = (plain != 0).sum(-1)
 
+    @override
     def log_prob(self, values: Tensor) -> Tensor:
-        """See the base class."""
         chosen = (values * torch.where(values > 0, self.probs.unsqueeze(1), 0.0)).sum(-1)
         return torch.where(chosen != 0, chosen, 1.0).log()
 
+    @override
     def sample(self, count: int) -> Tensor:
-        """See the base class."""
         return self._one_hot(_drawn(self._plain, count))
 
+    @override
     def relaxed(self, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base class: the Gumbel-softmax, or concrete, distribution."""
         inside = self._plain > 0
         logits = torch.where(inside, torch.where(inside, self.probs, 1.0).log(), -torch.inf)
         noisy = (logits + _gumbel(logits)).masked_fill(self.empty.unsqueeze(-1), 0.0)
         point = (noisy / temperature).softmax(-1).unsqueeze(1)
         return point.to(self.dtype), self._one_hot(noisy.argmax(-1, keepdim=True))
 
+    @override
     def best(self, count: int) -> tuple[Tensor, Tensor]:
-        """See the base class; ties go to the lowest category."""
         count = min(count, self._plain.shape[-1])
         top, order = self._plain.sort(dim=-1, descending=True, stable=True)
         return self._one_hot(order[:, :count]), top[:, :count] > 0
 
+    @override
     def outside(self, values: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base class."""
         taken = (values * there.unsqueeze(-1)).sum(1) > 0
         rest = self._plain.masked_fill(taken, 0.0)
         return self._one_hot(_drawn(rest, 1)), torch.where(rest > 0, self.probs, 0.0).sum(-1)
 
+    @override
     def entropy(self) -> Tensor:
-        """See the base class."""
         inside = torch.where(self.probs > 0, self.probs, 1.0)
         return -(inside * inside.log()).sum(-1)
 
@@ -138,29 +139,29 @@ class Bits(LatentDistribution):
         self.empty = torch.zeros_like(self.broken)  # the vector of zeros is always there
         self.support_size = None
 
+    @override
     def log_prob(self, values: Tensor) -> Tensor:
-        """See the base class."""
         on, off = nnf.logsigmoid(self.scores), nnf.logsigmoid(-self.scores)
         return torch.where(values > 0, on.unsqueeze(1), off.unsqueeze(1)).sum(-1)
 
+    @override
     def sample(self, count: int) -> Tensor:
-        """See the base class."""
         uniform = torch.rand(len(self._plain), count, self._plain.shape[-1], dtype=self._plain.dtype, device=self._plain.device)
         return (uniform < self._plain.sigmoid().unsqueeze(1)).to(self.dtype)
 
+    @override
     def relaxed(self, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base class: the binary concrete distribution of each bit."""
         noisy = torch.where(self.broken.unsqueeze(-1), 0.0, self.scores) + _gumbel(self._plain) - _gumbel(self._plain)
         point = (noisy / temperature).sigmoid().unsqueeze(1)
         return point.to(self.dtype), (noisy > 0).to(self.dtype).unsqueeze(1)
 
+    @override
     def best(self, count: int) -> tuple[Tensor, Tensor]:
-        """See the base class."""
         values, counts = best_bits(self._plain, count)
         return values.to(self.dtype), torch.arange(values.shape[1], device=values.device) < counts.unsqueeze(-1)
 
+    @override
     def outside(self, values: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """See the base class. Bit by bit, each given those before it and that the vector is none of the given ones."""
         exact = Bits(self.scores.double())
         share = 1.0 - torch.where(there, exact.log_prob(values), -torch.inf).exp().sum(-1)
         all_of_them = there.sum(-1) >= 2.0 ** (self._plain > -torch.inf).sum(-1)
@@ -185,8 +186,8 @@ class Bits(LatentDistribution):
             agrees = agrees & (bit == chosen.unsqueeze(-1))
         return drawn.to(self.dtype).unsqueeze(1), share
 
+    @override
     def entropy(self) -> Tensor:
-        """See the base class."""
         finite = torch.where(self.scores == -torch.inf, 0.0, self.scores)
         each = nnf.softplus(finite) - finite * finite.sigmoid()
         return torch.where(self.scores == -torch.inf, 0.0, each).sum(-1)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
@@ -58,11 +58,12 @@ class LeaveOneOut(Sampler):
         """Return some of both kinds of variables."""
         return [cls(2), cls(4), cls(3, "bits")]
 
-    def extra_repr(self) -> str:  # noqa: D102
+    @override
+    def extra_repr(self) -> str:
         return f"k={self.k}, latent={self.latent!r}"
 
+    @override
     def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """See :class:`Sampler`; ``context`` is not needed."""
         decoded = self.decode(latent, latent.sample(self.k), loss_fn)
         seen = decoded.losses.detach()
         others = (seen.sum(-1, keepdim=True) - seen) / (self.k - 1)

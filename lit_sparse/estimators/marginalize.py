@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_choice
 from lit_sparse.estimators.base import Estimator, Expectation, LatentBatch, LossFunction
@@ -56,8 +56,8 @@ class Marginalize(Estimator):
         """Return both forms."""
         return [cls(), cls(decode="all")]
 
+    @override
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """See :meth:`Estimator.forward`; ``context`` is not needed."""
         probs = self.probabilities(scores)
         support = probs != 0  # NaN counts: a broken row must show in the loss
         return self._over_support(probs, support, loss_fn) if self.ragged else self._over_all(probs, support, loss_fn)

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import check_choice
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LatentBatch, LossFunction
@@ -63,8 +64,8 @@ class Sampler(Estimator):
         super().__init__(mapping)
         self._warned = False
 
+    @override
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """See :meth:`Estimator.forward`."""
         latent = self.distribution(scores)
         if self.training or self.evaluation == "sample":
             self._warn_of_zeros()

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_widths
 from lit_sparse.errors import ConfigurationError
@@ -82,11 +82,12 @@ class ScoreFunction(Sampler):
         plain = [cls(baseline, latent) for latent in kinds for baseline in ("mean", "self_critic")]
         return plain + [cls("learnt", latent, context_features=3) for latent in kinds]
 
-    def extra_repr(self) -> str:  # noqa: D102
+    @override
+    def extra_repr(self) -> str:
         return f"baseline={self.baseline!r}, latent={self.latent!r}"
 
+    @override
     def expect_context(self, features: int) -> Self:
-        """See the base class."""
         if self.baseline == "learnt" and self.context_features != features:
             if self.context_features is not None:
                 raise ConfigurationError(
@@ -97,8 +98,8 @@ class ScoreFunction(Sampler):
         self.context_features = features
         return self
 
+    @override
     def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """See :class:`Sampler`."""
         decoded = self.decode(latent, latent.sample(2 if self.baseline == "self_critic" else 1), loss_fn)
         losses = decoded.losses[:, 0]
         seen = losses.detach()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
@@ -96,7 +96,8 @@ class SparseMAPMarginalize(Estimator):
         """Return instances over bit vectors, with and without a budget, in both decompositions."""
         return [cls(BitVector()), cls(Budget(None, 2), gamma=0.5), cls(BitVector(), "nested")]
 
-    def extra_repr(self) -> str:  # noqa: D102
+    @override
+    def extra_repr(self) -> str:
         return f"decomposition={self.decomposition!r}"
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
@@ -106,8 +107,8 @@ class SparseMAPMarginalize(Estimator):
         """
         return self.structure.scores_from_logits(logits)
 
+    @override
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """See :meth:`Estimator.forward`; ``context`` is not needed."""
         if self.decomposition == "nested":
             return self.over_support(*self.structure.nested(self.layer(scores)), loss_fn)
         out = self.layer.solve(scores)

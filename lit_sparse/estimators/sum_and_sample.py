@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
@@ -63,11 +63,12 @@ class SumAndSample(Sampler):
         """Return some of both kinds of variables, and some that leave nothing to draw."""
         return [cls(1), cls(3), cls(100), cls(2, "bits"), cls(100, "bits")]
 
-    def extra_repr(self) -> str:  # noqa: D102
+    @override
+    def extra_repr(self) -> str:
         return f"k={self.k}, latent={self.latent!r}"
 
+    @override
     def estimate(self, latent: LatentDistribution, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """See :class:`Sampler`; ``context`` is not needed."""
         top, listed = latent.best(self.k)
         drawn, share = latent.outside(top, listed)
         rest = share > 0

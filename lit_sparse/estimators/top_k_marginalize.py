@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.estimators.base import Estimator, Expectation, Latent, LossFunction
@@ -52,7 +52,8 @@ class TopKMarginalize(Estimator):
         super().__init__()
         self.k = check_count("k", k, most=MOST_FEATURES)
 
-    def extra_repr(self) -> str:  # noqa: D102
+    @override
+    def extra_repr(self) -> str:
         return f"k={self.k}"
 
     @classmethod
@@ -60,8 +61,8 @@ class TopKMarginalize(Estimator):
         """Return instances with a k that often cuts, k = 1, and more vectors than there are."""
         return [cls(3), cls(1), cls(100)]
 
+    @override
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
-        """See :meth:`Estimator.forward`; ``context`` is not needed."""
         bits, counts = best_bits(scores, self.k)
         allowed = torch.where(scores == -torch.inf, 0.0, scores).double()  # which autocast leaves alone
         # Sparsemax sees differences alone: those to the best vector have as few terms as there are changed bits.

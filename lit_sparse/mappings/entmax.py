@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.errors import ConfigurationError
@@ -153,8 +153,8 @@ class Entmax(SparseMapping):
         """Return the negative Tsallis entropy ``(sum y^alpha - 1) / (alpha (alpha - 1))``."""
         return _tsallis(y, self.alpha, dim)
 
+    @override
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
-        """See the base class; alpha is the parameter."""
         if not isinstance(self.alpha, Tensor):
             return None
         slope = _tsallis_slope(y, self.alpha.to(y.dtype), dim)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.errors import ConfigurationError
@@ -129,8 +129,8 @@ class Fusedmax(SparseMapping):
         penalty = lam * steps if not isinstance(lam, Tensor) else (lam * steps.unsqueeze(dim)).squeeze(dim)
         return 0.5 * y.square().sum(dim) + penalty
 
+    @override
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
-        """See the base class; lam is the parameter."""
         lam = self.lam
         if not isinstance(lam, Tensor):
             return None

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vjp
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
@@ -211,8 +211,8 @@ class RegularizedArgmax(SparseMapping):
         value: Tensor = _of_allowed(self.omega, y, dim, allowed)
         return value
 
+    @override
     def parameter_term(self, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor | None:
-        """See the base class; for an Omega that is a module. Right to first order in its parameters."""
         if not isinstance(self.omega, nn.Module):
             return None
         y = y.detach()

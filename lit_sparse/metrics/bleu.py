@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import check_count, check_integer
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
@@ -76,13 +77,15 @@ class Bleu(TextMetric):
             rows.append([score.sys_len, score.ref_len, *score.counts, *score.totals])
         return torch.tensor(rows)
 
-    def scores(self, sums: Tensor, number: int) -> dict[str, float]:  # noqa: D102
+    @override
+    def scores(self, sums: Tensor, number: int) -> dict[str, float]:
         hypothesis, reference, *counts = sums.tolist()
         bleu = self._scorer().compute_bleu(counts[:ORDERS], counts[ORDERS:], hypothesis, reference, smooth_method="exp")
         scores = {self.name: bleu.score, f"{self.name}_bp": bleu.bp, f"{self.name}_ratio": bleu.ratio}
         return scores | {f"{self.name}_precision{n}": precision for n, precision in enumerate(bleu.precisions, 1)}
 
-    def described(self, references: int | None) -> str:  # noqa: D102
+    @override
+    def described(self, references: int | None) -> str:
         signature = _signature_of(self._scorer(), references)
         if self.tokenize == "moses":  # for sacrebleu there was no tokenizer
             signature.update("moses", f"{self.language}-sacremoses-{version('sacremoses')}")
@@ -129,11 +132,13 @@ class ChrF(TextMetric):
         counted = _inner(_chrf(self.word_order, self.lowercase), "_extract_corpus_statistics")
         return torch.tensor(counted(hypotheses, _streams(references)))
 
-    def scores(self, sums: Tensor, number: int) -> dict[str, float]:  # noqa: D102
+    @override
+    def scores(self, sums: Tensor, number: int) -> dict[str, float]:
         scored = _inner(_chrf(self.word_order, self.lowercase), "_compute_score_from_stats")
         return {self.name: scored(sums.tolist()).score}
 
-    def described(self, references: int | None) -> str:  # noqa: D102
+    @override
+    def described(self, references: int | None) -> str:
         return str(_signature_of(_chrf(self.word_order, self.lowercase), references))
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.metrics.exact import ExactMetric
 
 __all__ = ["CountHistogram", "DecoderCalls", "SupportSize"]
 
 
-class CountHistogram(Metric):
+class CountHistogram(ExactMetric):
     """Integer histogram of one count a decision, with exact percentiles over any number of processes.
 
     Args:

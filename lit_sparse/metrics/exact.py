@@ -21,6 +21,11 @@ class ExactMetric(Metric):
 
     full_state_update = False
 
+    def reset(self) -> None:
+        """Begin anew; in distributed evaluation a process may get no batch, which is no cause for a warning."""
+        super().reset()
+        self._update_count = 1
+
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
         """Move the sums, and leave their dtype."""
 

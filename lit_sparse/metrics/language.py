@@ -7,10 +7,10 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor
-from torchmetrics import Metric
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.metrics.exact import ExactMetric
 
 __all__ = [
     "MessageCounts",
@@ -205,7 +205,7 @@ def _correlation(first: Tensor, second: Tensor) -> Tensor:
     return (first * second).sum() / (first.square().sum() * second.square().sum()).sqrt()
 
 
-class MessageCounts(Metric):
+class MessageCounts(ExactMetric):
     """Counts of the symbols sent for things of each class, summed over processes.
 
     Args:
@@ -252,7 +252,7 @@ class MessageCounts(Metric):
         }
 
 
-class MessageStructure(Metric):
+class MessageStructure(ExactMetric):
     """Topographic similarity, and posdis and bosdis where attributes are known, of the first examples of a split.
 
     States are of fixed size and summed over processes, so results do not depend on how many there are.

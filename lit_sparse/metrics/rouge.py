@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
@@ -226,13 +227,15 @@ class Rouge(TextMetric):
             rows.append([value for score in scores for value in (score.f1, score.precision, score.recall)])
         return torch.tensor(rows, dtype=torch.float64)
 
-    def scores(self, sums: Tensor, number: int) -> dict[str, float]:  # noqa: D102
+    @override
+    def scores(self, sums: Tensor, number: int) -> dict[str, float]:
         between = "_" if self.name[-1].isdigit() else ""
         bare = [f"{self.name}{between}{kind.removeprefix('rouge')}" for kind in self.types]
         keys = [key + statistic for key in bare for statistic in ("", "_precision", "_recall")]
         return dict(zip(keys, (100 * sums / number).tolist(), strict=True))
 
-    def described(self, references: int | None) -> str:  # noqa: D102
+    @override
+    def described(self, references: int | None) -> str:
         fields = {
             "nrefs": "var" if references is None else references,
             "refs": self.references,

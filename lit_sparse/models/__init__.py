@@ -11,6 +11,7 @@ from lit_sparse.models.seq2seq import Seq2Seq
 from lit_sparse.models.signaling_game import SignalingGame
 from lit_sparse.models.soae import SupervisedOnlineAutoencoder
 from lit_sparse.models.ssvae import SemiSupervisedVAE
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule
 from lit_sparse.models.transport import EntropicTransport
 
@@ -30,4 +31,5 @@ __all__ = [
     "StepwiseLR",
     "SupervisedOnlineAutoencoder",
     "TextModule",
+    "mean_metrics",
 ]

@@ -1,9 +1,8 @@
-"""The base class of all models: what a step returns, what is logged, and what makes a killed run go on as if it were not."""
+"""The base class of all models: the objective, the logged means, and the state that makes a killed run go on exactly."""
 
 from __future__ import annotations
 
 import hashlib
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -11,72 +10,41 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
-from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
 from pytorch_lightning.plugins.precision import Precision
-from pytorch_lightning.utilities import rank_zero_info
 from pytorch_lightning.utilities.enums import GradClipAlgorithmType
-from torch import Tensor
-from typing_extensions import Self
+from torch import Tensor, nn
+from torchmetrics import Metric
+from typing_extensions import Self, override
 
-from lit_sparse.checkpoint_files import check_finite, load_trusted, read_torch_file
-from lit_sparse.distributed import is_first
-from lit_sparse.errors import CheckpointError, ConfigurationError
-from lit_sparse.estimators import Sampler
-from lit_sparse.metrics import MeanOverExamples
+from lit_sparse.arguments import KeepsArguments
+from lit_sparse.checkpoint_files import load_trusted
+from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
+from lit_sparse.lightning_internals import (
+    after_restore,
+    continue_training,
+    describe_progress,
+    given_hyperparameters,
+    settle_counters,
+)
 from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
-from lit_sparse.models.progress import continue_training, describe_progress, settle_counters
 from lit_sparse.models.schedulers import check_end, describe_scheduler
+from lit_sparse.models.stage_metrics import StageMetrics, mean_metrics
+from lit_sparse.models.step_output import StepOutput
+from lit_sparse.models.warm_start import RISK, load_initial_weights
 from lit_sparse.nn import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
-__all__ = ["LitSparseModule", "Stage", "StepOutput", "check_features", "restored_checkpoint"]
+__all__ = ["LitSparseModule", "Stage", "StepOutput"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
 Batch: TypeAlias = dict[str, Any]
 
-
-#: Where the state of an estimator is kept, and that of a risk.
-ESTIMATOR, RISK = "estimator.", "risk."
-#: What the progress bar shows of validation.
-SHOWN = ("loss", "accuracy")
-#: Steps between what it shows of training; logging costs about as much as a small layer.
+#: Steps between two updates of the training loss in the progress bar; logging costs about as much as a small layer.
 SHOWN_EVERY = 10
 
 
-class StepOutput(dict[str, Any]):
-    """What a step returns to Lightning and to the callbacks.
-
-    Args:
-        loss: scalar to minimize.
-        examples: name -> (B,) a number of each example; its mean over all examples is logged as ``{stage}/{name}``.
-        support_size: (N,) int64, number of values with probability above zero, one a decision.
-        decoder_calls: (N,) int64, number of decoder rows evaluated, one a decision.
-        sizes: (N,) int64, number of allowed entries of each decision.
-        artifacts: tensors to draw, in validation and test.
-    """
-
-    def __init__(
-        self,
-        loss: Tensor,
-        *,
-        examples: dict[str, Tensor] | None = None,
-        support_size: Tensor | None = None,
-        decoder_calls: Tensor | None = None,
-        sizes: Tensor | None = None,
-        artifacts: dict[str, Tensor] | None = None,
-    ) -> None:
-        super().__init__(
-            loss=loss,
-            examples={name: values.detach() for name, values in (examples or {}).items()},
-            support_size=support_size,
-            decoder_calls=decoder_calls,
-            sizes=sizes,
-            artifacts=artifacts or {},
-        )
-
-
-class LitSparseModule(pl.LightningModule, ABC):
+class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     """Base of the package's LightningModules; a subclass implements :meth:`step`.
 
     - Means over examples are exact over uneven batches and any number of processes.
@@ -90,19 +58,17 @@ class LitSparseModule(pl.LightningModule, ABC):
         initial_weights: checkpoint whose weights training starts from (a warm start); not read when a run is resumed.
 
     Raises:
-        ConfigurationError: for a risk that moves inputs, of a model whose inputs cannot be moved.
+        ConfigurationError: for a risk that perturbs inputs, if the model does not support it.
     """
 
-    #: Names of the numbers of each example that ``step`` returns.
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss",)
-    #: What tells the best checkpoint: a log key and whether it should be small or large.
+    #: Log key that selects the best checkpoint, and whether smaller or larger is better.
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/loss", "min")
-    #: What those numbers are of; how many there were is logged under this name.
-    counted: ClassVar[str] = "examples"
-    #: Arguments that decide how a trained model is used, not what it has learnt: they may be others than in training.
-    choosable: ClassVar[frozenset[str]] = frozenset()
-    #: A risk may move its inputs; ``step`` then calls :meth:`perturbed`.
-    perturbable: ClassVar[bool] = False
+    #: Unit of the logged loss; the number of units is logged under this name.
+    count_name: ClassVar[str] = "examples"
+    #: Inference arguments; they may differ from training.
+    inference_arguments: ClassVar[frozenset[str]] = frozenset()
+    #: Whether a risk may perturb the inputs; ``step`` then calls :meth:`perturbed`.
+    adversarial: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -116,26 +82,20 @@ class LitSparseModule(pl.LightningModule, ABC):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.initial_weights = initial_weights
-        given = _given_hyperparameters.get() or {}  # by the command line, which builds optimizers in its own way
-        arguments = self._arguments()
-        described = {**given, **describe_arguments(self, arguments)}
+        described = {**given_hyperparameters(), **describe_arguments(self, self._arguments)}
         self.save_hyperparameters(described, logger=False)
         self._undescribed = [
-            name for name, value in arguments.items() if isinstance(value, torch.nn.Module) and name not in described
+            name for name, value in self._arguments.items() if isinstance(value, nn.Module) and name not in described
         ]
+        del self._arguments  # parts of the model are kept once, as its modules
         if risk is not None and not isinstance(risk, Risk):
             raise ConfigurationError(f"Expected argument `risk` to be a lit_sparse.risks.Risk or None but got {risk!r}.")
-        if risk is not None and risk.perturbs and not self.perturbable:
+        if risk is not None and risk.adversary is not None and not self.adversarial:
             raise ConfigurationError(
-                f"{type(risk).__name__} moves inputs, and those of {type(self).__name__} cannot be moved. Use a risk that does"
-                " not, such as SafeKLDRO, or a model of images or features, such as RobustClassifier."
+                f"{type(risk).__name__} perturbs inputs, which {type(self).__name__} does not support. Use a risk that does not"
+                " perturb them, such as SafeKLDRO, or a model of images or features, such as RobustClassifier."
             )
         self.risk = Mean() if risk is None else risk
-        self.train_means = self._means()
-        if not isinstance(self.risk, Mean):
-            self.train_means["risk"] = MeanOverExamples()
-        self.val_means = self._means()
-        self.test_means = self._means()
         self._training_seed: int | None = None
         self._progress: dict[str, Any] | None = None
 
@@ -162,24 +122,72 @@ class LitSparseModule(pl.LightningModule, ABC):
 
     @abstractmethod
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """Return loss and measurements of one batch.
+        """Return the losses and measurements of one batch.
 
         Args:
-            batch: what the data module's ``fetch`` makes.
-            batch_idx: number of the batch in its epoch.
+            batch: batch of the data module.
+            batch_idx: index of the batch in its epoch.
             stage: ``"train"``, ``"val"`` or ``"test"``.
         """
 
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        """Return the metrics of a stage by name; the base logs them at the end of each epoch.
+
+        A :class:`lit_sparse.metrics.MeanOverExamples` is updated by the base with ``StepOutput.per_example`` of its name. The
+        step updates every other metric, through :meth:`stage_metrics`. A metric that computes a dict is logged under its keys.
+
+        Args:
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+        """
+        return mean_metrics("loss")
+
+    def stage_metrics(self, stage: Stage) -> StageMetrics:
+        """Return the metrics that :meth:`configure_metrics` has made for a stage, on the model's device."""
+        name = f"{stage}_metrics"
+        if name not in self._modules:
+            metrics = self.configure_metrics(stage)
+            if stage == "train" and not isinstance(self.risk, Mean):
+                metrics |= mean_metrics("risk")
+            setattr(self, name, StageMetrics(metrics).to(self.device))
+        found: StageMetrics = getattr(self, name)
+        return found
+
+    def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
+        """Return the objective of a batch as ``loss``, and the measurements of the step, as callbacks receive them.
+
+        The objective is the risk of the losses in training, and their mean in validation and test, with the weights of the
+        examples.
+
+        Args:
+            batch: batch of the data module.
+            batch_idx: index of the batch in its epoch.
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+
+        Raises:
+            BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
+        """
+        output = self.step(batch, batch_idx, stage)
+        objective, losses, rows = output.objective, output.losses, output.example_index
+        if losses is None:
+            if objective is None:
+                raise ConfigurationError(f"Expected the step of {full_name(self)} to return `losses` or an `objective`.")
+            return output.for_callbacks(objective, objective.reshape(1))
+        logged = self.weighted(losses, batch, rows)
+        if objective is None:
+            minimized = losses if output.transport_cost is None else losses - output.transport_cost
+            objective = self.objective(minimized, batch, stage, rows)
+        if output.penalty is not None:
+            objective, logged = objective + output.penalty, logged + output.penalty
+        return output.for_callbacks(objective, logged)
+
     @staticmethod
     def weighted(losses: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Return losses times the weights of their examples, those of a coreset; as they are where the data have none.
-
-        Their mean, over the same number of losses as without weights, is what is logged as ``train/loss``.
+        """Return losses times the weights of their examples, or the losses of data without weights.
 
         Args:
             losses: (B,), or (R,) with ``rows``.
-            batch: its entry ``weight`` (B,) is the weights.
-            rows: (R,) the example of each loss, where that is not its place.
+            batch: batch, whose entry ``weight`` (B,) holds the weights, those of a coreset.
+            rows: (R,) position in the batch of the example that each loss belongs to.
         """
         weights = _weights_of(losses, batch, rows)
         return losses if weights is None else losses * weights
@@ -187,14 +195,14 @@ class LitSparseModule(pl.LightningModule, ABC):
     def objective(
         self, losses: Tensor, batch: Batch, stage: Stage, rows: Tensor | None = None, shares: Tensor | None = None
     ) -> Tensor:
-        """Return what is minimized: the risk of losses in training, elsewhere their mean, with the weights of the examples.
+        """Return the risk of weighted losses in training, and their weighted mean in validation and test.
 
         Args:
             losses: (B,), or (R,) with ``rows``.
-            batch: its entry ``weight`` (B,), where there is one, is the weights, those of a coreset.
-            stage: which the step is of.
-            rows: (R,) the example of each loss, where that is not its place.
-            shares: (R,) a weight beside that of its example.
+            batch: batch, whose entry ``weight`` (B,) holds the weights, those of a coreset.
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+            rows: (R,) position in the batch of the example that each loss belongs to.
+            shares: (R,) further factor of each weight.
 
         Raises:
             BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
@@ -205,38 +213,41 @@ class LitSparseModule(pl.LightningModule, ABC):
             weights = _weights_of(losses, batch, rows)
             if shares is not None:
                 weights = shares.to(losses.dtype) if weights is None else shares.to(losses.dtype) * weights
-            found: Tensor = self.risk(losses, weights)
+            risk: Tensor = self.risk(losses, weights)
         except BrokenLossError as error:
             row = error.row if rows is None else int(rows[error.row])
             raise error.located(row, _place(row, batch)) from None
-        return found
+        return risk
 
     def perturbed(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor, stage: Stage) -> tuple[Tensor, Tensor | None]:
-        """Return inputs as the risk moves them in training, and what each loses for that (B,); None for nothing.
+        """Return the inputs that the risk perturbs in training, and the transport cost (B,), or None without one.
 
         Args:
-            loss_fn: from inputs (B, ...) to losses (B,).
+            loss_fn: function from inputs (B, ...) to losses (B,).
             inputs: (B, ...) floating.
-            stage: which the step is of; inputs are moved in training alone.
+            stage: ``"train"``, ``"val"`` or ``"test"``; inputs are perturbed in training only.
         """
-        if stage != "train" or not self.risk.perturbs:
+        if stage != "train" or self.risk.adversary is None:
             return inputs, None
-        moved, cost = self.risk.perturb(loss_fn, inputs)
-        return moved, self.risk.lam * cost
+        return self.risk.perturb(loss_fn, inputs)
 
-    def training_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
+    @override
+    def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         output = self._measured(batch, batch_idx, "train")
         if self._shows(batch_idx):
             self.log("train/loss_step", output["loss"].detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         return output
 
-    def validation_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
+    @override
+    def validation_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         return self._measured(batch, batch_idx, "val")
 
-    def test_step(self, batch: Batch, batch_idx: int) -> StepOutput:  # noqa: D102
+    @override
+    def test_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         return self._measured(batch, batch_idx, "test")
 
-    def configure_optimizers(self) -> Any:  # noqa: D102
+    @override
+    def configure_optimizers(self) -> Any:
         optimizer = build_optimizer(self.optimizer, self, self.risk)
         if self.lr_scheduler is None:
             return optimizer
@@ -264,27 +275,13 @@ class LitSparseModule(pl.LightningModule, ABC):
             described = describe_parts(self.hparams, getattr(self.trainer, "datamodule", None))
             for logger in self.trainer.loggers:
                 logger.log_hyperparams(described)
-        if stage == "fit" and self.initial_weights and self.trainer.ckpt_path is None:
-            weights, own = _weights(self.initial_weights), self.state_dict()
-            # What a sampler has learnt or counted is part of its run; other estimators have weights of the model.
-            if isinstance(getattr(self, "estimator", None), Sampler):
-                kept = {name: value for name, value in own.items() if _is_of_sampler(name)}
-            else:
-                kept = {name: value for name, value in own.items() if _is_of_sampler(name) and name not in weights}
-            kept |= {name: value for name, value in own.items() if name.startswith(RISK)}
-            read = {
-                name: value
-                for name, value in weights.items()
-                if name in own or not (_is_of_sampler(name) or name.startswith(RISK))
-            }
-            try:
-                self.load_state_dict({**read, **kept})
-            except RuntimeError as error:
-                reason = " ".join(str(error).split())[:300]
-                raise CheckpointError(f"The weights of {self.initial_weights!r} do not fit this model: {reason}") from error
-            rank_zero_info(f"Training starts from the weights of {self.initial_weights}")
+            self.stage_metrics("train")
+            path = self.initial_weights
+            if path:
+                after_restore(self.trainer, lambda: load_initial_weights(self, path))
 
-    def on_train_start(self) -> None:  # noqa: D102
+    @override
+    def on_train_start(self) -> None:
         if self._training_seed is None:
             self._training_seed = torch.initial_seed() % 2**63
         for config in self.trainer.lr_scheduler_configs:
@@ -300,24 +297,29 @@ class LitSparseModule(pl.LightningModule, ABC):
         place = f"{self._training_seed} {self.current_epoch} {batch_idx} {self.global_rank}"
         seed_generator(int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big"), self.device)
         if batch_idx == 0:
-            self._reset("train")
+            self.stage_metrics("train").reset()
 
-    def on_train_epoch_end(self) -> None:  # noqa: D102
-        self._log_means("train")
+    @override
+    def on_train_epoch_end(self) -> None:
+        self._log_metrics("train")
         for name, value in self.risk.measurements().items():
             self.log(f"train/{name}", value, sync_dist=True)
 
-    def on_validation_epoch_start(self) -> None:  # noqa: D102
-        self._reset("val")
+    @override
+    def on_validation_epoch_start(self) -> None:
+        self.stage_metrics("val").reset()
 
-    def on_validation_epoch_end(self) -> None:  # noqa: D102
-        self._log_means("val")
+    @override
+    def on_validation_epoch_end(self) -> None:
+        self._log_metrics("val")
 
-    def on_test_epoch_start(self) -> None:  # noqa: D102
-        self._reset("test")
+    @override
+    def on_test_epoch_start(self) -> None:
+        self.stage_metrics("test").reset()
 
-    def on_test_epoch_end(self) -> None:  # noqa: D102
-        self._log_means("test")
+    @override
+    def on_test_epoch_end(self) -> None:
+        self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the seed of training, the place in it, and the means of the epoch so far, summed over processes."""
@@ -326,11 +328,7 @@ class LitSparseModule(pl.LightningModule, ABC):
             settle_counters(self.trainer, checkpoint["loops"]["fit_loop"])
             checkpoint["progress"] = describe_progress(self.trainer)
         checkpoint["undescribed"] = self._undescribed
-        sums = {}
-        for name, metric in self.train_means.items():
-            with metric.sync_context():  # type: ignore[operator]
-                sums[name] = {"total": metric.total.clone(), "count": metric.count.clone()}  # type: ignore[operator]
-        checkpoint["train_means"] = sums
+        checkpoint["train_means"] = self.stage_metrics("train").sums()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the seed of training and the means of the epoch so far.
@@ -344,15 +342,7 @@ class LitSparseModule(pl.LightningModule, ABC):
             raise _not_given(type(self), unknown)
         self._training_seed = checkpoint.get("training_seed")
         self._progress = checkpoint.get("progress") if self._fits() else None
-        means = dict(self.train_means.items())
-        for name, sums in checkpoint.get("train_means", {}).items():
-            metric = means.get(name)
-            if isinstance(metric, MeanOverExamples):
-                metric.update(torch.zeros(0))
-                metric.total += (
-                    sums["total"].to(metric.device) * is_first()
-                )  # the sums are those of all processes: one takes them
-                metric.count += sums["count"].to(metric.device) * is_first()
+        self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 
     def _match_risk(self, checkpoint: dict[str, Any]) -> None:
         """Leave out what another risk has learnt, of a model that is loaded; a run that goes on keeps its risk."""
@@ -373,50 +363,18 @@ class LitSparseModule(pl.LightningModule, ABC):
         return self._trainer is not None and self._trainer.state.fn == "fit"
 
     def _shows(self, batch_idx: int) -> bool:
-        """Tell whether the loss of this step is shown: where the logger is due, and often enough for a progress bar."""
+        """Return whether this step logs its loss: where the logger is due, and every few steps for the progress bar."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return batch_idx % SHOWN_EVERY == 0 or (every > 0 and (self.global_step + 1) % every == 0)
 
-    def _means(self) -> torch.nn.ModuleDict:
-        return torch.nn.ModuleDict({name: MeanOverExamples() for name in self.example_metrics})
-
-    def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        output = self.step(batch, batch_idx, stage)
-        whole = output["loss"].detach().reshape(1)
-        examples = {"loss": whole, "risk": whole, **output["examples"]}
-        for name, metric in getattr(self, f"{stage}_means").items():
-            if name in examples:
-                metric.update(examples[name])
+    def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
+        """Run the step and update the means."""
+        output = self.run_step(batch, batch_idx, stage)
+        self.stage_metrics(stage).update_means(output["per_example"] | {"risk": output["loss"].reshape(1)})
         return output
 
-    def _reset(self, stage: Stage) -> None:
-        for metric in getattr(self, f"{stage}_means").values():
-            metric.reset()
-            metric.update(torch.zeros(0, device=self.device))  # a process may get no batch at all
-
-    def _log_means(self, stage: Stage) -> None:
-        means = getattr(self, f"{stage}_means")
-        for name, metric in means.items():
-            with metric.sync_context():
-                if not int(metric.count):  # nothing of the kind in these data
-                    continue
-            self.log(f"{stage}/{name}", metric.compute(), prog_bar=stage != "train" and name in SHOWN, sync_dist=True)
-        if stage != "train":
-            with means["loss"].sync_context():
-                self.log(f"{stage}/{self.counted}", means["loss"].count.double(), sync_dist=True)
-
-    def _arguments(self) -> dict[str, Any]:
-        """Return the arguments of the outermost constructor that is running on this object."""
-        frame, found = inspect.currentframe(), {}
-        while frame is not None:
-            if frame.f_code is type(self).__init__.__code__ and frame.f_locals.get("self") is self:
-                names = inspect.signature(type(self).__init__).parameters
-                found = {name: frame.f_locals[name] for name in names if name in frame.f_locals and name != "self"}
-                for name, parameter in names.items():
-                    if parameter.kind is parameter.VAR_KEYWORD:
-                        found |= found.pop(name, {})
-            frame = frame.f_back
-        return found
+    def _log_metrics(self, stage: Stage) -> None:
+        self.stage_metrics(stage).log(self, stage, self.count_name)
 
 
 def _weights_of(losses: Tensor, batch: Batch, rows: Tensor | None) -> Tensor | None:
@@ -433,11 +391,6 @@ def _place(row: int, batch: Batch) -> str:
     return f" (number {int(index[row])} of the training data)" if isinstance(index, Tensor) else ""
 
 
-def _is_of_sampler(name: str) -> bool:
-    """Tell whether a name in a state stands for what an estimator keeps beside its mapping."""
-    return name.startswith(ESTIMATOR) and not name.startswith(f"{ESTIMATOR}mapping.")
-
-
 def _not_given(model: type, names: list[str]) -> CheckpointError:
     parts = ", ".join(f"{name}=..." for name in names)
     return CheckpointError(
@@ -445,40 +398,3 @@ def _not_given(model: type, names: list[str]) -> CheckpointError:
         f" build: give them again, as in {model.__name__}.load_from_checkpoint(path, {parts}). A module that keeps its"
         " arguments as attributes of their names is built by itself."
     )
-
-
-def check_features(pixels: Tensor, in_features: int) -> None:
-    """Check that images (B, D) are of the size that a model was made for.
-
-    Raises:
-        ConfigurationError: if D is not ``in_features``.
-    """
-    if pixels.shape[-1] != in_features:
-        raise ConfigurationError(
-            f"Expected images of in_features={in_features} features but the data have {pixels.shape[-1]}."
-            f" Train a model with in_features={pixels.shape[-1]}, or give this one the data it was made for."
-        )
-
-
-def restored_checkpoint(trainer: pl.Trainer) -> str | None:
-    """Return the checkpoint that a run restores, in ``setup`` too; ``trainer.ckpt_path`` is set only after it.
-
-    Args:
-        trainer: which is setting up a module.
-    """
-    frame = inspect.currentframe()
-    while frame is not None:
-        if frame.f_code.co_name == "_run" and frame.f_locals.get("self") is trainer:
-            path = frame.f_locals.get("ckpt_path")
-            return None if path is None else str(path)
-        frame = frame.f_back
-    return None if trainer.ckpt_path is None else str(trainer.ckpt_path)
-
-
-def _weights(path: str) -> dict[str, Tensor]:
-    checkpoint = read_torch_file(path, f"{path!r} of `initial_weights`")
-    state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
-    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise CheckpointError(f"Expected {path!r} of `initial_weights` to be a checkpoint but it holds no state_dict.")
-    check_finite(f"{path!r} of `initial_weights`", {"state_dict": state})
-    return state

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_EXAMPLES, MOST_INPUTS, check_choice, check_count, check_positive
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
@@ -15,6 +17,7 @@ from lit_sparse.distributed import reduce
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.rows import check_entries, has_rows
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import seeded_normal
 from lit_sparse.risks import Mean, Risk
 
@@ -68,8 +71,6 @@ class BayesianRegression(LitSparseModule):
         (torch.Size([5]), torch.Size([3]))
     """
 
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "nll", "squared_error", "accuracy")
-
     def __init__(
         self,
         likelihood: Likelihood,
@@ -107,9 +108,6 @@ class BayesianRegression(LitSparseModule):
         elif fit == "laplace":
             self.covariance: Tensor
             self.register_buffer("covariance", torch.eye(in_features) * self.prior_variance)
-        if not isinstance(likelihood, LogisticLikelihood):
-            for means in (self.train_means, self.val_means, self.test_means):
-                del means["accuracy"]
 
     @property
     def prior(self) -> GaussianPosterior:
@@ -135,13 +133,18 @@ class BayesianRegression(LitSparseModule):
             )
         return features @ self.mean
 
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        return mean_metrics("loss", "nll", "squared_error", *(["accuracy"] if self._classes else []))
+
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         check_entries(batch, self.in_features)
         features, target = batch["features"], batch["target"]
         if batch_idx == 0:
             self.likelihood.check(target)  # once an epoch, for it waits for a GPU
         eta = self(features)
+        penalty = None
         if stage == "train":
             drawn = eta.unsqueeze(1)
             if self.fit == "variational":
@@ -149,17 +152,14 @@ class BayesianRegression(LitSparseModule):
                 drawn = drawn + self._deviation(features).unsqueeze(1) * noise
             nll = -self.likelihood.log_prob(drawn, target.unsqueeze(1)).mean(1)
             penalty = self._penalty() / self._size(len(target))
-            losses = self.weighted(nll, batch) + penalty
-            loss = self.objective(nll, batch, stage) + penalty
         else:
-            losses = nll = self._predictive_nll(features, eta, target, batch["index"])
-            loss = losses.mean()
+            nll = self._predictive_nll(features, eta, target, batch["index"])
         mean = self.likelihood.mean(eta.detach())
         wanted = (target > 0).to(mean.dtype) if self._classes else target
-        examples = {"loss": losses, "nll": nll, "squared_error": (mean - wanted).square()}
+        per_example = {"nll": nll, "squared_error": (mean - wanted).square()}
         if self._classes:
-            examples["accuracy"] = (mean > 0.5).eq(wanted > 0).to(mean.dtype)
-        return StepOutput(loss, examples=examples)
+            per_example["accuracy"] = (mean > 0.5).eq(wanted > 0).to(mean.dtype)
+        return StepOutput(nll, penalty=penalty, per_example=per_example)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,), the ``mean`` (B,) of the target, and the predictor's ``eta`` (B,) and ``eta_std`` (B,)."""

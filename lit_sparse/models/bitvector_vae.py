@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, MOST_INPUTS, check_count, check_widths
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Sampler, marginal_likelihood
 from lit_sparse.metrics import BitsPerDim
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.rows import check_features
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import MLP, SharedCategorical
 from lit_sparse.risks import Risk
 
@@ -74,8 +77,6 @@ class BitVectorVAE(LitSparseModule):
         True
     """
 
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "nelbo", "rate", "distortion")
-
     def __init__(
         self,
         estimator: Estimator,
@@ -109,7 +110,6 @@ class BitVectorVAE(LitSparseModule):
         self.encoder = MLP([in_features, *check_widths("encoder_hidden", encoder_hidden), bits])
         self.decoder = MLP([bits, *check_widths("decoder_hidden", decoder_hidden), in_features * pixel_features])
         self.likelihood = SharedCategorical(pixel_features, levels)
-        self.test_bits_per_dim = BitsPerDim(in_features)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return the scores of the bits, (B, D), of images (B, P), as the estimator takes them."""
@@ -125,8 +125,13 @@ class BitVectorVAE(LitSparseModule):
         """Return the means of the pixels, (R, P), in [0, 1], of bit vectors (R, D)."""
         return self.likelihood.mean(self._features(values)) / (self.levels - 1)
 
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        test = {"bits_per_dim": _BitsPerDim(self.in_features)} if stage == "test" else {}
+        return mean_metrics("loss", "nelbo", "rate", "distortion") | test
+
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         pixels = batch["pixels"]
         check_features(pixels, self.in_features)
         out, latent = self._expectation(pixels)
@@ -135,8 +140,8 @@ class BitVectorVAE(LitSparseModule):
         if stage == "test":
             self._score(pixels, latent, batch["index"])
         return StepOutput(
-            self.objective(nelbo, batch, stage),
-            examples={"loss": self.weighted(nelbo, batch), "nelbo": nelbo, "rate": rate, "distortion": out.loss},
+            nelbo,
+            per_example={"nelbo": nelbo, "rate": rate, "distortion": out.loss},
             support_size=out.support_size,
             decoder_calls=out.decoder_calls,
             artifacts=self._drawn(pixels[:DRAWN], out, latent) if stage != "train" and batch_idx == 0 else {},
@@ -152,17 +157,6 @@ class BitVectorVAE(LitSparseModule):
             marginals = marginals.index_add(0, out.rows, out.probs.unsqueeze(-1) * latent.values)
         nelbo = out.loss + self.bits * math.log(2.0) - out.entropy()
         return {"index": batch["index"], "nelbo": nelbo, "marginals": marginals}
-
-    def on_test_epoch_start(self) -> None:  # noqa: D102
-        super().on_test_epoch_start()
-        self.test_bits_per_dim.reset()
-        self.test_bits_per_dim.update(torch.zeros(0, device=self.device))  # a process may get no batch at all
-
-    def on_test_epoch_end(self) -> None:  # noqa: D102
-        super().on_test_epoch_end()
-        found = self.test_bits_per_dim.compute()
-        self.log("test/bits_per_dim", found["mean"], sync_dist=True)
-        self.log("test/bits_per_dim_standard_error", found["standard_error"], sync_dist=True)
 
     def _expectation(self, pixels: Tensor) -> tuple[Expectation, LatentBatch]:
         """Return the expected distortion, and the vectors that were decoded for it."""
@@ -190,7 +184,7 @@ class BitVectorVAE(LitSparseModule):
             samples=self.importance_samples,
             seed=self.sample_seed,
         )
-        self.test_bits_per_dim.update(found.corrected, found.standard_error)
+        self.stage_metrics("test")["bits_per_dim"].update(found.corrected, found.standard_error)
 
     def _features(self, values: Tensor) -> Tensor:
         features: Tensor = self.decoder(values)
@@ -205,3 +199,12 @@ class BitVectorVAE(LitSparseModule):
         means = shares.unsqueeze(-1) * self.generate(latent.values[some])
         made = torch.zeros_like(pixels).index_add(0, out.rows[some], means.to(pixels.dtype))
         return {"images": pixels.detach(), "reconstructions": made}
+
+
+class _BitsPerDim(BitsPerDim):
+    """The same numbers, by the names that the model logs them under."""
+
+    @override
+    def compute(self) -> dict[str, Tensor]:
+        computed = super().compute()
+        return {"bits_per_dim": computed["mean"], "bits_per_dim_standard_error": computed["standard_error"]}

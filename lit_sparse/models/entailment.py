@@ -11,11 +11,15 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pad_sequence
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, Stage, StepOutput, restored_checkpoint
+from lit_sparse.models.base import Batch, Stage, StepOutput
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EntailmentNetwork, WordVectors, seeded_uniform
 from lit_sparse.nn.entailment import LABELS, check_labels
@@ -73,9 +77,8 @@ class EntailmentClassifier(TextModule):
         True
     """
 
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "zeros")
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
-    counted: ClassVar[str] = "pairs"
+    count_name: ClassVar[str] = "pairs"
     vocabulary_names: ClassVar[frozenset[str]] = frozenset({"text"})
 
     def __init__(
@@ -117,12 +120,13 @@ class EntailmentClassifier(TextModule):
                 " Give both the same ones, in the same order."
             )
         super().setup(stage)
-        # A model that was trained or loaded keeps the vectors that it was trained with, learnt ones included.
-        kept = restored_checkpoint(self.trainer) or self.initial_weights
-        begins = stage == "fit" and self._training_seed is None and not kept
-        found = data.vectors() if begins and isinstance(data, _HasVectors) else None
-        if found is not None:
-            self.use_vectors(*found)
+        if stage == "fit" and self._training_seed is None and not self.initial_weights and isinstance(data, _HasVectors):
+            after_restore(self.trainer, lambda: self._use_vectors_of(data))
+
+    def _use_vectors_of(self, data: _HasVectors) -> None:
+        vectors = data.vectors()
+        if vectors is not None:
+            self.use_vectors(*vectors)
 
     def use_vectors(self, vectors: Tensor, known: Tensor | None = None) -> None:
         """Take word vectors, which are not trained.
@@ -162,29 +166,32 @@ class EntailmentClassifier(TextModule):
         )
         return found
 
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        return mean_metrics("loss", "accuracy", "zeros")
+
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         scores, weights = self._read(batch)
         losses = nnf.cross_entropy(scores, batch["label"], reduction="none")
-        weights, sizes = weights.detach(), batch["premise_length"]
+        weights, allowed = weights.detach(), batch["premise_length"]
         support, predicted = weights.ne(0).sum(-1), scores.detach().argmax(-1)
         output = StepOutput(
-            self.objective(losses, batch, stage),
-            examples={
-                "loss": self.weighted(losses, batch),
+            losses,
+            per_example={
                 "accuracy": (predicted == batch["label"]).float(),
-                "zeros": 1 - support.float() / sizes.clamp_min(1),
+                "zeros": 1 - support.float() / allowed.clamp_min(1),
             },
             support_size=support,
-            sizes=sizes,
+            num_allowed=allowed,
         )
         if stage != "train":
-            output["groups"] = count_groups(self.mapping, weights)
+            output.groups = count_groups(self.mapping, weights)
             titles = [
                 f"{hypothesis} ({self.labels[label]})"
                 for hypothesis, label in zip(self._hypotheses(batch), batch["label"].tolist(), strict=True)
             ]
-            output["artifacts"] = {**self._drawn(batch, weights, predicted), "index": batch["index"], "title": titles}
+            output.artifacts = {**self._drawn(batch, weights, predicted), "index": batch["index"], "title": titles}
         return output
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
@@ -260,10 +267,3 @@ class EntailmentClassifier(TextModule):
             "source_tokens": [self.vocabularies["text"].lookup_tokens(row[:length]) for row, length in rows],
             "output_tokens": [[self.labels[label]] for label in predicted.tolist()],
         }
-
-    def _check_built(self) -> None:
-        if not self.vocabularies:
-            raise ConfigurationError(
-                "The model does not know its vocabulary yet: train it, load a checkpoint, or call"
-                ' `model.build({"text": vocabulary})`.'
-            )

@@ -8,10 +8,14 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as nnf
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.rows import check_features
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import ConvNet
 from lit_sparse.risks import Risk
 
@@ -50,9 +54,8 @@ class RobustClassifier(LitSparseModule):
         torch.Size([3, 10])
     """
 
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "clean_accuracy")
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
-    perturbable: ClassVar[bool] = True
+    adversarial: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -91,22 +94,26 @@ class RobustClassifier(LitSparseModule):
         scores: Tensor = self(batch["pixels"])
         return scores
 
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        return mean_metrics("loss", "accuracy", "clean_accuracy")
+
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         batch = self._told(batch)
         label = batch["label"]
 
         def losses_at(pixels: Tensor) -> Tensor:
             return nnf.cross_entropy(self(pixels), label, reduction="none")
 
-        pixels, toll = self.perturbed(losses_at, batch["pixels"], stage)
+        pixels, cost = self.perturbed(losses_at, batch["pixels"], stage)
         scores = self(pixels)
         losses = nnf.cross_entropy(scores, label, reduction="none")
-        found = scores.detach().argmax(-1)
-        examples = {"loss": self.weighted(losses, batch), "accuracy": (found == label).float()}
+        predicted = scores.detach().argmax(-1)
+        per_example = {"accuracy": (predicted == label).float()}
         if "true_label" in batch:
-            examples["clean_accuracy"] = (found == batch["true_label"]).float()
-        return StepOutput(self.objective(losses if toll is None else losses - toll, batch, stage), examples=examples)
+            per_example["clean_accuracy"] = (predicted == batch["true_label"]).float()
+        return StepOutput(losses, transport_cost=cost, per_example=per_example)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,), the ``predicted`` class (B,) and the probabilities ``probs`` (B, classes)."""

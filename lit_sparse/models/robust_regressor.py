@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.lightning_internals import after_restore
 from lit_sparse.metrics import LogMeanExp
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, restored_checkpoint
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.rows import check_entries, has_rows
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.risks import Risk
 
 __all__ = ["RobustRegressor"]
@@ -49,7 +53,7 @@ class RobustRegressor(LitSparseModule):
     """
 
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/log_mean_exp", "min")
-    perturbable: ClassVar[bool] = True
+    adversarial: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -72,8 +76,6 @@ class RobustRegressor(LitSparseModule):
             network = nn.Linear(in_features, 1, bias=False)
             nn.init.zeros_(network.weight)
         self.network: nn.Module = network
-        self.val_log_mean_exp = LogMeanExp(lam)
-        self.test_log_mean_exp = LogMeanExp(lam)
 
     def setup(self, stage: str) -> None:
         """Begin at the least-squares solution, where that was asked for and training begins.
@@ -83,14 +85,15 @@ class RobustRegressor(LitSparseModule):
         """
         super().setup(stage)
         begins = stage == "fit" and self._training_seed is None and not self.initial_weights
-        if begins and self.linear and self.start == "least_squares" and not restored_checkpoint(self.trainer):
+        if begins and self.linear and self.start == "least_squares":
             data = getattr(self.trainer, "datamodule", None)
             if not has_rows(data):
                 raise ConfigurationError(
                     "`start: least_squares` goes through the training data: train with a data module of lit_sparse, or use"
                     " `start: zeros`."
                 )
-            self.start_from(data.fetch("train", 0, torch.arange(data.size("train"))))
+            rows = data
+            after_restore(self.trainer, lambda: self.start_from(rows.fetch("train", 0, torch.arange(rows.size("train")))))
 
     @torch.no_grad()
     def start_from(self, batch: Batch) -> None:
@@ -119,8 +122,12 @@ class RobustRegressor(LitSparseModule):
             )
         return found.reshape(len(features))
 
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        return mean_metrics("loss") | ({} if stage == "train" else {"log_mean_exp": LogMeanExp(self.lam)})
+
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         check_entries(batch, self.in_features)
         target = batch["target"]
 
@@ -128,38 +135,12 @@ class RobustRegressor(LitSparseModule):
             errors: Tensor = self(features) - target
             return errors.square()
 
-        features, toll = self.perturbed(losses_at, batch["features"], stage)
+        features, cost = self.perturbed(losses_at, batch["features"], stage)
         losses = losses_at(features)
         if stage != "train":
-            getattr(self, f"{stage}_log_mean_exp").update(losses)
-        loss = self.objective(losses if toll is None else losses - toll, batch, stage)
-        return StepOutput(loss, examples={"loss": self.weighted(losses, batch)})
+            self.stage_metrics(stage)["log_mean_exp"].update(losses)
+        return StepOutput(losses, transport_cost=cost)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,) and the ``prediction`` (B,)."""
         return {"index": batch["index"], "prediction": self(batch["features"])}
-
-    def on_validation_epoch_start(self) -> None:
-        """Begin anew."""
-        super().on_validation_epoch_start()
-        self.val_log_mean_exp.reset()
-
-    def on_test_epoch_start(self) -> None:
-        """Begin anew."""
-        super().on_test_epoch_start()
-        self.test_log_mean_exp.reset()
-
-    def on_validation_epoch_end(self) -> None:
-        """Log what is of all examples."""
-        super().on_validation_epoch_end()
-        self._log_whole("val")
-
-    def on_test_epoch_end(self) -> None:
-        """Log what is of all examples."""
-        super().on_test_epoch_end()
-        self._log_whole("test")
-
-    def _log_whole(self, stage: Stage) -> None:
-        metric: Any = getattr(self, f"{stage}_log_mean_exp")
-        metric.update(torch.zeros(0, device=self.device))  # a process may get no batch at all
-        self.log(f"{stage}/log_mean_exp", metric.compute(), prog_bar=True, sync_dist=True)

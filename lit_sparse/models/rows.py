@@ -1,4 +1,4 @@
-"""What models of rows of features ask of their data."""
+"""Protocols of the data modules that models need, and checks of their batches."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.models.base import Batch
 
-__all__ = ["HasRows", "check_entries", "has_rows"]
+__all__ = ["HasRows", "check_entries", "check_features", "has_rows"]
 
 
 class HasRows(Protocol):
@@ -43,4 +43,17 @@ def check_entries(batch: Batch, in_features: int) -> None:
         raise ConfigurationError(
             f"Expected features of in_features={in_features} numbers but the data have {batch['features'].shape[-1]}. Set"
             " `in_features` to their number; the intercept counts."
+        )
+
+
+def check_features(pixels: Tensor, in_features: int) -> None:
+    """Check that images (B, D) are of the size that a model was made for.
+
+    Raises:
+        ConfigurationError: if D is not ``in_features``.
+    """
+    if pixels.shape[-1] != in_features:
+        raise ConfigurationError(
+            f"Expected images of in_features={in_features} features but the data have {pixels.shape[-1]}."
+            f" Train a model with in_features={pixels.shape[-1]}, or give this one the data it was made for."
         )

@@ -11,12 +11,15 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as nnf
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import Hypothesis, RecurrentBody, Seq2SeqBody, State, beam_search, length_mask
 from lit_sparse.risks import Risk
@@ -73,11 +76,10 @@ class Seq2Seq(TextModule):
         2
     """
 
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "nll", "accuracy", "zeros")
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
-    counted: ClassVar[str] = "tokens"
+    count_name: ClassVar[str] = "tokens"
     vocabulary_names: ClassVar[frozenset[str]] = frozenset({"source", "target"})
-    choosable: ClassVar[frozenset[str]] = frozenset(
+    inference_arguments: ClassVar[frozenset[str]] = frozenset(
         {"beam_size", "n_best", "length_penalty", "max_output", "replace_unknown", "metrics", "validation_beam_size"}
     )
 
@@ -123,8 +125,6 @@ class Seq2Seq(TextModule):
         _check_keys(self.metrics)
         self._written, self._empty = 0, 0  # outputs of a test
         self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0, MOST_FEATURES)
-        self.val_text = nn.ModuleList(metric.clone() for metric in self.metrics)
-        self.test_text = nn.ModuleList(metric.clone() for metric in self.metrics)
         self.fenchel_young = (
             None
             if output_mapping is None
@@ -160,7 +160,8 @@ class Seq2Seq(TextModule):
         """Find the vocabularies, and say so where lower-cased outputs will be scored with case."""
         super().setup(stage)
         cased = [str(metric.name) for metric in self.metrics if getattr(metric, "lowercase", True) is False]
-        if stage in ("validate", "test") and cased and self.vocabularies["target"].lowercase:
+        target = self.vocabularies.get("target")
+        if stage in ("validate", "test") and cased and target is not None and target.lowercase:
             rank_zero_info(
                 f"note: outputs are lower-cased but {' and '.join(cased)} tell case apart; score with `lowercase: true`, or"
                 " keep the case in the target vocabulary"
@@ -176,8 +177,14 @@ class Seq2Seq(TextModule):
         hidden, weights = self.body.decode(self.target_embedding(target), self.encode(source, source_length))
         return self.output(hidden), weights
 
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        scored = {"train": 0, "val": self.validation_beam_size, "test": self.beam_size}[stage] > 0
+        texts = {str(metric.name): metric.clone() for metric in self.metrics} if scored else {}
+        return mean_metrics("loss", "nll", "accuracy", "zeros") | texts
+
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         source, target, lengths = batch["source"], batch["target"], batch["source_length"]
         memory = self.encode(source, lengths)
         hidden, weights = self.body.decode(self.target_embedding(target[:, :-1]), memory)
@@ -186,31 +193,30 @@ class Seq2Seq(TextModule):
         gold = target[rows, columns + 1]
         scores = self.output(hidden[rows, columns])  # no work for padding
         losses, nll = self._losses(scores, gold)
-        if self.loss_per == "sentence":
-            loss = self.objective(losses.new_zeros(len(source)).index_add(0, rows, losses), batch, stage)
-        else:
-            loss = self.objective(losses, batch, stage, rows)
         weights = weights.detach()[rows, :, columns]  # (N, heads, S)
         support = weights.ne(0).sum(-1)
-        sizes = lengths[rows].unsqueeze(-1).expand_as(support)
+        allowed = lengths[rows].unsqueeze(-1).expand_as(support)
         with torch.no_grad():
             right = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1) >= scores.amax(-1)
         output = StepOutput(
-            loss,
-            examples={
-                "loss": self.weighted(losses, batch, rows),
+            losses,
+            example_index=rows,
+            per_example={
                 "nll": nll,
                 "accuracy": right.float(),
-                "zeros": 1 - support.float() / sizes.clamp_min(1),
+                "zeros": 1 - support.float() / allowed.clamp_min(1),
             },
             support_size=support.flatten(),
-            sizes=sizes.flatten(),
+            num_allowed=allowed.flatten(),
         )
+        if self.loss_per == "sentence":  # the logged loss stays that of a token
+            output.losses, output.example_index = losses.new_zeros(len(source)).index_add(0, rows, losses), None
+            output.per_example["loss"] = self.weighted(losses, batch, rows)
         if stage != "train":
-            output["groups"] = count_groups(self.mapping, weights).flatten()
+            output.groups = count_groups(self.mapping, weights).flatten()
             beam = self.beam_size if stage == "test" else self.validation_beam_size
             if beam and "references" in batch:
-                output["artifacts"] = self._score(batch, memory, beam, stage)
+                output.artifacts = self._score(batch, memory, beam, stage)
         return output
 
     def search(self, memory: State, lengths: Tensor, beam_size: int | None = None) -> list[list[Hypothesis]]:
@@ -282,8 +288,8 @@ class Seq2Seq(TextModule):
         lines = [best[0]["text"] for best in candidates]
         return {**drawn, "index": batch["index"], "lines": lines, "candidates": candidates, "source": batch["source_text"]}
 
+    @override
     def on_test_epoch_start(self) -> None:
-        """See :class:`LitSparseModule`."""
         super().on_test_epoch_start()
         self._written, self._empty = 0, 0
 
@@ -306,23 +312,14 @@ class Seq2Seq(TextModule):
             named = zip(self.metrics, signatures, strict=True)
             path.write_text("".join(f"{metric.name}: {signature}\n" for metric, signature in named), encoding="utf-8")
 
-    def _reset(self, stage: Stage) -> None:
-        super()._reset(stage)
-        for metric in self._text_metrics(stage):
-            metric.reset()
-            metric.update([], [])  # a process may get no batch at all
-
     def _text_metrics(self, stage: Stage) -> list[TextMetric]:
-        """Return what outputs are scored by in a stage."""
-        beams = {"train": 0, "val": self.validation_beam_size, "test": self.beam_size}
-        return list(getattr(self, f"{stage}_text")) if beams[stage] else []
+        """Return the metrics that score the outputs of a stage."""
+        return [metric for metric in self.stage_metrics(stage).values() if isinstance(metric, TextMetric)]
 
-    def _log_means(self, stage: Stage) -> None:
-        super()._log_means(stage)
-        self.log(f"{stage}/perplexity", getattr(self, f"{stage}_means")["nll"].compute().exp(), sync_dist=True)
-        for metric in self._text_metrics(stage):
-            for name, value in metric.compute().items():
-                self.log(f"{stage}/{name}", value, prog_bar=stage == "val", sync_dist=True)
+    @override
+    def _log_metrics(self, stage: Stage) -> None:
+        super()._log_metrics(stage)
+        self.log(f"{stage}/perplexity", self.stage_metrics(stage)["nll"].compute().exp(), sync_dist=True)
 
     def _losses(self, scores: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
         """Return what is minimized and the negative log-likelihood, (N,), for scores (N, V) of tokens (N,)."""
@@ -386,13 +383,6 @@ class Seq2Seq(TextModule):
             for row, length in zip(batch["source"], lengths, strict=True)
         ]
         return {"attention": attention, "source_tokens": sources, "output_tokens": outputs}
-
-    def _check_built(self) -> None:
-        if not self.vocabularies:
-            raise ConfigurationError(
-                "The model does not know its vocabularies yet: train it, load a checkpoint, or call"
-                " `model.build(vocabularies)`."
-            )
 
 
 def _check_keys(metrics: Sequence[TextMetric]) -> None:

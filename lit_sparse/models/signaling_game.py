@@ -8,12 +8,16 @@ from typing import ClassVar, Literal
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.rows import check_features
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import Receiver, Sender
 from lit_sparse.risks import Risk
 
@@ -64,7 +68,6 @@ class SignalingGame(LitSparseModule):
         True
     """
 
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "success", "expected_success", "nll", "entropy")
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/success", "max")
 
     def __init__(
@@ -96,8 +99,12 @@ class SignalingGame(LitSparseModule):
         takes = f"images {tuple(images.shape)} for vocabulary={self.vocabulary}"
         return self._ask("sender", takes, (len(images), self.vocabulary), images)
 
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        return mean_metrics("loss", "success", "expected_success", "nll", "entropy")
+
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         target, candidates, position = batch["target"], batch["candidates"], batch["position"]
         check_features(target, self.in_features)
         picked: list[Tensor] = []
@@ -116,19 +123,12 @@ class SignalingGame(LitSparseModule):
         messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.rows for part in heard]))
         right = (torch.cat(picked) == position[messages.rows]).to(target.dtype)
         success, expected = _successes(out, messages, right)
-        examples = {
-            "loss": self.weighted(losses, batch),
-            "success": success,
-            "expected_success": expected,
-            "nll": out.loss,
-            "entropy": entropy,
-        }
         return StepOutput(
-            self.objective(losses, batch, stage),
-            examples=examples,
+            losses,
+            per_example={"success": success, "expected_success": expected, "nll": out.loss, "entropy": entropy},
             support_size=out.support_size,
             decoder_calls=out.decoder_calls,
-            sizes=torch.full_like(out.decoder_calls, self.vocabulary),
+            num_allowed=torch.full_like(out.decoder_calls, self.vocabulary),
             artifacts={} if stage == "train" else self._sent(out, batch),
         )
 

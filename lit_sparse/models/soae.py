@@ -11,11 +11,16 @@ from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as nnf
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features, restored_checkpoint
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.rows import check_features
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
 from lit_sparse.risks import Risk
 
@@ -107,9 +112,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         torch.Size([3, 10])
     """
 
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "nll", "correlation")
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
-    perturbable: ClassVar[bool] = True
+    adversarial: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -129,9 +133,6 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
     ) -> None:
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.supervision_epochs = check_number("supervision_epochs", supervision_epochs, 0.0, 1e6)
-        if self.supervision_epochs == 0:
-            for means in (self.train_means, self.val_means, self.test_means):
-                del means["correlation"]  # nothing is reconstructed
         if getattr(mapping, "dim", -1) not in (-1, 1):
             raise ConfigurationError(f"Expected argument `mapping` to map the last dimension but got {mapping!r}.")
         self.mapping = mapping
@@ -199,18 +200,22 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         Raises:
             ConfigurationError: if there is no data module to draw them from.
         """
-        if stage == "fit" and not self._started and not self.initial_weights and not restored_checkpoint(self.trainer):
+        if stage == "fit" and not self._started and not self.initial_weights:
             data = getattr(self.trainer, "datamodule", None)
             if not _has_examples(data):
                 raise ConfigurationError(
                     f"{type(self.initial_bases).__name__} draws from training examples. Train with a data module of"
                     " lit_sparse, or call `model.start_from(examples)` first, or choose `initial_bases: NoiseBases`."
                 )
-            size = data.size("train")
-            number = min(size, self.initial_bases.examples(self.width))
-            order = torch.randperm(size)[:number].sort().values
-            self.start_from(data.fetch("train", 0, order)["pixels"][torch.randperm(number)])
+            examples = data
+            after_restore(self.trainer, lambda: self._start_from_data(examples))
         super().setup(stage)
+
+    def _start_from_data(self, data: _HasExamples) -> None:
+        size = data.size("train")
+        number = min(size, self.initial_bases.examples(self.width))
+        order = torch.randperm(size)[:number].sort().values
+        self.start_from(data.fetch("train", 0, order)["pixels"][torch.randperm(number)])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the epoch that the weights come from; after training Lightning's own is the next one."""
@@ -269,28 +274,33 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         scores: Tensor = self(batch["pixels"])
         return scores
 
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        return mean_metrics("loss", "accuracy", "nll", *(["correlation"] if self.supervision_epochs else []))
+
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         pixels, label = batch["pixels"], batch["label"]
         check_features(pixels, self.in_features)
         if batch_idx == 0 and len(label):  # once an epoch, for it waits for a GPU
             self._check_labels(label, stage)
-        pixels, toll = self.perturbed(lambda moved: self._evaluate(moved, label).losses, pixels, stage)
+        pixels, cost = self.perturbed(lambda moved: self._evaluate(moved, label).losses, pixels, stage)
         found = self._evaluate(pixels, label)
         told = label >= 0  # the others have a cross-entropy of 0
         right = found.scores.detach().argmax(-1).eq(label)[told]
-        examples = {"loss": self.weighted(found.losses, batch), "accuracy": right.float(), "nll": found.nll[told]}
+        per_example = {"accuracy": right.float(), "nll": found.nll[told]}
         artifacts = {}
         if found.made is not None and found.correlation is not None:
-            examples["correlation"] = found.correlation
+            per_example["correlation"] = found.correlation
             if stage != "train":
                 artifacts = {"images": pixels[:DRAWN], "reconstructions": _as_bright(found.made[:DRAWN], pixels[:DRAWN])}
         active = found.activity.detach().ne(0).sum(-1)
         return StepOutput(
-            self.objective(found.losses if toll is None else found.losses - toll, batch, stage),
-            examples=examples,
+            found.losses,
+            transport_cost=cost,
+            per_example=per_example,
             support_size=active,
-            sizes=torch.full_like(active, self.width),
+            num_allowed=torch.full_like(active, self.width),
             artifacts=artifacts,
         )
 

@@ -11,12 +11,16 @@ import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as nnf
+from torchmetrics import Metric
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_widths
 from lit_sparse.distributed import world_size
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, check_features
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.rows import check_features
+from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import MLP, seeded_normal
 from lit_sparse.risks import Risk
 
@@ -31,7 +35,7 @@ class Counts(TypedDict, total=False):
 
     decoder_calls: Tensor
     support_size: Tensor | None
-    sizes: Tensor
+    num_allowed: Tensor
 
 
 @dataclass
@@ -101,7 +105,6 @@ class SemiSupervisedVAE(LitSparseModule):
         True
     """
 
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss", "accuracy", "nelbo", "classification")
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
 
     def __init__(
@@ -152,8 +155,12 @@ class SemiSupervisedVAE(LitSparseModule):
         logits: Tensor = self.generator(torch.cat([styles.to(dtype), one_hot], -1))
         return torch.sigmoid(logits)
 
+    @override
+    def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
+        return mean_metrics("loss", "accuracy", "nelbo", "classification")
+
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         pixels, label = batch["pixels"], batch["label"]
         check_features(pixels, self.in_features)
         scores = self(pixels)
@@ -162,9 +169,9 @@ class SemiSupervisedVAE(LitSparseModule):
         noise = seeded_normal(self.sample_seed, batch["index"], (self.classes, self.style_features)).to(pixels.dtype)
         nelbo, counts = self._unlabelled_loss(pixels, scores, noise)
         accuracy = (scores.argmax(-1) == label).to(pixels.dtype)
-        examples = {"loss": nelbo, "nelbo": nelbo, "accuracy": accuracy, "classification": self._classify(scores, label)}
+        per_example = {"nelbo": nelbo, "accuracy": accuracy, "classification": self._classify(scores, label)}
         artifacts = self._drawn(pixels[:DRAWN], scores[:DRAWN]) if batch_idx == 0 else {}
-        return StepOutput(nelbo.mean(), examples=examples, artifacts=artifacts, **counts)
+        return StepOutput(nelbo, per_example=per_example, artifacts=artifacts, **counts)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,), the most probable ``class`` (B,) and the ``probabilities`` (B, K) of each image."""
@@ -176,7 +183,7 @@ class SemiSupervisedVAE(LitSparseModule):
         pixels, label = batch["pixels"], batch["label"]
         told = label >= 0
         labelled, unlabelled = told.nonzero().squeeze(-1), (~told).nonzero().squeeze(-1)
-        examples: dict[str, Tensor] = {}
+        per_example: dict[str, Tensor] = {}
         parts: list[tuple[Tensor, Tensor]] = []
         counts: Counts = {}
         known: Decoding | None = None
@@ -185,18 +192,18 @@ class SemiSupervisedVAE(LitSparseModule):
             classification = self._classify(s, y)
             noise = torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype)
             known = Decoding(x, nnf.one_hot(y, self.classes).to(x.dtype), noise)
-            examples["classification"] = classification
-            examples["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
+            per_example["classification"] = classification
+            per_example["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
         if len(unlabelled) or world_size() > 1:  # other processes may wait for this one's share of a baseline
             x = pixels[unlabelled]
             noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
             nelbo, counts = self._unlabelled_loss(x, scores[unlabelled], noise, beside=known)
-            examples["nelbo"] = nelbo
+            per_example["nelbo"] = nelbo
             parts.append((self.unlabelled_weight * nelbo, unlabelled))
         if known is not None:
             supervised = self._losses(known) if known.losses is None else known.losses
-            parts.append((supervised + examples["classification"], labelled))
-        return StepOutput(self._of_kinds(parts, batch), examples=examples, **counts)
+            parts.append((supervised + per_example["classification"], labelled))
+        return StepOutput(objective=self._of_kinds(parts, batch), per_example=per_example, **counts)
 
     def _of_kinds(self, parts: list[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
         """Return the objective of losses (R,) of several kinds and their examples (R,): each kind counts alike.
@@ -230,8 +237,8 @@ class SemiSupervisedVAE(LitSparseModule):
             return found[: len(latent.rows)]
 
         out = self.estimator(scores, loss_fn, context=pixels)
-        sizes = torch.full_like(out.decoder_calls, self.classes)
-        counts = Counts(decoder_calls=out.decoder_calls, support_size=out.support_size, sizes=sizes)
+        allowed = torch.full_like(out.decoder_calls, self.classes)
+        counts = Counts(decoder_calls=out.decoder_calls, support_size=out.support_size, num_allowed=allowed)
         return out.loss - out.entropy(), counts
 
     def _losses(self, rows: Decoding) -> Tensor:

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeGuard, get_args
 
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checkpoint_files import read_torch_file
 from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
-from lit_sparse.models.base import LitSparseModule, restored_checkpoint
+from lit_sparse.models.base import LitSparseModule
 from lit_sparse.vocab import Vocabulary
 
 __all__ = ["TextModule", "check_lines", "check_parts", "count_groups"]
@@ -77,24 +78,27 @@ class TextModule(LitSparseModule):
         return self
 
     def setup(self, stage: str) -> None:
-        """Find the vocabularies: those of the checkpoint, of the initial weights, or of the data."""
+        """Take the vocabularies of the checkpoint, the initial weights or the data, in this order.
+
+        A checkpoint whose path is not known yet brings its vocabularies when it is restored; see :meth:`on_load_checkpoint`.
+        """
         data = getattr(self.trainer, "datamodule", None)
-        kept = restored_checkpoint(self.trainer) or self.initial_weights
-        if not self.vocabularies:
-            if kept:
-                self.build(_kept_vocabularies(str(kept)))
-            elif _has_vocabularies(data):
-                made = {name: its.to_json() for name, its in data.vocabularies.items()} if self.trainer.is_global_zero else {}
-                made = self.trainer.strategy.broadcast(made)
-                self.build({name: Vocabulary.from_json(text) for name, text in made.items()})
-            else:
-                raise ConfigurationError(
-                    f"{type(self).__name__} does not know its vocabularies. Train it with a data module of lit_sparse, or call"
-                    " `model.build(vocabularies)` first."
-                )
-        if _has_vocabularies(data):
+        path = self.trainer.ckpt_path or self.initial_weights
+        if not self.vocabularies and path:
+            self.build(_kept_vocabularies(str(path)))
+        if not self.vocabularies and stage == "fit":
+            after_restore(self.trainer, lambda: self._build_from(data))
+        elif self.vocabularies and _has_vocabularies(data):
             data.use_vocabularies(self.vocabularies)
         super().setup(stage)
+
+    def _build_from(self, data: object) -> None:
+        if not _has_vocabularies(data):
+            raise self._unknown()
+        made = {name: its.to_json() for name, its in data.vocabularies.items()} if self.trainer.is_global_zero else {}
+        made = self.trainer.strategy.broadcast(made)
+        self.build({name: Vocabulary.from_json(text) for name, text in made.items()})
+        data.use_vocabularies(self.vocabularies)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Keep the vocabularies."""
@@ -104,7 +108,35 @@ class TextModule(LitSparseModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the vocabularies, and make the layers that depend on them."""
         self.build({name: Vocabulary.from_json(text) for name, text in checkpoint.get(VOCABULARIES, {}).items()})
+        data = getattr(self._trainer, "datamodule", None)
+        if _has_vocabularies(data):
+            data.use_vocabularies(self.vocabularies)
         super().on_load_checkpoint(checkpoint)
+
+    @override
+    def on_validation_start(self) -> None:
+        super().on_validation_start()
+        self._check_built()
+
+    @override
+    def on_test_start(self) -> None:
+        super().on_test_start()
+        self._check_built()
+
+    @override
+    def on_predict_start(self) -> None:
+        super().on_predict_start()
+        self._check_built()
+
+    def _check_built(self) -> None:
+        if not self.vocabularies:
+            raise self._unknown()
+
+    def _unknown(self) -> ConfigurationError:
+        return ConfigurationError(
+            f"{type(self).__name__} does not know its vocabularies yet. Train it with a data module of lit_sparse, load a"
+            " checkpoint, or call `model.build(vocabularies)`."
+        )
 
     def on_fit_start(self) -> None:
         """Write the vocabularies beside the checkpoints, for other programs to read."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_positive
 from lit_sparse.distributed import gather_unequal
@@ -77,7 +78,6 @@ class EntropicTransport(LitSparseModule):
         torch.Size([5, 2])
     """
 
-    example_metrics: ClassVar[tuple[str, ...]] = ("loss",)
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/semi_dual", "max")
 
     def __init__(
@@ -223,26 +223,26 @@ class EntropicTransport(LitSparseModule):
         best = max(semi_dual_value(u, source, target, eps=self.eps) for u in found)
         return best - self.semi_dual(source, target)
 
+    @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        """See :class:`LitSparseModule`."""
         x, y = self._points(batch)
         if stage != "train":
             self._held.append((x, y))
             sums = self.potentials.source_potential(x) + self.potentials.target_potential(y)
             losses = self._losses(sums, (x - y).square().sum(1))
-            return StepOutput(losses.mean(), examples={"loss": losses})
+            return StepOutput(losses)
         if isinstance(self.potentials, KernelPotentials):
             sums, broken = self.potentials.ascend(x, y, eps=self.eps, rho=self.rho, objective=self.form)
             if broken:
                 raise self._breakdown(batch, broken)
             losses = self._losses(sums, (x - y).square().sum(1).to(sums))
-            return StepOutput(losses.mean(), examples={"loss": losses})
+            return StepOutput(losses)
         u, v = self.potentials.source_potential(x), self.potentials.target_potential(y)
         surplus = self._surplus(x, y, u, v)
         loss = plan_penalty(surplus, self.eps, self.rho, self.form).mean() - u.mean() - v.mean() - self.eps
         if not bool(loss.isfinite()):  # waits for a GPU: but once the weights are NaN, the next checkpoint is lost
             raise self._breakdown(batch, int((~surplus.exp().isfinite()).sum()))
-        return StepOutput(loss)
+        return StepOutput(objective=loss)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Find the gradient; kernel potentials have moved already, and have none."""
@@ -258,8 +258,8 @@ class EntropicTransport(LitSparseModule):
             "mapped": self.barycentric_map(x, y if self._pool is None else self._pool),
         }
 
+    @override
     def configure_optimizers(self) -> Any:
-        """See :class:`LitSparseModule`; kernel potentials have an optimizer of their own."""
         return _KernelSGD(self.potentials) if isinstance(self.potentials, KernelPotentials) else super().configure_optimizers()
 
     def setup(self, stage: str) -> None:
@@ -281,19 +281,23 @@ class EntropicTransport(LitSparseModule):
         """Let go of the pool."""
         self._pool = None
 
-    def on_validation_epoch_start(self) -> None:  # noqa: D102
+    @override
+    def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
         self._held = []
 
-    def on_validation_epoch_end(self) -> None:  # noqa: D102
+    @override
+    def on_validation_epoch_end(self) -> None:
         super().on_validation_epoch_end()
         self._log_values("val")
 
-    def on_test_epoch_start(self) -> None:  # noqa: D102
+    @override
+    def on_test_epoch_start(self) -> None:
         super().on_test_epoch_start()
         self._held = []
 
-    def on_test_epoch_end(self) -> None:  # noqa: D102
+    @override
+    def on_test_epoch_end(self) -> None:
         super().on_test_epoch_end()
         self._log_values("test")
 

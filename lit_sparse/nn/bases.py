@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from lit_sparse.checks import check_count, check_number, check_positive
 from lit_sparse.errors import DataError
@@ -43,8 +44,8 @@ class NoiseBases(InitialBases):
         super().__init__()
         self.std = check_positive("std", std)
 
+    @override
     def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
-        """See :class:`InitialBases`."""
         return self.std * torch.randn(width, examples.shape[1], generator=generator, dtype=examples.dtype)
 
 
@@ -59,12 +60,12 @@ class SampleBases(InitialBases):
         super().__init__()
         self.norm = check_positive("norm", norm)
 
+    @override
     def examples(self, width: int) -> int:
-        """See :class:`InitialBases`; twice as many, should some of them be empty."""
         return 2 * width + 16
 
+    @override
     def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
-        """See :class:`InitialBases`."""
         norms = examples.norm(dim=1, keepdim=True)
         chosen = (norms.squeeze(1) > 0).nonzero().squeeze(1)[:width]
         if len(chosen) < width:
@@ -109,12 +110,12 @@ class SparseCodingBases(InitialBases):
         self.size = check_count("size", size, 2)
         self.rounds = check_count("rounds", rounds)
 
+    @override
     def examples(self, width: int) -> int:
-        """See :class:`InitialBases`."""
         return max(self.size, SampleBases().examples(width))
 
+    @override
     def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
-        """See :class:`InitialBases`."""
         bases = hoyer_projection(SampleBases()(examples, width, generator), self.connectivity)
         x, close = examples[: self.size], self.closeness
         codes = self._sparse(x @ bases.T)

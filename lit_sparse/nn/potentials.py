@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, check_count, check_positive, check_widths
 from lit_sparse.errors import ConfigurationError
@@ -75,15 +75,18 @@ class MLPPotentials(Potentials):
         super().__init__()
         self.hidden = check_widths("hidden", hidden)
 
-    def create(self, dim: int) -> None:  # noqa: D102
+    @override
+    def create(self, dim: int) -> None:
         self.of_source = MLP([dim, *self.hidden, 1])
         self.of_target = MLP([dim, *self.hidden, 1])
 
-    def source_potential(self, x: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def source_potential(self, x: Tensor) -> Tensor:
         u: Tensor = self.of_source(x)
         return u.squeeze(-1)
 
-    def target_potential(self, y: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def target_potential(self, y: Tensor) -> Tensor:
         v: Tensor = self.of_target(y)
         return v.squeeze(-1)
 
@@ -124,16 +127,19 @@ class KernelPotentials(Potentials):
         self.step_size = check_positive("step_size", step_size)
         self.capacity = check_count("capacity", capacity, most=MOST_EXAMPLES)
 
-    def create(self, dim: int) -> None:  # noqa: D102
+    @override
+    def create(self, dim: int) -> None:
         for name in ("sources", "targets"):
             self.register_buffer(name, torch.zeros(self.capacity, dim, dtype=torch.float64))
         self.register_buffer("coefficients", torch.zeros(self.capacity, dtype=torch.float64))
         self.register_buffer("count", torch.zeros((), dtype=torch.int64))
 
-    def source_potential(self, x: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def source_potential(self, x: Tensor) -> Tensor:
         return self._sum(x, self.sources)
 
-    def target_potential(self, y: Tensor) -> Tensor:  # noqa: D102
+    @override
+    def target_potential(self, y: Tensor) -> Tensor:
         return self._sum(y, self.targets)
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from typing_extensions import override
 
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
@@ -81,8 +82,8 @@ class RecurrentBody(Seq2SeqBody):
         self.merge = nn.Linear(2 * width, width, bias=False)
         self.drop = nn.Dropout(dropout)
 
+    @override
     def encode(self, embedded: Tensor, lengths: Tensor) -> State:
-        """See :class:`Seq2SeqBody`."""
         size = embedded.shape[1]
         packed = pack_padded_sequence(embedded, lengths.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False)
         found, last = self.encoder(packed)
@@ -95,15 +96,15 @@ class RecurrentBody(Seq2SeqBody):
             memory[name] = torch.where(mask[:, :1, None], both.transpose(0, 1), 0.0)
         return memory
 
+    @override
     def start(self, memory: State) -> State:
-        """See :class:`Seq2SeqBody`."""
         state = {f"{name}{layer}": part for name in "hc" if name in memory for layer, part in enumerate(memory[name].unbind(1))}
         if self.input_feeding:
             state["fed"] = torch.zeros_like(state["h0"])
         return state
 
+    @override
     def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
-        """See :class:`Seq2SeqBody`."""
         x = torch.cat([embedded, state["fed"]], -1) if self.input_feeding else embedded
         after: State = {}
         for layer, parameters in enumerate(self.decoder.all_weights):
@@ -120,8 +121,8 @@ class RecurrentBody(Seq2SeqBody):
             after["fed"] = hidden
         return hidden, weights, after
 
+    @override
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
-        """See :class:`Seq2SeqBody`."""
         if not self.input_feeding:
             begin = [memory[name].transpose(0, 1).contiguous() for name in ("h", "c") if name in memory]
             outputs, _ = self.decoder(embedded, tuple(begin) if len(begin) > 1 else begin[0])

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.mappings import SparseMapping
@@ -58,8 +58,8 @@ class TransformerBody(Seq2SeqBody):
         self.encoder_norm, self.decoder_norm = nn.LayerNorm(width), nn.LayerNorm(width)
         self.drop = nn.Dropout(dropout)
 
+    @override
     def bind(self, mapping: SparseMapping) -> Self:
-        """See :class:`Seq2SeqBody`."""
         super().bind(mapping)
         attentions = [module for module in self.modules() if isinstance(module, MultiheadAttention)]
         for attention in attentions[1:]:
@@ -67,29 +67,29 @@ class TransformerBody(Seq2SeqBody):
         attentions[0].mapping = mapping
         return self
 
+    @override
     def encode(self, embedded: Tensor, lengths: Tensor) -> State:
-        """See :class:`Seq2SeqBody`."""
         mask = length_mask(lengths, embedded.shape[1])
         x = self._placed(embedded, 0)
         for layer in _layers(self.encoder):
             x, _ = layer(x, None, ~mask, None)
         return {"states": self.encoder_norm(x), "mask": mask}
 
+    @override
     def prepare(self, memory: State) -> State:
-        """See :class:`Seq2SeqBody`; the memory gets the projected keys and values of each layer's cross-attention."""
         states = torch.where(memory["mask"].unsqueeze(-1), memory["states"], 0.0)  # a weight of zero does not silence a NaN
         found = dict(memory)
         for number, layer in enumerate(_layers(self.decoder)):
             found[f"keys{number}"], found[f"values{number}"] = layer.cross_attention.project_memory(states, states)
         return found
 
+    @override
     def start(self, memory: State) -> State:
-        """See :class:`Seq2SeqBody`; the state are the projected keys and values of each layer's self-attention."""
         none = memory["states"].new_zeros(len(memory["states"]), self.heads, 0, self.width // self.heads)
         return {f"{kind}{number}": none for number in range(self.layers) for kind in ("keys", "values")}
 
+    @override
     def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
-        """See :class:`Seq2SeqBody`."""
         x = self._placed(embedded.unsqueeze(1), state["keys0"].shape[2])
         memory = memory if "keys0" in memory else self.prepare(memory)
         mask = memory["mask"][:, None, None]
@@ -106,8 +106,8 @@ class TransformerBody(Seq2SeqBody):
             all_weights.append(weights)
         return self.decoder_norm(x).squeeze(1), torch.cat(all_weights, 1).squeeze(2), after
 
+    @override
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
-        """See :class:`Seq2SeqBody`."""
         length = embedded.shape[1]
         later = torch.ones(length, length, dtype=torch.bool, device=embedded.device).triu(1)
         x = self._placed(embedded, 0)

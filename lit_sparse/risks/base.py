@@ -13,6 +13,7 @@ from typing_extensions import Self
 from lit_sparse.checks import FLOATS
 from lit_sparse.distributed import gather_unequal, rank, world_size
 from lit_sparse.errors import ConfigurationError, DataError, full_name, shown_arguments
+from lit_sparse.risks.input_adversary import InputAdversary
 from lit_sparse.risks.logsumexp import may_look
 
 __all__ = ["BrokenLossError", "Risk", "gathered_losses"]
@@ -56,10 +57,8 @@ class Risk(nn.Module, ABC):
     #: The estimate's mean over random batches is the objective over all examples, whatever the size of a batch. Others look at
     #: a batch as a whole; of several processes each then trains on the losses of all.
     unbiased: ClassVar[bool] = False
-    #: :meth:`perturb` moves inputs.
-    perturbs: ClassVar[bool] = False
-    #: What a moved input pays for its cost: the model subtracts ``lam * cost`` from its loss.
-    lam: float = 0.0
+    #: Adversary by which :meth:`perturb` perturbs inputs; None to leave them unchanged.
+    adversary: InputAdversary | None = None
     #: An infinite loss is an error, as NaN is.
     finite: ClassVar[bool] = True
 
@@ -114,18 +113,18 @@ class Risk(nn.Module, ABC):
         """Return the objective; see :meth:`forward`, which has checked the arguments. At least one loss is there."""
 
     def perturb(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the inputs that the model is to be trained on in place of these, and what moving them costs.
+        """Return the inputs to train on in place of the given ones, and their transport cost.
 
-        A model calls it first, and hands its losses at the returned inputs less ``lam * cost`` to the risk.
+        A model calls it first. It hands the losses at the returned inputs, less the cost, to the risk.
 
         Args:
-            loss_fn: from inputs (B, ...) to losses (B,).
+            loss_fn: function from inputs (B, ...) to losses (B,).
             inputs: (B, ...) floating.
 
         Returns:
-            Inputs of the same shape, and costs (B,). The same inputs and zeros, unless the risk says :attr:`perturbs`.
+            Inputs of the same shape, and costs (B,) in units of the loss; the same inputs and zeros without an adversary.
         """
-        return inputs, inputs.new_zeros(len(inputs))
+        return (inputs, inputs.new_zeros(len(inputs))) if self.adversary is None else self.adversary(loss_fn, inputs)
 
     def dual_parameters(self) -> list[nn.Parameter]:
         """Return what is minimized over beside the model, with a learning rate of its own if :attr:`dual_lr` says so."""
@@ -172,7 +171,7 @@ class Risk(nn.Module, ABC):
             raise BrokenLossError(row, float(losses[row].detach()), int(wrong.sum()), len(losses), self._hint())
 
     def _hint(self) -> str:
-        return ""
+        return "" if self.adversary is None else " Or the adversary diverges: raise lam, or lower inner_lr."
 
     def _over_processes(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         """Return the objective of the losses of all processes, with a gradient whose mean over them is the objective's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number
 from lit_sparse.risks.base import Risk
@@ -42,8 +42,8 @@ class CVaR(Risk):
         """Return some that take few examples, half of them, and all."""
         return [cls(0.1), cls(0.5), cls(1.0)]
 
+    @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """See :class:`lit_sparse.risks.Risk`."""
         weights = torch.ones_like(losses) if weights is None else weights
         ranked, order = losses.sort(descending=True)
         mass = weights[order]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_positive
 from lit_sparse.risks.base import Risk
@@ -43,8 +43,8 @@ class KLDRO(Risk):
         """Return a mild one and a severe one."""
         return [cls(1.0), cls(0.1)]
 
+    @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """See :class:`lit_sparse.risks.Risk`."""
         weights = torch.ones_like(losses) if weights is None else weights
         there = weights > 0
         top = torch.where(there, losses.detach(), -torch.inf).amax()

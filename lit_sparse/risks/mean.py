@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.risks.base import Risk
 from lit_sparse.risks.logsumexp import may_look
@@ -32,8 +33,8 @@ class Mean(Risk):
     unbiased: ClassVar[bool] = True
     finite: ClassVar[bool] = False
 
+    @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """See :class:`lit_sparse.risks.Risk`."""
         return mean_of(losses, weights)
 
     def _check_losses(self, losses: Tensor) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_choice, check_number, check_positive
 from lit_sparse.risks.base import Risk, gathered_losses
@@ -72,8 +72,8 @@ class DualRisk(Risk):
     def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
         """Return the objective of losses (B,) at a dual variable."""
 
+    @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """See :class:`lit_sparse.risks.Risk`."""
         if may_look():
             dual = self._begun(losses, weights)
         elif self.training and torch.compiler.is_compiling() and not self._known:
@@ -176,14 +176,14 @@ class SafeKLDRO(DualRisk):
         """What losses are divided by: lam."""
         return self.lam
 
+    @override
     def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        """See :class:`DualRisk`; exact for both links."""
         scores = losses.detach() / self.lam
         find = _capped_threshold if self.link == "capped_exp" else mean_threshold
         return self.lam * find(scores, self.rho, weights)
 
+    @override
     def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
-        """See :class:`DualRisk`."""
         return dual + self.lam * mean_of(link_value((losses - dual) / self.lam, self.rho, self.link), weights) - self.lam
 
 

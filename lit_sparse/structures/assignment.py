@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
@@ -92,8 +92,8 @@ class Assignment(OnePerRow):
         """View entries (..., rows * columns) as (..., rows, columns)."""
         return entries.reshape(*entries.shape[:-1], *self.shape(entries.shape[-1]))
 
+    @override
     def check(self, d: int) -> None:
-        """See the base class."""
         self.shape(d)
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
@@ -127,8 +127,8 @@ class Assignment(OnePerRow):
             out[first, second] = 1.0
         return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
 
+    @override
     def validate(self, structures: Tensor) -> Tensor:
-        """See the base class; rows may be left out."""
         return super().validate(structures) & (self.grid(structures).sum(-2) <= 1).all(-1)
 
     def enumerate(self, d: int | None = None) -> Tensor:

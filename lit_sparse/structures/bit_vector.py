@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
@@ -43,8 +43,8 @@ class BitVector(Structure):
             check_count("d", self.d)
 
     @property
+    @override
     def size(self) -> int | None:
-        """See the base class."""
         return self.d
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
@@ -80,8 +80,8 @@ class BitVector(Structure):
         """Return (logits + 1) / 2."""
         return (logits + 1) / 2
 
+    @override
     def compiled(self, potentials: Tensor | None) -> CompiledOracle:
-        """See the base class."""
         return CompiledOracle(BITS, budget=2**62)
 
 
@@ -118,8 +118,8 @@ class Budget(Structure):
         return [cls(None, 1), cls(None, 3)]
 
     @property
+    @override
     def size(self) -> int | None:
-        """See the base class."""
         return self.d
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
@@ -130,14 +130,14 @@ class Budget(Structure):
         chosen = torch.zeros_like(scores).scatter(-1, order, 1.0)
         return chosen * (scores > TIE)
 
+    @override
     def validate(self, structures: Tensor) -> Tensor:
-        """See the base class."""
         return structures.sum(-1) <= self.budget
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
         """Return (logits + 1) / 2."""
         return (logits + 1) / 2
 
+    @override
     def compiled(self, potentials: Tensor | None) -> CompiledOracle:
-        """See the base class."""
         return CompiledOracle(BITS, budget=min(self.budget, 2**62))

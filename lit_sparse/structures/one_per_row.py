@@ -7,6 +7,7 @@ from abc import abstractmethod
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.structures.base import Structure, coarse_scores
@@ -25,21 +26,21 @@ class OnePerRow(Structure):
             ConfigurationError: if d entries cannot be laid out.
         """
 
+    @override
     def centered(self, scores: Tensor) -> Tensor:
-        """See the base class: the largest finite score of a row is taken from all of that row; -inf stays."""
         grid = self.grid(scores)
         if not grid.shape[-1]:
             return scores
         largest = grid.detach().amax(-1, keepdim=True)
         return (grid - torch.where(largest.isfinite(), largest, 0.0)).flatten(-2)
 
+    @override
     def validate(self, structures: Tensor) -> Tensor:
-        """See the base class; rows may be left out."""
         fits: Tensor = (self.grid(structures).sum(-1) <= 1).all(-1)
         return fits
 
+    @override
     def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
-        """See the base class; only rows whose entries are all forbidden are left out."""
         open_ = self.grid(allowed.expand_as(structures)).any(-1)
         return super().fits(structures, allowed) & ((self.grid(structures).sum(-1) > 0) == open_).all(-1)
 

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
@@ -72,8 +72,8 @@ class Sequence(OnePerRow):
         """Number of positions times tags; see the base class."""
         return None if self.length is None else self.length * self.tags
 
+    @override
     def check(self, d: int) -> None:
-        """See the base class."""
         length, rest = divmod(d, 1 if self.select is not None else self.tags)
         if rest or (self.length is not None and length != self.length):
             lengths = "any number of positions" if self.length is None else f"length={self.length}"
@@ -92,8 +92,8 @@ class Sequence(OnePerRow):
             )
         return potentials.reshape(math.prod(given[:-3]), 1 if len(given) == 2 else given[-3], *square)
 
+    @override
     def check_potentials(self, potentials: Tensor) -> Tensor:
-        """See the base class."""
         if potentials.dim() < 2 or tuple(potentials.shape[-2:]) != (self.tags, self.tags):
             raise ConfigurationError(
                 f"Expected potentials [from, to] of shape {(self.tags, self.tags)}, or with the links' and the rows' dimensions"
@@ -126,8 +126,8 @@ class Sequence(OnePerRow):
         """Return the selected tag's entries."""
         return structures if self.select is None else structures[..., self.select :: self.tags]
 
+    @override
     def squared_norm(self, marginals: Tensor, allowed: Tensor) -> Tensor:
-        """See the base class; tags that are not shown share what is left of each position alike."""
         shown = super().squared_norm(marginals, allowed)
         if self.select is None or self.tags == 1:
             return shown
@@ -188,8 +188,8 @@ class Sequence(OnePerRow):
         links = potentials.to(grid.dtype).expand(len(grid), max(length - 1, 0), -1, -1)
         return torch.einsum("bsia,biac,bsic->bs", before[:, :, :-1], links, grid[:, :, 1:])
 
+    @override
     def compiled(self, potentials: Tensor | None) -> CompiledOracle:
-        """See the base class."""
         return CompiledOracle(SEQUENCE, tags=self.tags, links=potentials)
 
     def _links(self, potentials: Tensor | None, scores: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
@@ -64,8 +64,8 @@ class Tree(OnePerRow):
         """Number of nodes squared; see the base class."""
         return None if self.nodes is None else self.nodes**2
 
+    @override
     def check(self, d: int) -> None:
-        """See the base class."""
         nodes = math.isqrt(d)
         if nodes * nodes != d or self.nodes not in (None, nodes):
             expected = "a square number" if self.nodes is None else f"{self.nodes} * {self.nodes}"
@@ -108,8 +108,8 @@ class Tree(OnePerRow):
             )
         return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
 
+    @override
     def validate(self, structures: Tensor) -> Tensor:
-        """See the base class; nodes may be left out."""
         grid = self.grid(structures)
         eye = torch.eye(grid.shape[-1], device=grid.device, dtype=grid.dtype)
         roots = (grid * eye).sum(-1)

@@ -158,12 +158,12 @@ def _perturb(risk: Risk) -> None:
     assert cost.shape == (4,), f"expected a cost of each input but got {tuple(cost.shape)}"
     assert bool((cost >= 0).all())
     assert not moved.requires_grad and not cost.requires_grad, "the adversary has no gradient"
-    if not risk.perturbs:
-        assert torch.equal(moved, inputs), "inputs were moved by a risk that does not say so"
+    if risk.adversary is None:
+        assert torch.equal(moved, inputs), "inputs were perturbed by a risk without an adversary"
         assert not bool(cost.any())
         return
-    torch.testing.assert_close(cost, (moved - inputs).square().sum(1))
-    gain = losses_at(moved) - risk.lam * cost - losses_at(inputs)
+    torch.testing.assert_close(cost, risk.adversary.lam * (moved - inputs).square().sum(1))
+    gain = losses_at(moved) - cost - losses_at(inputs)
     assert bool((gain >= -1e-9).all()), "the adversary loses by moving"
     alone, _ = risk.perturb(losses_at, inputs[1:2])
     torch.testing.assert_close(alone, moved[1:2])

@@ -79,12 +79,12 @@ def test_the_loss_is_the_log_posterior_an_example(family: str, likelihood: Likel
     at_best = prior.log_prob(prior.mean)
     expected = -likelihood.log_prob(batch["features"] @ model.mean, batch["target"]).sum()
     expected = (expected - (prior.log_prob(model.mean) - at_best).sum()) / 24
-    whole = model.step(batch, 0, "train")["loss"]
+    whole = model.run_step(batch, 0, "train")["loss"]
     torch.testing.assert_close(whole, expected)
     order = torch.randperm(24)
-    losses = [model.step(part(batch, some), 1, "train")["loss"] for some in order.split(6)]
+    losses = [model.run_step(part(batch, some), 1, "train")["loss"] for some in order.split(6)]
     torch.testing.assert_close(torch.stack(losses).mean(), whole)
-    uneven = [(len(some), model.step(part(batch, some), 1, "train")["loss"]) for some in order.split(7)]
+    uneven = [(len(some), model.run_step(part(batch, some), 1, "train")["loss"]) for some in order.split(7)]
     torch.testing.assert_close(sum(n * loss for n, loss in uneven) / 24, whole)
     (slope,) = torch.autograd.grad(whole, [model.mean])
     (same,) = torch.autograd.grad(torch.stack(losses).mean(), [model.mean])
@@ -98,8 +98,8 @@ def test_weights_are_repeated_rows(family: str, likelihood: Likelihood, fit: Any
     batch, times = drawn(family), torch.randint(4, (24,), generator=torch.Generator().manual_seed(0))
     total = int(times.sum())
     model = at(likelihood, fit=fit, examples=total)
-    repeated = model.step(part(batch, torch.arange(24).repeat_interleave(times)), 0, "train")["loss"]
-    weighted = model.step({**batch, "weight": times * 24 / total}, 0, "train")["loss"]
+    repeated = model.run_step(part(batch, torch.arange(24).repeat_interleave(times)), 0, "train")["loss"]
+    weighted = model.run_step({**batch, "weight": times * 24 / total}, 0, "train")["loss"]
     torch.testing.assert_close(weighted, repeated)
     slopes = [torch.autograd.grad(loss, [model.mean])[0] for loss in (weighted, repeated)]
     torch.testing.assert_close(*slopes)
@@ -115,7 +115,7 @@ def test_the_variational_loss_is_the_negative_evidence_bound(family: str, likeli
     thetas = posterior.sample(40_000, torch.Generator().manual_seed(0))
     expected = -likelihood.log_prob(thetas @ batch["features"].T, batch["target"]).mean(0).sum()
     expected = (expected + torch.distributions.kl_divergence(q, prior)) / 24
-    found = model.step(batch, 0, "train")["loss"]
+    found = model.run_step(batch, 0, "train")["loss"]
     torch.testing.assert_close(found.detach(), expected, rtol=0.02, atol=0.02)
     penalty = model._penalty().detach()
     torch.testing.assert_close(penalty, torch.distributions.kl_divergence(q, prior))
@@ -136,16 +136,16 @@ def test_the_scores_of_validation(family: str, likelihood: Likelihood, fit: Any)
         thetas = model.posterior().sample(20_000, torch.Generator().manual_seed(0))
     values = likelihood.log_prob(thetas @ batch["features"].T, batch["target"])
     expected = math.log(len(thetas)) - values.logsumexp(0)
-    examples = model.step(batch, 0, "val")["examples"]
+    examples = model.run_step(batch, 0, "val")["per_example"]
     torch.testing.assert_close(examples["nll"], expected, rtol=0.02, atol=0.02)
     mean = likelihood.mean(batch["features"] @ model.mean.detach())
     torch.testing.assert_close(examples["squared_error"], (mean - batch["target"]).square())
-    few = model.step(part(batch, torch.tensor([20, 4, 9])), 1, "val")["examples"]
+    few = model.run_step(part(batch, torch.tensor([20, 4, 9])), 1, "val")["per_example"]
     for name, found in few.items():
         torch.testing.assert_close(found, examples[name][[20, 4, 9]])
     if family == "logistic":
         assert torch.equal(examples["accuracy"], ((mean > 0.5).double() == batch["target"]).double())
-        signed = model.step({**batch, "target": 2 * batch["target"] - 1}, 0, "val")["examples"]
+        signed = model.run_step({**batch, "target": 2 * batch["target"] - 1}, 0, "val")["per_example"]
         for name, found in signed.items():
             torch.testing.assert_close(found, examples[name])
     else:

@@ -72,13 +72,13 @@ def test_published_architecture_is_the_default() -> None:
 def test_negative_elbo_and_its_gradient_equal_those_over_all_vectors(k: int) -> None:
     model, images = small(k).double(), batch()
     pixels = images["pixels"]
-    output = model.step(images, 0, "train")
+    output = model.run_step(images, 0, "train")
     probs = F.topk_sparsemax(model.encoder(pixels) @ ALL.t(), k)
     distortion = -(probs * log_likelihoods(model, pixels)).sum(-1)
     rate = 8 * math.log(2) + torch.special.xlogy(probs, probs).sum(-1)
-    torch.testing.assert_close(output["examples"]["distortion"], distortion.detach())
-    torch.testing.assert_close(output["examples"]["rate"], rate.detach())
-    torch.testing.assert_close(output["examples"]["nelbo"], (distortion + rate).detach())
+    torch.testing.assert_close(output["per_example"]["distortion"], distortion.detach())
+    torch.testing.assert_close(output["per_example"]["rate"], rate.detach())
+    torch.testing.assert_close(output["per_example"]["nelbo"], (distortion + rate).detach())
     assert torch.equal(output["decoder_calls"], (probs > 0).sum(-1))
     parameters = [parameter for parameter in model.parameters() if k > 1 or parameter.shape[0] != 8]
     got = torch.autograd.grad(output["loss"], parameters, allow_unused=True)
@@ -146,19 +146,19 @@ def test_bits_per_dimension_of_a_posterior_over_all_vectors_are_exact(trained: B
 
 def test_scores_do_not_depend_on_the_batch() -> None:
     model, images = small().double(), batch()
-    whole = model.step(images, 0, "val")["examples"]["nelbo"]
-    parts = [model.step({k: v[i : i + 5] for k, v in images.items()}, 1, "val")["examples"]["nelbo"] for i in (0, 5, 10)]
+    whole = model.run_step(images, 0, "val")["per_example"]["nelbo"]
+    parts = [model.run_step({k: v[i : i + 5] for k, v in images.items()}, 1, "val")["per_example"]["nelbo"] for i in (0, 5, 10)]
     torch.testing.assert_close(torch.cat(parts), whole)
 
 
 def test_a_broken_image_harms_no_other() -> None:
     model, images = small().double(), batch()
-    whole = model.step(images, 1, "val")["examples"]["nelbo"]
+    whole = model.run_step(images, 1, "val")["per_example"]["nelbo"]
     with torch.no_grad():
         logits = model.encoder(images["pixels"])
         logits[3] = torch.nan
     model.encoder.forward = lambda pixels: logits  # type: ignore[method-assign]
-    broken = model.step(images, 1, "val")["examples"]["nelbo"]
+    broken = model.run_step(images, 1, "val")["per_example"]["nelbo"]
     assert broken.isnan().nonzero().tolist() == [[3]]
     torch.testing.assert_close(broken[4:], whole[4:])
 
@@ -177,7 +177,7 @@ def test_scores_pass_through_the_estimators_scale() -> None:
 
 def test_what_is_drawn_is_the_posterior_mean() -> None:
     model, images = small().double(), batch()
-    artifacts = model.step(images, 0, "val")["artifacts"]
+    artifacts = model.run_step(images, 0, "val")["artifacts"]
     assert artifacts["images"].shape == artifacts["reconstructions"].shape == (12, 64)
     probs = F.topk_sparsemax(model.encoder(images["pixels"]) @ ALL.t(), 10)
     torch.testing.assert_close(artifacts["reconstructions"], (probs @ model.generate(ALL)).detach())
@@ -185,8 +185,8 @@ def test_what_is_drawn_is_the_posterior_mean() -> None:
     features = model.decoder(ALL).reshape(256, 64, 5)
     torch.testing.assert_close(model.generate(ALL), torch.nn.functional.linear(
         features, model.likelihood.weight, model.likelihood.bias).softmax(-1) @ grey / 16)  # fmt: skip
-    assert model.step(images, 1, "val")["artifacts"] == {}
-    assert model.step(images, 0, "train")["artifacts"] == {}
+    assert model.run_step(images, 1, "val")["artifacts"] == {}
+    assert model.run_step(images, 0, "train")["artifacts"] == {}
 
 
 def test_predictions() -> None:
@@ -195,7 +195,7 @@ def test_predictions() -> None:
         found = model.predict_step(images, 0)
     probs = F.topk_sparsemax(model.encoder(images["pixels"]) @ ALL.t(), 10)
     torch.testing.assert_close(found["marginals"], (probs @ ALL).detach())
-    torch.testing.assert_close(found["nelbo"], model.step(images, 0, "val")["examples"]["nelbo"])
+    torch.testing.assert_close(found["nelbo"], model.run_step(images, 0, "val")["per_example"]["nelbo"])
 
 
 def test_a_checkpoint_reloads(trained: BitVectorVAE, tmp_path: Path) -> None:
@@ -221,9 +221,9 @@ def test_draws_of_the_test_depend_on_the_index() -> None:
     model, images, found = small(importance_samples=50), batch(1), []
     images["pixels"] = images["pixels"].float()
     for index in (0, 1, 0):
-        model.test_bits_per_dim.reset()
-        model.step({**images, "index": torch.tensor([index])}, 0, "test")
-        found.append(float(model.test_bits_per_dim.compute()["mean"]))
+        model.stage_metrics("test").reset()
+        model.run_step({**images, "index": torch.tensor([index])}, 0, "test")
+        found.append(float(model.stage_metrics("test")["bits_per_dim"].compute()["bits_per_dim"]))
     assert found[0] != found[1]
     assert found[0] == found[2]
 
@@ -231,7 +231,7 @@ def test_draws_of_the_test_depend_on_the_index() -> None:
 @pytest.mark.parametrize("stage", ["train", "val", "test"])
 def test_images_of_another_size(stage: str) -> None:
     with pytest.raises(ConfigurationError, match="in_features=64"):
-        small().step({"pixels": torch.zeros(3, 784), "index": torch.arange(3)}, 0, stage)  # type: ignore[arg-type]
+        small().run_step({"pixels": torch.zeros(3, 784), "index": torch.arange(3)}, 0, stage)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -282,5 +282,5 @@ def test_samplers_train_test_and_predict(estimator: Estimator, tmp_path: Path) -
     assert off < 4 * tested["test/bits_per_dim_standard_error"]
     predicted = model.predict_step(digits().fetch("test", 0, torch.arange(5)), 0)
     torch.testing.assert_close(predicted["marginals"], model.encoder(pixels[:5]).sigmoid())
-    images = model.step(digits().fetch("test", 0, torch.arange(5)), 0, "val")["artifacts"]["reconstructions"]
+    images = model.run_step(digits().fetch("test", 0, torch.arange(5)), 0, "val")["artifacts"]["reconstructions"]
     assert 0.5 < float(images.mean() / pixels[:5].mean()) < 2, "as bright as the images"

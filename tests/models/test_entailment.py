@@ -341,15 +341,15 @@ def test_steps_say_what_was_looked_at(trained: tuple[EntailmentClassifier, Path]
     module = data(folder)
     module.use_vocabularies(model.vocabularies)
     batch = module.fetch("val", 0, torch.tensor([4, 2, 9]))
-    output = model.step(batch, 0, "val")
+    output = model.run_step(batch, 0, "val")
     scores, weights = model(*inputs(batch))
     losses = nn.functional.cross_entropy(scores, batch["label"], reduction="none")
     torch.testing.assert_close(output["loss"], losses.mean())
-    torch.testing.assert_close(output["examples"]["loss"], losses)
+    torch.testing.assert_close(output["per_example"]["loss"], losses)
     assert torch.equal(output["support_size"], (weights > 0).sum(-1))
-    assert torch.equal(output["sizes"], batch["premise_length"])
+    assert torch.equal(output["num_allowed"], batch["premise_length"])
     zeros = [(row[:length] == 0).float().mean() for row, length in zip(weights, batch["premise_length"], strict=True)]
-    torch.testing.assert_close(output["examples"]["zeros"], torch.stack(zeros))
+    torch.testing.assert_close(output["per_example"]["zeros"], torch.stack(zeros))
     drawn = output["artifacts"]
     assert drawn["attention"].shape == (3, 1, batch["premise"].shape[1])
     assert [" ".join(tokens) for tokens in drawn["source_tokens"]] == [text.lower() for text in batch["premise_text"]]
@@ -358,8 +358,8 @@ def test_steps_say_what_was_looked_at(trained: tuple[EntailmentClassifier, Path]
     wanted = zip(batch["hypothesis_text"], batch["label"], strict=True)
     assert drawn["title"] == [f"{text} ({model.labels[int(label)]})" for text, label in wanted]
     del batch["hypothesis_text"]
-    assert model.step(batch, 0, "val")["artifacts"]["title"][0].lower() == drawn["title"][0].lower()
-    assert not model.step(batch, 0, "train")["artifacts"]
+    assert model.run_step(batch, 0, "val")["artifacts"]["title"][0].lower() == drawn["title"][0].lower()
+    assert not model.run_step(batch, 0, "train")["artifacts"]
 
 
 def test_pictures_and_predictions_are_written(trained: tuple[EntailmentClassifier, Path], folder: Path, tmp_path: Path) -> None:
@@ -391,8 +391,8 @@ def test_pictures_and_predictions_are_written(trained: tuple[EntailmentClassifie
         (lambda: small(labels=("yes",)), "`labels` to be at least two different names"),
         (lambda: small(labels=("yes", "yes")), "`labels` to be at least two different names"),
         (lambda: small(labels="yes"), "`labels` to be at least two different names"),
-        (lambda: small().classify([("a", "b")]), "does not know its vocabulary yet"),
-        (lambda: small().use_vectors(torch.zeros(3, 8)), "does not know its vocabulary yet"),
+        (lambda: small().classify([("a", "b")]), "does not know its vocabularies yet"),
+        (lambda: small().use_vectors(torch.zeros(3, 8)), "does not know its vocabularies yet"),
     ],
 )
 def test_mistakes_are_explained(make: Any, words: str) -> None:

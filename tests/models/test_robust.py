@@ -99,9 +99,9 @@ def test_a_network_of_ones_own_and_what_does_not_fit() -> None:
     with pytest.raises(ConfigurationError, match="one prediction a row"):
         RobustRegressor(in_features=5, network=MLP([5, 2]))(torch.randn(3, 5))
     with pytest.raises(ConfigurationError, match="in_features=5"):
-        model.step({"features": torch.zeros(3, 4), "target": torch.zeros(3)}, 0, "train")
+        model.run_step({"features": torch.zeros(3, 4), "target": torch.zeros(3)}, 0, "train")
     with pytest.raises(ConfigurationError, match="another kind of model"):
-        model.step({"pixels": torch.zeros(3, 4)}, 0, "train")
+        model.run_step({"pixels": torch.zeros(3, 4)}, 0, "train")
     with pytest.raises(ConfigurationError, match="least_squares"):
         RobustRegressor(in_features=5, start="ones")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="Risk"):
@@ -128,9 +128,9 @@ def test_images_without_labels_do_not_count() -> None:
     model = RobustClassifier(network=ConvNet(8, 8, channels=[4]), in_features=64)
     batch = {"pixels": torch.rand(6, 64), "label": torch.tensor([-100, 3, 1, -100, -100, 2]), "index": torch.arange(6)}
     told = {name: value[[1, 2, 5]] for name, value in batch.items()}
-    torch.testing.assert_close(model.step(batch, 0, "train")["loss"], model.step(told, 0, "train")["loss"])
+    torch.testing.assert_close(model.run_step(batch, 0, "train")["loss"], model.run_step(told, 0, "train")["loss"])
     with pytest.raises(ConfigurationError, match=r"labelled: 1\.0"):
-        model.step({**batch, "label": torch.full((6,), -100)}, 0, "train")
+        model.run_step({**batch, "label": torch.full((6,), -100)}, 0, "train")
     with pytest.raises(ConfigurationError, match="make scores"):
         RobustClassifier(network=MLP([64, 7]), in_features=64)(batch["pixels"])
     with pytest.raises(ConfigurationError, match="8 x 8"):
@@ -213,7 +213,7 @@ def test_a_broken_example_of_weight_zero_is_found_before_it_reaches_the_network(
     batch = {"features": torch.randn(4, 5), "target": torch.tensor([0.0, torch.nan, 1.0, 2.0]), "index": torch.arange(10, 14)}
     batch["weight"] = torch.tensor([1.0, 0.0, 1.0, 1.0])
     with pytest.raises(DataError, match=r"example 1 of the batch \(number 11 "):
-        model.step(batch, 0, "train")
+        model.run_step(batch, 0, "train")
     assert bool(model.risk.dual.isnan()), "nothing was learnt"
 
 
@@ -223,7 +223,7 @@ def test_the_example_is_named_where_losses_are_of_several_kinds() -> None:
     batch = {"pixels": torch.rand(12, 64), "label": label, "index": torch.arange(100, 112)}
     batch["pixels"][2] = torch.nan
     with pytest.raises(DataError, match=r"example 2 of the batch \(number 102 "):
-        model.step(batch, 0, "train")
+        model.run_step(batch, 0, "train")
 
 
 def test_an_adversary_that_runs_away_is_told() -> None:
@@ -232,7 +232,7 @@ def test_an_adversary_that_runs_away_is_told() -> None:
         model.network.weight.fill_(5.0)  # the loss curves by far more than the cost
     batch = {"features": torch.randn(4, 5), "target": torch.zeros(4), "index": torch.arange(4)}
     with pytest.raises(DataError, match="raise lam"):
-        model.step(batch, 0, "train")
+        model.run_step(batch, 0, "train")
 
 
 def test_a_coreset_and_a_risk() -> None:

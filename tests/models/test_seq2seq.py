@@ -103,7 +103,7 @@ def test_the_step_is_what_its_parts_say(mapping: SparseMapping, folder: Path) ->
     data.use_vocabularies(model.vocabularies)
     data.setup("test")
     batch = next(iter(data.test_dataloader()))
-    output = model.step(batch, 0, "test")
+    output = model.run_step(batch, 0, "test")
     losses, nlls, right, support, zeros, groups = [], [], [], [], [], []
     for row in range(len(batch["source"])):
         size, length = int(batch["source_length"][row]), int(batch["target_length"][row])
@@ -120,12 +120,12 @@ def test_the_step_is_what_its_parts_say(mapping: SparseMapping, folder: Path) ->
             runs = [w for i, w in enumerate(row_weights) if w != 0 and (i == 0 or row_weights[i - 1] != w)]
             groups.append(len(runs) if isinstance(mapping, Sparsemax) else len({w for w in row_weights if w != 0}))
     torch.testing.assert_close(output["loss"], torch.stack(losses).mean())
-    torch.testing.assert_close(output["examples"]["nll"].sum(), torch.stack(nlls).sum())
-    assert output["examples"]["accuracy"].mean().item() == pytest.approx(sum(right) / len(right))
+    torch.testing.assert_close(output["per_example"]["nll"].sum(), torch.stack(nlls).sum())
+    assert output["per_example"]["accuracy"].mean().item() == pytest.approx(sum(right) / len(right))
     assert sorted(output["support_size"].tolist()) == sorted(support)
     assert sorted(output["groups"].tolist()) == sorted(groups)
-    assert output["examples"]["zeros"].mean().item() == pytest.approx(sum(zeros) / len(zeros))
-    assert output["sizes"].sum() == ((batch["target_length"] - 1) * batch["source_length"]).sum()
+    assert output["per_example"]["zeros"].mean().item() == pytest.approx(sum(zeros) / len(zeros))
+    assert output["num_allowed"].sum() == ((batch["target_length"] - 1) * batch["source_length"]).sum()
 
 
 def test_the_loss_is_divided_by_sentences_or_by_tokens(folder: Path) -> None:
@@ -133,9 +133,9 @@ def test_the_loss_is_divided_by_sentences_or_by_tokens(folder: Path) -> None:
     data = data_of(folder)
     data.use_vocabularies(model.vocabularies)
     batch = next(iter(data.val_dataloader()))
-    by_token = model.step(batch, 0, "train")["loss"]
+    by_token = model.run_step(batch, 0, "train")["loss"]
     model.loss_per = "sentence"
-    by_sentence = model.step(batch, 0, "train")["loss"]
+    by_sentence = model.run_step(batch, 0, "train")["loss"]
     tokens = (batch["target_length"] - 1).sum() / len(batch["source"])
     torch.testing.assert_close(by_sentence, by_token * tokens)
 
@@ -198,7 +198,7 @@ def test_a_sparse_output_layer_writes_only_what_has_a_probability(folder: Path) 
     scores, _ = model(batch["source"], batch["source_length"], batch["target"][:, :-1])
     there = length_mask(batch["target_length"] - 1, batch["target"].shape[1] - 1)
     loss = FenchelYoungLoss(Entmax(1.5))(scores[there], batch["target"][:, 1:][there])
-    torch.testing.assert_close(model.step(batch, 0, "train")["loss"], loss)
+    torch.testing.assert_close(model.run_step(batch, 0, "train")["loss"], loss)
     assert (Entmax(1.5)(scores) == 0).any()
     found = model.search(model.encode(batch["source"], batch["source_length"]), batch["source_length"])
     assert all(math.isfinite(one.score) for best in found for one in best)
@@ -401,7 +401,7 @@ def test_means_keep_their_digits_in_bfloat16(folder: Path) -> None:
     model = small()
     run = trainer(precision="bf16-true")
     run.fit(model, data_of(folder))
-    assert {metric.total.dtype for metric in model.val_means.values()} == {torch.float64}
+    assert {metric.total.dtype for metric in model.stage_metrics("val")._means().values()} == {torch.float64}
 
 
 def test_embeddings_are_tied_when_asked(folder: Path) -> None:

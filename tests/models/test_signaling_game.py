@@ -102,7 +102,7 @@ def test_loss_and_successes_equal_those_of_a_loop(mapping: SparseMapping) -> Non
         game(mapping, entropy_weight=0.3).double(),
         {k: v.double() if v.is_floating_point() else v for k, v in batch().items()},
     )
-    output = model.step(games, 0, "val")
+    output = model.run_step(games, 0, "val")
     probs = mapping(model.sender(games["target"]))
     for i in range(len(probs)):
         nll = success = expected = 0.0
@@ -114,7 +114,7 @@ def test_loss_and_successes_equal_those_of_a_loop(mapping: SparseMapping) -> Non
             expected += p * right
             success = right if symbol == int(probs[i].argmax()) else success
         entropy = -float(torch.special.xlogy(probs[i], probs[i]).sum().detach())
-        found = {name: float(values[i]) for name, values in output["examples"].items()}
+        found = {name: float(values[i]) for name, values in output["per_example"].items()}
         assert found == pytest.approx(
             {"loss": nll - 0.3 * entropy, "nll": nll, "entropy": entropy, "success": success, "expected_success": expected}
         )
@@ -125,7 +125,7 @@ def test_loss_and_successes_equal_those_of_a_loop(mapping: SparseMapping) -> Non
 def test_symbols_that_are_equally_probable_count_alike() -> None:
     """Of a sender that cannot decide, success is the share of its symbols that are understood."""
     model = game(sender=_Undecided())
-    found = model.step(batch(), 0, "val")["examples"]
+    found = model.run_step(batch(), 0, "val")["per_example"]
     messages, rows = torch.eye(5).repeat(7, 1), torch.arange(7).repeat_interleave(5)
     right = model.receiver(batch()["candidates"], messages, rows).argmax(-1) == batch()["position"][rows]
     torch.testing.assert_close(found["success"], right.view(7, 5).float().mean(-1))
@@ -152,13 +152,13 @@ SAMPLERS = [
 @pytest.mark.parametrize("estimator", SAMPLERS, ids=repr)
 def test_any_estimator_plays(estimator: Estimator) -> None:
     model = game(Softmax(), estimator)
-    output = model.step(batch(), 0, "train")
+    output = model.run_step(batch(), 0, "train")
     output["loss"].backward()
     assert bool(output["loss"].isfinite())
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if name.startswith(("sender", "rec")))
-    assert set(output["examples"]) == set(SignalingGame.example_metrics)
+    assert set(output["per_example"]) == set(model.stage_metrics("train"))
     model.eval()
-    first, second = (model.step(batch(), 0, "val")["examples"] for _ in range(2))
+    first, second = (model.run_step(batch(), 0, "val")["per_example"] for _ in range(2))
     for name, values in first.items():
         assert torch.equal(values, second[name])
     assert torch.equal(first["success"], first["expected_success"]), "one symbol is decoded"
@@ -312,17 +312,14 @@ def test_weights_of_another_estimator_start_a_run(tmp_path: Path) -> None:
     for estimator in (ScoreFunction("learnt"), GumbelSoftmax(0.7)):
         warm = small(estimator, Softmax())
         warm.initial_weights = str(tmp_path / "exact.ckpt")
-        fitting = trainer(tmp_path, max_steps=1, limit_val_batches=0)
-        warm.trainer = fitting
-        warm.setup("fit")
+        trainer(tmp_path, max_steps=0).fit(warm, data())
         torch.testing.assert_close(warm.receiver.see.weight, model.receiver.see.weight)  # type: ignore[union-attr]
         second = trainer(tmp_path, max_steps=1)
         second.fit(warm, data())
         second.save_checkpoint(tmp_path / "sampled.ckpt")
         back = small()
         back.initial_weights = str(tmp_path / "sampled.ckpt")
-        back.trainer = second
-        back.setup("fit")
+        trainer(tmp_path, max_steps=0).fit(back, data())
         torch.testing.assert_close(back.receiver.see.weight, warm.receiver.see.weight)  # type: ignore[union-attr]
 
 
@@ -333,21 +330,21 @@ def test_weights_of_another_estimator_start_a_run(tmp_path: Path) -> None:
         (lambda: game(in_features=0), "`in_features`"),
         (lambda: game(estimator=TopKMarginalize(3)), "takes no mapping"),
         (lambda: game(estimator=Marginalize(Softmax())), "Give the mapping to the model alone"),
-        (lambda: game(in_features=5).step(batch(), 0, "train"), "in_features=6"),
+        (lambda: game(in_features=5).run_step(batch(), 0, "train"), "in_features=6"),
         (
-            lambda: game(receiver=_Deaf()).step(batch(), 0, "train"),
+            lambda: game(receiver=_Deaf()).run_step(batch(), 0, "train"),
             r"make scores \(\d+, 4\) of .* but it gives scores \(\d+,\)",
         ),
         (
-            lambda: game(sender=MLP([6, 4])).step(batch(), 0, "train"),
+            lambda: game(sender=MLP([6, 4])).run_step(batch(), 0, "train"),
             r"make scores \(7, 5\) of .* but it gives scores \(7, 4\)",
         ),
         (
-            lambda: game(sender=MLP([7, 5])).step(batch(), 0, "train"),
+            lambda: game(sender=MLP([7, 5])).run_step(batch(), 0, "train"),
             r"MLP, fails on images \(7, 6\) for vocabulary=5, .* mat1",
         ),
         (
-            lambda: game(receiver=Receiver(6, vocabulary=4)).step(batch(), 0, "val"),
+            lambda: game(receiver=Receiver(6, vocabulary=4)).run_step(batch(), 0, "val"),
             "Receiver, fails on candidates .*: RuntimeError",
         ),
     ],
@@ -366,6 +363,6 @@ def test_a_broken_image_breaks_its_own_game_alone() -> None:
     model, games = game(), batch()
     games["target"] = games["target"].clone()
     games["target"][2, 0] = torch.nan
-    output = model.step(games, 0, "val")
-    assert bool(output["examples"]["nll"][2].isnan())
-    assert bool(output["examples"]["nll"][[0, 1, 3, 4, 5, 6]].isfinite().all())
+    output = model.run_step(games, 0, "val")
+    assert bool(output["per_example"]["nll"][2].isnan())
+    assert bool(output["per_example"]["nll"][[0, 1, 3, 4, 5, 6]].isfinite().all())

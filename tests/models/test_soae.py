@@ -65,7 +65,7 @@ def test_the_objective_is_what_the_publication_says(mapping: nn.Module | None, e
     """Written down once more, one example at a time, with W as the publication has it, a basis a column."""
     model = at_epoch(started(mapping).double(), epoch)
     batch = batch_of(model)
-    output = model.step(batch, 0, "val")
+    output = model.run_step(batch, 0, "val")
     w, w_out, theta = model.bases.T, model.output.weight.T, model.output.bias
     alpha = 1 - math.exp(-epoch / 10)
     losses, active = [], []
@@ -77,7 +77,7 @@ def test_the_objective_is_what_the_publication_says(mapping: nn.Module | None, e
         losses.append((1 - alpha) * (1 - correlation) + alpha * -y[t].log())
         active.append(int((h != 0).sum()))
     torch.testing.assert_close(output["loss"], torch.stack(losses).mean())
-    torch.testing.assert_close(output["examples"]["loss"], torch.stack(losses).detach())
+    torch.testing.assert_close(output["per_example"]["loss"], torch.stack(losses).detach())
     assert output["support_size"].tolist() == active
 
 
@@ -87,7 +87,7 @@ def test_the_gradient_of_the_whole_objective(mapping: nn.Module | None, epoch: i
     """By all parameters, in float64, against central differences, to 1e-6."""
     model = at_epoch(started(mapping).double(), epoch)
     batch = batch_of(model)
-    loss = model.step(batch, 0, "train")["loss"]
+    loss = model.run_step(batch, 0, "train")["loss"]
     parameters = list(model.parameters())
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
     size = 1e-6
@@ -98,7 +98,7 @@ def test_the_gradient_of_the_whole_objective(mapping: nn.Module | None, epoch: i
             old = float(entry[place])
             for step in (size, -size):
                 entry[place] = old + step
-                values.append(float(model.step(batch, 0, "train")["loss"].detach()))
+                values.append(float(model.run_step(batch, 0, "train")["loss"].detach()))
             entry[place] = old
             assert (values[0] - values[1]) / (2 * size) == pytest.approx(float(slope.view(-1)[place]), abs=1e-6)
 
@@ -108,18 +108,18 @@ def test_examples_without_contrast_and_broken_ones_stay_by_themselves(epoch: int
     """A blank image and one of a single grey have no correlation; a NaN is in its own row alone."""
     model = at_epoch(started(HoyerProjection(0.7)), epoch)
     batch = batch_of(model, 6)
-    whole = model.step(batch, 0, "val")["examples"]
+    whole = model.run_step(batch, 0, "val")["per_example"]
     batch["pixels"][1] = 0.0
     batch["pixels"][2] = 0.5
     batch["pixels"][4] = torch.nan
-    some = model.step(batch, 0, "val")
-    assert some["examples"]["correlation"][1:3].tolist() == [0.0, 0.0]
+    some = model.run_step(batch, 0, "val")
+    assert some["per_example"]["correlation"][1:3].tolist() == [0.0, 0.0]
     for name in ("loss", "nll", "correlation"):
-        assert some["examples"][name].isfinite().tolist() == [True, True, True, True, False, True]
+        assert some["per_example"][name].isfinite().tolist() == [True, True, True, True, False, True]
         for row in (0, 3, 5):
-            assert some["examples"][name][row] == pytest.approx(float(whole[name][row]), abs=1e-6)
+            assert some["per_example"][name][row] == pytest.approx(float(whole[name][row]), abs=1e-6)
     kept = {name: value[:4] for name, value in batch.items()}
-    model.step(kept, 0, "train")["loss"].backward()
+    model.run_step(kept, 0, "train")["loss"].backward()
     assert all(parameter.grad is None or bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
 
 
@@ -127,10 +127,10 @@ def test_labels_that_are_not_told_teach_no_class() -> None:
     model = at_epoch(started(HoyerProjection(0.7)), 3)
     batch = batch_of(model)
     batch["label"][1:3] = -100
-    output = model.step(batch, 0, "train")
-    assert len(output["examples"]["accuracy"]) == len(output["examples"]["nll"]) == 3
+    output = model.run_step(batch, 0, "train")
+    assert len(output["per_example"]["accuracy"]) == len(output["per_example"]["nll"]) == 3
     told = {name: value[[0, 3, 4]] for name, value in batch.items()}
-    torch.testing.assert_close(output["examples"]["nll"], model.step(told, 0, "train")["examples"]["nll"])
+    torch.testing.assert_close(output["per_example"]["nll"], model.run_step(told, 0, "train")["per_example"]["nll"])
 
 
 def test_tiny_pixels_have_a_correlation_and_a_gradient() -> None:
@@ -141,9 +141,9 @@ def test_tiny_pixels_have_a_correlation_and_a_gradient() -> None:
         model = at_epoch(started(HardThreshold(5)), 0)
         batch = batch_of(model)
         batch["pixels"] *= scale
-        output = model.step(batch, 0, "train")
+        output = model.run_step(batch, 0, "train")
         output["loss"].backward()
-        slopes.append((output["examples"]["correlation"].detach(), model.bases.grad))
+        slopes.append((output["per_example"]["correlation"].detach(), model.bases.grad))
     torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-4, atol=1e-6)
 
 
@@ -231,9 +231,9 @@ def test_every_transfer_function_learns_and_is_restored(mapping: nn.Module | Non
 def test_a_perceptron_reconstructs_nothing() -> None:
     model = started(nn.Tanh(), supervision_epochs=0, initial_bases=NoiseBases())
     assert model.alpha == 1.0
-    output = model.step(batch_of(model), 0, "train")
-    assert "correlation" not in output["examples"]
-    torch.testing.assert_close(output["examples"]["loss"], output["examples"]["nll"].detach())
+    output = model.run_step(batch_of(model), 0, "train")
+    assert "correlation" not in output["per_example"]
+    torch.testing.assert_close(output["per_example"]["loss"], output["per_example"]["nll"].detach())
     run = trainer(max_epochs=1)
     run.fit(SupervisedOnlineAutoencoder(nn.Tanh(), in_features=64, width=30, supervision_epochs=0), digits())
     assert "val/nll" in run.callback_metrics
@@ -358,7 +358,7 @@ def test_a_sparse_gradient_is_the_gradient(mapping: nn.Module, batch_size: int) 
     sparse.load_state_dict(dense.state_dict())
     batch = batch_of(dense, batch_size)
     for model in (dense, sparse):
-        model.step(batch, 0, "train")["loss"].backward()
+        model.run_step(batch, 0, "train")["loss"].backward()
     assert sparse.bases.grad is not None
     assert sparse.bases.grad.is_sparse
     torch.testing.assert_close(sparse.bases.grad.to_dense(), dense.bases.grad)

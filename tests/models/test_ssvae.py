@@ -17,7 +17,7 @@ from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax, TopKSparsemax
-from lit_sparse.models import SemiSupervisedVAE, StepOutput
+from lit_sparse.models import SemiSupervisedVAE
 from lit_sparse.nn import seeded_normal
 
 DIGITS = Path(__file__).parents[2] / "configs" / "ssvae" / "digits.yaml"
@@ -70,17 +70,18 @@ def test_negative_elbo_equals_a_loop_over_classes(mapping: SparseMapping) -> Non
             normal = torch.distributions.Normal(mean, (0.5 * log_variance).exp())
             divergence = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum()
             expected[b] += q * (-likelihood + divergence + math.log(10) + q.log())
-    output = model.step(images, 0, "test")
-    assert isinstance(output, StepOutput)
-    torch.testing.assert_close(output["examples"]["nelbo"], expected.detach())
+    output = model.run_step(images, 0, "test")
+    torch.testing.assert_close(output["per_example"]["nelbo"], expected.detach())
     assert torch.equal(output["decoder_calls"], (probabilities > 0).sum(-1))
-    assert output["sizes"].tolist() == [10] * 12
+    assert output["num_allowed"].tolist() == [10] * 12
 
 
 def test_scores_do_not_depend_on_the_batch() -> None:
     model, images = small(Sparsemax()), batch(size=12)
-    whole = model.step(images, 0, "test")["examples"]["nelbo"]
-    parts = [model.step({k: v[i : i + 5] for k, v in images.items()}, 1, "test")["examples"]["nelbo"] for i in (0, 5, 10)]
+    whole = model.run_step(images, 0, "test")["per_example"]["nelbo"]
+    parts = [
+        model.run_step({k: v[i : i + 5] for k, v in images.items()}, 1, "test")["per_example"]["nelbo"] for i in (0, 5, 10)
+    ]
     torch.testing.assert_close(torch.cat(parts), whole)
 
 
@@ -88,15 +89,15 @@ def test_training_loss_weighs_its_parts() -> None:
     model = small(Sparsemax(), unlabelled_weight=3.0)
     images = batch("train", 40)
     torch.manual_seed(1)
-    both = model.step(images, 0, "train")
+    both = model.run_step(images, 0, "train")
     told = images["label"] >= 0
     assert 0 < int(told.sum()) < 40
     only = {name: values[told] for name, values in images.items()}
     torch.manual_seed(1)
-    labelled = model.step(only, 0, "train")
+    labelled = model.run_step(only, 0, "train")
     assert labelled["decoder_calls"] is None
     assert len(both["decoder_calls"]) == int((~told).sum())
-    expected = labelled["loss"] + 3 * both["examples"]["nelbo"].mean()
+    expected = labelled["loss"] + 3 * both["per_example"]["nelbo"].mean()
     torch.testing.assert_close(both["loss"], expected)
     both["loss"].backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

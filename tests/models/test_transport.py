@@ -288,12 +288,12 @@ def test_the_loss_of_kernels_is_that_before_each_iteration() -> None:
     data = line()
     model, again = by_kernels(), by_kernels()
     batch = data.fetch("train", 0, torch.arange(5))
-    losses = model.step(batch, 0, "train")["examples"]["loss"]
+    losses = model.run_step(batch, 0, "train")["per_example"]["loss"]
     for i in range(5):
         one = {name: values[i : i + 1] for name, values in batch.items()}
         expected = -again.dual(one["source"], one["target"])
         assert float(losses[i]) == pytest.approx(expected, rel=1e-5)
-        again.step(one, 0, "train")
+        again.run_step(one, 0, "train")
 
 
 def test_kernel_potentials_stay_where_they_are() -> None:
@@ -342,7 +342,7 @@ def test_points_that_are_missing_are_told(made: Any) -> None:
     batch = line().fetch("train", 0, torch.arange(8))
     batch["target"][[2, 5]] = math.nan
     with pytest.raises(DataError, match="2 of the 8 target points of a batch are missing or infinite in part"):
-        made().step(batch, 0, "train")
+        made().run_step(batch, 0, "train")
 
 
 # Training by networks
@@ -379,7 +379,7 @@ def test_the_loss_of_networks_is_the_dual_of_the_batch(objective: Any) -> None:
     torch.manual_seed(0)
     model = EntropicTransport(dim=1, eps=0.7, objective=objective)
     batch = line().fetch("train", 0, torch.arange(30))
-    loss = model.step(batch, 0, "train")["loss"]
+    loss = model.run_step(batch, 0, "train")["loss"]
     assert float(loss.detach()) == pytest.approx(-model.dual(batch["source"], batch["target"]), rel=1e-5)
     gradients = torch.autograd.grad(loss, list(model.potentials.parameters()))
     assert any(float(gradient.abs().max()) > 0 for gradient in gradients)
@@ -519,7 +519,7 @@ def test_arguments_and_data_that_do_not_fit() -> None:
     with pytest.raises(ConfigurationError, match="dim=2 numbers but got batches"):
         trainer(max_epochs=1).fit(EntropicTransport(dim=2), line())
     with pytest.raises(ConfigurationError, match="with source and target but they have pixels: these are the data of another"):
-        EntropicTransport(dim=2).step({"pixels": torch.zeros(2, 2)}, 0, "val")
+        EntropicTransport(dim=2).run_step({"pixels": torch.zeros(2, 2)}, 0, "val")
     with pytest.raises(ConfigurationError, match="no learning rate for `lr_scheduler` to change"):
         by_kernels(lr_scheduler=functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.7))
     with pytest.raises(ConfigurationError, match="`objective` to be one of"):

@@ -131,7 +131,7 @@ def test_the_loss_is_a_weighted_mean(kind: type[LitSparseModule], tmp_path: Path
 
     def loss(weights: Tensor | None) -> Tensor:
         torch.manual_seed(1)
-        found: Tensor = model.step(batch if weights is None else {**batch, "weight": weights}, 1, "train")["loss"]
+        found: Tensor = model.run_step(batch if weights is None else {**batch, "weight": weights}, 1, "train")["loss"]
         return found
 
     plain = loss(None)
@@ -154,7 +154,7 @@ def test_the_objective_is_the_risk(kind: type[LitSparseModule], tmp_path: Path) 
 
     def loss(weights: Tensor | None = None, stage: str = "train") -> Tensor:
         torch.manual_seed(1)
-        found: Tensor = model.step(batch if weights is None else {**batch, "weight": weights}, 1, stage)["loss"]
+        found: Tensor = model.run_step(batch if weights is None else {**batch, "weight": weights}, 1, stage)["loss"]
         return found.detach()
 
     plain, scored = loss(), loss(stage="val")
@@ -179,17 +179,18 @@ def test_a_risk_may_move_inputs(kind: type[LitSparseModule], tmp_path: Path) -> 
     torch.manual_seed(0)
     model, batch = MADE[kind](tmp_path)
     options = {name: value for name, value in model.hparams.items() if name in ("in_features", "width")}
-    if not kind.perturbable:
-        with pytest.raises(ConfigurationError, match="cannot be moved"):
+    if not kind.adversarial:
+        with pytest.raises(ConfigurationError, match="does not support"):
+            model._arguments = {}
             LitSparseModule.__init__(model, risk=UnbalancedOTDRO(1.0, 1.0, 0.1))
         return
     assert options
     model.risk = ExponentialOTDRO(1e3, 1.0, inner_steps=0)
-    still = float(model.step(batch, 1, "train")["loss"].detach())
+    still = float(model.run_step(batch, 1, "train")["loss"].detach())
     model.risk = ExponentialOTDRO(10.0, 100.0, inner_steps=3)
-    moved = model.step(batch, 1, "train")
+    moved = model.run_step(batch, 1, "train")
     model.risk = CVaR(1.0)
-    mean = float(model.step(batch, 1, "train")["loss"].detach())
+    mean = float(model.run_step(batch, 1, "train")["loss"].detach())
     gained = 1e3 * float(moved["loss"].detach().double().log())
     assert gained > mean + 1e-4
     assert still == pytest.approx(1 + mean / 1e3, abs=1e-3)

@@ -137,14 +137,14 @@ def test_the_adversary_finds_the_best_input() -> None:
     risk = UnbalancedOTDRO(2.0, 1.0, 0.1, inner_steps=200)
     moved, cost = risk.perturb(lambda u: u @ g, x)
     torch.testing.assert_close(moved, (x + g / 4).expand(4, 3))
-    torch.testing.assert_close(cost, (g / 4).square().sum().expand(4))
+    torch.testing.assert_close(cost, 2 * (g / 4).square().sum().expand(4))
     with torch.no_grad():  # where gradients are off, too
         again, _ = risk.perturb(lambda u: u @ g, x)
     torch.testing.assert_close(again, moved)
     image = torch.rand(2, 1, 4, 4)
     moved, cost = risk.perturb(lambda u: u.flatten(1).sum(1), image)
     assert moved.shape == image.shape and cost.shape == (2,)
-    with pytest.raises(ConfigurationError, match="one loss an input"):
+    with pytest.raises(ConfigurationError, match="one loss per input"):
         risk.perturb(lambda u: u.sum(), x)
     with pytest.raises(ConfigurationError, match="floating"):
         risk.perturb(lambda u: u.sum(1), torch.zeros(2, 3, dtype=torch.int64))

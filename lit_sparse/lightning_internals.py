@@ -1,4 +1,7 @@
-"""Makes checkpoints say where in training they were written, so that a run goes on exactly there, however often it is killed.
+"""The one module that reads and writes the internal state of Lightning; its tests fail when Lightning renames it.
+
+Most of it makes checkpoints say where in training they were written, so that a run goes on exactly there, however often it
+is killed.
 
 Lightning counts epochs and batches as ready, started, processed and completed, and writes a checkpoint between two of these.
 On a restart Lightning guesses from the differences what was left to do. It takes the last batch of an epoch for the epoch's
@@ -12,15 +15,47 @@ batches or leaves some out. Here each checkpoint gets counters of one of three f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytorch_lightning as pl
+from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
 from torch import Tensor
 
-__all__ = ["continue_training", "describe_progress", "settle_counters"]
+__all__ = ["after_restore", "continue_training", "describe_progress", "given_hyperparameters", "next_row", "settle_counters"]
 
 Counters = dict[str, int]
 KINDS = ("total", "current")
+
+
+def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
+    """Run an initialization unless Lightning restores a checkpoint; call it in ``setup``, which does not know yet.
+
+    It runs when a checkpoint would have been restored, before the strategy wraps the model. With a strategy that restores
+    after wrapping it runs at once, and a restored checkpoint replaces what it has set.
+
+    Args:
+        trainer: trainer that sets up the model.
+        initialize: initialization of a model whose training begins.
+    """
+    connector: Any = trainer._checkpoint_connector
+    restore = connector._restore_modules_and_callbacks
+    if trainer.strategy.restore_checkpoint_after_setup:
+        initialize()
+        return
+
+    def restore_or_initialize(checkpoint_path: Any = None, *args: Any) -> None:
+        connector._restore_modules_and_callbacks = restore
+        restore(checkpoint_path, *args)
+        if checkpoint_path is None:
+            initialize()
+
+    connector._restore_modules_and_callbacks = restore_or_initialize
+
+
+def given_hyperparameters() -> dict[str, Any]:
+    """Return the arguments by which Lightning's command line is building a model, or an empty dict outside of it."""
+    return _given_hyperparameters.get() or {}
 
 
 def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
@@ -95,6 +130,29 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
         loop.update_lr_schedulers("step", update_plateau_schedulers=True)
         loop._batches_that_stepped += not loop._should_accumulate()
         loop.val_loop._has_run = loop._num_ready_batches_reached()  # the epoch has nothing left but its end
+
+
+def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:
+    """Return the row that Lightning is about to log, and its step; call it on all processes."""
+    if not trainer.training:
+        return None
+    loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = loop.batch_progress.current
+    step: int = loop._batches_that_stepped
+    if epochs.completed < epochs.processed:
+        step -= 1
+    elif (
+        not batches.completed < batches.processed == batches.ready
+        or loop._should_accumulate()
+        or not connector.should_update_logs
+    ):
+        return None
+    metrics = {name: value.item() if isinstance(value, Tensor) else value for name, value in connector.metrics["log"].items()}
+    if not metrics:
+        return None
+    step = int(metrics.pop("step", step))
+    return {"epoch": trainer.current_epoch, **metrics}, step
 
 
 def _validates(trainer: pl.Trainer) -> bool:

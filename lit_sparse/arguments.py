@@ -1,0 +1,43 @@
+"""Keeps the arguments that an object is built with."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from typing_extensions import Self
+
+__all__ = ["KeepsArguments"]
+
+
+class KeepsArguments:
+    """Base of classes that describe themselves by the arguments of their constructor.
+
+    ``_arguments`` maps names to values, defaults included; those of ``**options`` stand by their own names. It is there
+    before the constructor runs. An object that is copied or unpickled has the arguments of the original.
+    """
+
+    _arguments: dict[str, Any]
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Note the arguments."""
+        self = super().__new__(cls)
+        # Not by `setattr`, which torch.nn.Module does not allow before its constructor has run.
+        self.__dict__["_arguments"] = _bind(cls, self, args, options)
+        return self
+
+
+def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
+    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    try:
+        bound = signature.bind_partial(self, *args, **options)
+    except TypeError:  # the constructor raises the same error
+        return {}
+    bound.apply_defaults()
+    arguments: dict[str, Any] = {}
+    for name, parameter in list(signature.parameters.items())[1:]:
+        if parameter.kind is parameter.VAR_KEYWORD:
+            arguments |= bound.arguments[name]
+        elif name in bound.arguments:
+            arguments[name] = bound.arguments[name]
+    return arguments

@@ -1,0 +1,105 @@
+"""One set of hooks for the stages of a run."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeAlias
+
+import pytorch_lightning as pl
+from typing_extensions import override
+
+__all__ = ["Stage", "StageCallback", "artifacts_of"]
+
+Stage: TypeAlias = Literal["train", "val", "test"]
+
+
+class StageCallback(pl.Callback):
+    """Callback whose hooks take the stage as an argument: ``"train"``, ``"val"`` or ``"test"``."""
+
+    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        """Run when an epoch of a stage starts; a resumed run does not repeat it for the epoch that was interrupted."""
+
+    def on_stage_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
+    ) -> None:
+        """Run after each batch of a stage.
+
+        Args:
+            trainer: trainer of the run.
+            pl_module: model.
+            outputs: what the step returned.
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+            dataloader_idx: index of the data loader.
+        """
+
+    def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        """Run when an epoch of a stage ends."""
+
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Run once, after training or after a test."""
+
+    @override
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 0:  # Lightning calls `on_train_epoch_start` again when a run resumes within an epoch
+            self.on_stage_start(trainer, pl_module, "train")
+
+    @override
+    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_stage_start(trainer, pl_module, "val")
+
+    @override
+    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_stage_start(trainer, pl_module, "test")
+
+    @override
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
+        self.on_stage_batch_end(trainer, pl_module, outputs, "train")
+
+    @override
+    def on_validation_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.on_stage_batch_end(trainer, pl_module, outputs, "val", dataloader_idx)
+
+    @override
+    def on_test_batch_end(
+        self,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.on_stage_batch_end(trainer, pl_module, outputs, "test", dataloader_idx)
+
+    @override
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_stage_end(trainer, pl_module, "train")
+
+    @override
+    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_stage_end(trainer, pl_module, "val")
+
+    @override
+    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_stage_end(trainer, pl_module, "test")
+
+    @override
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_finish(trainer, pl_module)
+
+    @override
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_finish(trainer, pl_module)
+
+
+def artifacts_of(outputs: Any) -> dict[str, Any]:
+    """Return the artifacts of a step's output, empty for a step of another kind of model."""
+    found: dict[str, Any] = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
+    return found

@@ -1,0 +1,96 @@
+"""The metrics of a stage: what a model declares, the base class updates, logs and keeps in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from pytorch_lightning import LightningModule
+from torch import Tensor, nn
+from torchmetrics import Metric
+
+from lit_sparse.distributed import is_first
+from lit_sparse.metrics import MeanOverExamples
+
+__all__ = ["StageMetrics", "mean_metrics"]
+
+#: Means of validation and test that the progress bar shows.
+SHOWN = ("loss", "accuracy")
+
+
+def mean_metrics(*names: str) -> dict[str, Metric]:
+    """Return a mean over examples for each name, for :meth:`LitSparseModule.configure_metrics`."""
+    return {name: MeanOverExamples() for name in names}
+
+
+class StageMetrics(nn.ModuleDict):
+    """Metrics of one stage by name.
+
+    Args:
+        metrics: name -> metric.
+    """
+
+    def __init__(self, metrics: Mapping[str, Metric]) -> None:
+        super().__init__(metrics)
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a metric."""
+        return super().__getitem__(name)
+
+    def reset(self) -> None:
+        """Begin an epoch."""
+        for metric in self.values():
+            cast(Metric, metric).reset()
+
+    def update_means(self, per_example: Mapping[str, Tensor]) -> None:
+        """Update the means over examples.
+
+        Args:
+            per_example: name -> (M,) values; names without a mean are ignored.
+        """
+        for name, metric in self._means().items():
+            if name in per_example:
+                metric.update(per_example[name])
+
+    def log(self, model: LightningModule, stage: str, count_name: str) -> None:
+        """Log the metrics of an epoch; a mean of no values is left out.
+
+        Args:
+            model: model that logs.
+            stage: ``"train"``, ``"val"`` or ``"test"``.
+            count_name: name for the number of values in the mean loss, which validation and test log.
+        """
+        counts = {}
+        for name, mean in self._means().items():
+            with mean.sync_context():
+                counts[name] = int(mean.count)
+        for name, metric in self.items():
+            if counts.get(name) == 0:
+                continue
+            computed = cast(Metric, metric).compute()
+            for key, value in (computed if isinstance(computed, dict) else {name: computed}).items():
+                shown = stage != "train" and (name not in counts or key in SHOWN)
+                model.log(f"{stage}/{key}", value, prog_bar=shown, sync_dist=True)
+        if stage != "train":
+            model.log(f"{stage}/{count_name}", torch.tensor(counts["loss"], dtype=torch.float64), sync_dist=True)
+
+    def sums(self) -> dict[str, dict[str, Tensor]]:
+        """Return the sums of the means, over all processes; every process must call it."""
+        sums = {}
+        for name, mean in self._means().items():
+            with mean.sync_context():
+                sums[name] = {"total": mean.total.clone(), "count": mean.count.clone()}
+        return sums
+
+    def restore(self, sums: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Continue from the result of :meth:`sums`; the first process takes it."""
+        for name, mean in self._means().items():
+            if name in sums:
+                mean.reset()
+                if is_first():
+                    mean.total += sums[name]["total"].to(mean.device)
+                    mean.count += sums[name]["count"].to(mean.device)
+
+    def _means(self) -> dict[str, MeanOverExamples]:
+        return {name: metric for name, metric in self.items() if isinstance(metric, MeanOverExamples)}

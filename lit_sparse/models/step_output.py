@@ -1,0 +1,59 @@
+"""What one step of a model returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["StepOutput"]
+
+
+@dataclass
+class StepOutput:
+    """Losses and measurements of one batch; the base class makes the objective of them.
+
+    Args:
+        losses: (R,) losses, of which training minimizes the risk. R is the batch size B unless ``example_index`` is given.
+        objective: scalar to minimize in training, for a model whose objective is not the risk of ``losses``.
+        example_index: (R,) position in the batch of the example that each loss belongs to.
+        transport_cost: (R,) cost of the perturbed inputs, from :meth:`LitSparseModule.perturbed`; the objective subtracts it.
+        penalty: scalar that the objective and the logged loss add, such as a prior's.
+        per_example: name -> (M,) values, whose exact mean is logged as ``{stage}/{name}``; ``loss`` is ``losses`` by default.
+        support_size: (N,) int64, number of values with probability above zero, per decision.
+        decoder_calls: (N,) int64, number of decoder evaluations, per decision.
+        num_allowed: (N,) int64, number of entries that are not masked, per decision.
+        groups: (N,) int64, number of groups of equal neighbours, per decision.
+        artifacts: tensors and texts for callbacks to draw, in validation and test.
+    """
+
+    losses: Tensor | None = None
+    objective: Tensor | None = None
+    example_index: Tensor | None = None
+    transport_cost: Tensor | None = None
+    penalty: Tensor | None = None
+    per_example: dict[str, Tensor] = field(default_factory=dict)
+    support_size: Tensor | None = None
+    decoder_calls: Tensor | None = None
+    num_allowed: Tensor | None = None
+    groups: Tensor | None = None
+    artifacts: dict[str, Any] = field(default_factory=dict)
+
+    def for_callbacks(self, objective: Tensor, loss: Tensor) -> dict[str, Any]:
+        """Return the dict that Lightning and callbacks receive.
+
+        Args:
+            objective: scalar to minimize.
+            loss: (M,) values of the logged loss.
+        """
+        per_example = {"loss": loss} | self.per_example
+        return {
+            "loss": objective,
+            "per_example": {name: values.detach() for name, values in per_example.items()},
+            "support_size": self.support_size,
+            "decoder_calls": self.decoder_calls,
+            "num_allowed": self.num_allowed,
+            "groups": self.groups,
+            "artifacts": self.artifacts,
+        }

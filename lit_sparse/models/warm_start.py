@@ -1,0 +1,60 @@
+"""Initial weights of a run, from the checkpoint of another one."""
+
+from __future__ import annotations
+
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from lit_sparse.checkpoint_files import check_finite, read_torch_file
+from lit_sparse.errors import CheckpointError
+from lit_sparse.estimators import Sampler
+
+__all__ = ["RISK", "load_initial_weights"]
+
+#: Prefixes of an estimator's and a risk's state in the state of a model.
+ESTIMATOR, RISK = "estimator.", "risk."
+
+
+def load_initial_weights(model: nn.Module, path: str) -> None:
+    """Load the weights of a checkpoint; the state of a sampler, such as a baseline, and of a risk stays.
+
+    Other estimators have no state but weights of the model, which are loaded where the checkpoint has them.
+
+    Args:
+        model: model whose training begins.
+        path: path of the checkpoint.
+
+    Raises:
+        CheckpointError: if the file is not a checkpoint, or its weights do not fit the model.
+    """
+    weights, own = _read(path), model.state_dict()
+    sampler = isinstance(getattr(model, "estimator", None), Sampler)
+
+    def stays(name: str) -> bool:
+        return name.startswith(RISK) or (_is_of_estimator(name) and (sampler or name not in weights))
+
+    kept = {name: value for name, value in own.items() if stays(name)}
+    read = {
+        name: value for name, value in weights.items() if name in own or not (_is_of_estimator(name) or name.startswith(RISK))
+    }
+    try:
+        model.load_state_dict({**read, **kept})
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"The weights of {path!r} do not fit this model: {reason}") from error
+    rank_zero_info(f"Training starts from the weights of {path}")
+
+
+def _is_of_estimator(name: str) -> bool:
+    """Return whether a name in a state is the estimator's own, not its mapping's."""
+    return name.startswith(ESTIMATOR) and not name.startswith(f"{ESTIMATOR}mapping.")
+
+
+def _read(path: str) -> dict[str, Tensor]:
+    source = f"{path!r} of `initial_weights`"
+    checkpoint = read_torch_file(path, source)
+    state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
+        raise CheckpointError(f"Expected {source} to be a checkpoint but it holds no state_dict.")
+    check_finite(source, {"state_dict": state})
+    return state

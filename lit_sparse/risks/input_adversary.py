@@ -1,0 +1,83 @@
+"""An adversary that perturbs the inputs of a model at a cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["InputAdversary"]
+
+
+class InputAdversary:
+    """Approximates ``max_u loss(u) - lam |u - x|^2`` by a few steps of Nesterov's accelerated gradient method.
+
+    A maximizer exists only if the loss curves by less than 2 lam; with a smaller lam the iterates diverge.
+
+    Args:
+        lam: cost of a unit of squared distance, in units of the loss, > 0.
+        steps: number of steps; 0 leaves the inputs unchanged.
+        lr: step size; None for ``0.1 / lam``.
+        momentum: momentum, in [0, 1).
+
+    Raises:
+        ConfigurationError: for an argument outside its range, which the message names ``inner_steps`` and so on.
+
+    Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
+
+    Example:
+        >>> import torch
+        >>> adversary = InputAdversary(2.0, steps=200)
+        >>> inputs, cost = adversary(lambda x: x.sum(1), torch.zeros(1, 3))  # the best x is 1 / (2 lam)
+        >>> inputs
+        tensor([[0.2500, 0.2500, 0.2500]])
+        >>> cost
+        tensor([0.3750])
+    """
+
+    def __init__(self, lam: float, steps: int = 5, lr: float | None = None, momentum: float = 0.4) -> None:
+        self.lam = check_positive("lam", lam)
+        self.steps = check_count("inner_steps", steps, 0)
+        self.lr = 0.1 / self.lam if lr is None else check_positive("inner_lr", lr)
+        self.momentum = check_number("inner_momentum", momentum, 0.0, 1.0, open_high=True)
+
+    def __call__(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the perturbed inputs and their transport cost (B,), ``lam |u - x|^2``, both without a gradient.
+
+        Args:
+            loss_fn: function from inputs (B, ...) to losses (B,). Each loss depends on its own input only, so batch
+                normalization, whose statistics would also count every step, is not supported.
+            inputs: (B, ...) floating.
+
+        Raises:
+            ConfigurationError: if the inputs are not floating, or the losses are not (B,).
+        """
+        if not inputs.is_floating_point() or inputs.dim() < 1:
+            raise ConfigurationError(
+                f"Expected floating inputs (B, ...) to perturb but got {tuple(inputs.shape)} of {inputs.dtype}."
+            )
+        start = inputs.detach()
+        moved, velocity = start, torch.zeros_like(start)
+        for _ in range(self.steps):
+            with torch.enable_grad():
+                ahead = (moved + self.momentum * velocity).requires_grad_()
+                losses = loss_fn(ahead)
+                if losses.shape != inputs.shape[:1]:
+                    raise ConfigurationError(
+                        f"Expected loss_fn to return one loss per input, {tuple(inputs.shape[:1])}, but got"
+                        f" {tuple(losses.shape)}."
+                    )
+                (slope,) = torch.autograd.grad((losses - self.lam * _squared_distance(ahead, start)).sum(), ahead)
+            velocity = self.momentum * velocity + self.lr * slope
+            moved = moved + velocity
+        return moved.detach(), self.lam * _squared_distance(moved, start).detach()
+
+
+def _squared_distance(a: Tensor, b: Tensor) -> Tensor:
+    """Return the squared Euclidean distance (B,) between a (B, ...) and b."""
+    squares = (a - b).square()
+    return squares.flatten(1).sum(1) if squares.dim() > 1 else squares

@@ -1,0 +1,50 @@
+"""Objects keep the arguments that they were built with."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from lit_sparse.arguments import KeepsArguments
+
+
+class Base(KeepsArguments):
+    def __init__(self, *, seed: int = 0) -> None:
+        self.seed = seed
+
+
+class Child(Base):
+    def __init__(self, a: int, b: str = "b", **options: Any) -> None:
+        super().__init__(**options)
+        self.kept = dict(self._arguments)
+        a = -1  # noqa: F841  (the value that was given counts, not what the constructor makes of it)
+
+
+class Grandchild(Child):
+    def __init__(self) -> None:
+        super().__init__(5, seed=2)
+
+
+def test_defaults_and_options_stand_by_their_names() -> None:
+    assert Child(1).kept == {"a": 1, "b": "b"}
+    assert Child(1, "c", seed=4).kept == {"a": 1, "b": "c", "seed": 4}
+
+
+def test_the_outermost_constructor_counts() -> None:
+    assert Grandchild().kept == {}
+
+
+@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_copies_have_the_arguments_of_the_original(twin: Any) -> None:
+    made = twin(Child(1, seed=3))
+    assert made._arguments == {"a": 1, "b": "b", "seed": 3}
+
+
+def test_wrong_arguments_are_refused_by_the_constructor() -> None:
+    with pytest.raises(TypeError, match=r"__init__\(\) missing 1 required positional argument: 'a'"):
+        Child()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
+        Base(wrong=1)  # type: ignore[call-arg]
