@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.torch_internals import can_read_values
 
 __all__ = [
     "FLOATS",
@@ -54,9 +55,7 @@ def _plain(value: Any) -> Any:
 
 def _readable(tensor: Tensor) -> bool:
     """Return whether the values of a tensor can be read: no transform, trace or meta device stands in the way."""
-    if torch.compiler.is_compiling() or tensor.is_meta or isinstance(tensor, FakeTensor):
-        return False  # asked first, for torch.compile stops at torch._C
-    return not (torch._C._are_functorch_transforms_active() or torch._C._len_torch_dispatch_stack() > 0)
+    return can_read_values() and not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def check_positive(name: str, value: float) -> float:

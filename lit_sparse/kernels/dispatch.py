@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.torch_internals import count_dispatch_modes, is_legacy_batch
 
 __all__ = ["HALVES", "RowKernel", "batch_first"]
 
@@ -86,12 +87,12 @@ class RowKernel:
         Half-precision input is computed in float32 and rounded once, at the end. The result has the dtype and shape of
         the first tensor, and is contiguous.
         """
-        watched = _watchers() > 0
+        watched = count_dispatch_modes() > 0
         for arg in args[: self.inputs]:
             kind = type(arg)
             if kind is float:
                 continue
-            if watched or (kind is not Tensor and kind is not Parameter) or _is_legacy_batch(arg):
+            if watched or (kind is not Tensor and kind is not Parameter) or is_legacy_batch(arg):
                 # A tensor that stands for others (fake, traced, a batch of the older vmap), or somebody who records each
                 # operation: the operator is what they can see.
                 return self._twin_or_operator(args)
@@ -215,11 +216,6 @@ def batch_first(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...
         return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
 
     return tuple(place(value, dim) for value, dim in zip(args, in_dims, strict=True))
-
-
-_watchers: Callable[[], int] = torch._C._len_torch_dispatch_stack
-# Not in torch 2.3, where `is_grads_batched` is not supported.
-_is_legacy_batch: Callable[[Tensor], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 
 
 def _as_rows(x: Tensor, dtype: torch.dtype) -> np.ndarray[Any, Any]:

@@ -12,7 +12,8 @@ from typing_extensions import Self
 from lit_sparse.checks import check_integer, check_positive
 from lit_sparse.errors import ConfigurationError, shown_arguments
 from lit_sparse.kernels.dispatch import HALVES, batch_first
-from lit_sparse.mappings.rowwise import allowed_scores, needs_operations
+from lit_sparse.mappings.rowwise import allowed_scores
+from lit_sparse.torch_internals import must_decompose
 
 __all__ = ["SparseMapping", "envelope", "with_slope"]
 
@@ -174,7 +175,7 @@ class SparseMapping(nn.Module, ABC):
 
 def envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
     """Attach to a maximum over scores x, attained at y along ``dim``, the gradient y."""
-    if not needs_operations():
+    if not must_decompose():
         return _Envelope.apply(x, y, maximum, dim)  # type: ignore[no-any-return, no-untyped-call]
     step = torch.where(y != 0, x - x.detach(), 0.0)
     return maximum + (0.5 * (y + y.detach()) * step).sum(dim)
@@ -186,7 +187,7 @@ def with_slope(parameter: Tensor, slope: Tensor) -> Tensor:
     The slope may depend on anything, the parameter included: its own derivatives count when the derivative is differentiated
     again, and only then. A product would count them twice.
     """
-    if not needs_operations():
+    if not must_decompose():
         return _Slope.apply(parameter, slope)  # type: ignore[no-any-return, no-untyped-call]
     return (parameter - parameter.detach()) * 0.5 * (slope + slope.detach())  # half of its derivative counts on either way
 

@@ -11,7 +11,7 @@ from lit_sparse.checks import check_number
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.dispatch import HALVES
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import is_eager
+from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["FenchelYoungLoss"]
 
@@ -157,7 +157,7 @@ class FenchelYoungLoss(nn.Module):
             )
         ignored = target.long() == self.ignore_index
         labels = torch.where(ignored, 0, target.long())
-        if torch.compiler.is_compiling() or not is_eager():
+        if not can_read_values():
             return labels, ignored  # their values cannot be looked at
         if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < rows.shape[-1]:
             raise ConfigurationError(

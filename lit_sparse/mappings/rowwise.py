@@ -12,21 +12,19 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from lit_sparse.checks import FLOATS, check_dim, check_mask
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.dispatch import HALVES, batch_first
+from lit_sparse.torch_internals import (
+    forward_mode_active,
+    must_decompose,
+    no_autograd,
+    transforms_active,
+    unwrap_if_dead,
+)
 
-__all__ = [
-    "RowFunction",
-    "allowed_scores",
-    "along_last",
-    "constant_in",
-    "is_eager",
-    "is_plain",
-    "needs_operations",
-]
+__all__ = ["RowFunction", "allowed_scores", "along_last", "constant_in"]
 
 NO_GRADIENTS = (None,) * 16
 
@@ -99,7 +97,7 @@ class RowFunction:
         Raises:
             ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
         """
-        if needs_operations():
+        if must_decompose():
             last = options if gamma is None else (1.0, *options)
             return along_last(scores, mask, dim, lambda x, *p: cls.traced(x, *p, *last, gamma=gamma, shift=shift), *parameters)
         last = options if gamma is None else (gamma, *options)
@@ -161,9 +159,9 @@ class RowFunction:
     @classmethod
     def _all(cls, *args: Any) -> Any:
         """Return the result and what is kept beside it."""
-        if _transforms_active():
+        if transforms_active():
             return cls._function.apply(*args)  # type: ignore[no-untyped-call]
-        if is_plain():
+        if no_autograd():
             return cls.kernel(*_alive(args))
         return cls._apply(*_alive(args))
 
@@ -184,7 +182,7 @@ class RowFunction:
     @classmethod
     def times_transposed(cls, v: Tensor, *args: Any) -> Tensor:
         """Return J^T v, computed in float32 at least."""
-        if cls.product is not None and is_plain():
+        if cls.product is not None and no_autograd():
             return cls.product(v, *args)
         return _wide_call(cls.transposed, v, *args)
 
@@ -214,7 +212,7 @@ class _Derivative(torch.autograd.Function):
             saved, rest, ctx.parameter = (*saved, rest[0]), rest[1:], True
         ctx.rest = rest
         ctx.save_for_backward(*saved)
-        if forward_ad._current_level >= 0:
+        if forward_mode_active():
             ctx.save_for_forward(*saved)
 
     @classmethod
@@ -252,7 +250,7 @@ def constant_in(y: Tensor, grad: Tensor) -> Tensor:
 
     A penalty on the gradient of a piecewise linear function can then be differentiated, as that of torch's ReLU.
     """
-    if _transforms_active() or not (torch.is_grad_enabled() and y.requires_grad):
+    if transforms_active() or not (torch.is_grad_enabled() and y.requires_grad):
         return grad
     zeros = torch.where(torch.ones_like(y, dtype=torch.bool), 0.0, y)  # where y is NaN, too
     return grad + zeros.to(grad.dtype)
@@ -276,47 +274,9 @@ def _widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([v.float() if isinstance(v, Tensor) and v.dtype in HALVES else v for v in values])
 
 
-_transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-_unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
-
-
-def is_eager() -> bool:
-    """Tell whether values may be looked at: no transform is active and nobody watches the operations go by."""
-    return not (_transforms_active() or torch._C._len_torch_dispatch_stack() > 0)
-
-
-def needs_operations() -> bool:
-    """Tell whether derivatives must be carried by plain operations around a kernel, right to second order.
-
-    Traced graphs hold no autograd function with a jvp. Nested forward mode does not differentiate the jvp of one either:
-    torch takes its result for constant.
-
-    Raises:
-        ConfigurationError: under nested forward mode in third derivatives, which would be wrong.
-    """
-    if torch.compiler.is_compiling():
-        return True
-    if not _transforms_active():
-        return False
-    keys = [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]
-    if keys.count(torch._C._functorch.TransformType.Jvp) < 2:
-        return False
-    if len(keys) - keys.count(torch._C._functorch.TransformType.Vmap) > 2:
-        raise ConfigurationError(
-            "Expected third derivatives to use forward mode once: torch takes jvp or jacfwd inside another for constant. Use"
-            " vjp, grad or jacrev for all transforms but one."
-        )
-    return True
-
-
-def is_plain() -> bool:
-    """Tell whether nothing differentiates or transforms the operations to come: raw results are enough."""
-    return not (torch.is_grad_enabled() or forward_ad._current_level >= 0 or _transforms_active())
-
-
 def _alive(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Take the tensors out of wrappers that a finished transform left around them."""
-    return tuple([_unwrap_if_dead(arg) if type(arg) is Tensor else arg for arg in args])
+    return tuple([unwrap_if_dead(arg) if type(arg) is Tensor else arg for arg in args])
 
 
 def along_last(

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lit_sparse.checks import check_positive
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction, along_last, is_eager, needs_operations
+from lit_sparse.mappings.rowwise import RowFunction, along_last
+from lit_sparse.torch_internals import can_read_values, must_decompose
 
 __all__ = ["Softmax", "softmax"]
 
@@ -21,7 +22,7 @@ class _Softmax(RowFunction):
 
     @staticmethod
     def kernel(x: Tensor, gamma: float) -> Tensor:
-        if x.is_cpu and x.numel() and is_eager() and bool(x.detach().amin() > -torch.inf):
+        if x.is_cpu and x.numel() and can_read_values() and bool(x.detach().amin() > -torch.inf):
             return _softmax(x, gamma)
         return _plain(x, gamma)
 
@@ -36,7 +37,7 @@ class _Softmax(RowFunction):
         (gamma,) = args
         if y.dtype != v.dtype or y.numel() == 0:
             return _Softmax.jacobian(v, y, gamma)
-        if not (y.is_cpu and is_eager() and bool(y.amin() > 0)):
+        if not (y.is_cpu and can_read_values() and bool(y.amin() > 0)):
             v = torch.where(y != 0, v, 0.0)
         grad = torch._softmax_backward_data(v, y, -1, y.dtype)
         return grad if gamma == 1.0 else grad / gamma
@@ -55,7 +56,7 @@ def _plain(x: Tensor, gamma: float) -> Tensor:
 
 
 def _rows(x: Tensor, gamma: float) -> Tensor:
-    if not needs_operations():
+    if not must_decompose():
         return _Softmax.of(x, gamma)
     # A row without allowed entries is taken out before the exponential, where its gradient would be NaN.
     forbidden = x == -torch.inf

@@ -14,7 +14,7 @@ from lit_sparse.checks import FLOATS
 from lit_sparse.distributed import gather_unequal, rank, world_size
 from lit_sparse.errors import ConfigurationError, DataError, full_name, shown_arguments
 from lit_sparse.risks.input_adversary import InputAdversary
-from lit_sparse.risks.logsumexp import may_look
+from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["BrokenLossError", "Risk", "gathered_losses"]
 
@@ -151,7 +151,7 @@ class Risk(nn.Module, ABC):
             got = tuple(weights.shape) if isinstance(weights, Tensor) else full_name(weights)
             raise ConfigurationError(f"Expected one weight an example, of shape {tuple(losses.shape)}, but got {got}.")
         weights = weights.to(losses.dtype)
-        if may_look() and losses.device.type == "cpu":
+        if can_read_values() and losses.device.type == "cpu":
             wrong = ~((weights >= 0) & (weights < torch.inf))
             if bool(wrong.any()):
                 row = int(wrong.nonzero()[0])
@@ -163,7 +163,7 @@ class Risk(nn.Module, ABC):
         return weights
 
     def _check_losses(self, losses: Tensor) -> None:
-        if not may_look() or losses.is_meta:
+        if not can_read_values() or losses.is_meta:
             return
         wrong = ~losses.detach().isfinite() if self.finite else losses.detach().isnan()
         if bool(wrong.any()):

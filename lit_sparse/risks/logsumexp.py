@@ -7,14 +7,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as nnf
 
 from lit_sparse.checks import FLOATS, check_dim, check_number
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.dispatch import HALVES
 from lit_sparse.kernels.safe import mass_tolerance, safe_threshold, weighted_safe_threshold
-from lit_sparse.mappings.rowwise import is_eager
+from lit_sparse.torch_internals import can_read_values, forward_mode_active
 
 #: Up to this a threshold in float32 is so near that a minimum does not show it.
 PLAIN = 1e4
@@ -23,7 +22,7 @@ ROUNDED = 1e-6
 #: The least rho; its inverse must be a number of every type.
 LEAST = 1e-30
 
-__all__ = ["check_rho", "may_look", "safe_logsumexp", "safe_threshold_of", "softplus"]
+__all__ = ["check_rho", "safe_logsumexp", "safe_threshold_of", "softplus"]
 
 
 def check_rho(rho: float, *, open_high: bool = False) -> float:
@@ -34,11 +33,6 @@ def check_rho(rho: float, *, open_high: bool = False) -> float:
     """
     found = check_number("rho", rho, 0.0, 1.0, open_low=True, open_high=open_high)
     return check_number("rho", found, LEAST, 1.0)
-
-
-def may_look() -> bool:
-    """Tell whether values may be looked at: nothing is compiled, traced or transformed."""
-    return not torch.compiler.is_compiling() and is_eager()
 
 
 def softplus(x: Tensor) -> Tensor:
@@ -104,7 +98,7 @@ def safe_threshold_of(x: Tensor, rho: float, w: Tensor | None = None) -> Tensor:
     """Return the minimizing a, (..., 1), of rows (..., d), without a gradient; see :mod:`lit_sparse.kernels.safe`."""
     kernel = safe_threshold if w is None else weighted_safe_threshold
     args = (x.detach(), rho) if w is None else (x.detach(), w.detach(), rho)
-    found: Tensor = kernel(*args) if may_look() else kernel.traced(*args)
+    found: Tensor = kernel(*args) if can_read_values() else kernel.traced(*args)
     return found
 
 
@@ -119,7 +113,7 @@ def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
         raise ConfigurationError(
             f"Expected weights that can be broadcast to the values' shape {tuple(values.shape)} but got {tuple(weights.shape)}."
         ) from error
-    if may_look() and not weights.is_meta:
+    if can_read_values() and not weights.is_meta:
         wrong = ~((weights >= 0) & (weights < torch.inf))
         if bool(wrong.any()):
             raise ConfigurationError(
@@ -137,7 +131,7 @@ def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
 
 def _of_rows(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
     """Return the result (...) of rows (..., d), in float32 or float64."""
-    plain = may_look() and forward_ad._current_level < 0
+    plain = can_read_values() and not forward_mode_active()
     if plain and torch.is_grad_enabled() and (x.requires_grad or (w is not None and w.requires_grad)):
         result: Tensor = _SafeLogSumExp.apply(x, w, rho)  # type: ignore[no-untyped-call]
         return result

@@ -13,8 +13,9 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_choice, check_number, check_positive
 from lit_sparse.risks.base import Risk, gathered_losses
-from lit_sparse.risks.logsumexp import check_rho, may_look, safe_threshold_of, softplus
+from lit_sparse.risks.logsumexp import check_rho, safe_threshold_of, softplus
 from lit_sparse.risks.mean import mean_of
+from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["DualRisk", "SafeKLDRO", "link_value", "mean_threshold"]
 
@@ -74,7 +75,7 @@ class DualRisk(Risk):
 
     @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        if may_look():
+        if can_read_values():
             dual = self._begun(losses, weights)
         elif self.training and torch.compiler.is_compiling() and not self._known:
             dual = self._begun_eagerly(losses, weights)

@@ -12,9 +12,10 @@ from lit_sparse.checks import check_positive
 from lit_sparse.distributed import reduce
 from lit_sparse.risks.base import Risk
 from lit_sparse.risks.input_adversary import InputAdversary
-from lit_sparse.risks.logsumexp import check_rho, may_look
+from lit_sparse.risks.logsumexp import check_rho
 from lit_sparse.risks.mean import mean_of
 from lit_sparse.risks.safe_kl_dro import DualRisk, link_value, mean_threshold
+from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]
 
@@ -146,7 +147,7 @@ class ExponentialOTDRO(Risk):
     @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         found = mean_of((losses / self.temperature).exp(), weights)
-        if self.training and may_look():
+        if self.training and can_read_values():
             with torch.no_grad():
                 self.overflows.add_(reduce(found.isinf().double()))
         return found

@@ -1,0 +1,76 @@
+"""All uses of torch's internal interface ``torch._C``, and the conditions that depend on it.
+
+They are about the code that runs now: whether a functorch transform (``torch.func``) is active, whether a dispatch mode records
+operations, and whether forward-mode derivatives are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from lit_sparse.errors import ConfigurationError
+
+__all__ = [
+    "can_read_values",
+    "count_dispatch_modes",
+    "forward_mode_active",
+    "is_legacy_batch",
+    "must_decompose",
+    "no_autograd",
+    "transforms_active",
+    "unwrap_if_dead",
+]
+
+#: Return whether a functorch transform is active.
+transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
+#: Return how many dispatch modes are active; they record or replace operations.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+#: Return the tensor in a wrapper that a finished transform has left, and any other tensor as it is.
+unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
+#: Return whether a tensor is a batch of the older vmap. Not in torch 2.3, where `is_grads_batched` is not supported.
+is_legacy_batch: Callable[[Tensor], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
+
+
+def forward_mode_active() -> bool:
+    """Return whether forward-mode derivatives are computed."""
+    return forward_ad._current_level >= 0
+
+
+def can_read_values() -> bool:
+    """Return whether tensor values can be read: nothing is traced, and no transform or dispatch mode is active."""
+    if torch.compiler.is_compiling():  # asked first, for torch.compile cannot trace torch._C
+        return False
+    return not (transforms_active() or count_dispatch_modes() > 0)
+
+
+def no_autograd() -> bool:
+    """Return whether no derivative and no transform is active, so that the result of a kernel is enough."""
+    return not (torch.is_grad_enabled() or forward_mode_active() or transforms_active())
+
+
+def must_decompose() -> bool:
+    """Return whether plain torch operations around a kernel must carry its derivatives, exact to second order.
+
+    Compiled and exported graphs cannot hold an autograd function with a jvp. Nested forward mode does not differentiate the jvp
+    of such a function: torch treats its result as a constant.
+
+    Raises:
+        ConfigurationError: under nested forward mode in third derivatives, which would be wrong.
+    """
+    if torch.compiler.is_compiling():
+        return True
+    if not transforms_active():
+        return False
+    keys = [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]
+    if keys.count(torch._C._functorch.TransformType.Jvp) < 2:
+        return False
+    if len(keys) - keys.count(torch._C._functorch.TransformType.Vmap) > 2:
+        raise ConfigurationError(
+            "Expected third derivatives to use forward mode once: torch takes jvp or jacfwd inside another for constant. Use"
+            " vjp, grad or jacrev for all transforms but one."
+        )
+    return True
