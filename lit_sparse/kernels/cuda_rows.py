@@ -14,22 +14,15 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.fused import WORK_ROWS, fuse_row
-from lit_sparse.kernels.groups import write_odd_labels
-from lit_sparse.kernels.oscar import BUCKETS, compose_row, map_row
-from lit_sparse.kernels.rows import plain_top
-
-__all__ = ["ArraySpec", "launch", "map_fused", "map_oscar", "numba_cuda", "program_of", "translate"]
+__all__ = ["ArraySpec", "launch", "launch_rows", "numba_cuda", "program_of", "translate"]
 
 ArraySpec: TypeAlias = tuple[tuple[int, ...], torch.dtype]  # shape and type
 
 THREADS = 64  # of a block; few, for each needs a workspace of its own
 WORK_BYTES = 1 << 29  # workspace of one launch; longer batches take several
-FLOAT_ROWS, INT_ROWS = 4, 4  # of the workspace of oscarmax
 
 
 @cache
@@ -52,7 +45,7 @@ def translate(compiled: Callable[..., Any]) -> Callable[..., Any]:
 
 @cache
 def program_of(function: types.FunctionType) -> Any:
-    """Return a plain function of this file as a program that can be launched."""
+    """Return a plain function as a program that can be launched."""
     return _compile(function, device=False)
 
 
@@ -65,57 +58,7 @@ def _compile(function: types.FunctionType, device: bool) -> Any:
     return numba_cuda().jit(device=device)(copy)
 
 
-cuda: Any = None  # in the functions below it is numba.cuda, once they are compiled
-
-
-def fused_rows(out: Any, labels: Any, x: Any, lams: Any, places: Any, work: Any, gamma: Any) -> None:
-    """Map one row a thread by fusedmax."""
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        lam = lams[row if lams.shape[0] > 1 else 0]
-        state, top = plain_top(x, row)
-        if state == 0 and lam >= 0.0 and lam < np.inf:
-            fuse_row(x, row, top, gamma, lam, out, labels, places[row], work[row])
-        else:
-            write_odd_labels(x, row, state != 1, out, labels)
-
-
-def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any, gamma: Any, exact: Any) -> None:
-    """Map one row a thread by oscarmax."""
-    row = cuda.grid(1)
-    if row < x.shape[0]:
-        lam = lams[row if lams.shape[0] > 1 else 0]
-        state, top = plain_top(x, row)
-        if state == 0 and lam >= 0.0 and lam < np.inf:
-            for i in range(x.shape[1]):
-                out[row, i] = 0
-            if exact:
-                map_row(x, row, top, gamma, lam, out, labels, floats[row], ints[row])
-            else:
-                compose_row(x, row, gamma, lam, out, labels, floats[row], ints[row])
-        else:
-            write_odd_labels(x, row, state != 1, out, labels)
-
-
-def map_fused(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
-    """See :data:`lit_sparse.kernels.fused.map_fused`."""
-    if numba_cuda() is None:
-        return NotImplemented
-    d = x.shape[-1]
-    shapes = [((d,), torch.int32), ((WORK_ROWS, 2 * d), torch.float64)]
-    return _launch(program_of(fused_rows), x, lam, (float(gamma),), shapes)
-
-
-def map_oscar(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
-    """See :data:`lit_sparse.kernels.oscar.map_oscar`."""
-    if numba_cuda() is None:
-        return NotImplemented
-    d = x.shape[-1]
-    shapes = [((FLOAT_ROWS, max(d + 1, BUCKETS)), torch.float64), ((INT_ROWS, max(d + 1, BUCKETS)), torch.int32)]
-    return _launch(program_of(oscar_rows), x, lam, (float(gamma), bool(exact)), shapes)
-
-
-def _launch(
+def launch_rows(
     program: Any,
     x: Tensor,
     parameter: float | Tensor,

@@ -18,13 +18,16 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.compilation import bits_of, compile_rows
+from lit_sparse.kernels.cuda_rows import launch_rows, numba_cuda, program_of
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.groups import label_of, write_odd_labels
-from lit_sparse.kernels.rows import is_broken, top_of
+from lit_sparse.kernels.rows import is_broken, plain_top, top_of
 from lit_sparse.kernels.simplex import project_simplex
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["map_fused", "total_variation_prox"]
+
+cuda: Any = None  # in the program for GPUs it is numba.cuda, once that is compiled
 
 SECONDS = 6e-9  # for one element, on one thread
 LOWER, UPPER, KNOTS, SLOPES, INTERCEPTS, VALUES = 0, 1, 2, 3, 4, 5  # rows of the workspace
@@ -302,10 +305,25 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Ten
     return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)
 
 
-def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
-    from lit_sparse.kernels import cuda_rows  # translates the functions of this file
+def fused_rows(out: Any, labels: Any, x: Any, lams: Any, places: Any, work: Any, gamma: Any) -> None:
+    """Map one row a thread by fusedmax."""
+    row = cuda.grid(1)
+    if row < x.shape[0]:
+        lam = lams[row if lams.shape[0] > 1 else 0]
+        state, top = plain_top(x, row)
+        if state == 0 and lam >= 0.0 and lam < np.inf:
+            fuse_row(x, row, top, gamma, lam, out, labels, places[row], work[row])
+        else:
+            write_odd_labels(x, row, state != 1, out, labels)
 
-    return cuda_rows.map_fused(x, lam, gamma)
+
+def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
+    """Map rows on a GPU; NotImplemented where numba-cuda is not installed or finds no GPU."""
+    if numba_cuda() is None:
+        return NotImplemented
+    d = x.shape[-1]
+    shapes = [((d,), torch.int32), ((WORK_ROWS, 2 * d), torch.float64)]
+    return launch_rows(program_of(fused_rows), x, lam, (float(gamma),), shapes)
 
 
 map_fused = RowKernel(

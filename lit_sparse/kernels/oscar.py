@@ -19,13 +19,17 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.compilation import bits_of, compile_rows
+from lit_sparse.kernels.cuda_rows import launch_rows, numba_cuda, program_of
 from lit_sparse.kernels.dispatch import RowKernel
 from lit_sparse.kernels.groups import label_of, write_odd_labels
-from lit_sparse.kernels.rows import is_broken, top_of, unit_of
+from lit_sparse.kernels.rows import is_broken, plain_top, top_of, unit_of
 from lit_sparse.kernels.simplex import project_simplex
 from lit_sparse.kernels.threads import over_rows
 
 __all__ = ["isotonic_blocks", "map_oscar", "pool_sorted"]
+
+cuda: Any = None  # in the program for GPUs it is numba.cuda, once that is compiled
+FLOAT_ROWS, INT_ROWS = 4, 4  # of the workspace on a GPU
 
 SECONDS = 10e-9  # for one element, on one thread
 KEYS, SPARE, SUMS, MEANS = 0, 1, 2, 3  # rows of the float workspace
@@ -371,10 +375,30 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tupl
     return torch.where(allowed & odd, torch.nan, y).to(x.dtype), torch.where(allowed & odd, 2, labels).to(torch.int32)
 
 
-def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
-    from lit_sparse.kernels import cuda_rows  # translates the functions of this file
+def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any, gamma: Any, exact: Any) -> None:
+    """Map one row a thread by oscarmax."""
+    row = cuda.grid(1)
+    if row < x.shape[0]:
+        lam = lams[row if lams.shape[0] > 1 else 0]
+        state, top = plain_top(x, row)
+        if state == 0 and lam >= 0.0 and lam < np.inf:
+            for i in range(x.shape[1]):
+                out[row, i] = 0
+            if exact:
+                map_row(x, row, top, gamma, lam, out, labels, floats[row], ints[row])
+            else:
+                compose_row(x, row, gamma, lam, out, labels, floats[row], ints[row])
+        else:
+            write_odd_labels(x, row, state != 1, out, labels)
 
-    return cuda_rows.map_oscar(x, lam, gamma, exact)
+
+def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
+    """Map rows on a GPU; NotImplemented where numba-cuda is not installed or finds no GPU."""
+    if numba_cuda() is None:
+        return NotImplemented
+    d = x.shape[-1]
+    shapes = [((FLOAT_ROWS, max(d + 1, BUCKETS)), torch.float64), ((INT_ROWS, max(d + 1, BUCKETS)), torch.int32)]
+    return launch_rows(program_of(oscar_rows), x, lam, (float(gamma), bool(exact)), shapes)
 
 
 map_oscar = RowKernel(

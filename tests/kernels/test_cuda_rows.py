@@ -11,7 +11,7 @@ import torch
 
 SIMULATED = """
 import torch
-from lit_sparse.kernels import cuda_rows
+from lit_sparse.kernels import cuda_rows, fused, oscar
 from lit_sparse.kernels.fused import map_fused
 from lit_sparse.kernels.oscar import map_oscar
 
@@ -26,8 +26,8 @@ for dtype in (torch.float64, torch.float32):
         column = torch.rand(14, 1, generator=generator, dtype=torch.float64)
         column[6] = -1
         for lam, gamma in ((0.1, 1.0), (0.0, 1.0), (2.0, 3.0), (column, 0.5)):
-            calls = [(cuda_rows.map_fused, map_fused, ())]
-            calls += [(cuda_rows.map_oscar, map_oscar, (exact,)) for exact in (True, False)]
+            calls = [(fused._map_cuda, map_fused, ())]
+            calls += [(oscar._map_cuda, map_oscar, (exact,)) for exact in (True, False)]
             for ours, theirs, more in calls:
                 got, expected = ours(x, lam, gamma, *more), theirs(x, lam, gamma, *more)
                 atol = 1e-6 if dtype == torch.float32 else 1e-12
@@ -101,7 +101,7 @@ except Exception as error:  # a compiler that is not installed is missed in many
     sys.exit(77)
 dispatcher.get_current_device = compiler.get_current_device = lambda: SimpleNamespace(compute_capability=(9, 0))
 
-from lit_sparse.kernels import cuda_active_set, cuda_rows
+from lit_sparse.kernels import cuda_active_set, cuda_rows, fused, oscar
 
 cuda_rows.numba_cuda = lambda: cuda
 
@@ -124,8 +124,8 @@ def compiled(function, text, *numbers):
 
 
 for kind in "df":
-    compiled(cuda_rows.fused_rows, f"{kind}2 i2 {kind}2 d1 i2 d3", types.float64)
-    compiled(cuda_rows.oscar_rows, f"{kind}2 i2 {kind}2 d1 d3 i3", types.float64, types.boolean)
+    compiled(fused.fused_rows, f"{kind}2 i2 {kind}2 d1 i2 d3", types.float64)
+    compiled(oscar.oscar_rows, f"{kind}2 i2 {kind}2 d1 d3 i3", types.float64, types.boolean)
 solution, problem, work = "d2 b3 d2 l1 d1 b1", "d2 d4 d3 d2 d2", "d3 b3 d3 d3 i2 d2 i2"
 compiled(cuda_active_set.solve_rows, f"{solution} {problem} {work}", *[types.int64] * 4, types.float64)
 """
