@@ -19,8 +19,8 @@ from lit_sparse.coresets import Coreset
 from lit_sparse.coresets.last_layer import LastLayerGradients
 from lit_sparse.data import LabelsFromFile, TableDataModule
 from lit_sparse.data.label_noise import _kept
-from lit_sparse.data.measures import _from_file
 from lit_sparse.data.readers.arrays import open_arrays
+from lit_sparse.data.transport import _from_file
 from lit_sparse.data.vectors import _from_arrays, read_vectors
 from lit_sparse.errors import DataError, LitSparseError
 from lit_sparse.models.base import _weights
@@ -82,7 +82,7 @@ LOADERS: dict[str, list[tuple[Callable[[str], Any], Callable[[Path], str], str]]
     ],
     "coresets/coreset.py": [(Coreset.load, npz, "a.npz")],
     "data/label_noise.py": [(labels, npy, "a.npy"), (labels, npz, "a.npz")],
-    "data/measures.py": [(_from_file, npy, "a.npy")],
+    "data/transport.py": [(_from_file, npy, "a.npy")],
     "data/readers/arrays.py": [(arrays_of, npy, "a.npy"), (arrays_of, npz, "a.npz")],
     "data/regression.py": [(lambda path: TableDataModule(path, features="X", target="Y").load(), npz, "a.npz")],
     "data/vectors.py": [(lambda path: read_vectors(path, ["a"]), pt, "a.pt"), (carried, npy, "a.npy")],

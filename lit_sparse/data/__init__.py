@@ -9,7 +9,7 @@ from lit_sparse.data.entailment import EntailmentDataModule
 from lit_sparse.data.images import ImageDataModule, Images
 from lit_sparse.data.label_noise import FeatureDependentNoise, LabelNoise, LabelsFromFile, SymmetricNoise
 from lit_sparse.data.loader import EpochLoader
-from lit_sparse.data.measures import GaussianMixture, Measure, Points
+from lit_sparse.data.measures import GaussianMixture, Measure
 from lit_sparse.data.mnist import MNISTDataModule
 from lit_sparse.data.own_images import ImageFolderDataModule, ImageTableDataModule
 from lit_sparse.data.ragged import Ragged
@@ -18,7 +18,7 @@ from lit_sparse.data.regression import RegressionDataModule, SyntheticRegression
 from lit_sparse.data.summarization import SummarizationDataModule
 from lit_sparse.data.text import TextDataModule
 from lit_sparse.data.translation import PairDataModule, TranslationDataModule
-from lit_sparse.data.transport import TransportDataModule
+from lit_sparse.data.transport import Points, TransportDataModule
 from lit_sparse.vocab import Vocabulary, VocabularyOptions
 
 __all__ = [
