@@ -15,6 +15,7 @@ import fsspec
 import torch
 from torch import Tensor
 
+from lit_sparse.aliases import with_new_names
 from lit_sparse.errors import CheckpointError, LitSparseError, error_chain
 from lit_sparse.trust import check_hyperparameters, trusting
 
@@ -198,11 +199,24 @@ def load_trusted(
             check_finite(source, checkpoint)
         except CheckpointError as error:
             warnings.warn(str(error), stacklevel=3)
-        content.seek(0)
+        content = _renamed(content, checkpoint)
         try:
             return loader(content, **{**options, "weights_only": True})
         except Exception as error:
             raise restoring_error(source, error) from error
+
+
+def _renamed(content: io.BytesIO, checkpoint: dict[str, Any]) -> io.BytesIO:
+    """Return the content of a checkpoint, written anew if it has former names of classes."""
+    described = {key: checkpoint[key] for key in DESCRIPTIONS if key in checkpoint}
+    renamed = with_new_names(described)
+    content.seek(0)
+    if renamed == described:
+        return content
+    made = io.BytesIO()
+    torch.save({**checkpoint, **renamed}, made)
+    made.seek(0)
+    return made
 
 
 def _content_of(file: str | Path | IO[bytes], source: str) -> io.BytesIO:

@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import yaml
 from pytorch_lightning.cli import instantiate_module
 
+from lit_sparse.aliases import with_new_names
 from lit_sparse.checkpoint_files import load_trusted, restoring_error
 from lit_sparse.errors import CheckpointError
 from lit_sparse.trust import check_hyperparameters, trusting
@@ -109,4 +110,5 @@ def _data_of(run: Path) -> dict[str, Any]:
         raise CheckpointError(f"Expected `data.init_args` in {str(config)!r} to be a dict but got {arguments!r}.")
     found = {"_class_path": described["class_path"], **arguments}
     check_hyperparameters(repr(str(config)), found)
-    return found
+    renamed: dict[str, Any] = with_new_names(found)
+    return renamed

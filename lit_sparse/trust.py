@@ -24,6 +24,7 @@ import torch
 import yaml
 from torch import nn
 
+from lit_sparse.aliases import ALIASES
 from lit_sparse.errors import CheckpointError, did_you_mean
 
 __all__ = ["check_hyperparameters", "check_names", "find_imported", "names_in", "trusting"]
@@ -257,7 +258,7 @@ def _is_allowed(found: type) -> bool:
 
 def find_imported(name: str) -> Any:
     """Return what a path names, if its module is imported; a module of this package is imported for it. Else None."""
-    parts = name.split(".")
+    parts = ALIASES.get(name, name).split(".")
     if not all(part.isidentifier() for part in parts):
         return None
     for end in range(len(parts) - 1, 0, -1):

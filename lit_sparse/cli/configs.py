@@ -9,14 +9,16 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader, set_loader
 
+from lit_sparse.aliases import ALIASES
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["MODE", "read_config", "with_full_name"]
 
 #: Name of the parser mode that loads values by :func:`_load`. The mode "yaml" stays as the user's own parsers have it.
 MODE = "lit_sparse_yaml"
-#: Lightning's class of this name has a ``monitor``; torch's class cannot be used without it.
-FULL_NAMES = {"ReduceLROnPlateau": "pytorch_lightning.cli.ReduceLROnPlateau"}
+#: Names that are replaced: former ones, and one that is short for two classes, of which Lightning's has a ``monitor``;
+#: torch's class cannot be used without it.
+FULL_NAMES = {"ReduceLROnPlateau": "pytorch_lightning.cli.ReduceLROnPlateau", **ALIASES}
 MAX_BYTES = 2**20
 MAX_DEPTH = 50
 MAX_VALUES = 100_000

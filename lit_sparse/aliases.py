@@ -1,0 +1,49 @@
+"""Former names of classes and functions, and what they are called now.
+
+Configs and checkpoints of earlier versions are read as if they had the new names. A program that imports a former name gets the
+object, and a DeprecationWarning that gives the new name.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+__all__ = ["ALIASES", "moved_names", "with_new_names"]
+
+#: Former path -> path of the same object now.
+ALIASES: dict[str, str] = {}
+
+
+def with_new_names(value: Any) -> Any:
+    """Return a description, of dicts, lists and text, in which every text that is a former path is the new one.
+
+    Example:
+        >>> with_new_names({"class_path": "lit_sparse.nn.MLP", "init_args": {"sizes": [2, 1]}})
+        {'class_path': 'lit_sparse.nn.MLP', 'init_args': {'sizes': [2, 1]}}
+    """
+    if isinstance(value, dict):
+        return {key: with_new_names(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [with_new_names(entry) for entry in value]
+    return ALIASES.get(value, value) if isinstance(value, str) else value
+
+
+def moved_names(module: str) -> Callable[[str], Any]:
+    """Return the ``__getattr__`` of a module (PEP 562) that had names which are elsewhere now.
+
+    Args:
+        module: dotted name of the module.
+    """
+
+    def find(name: str) -> Any:
+        path = ALIASES.get(f"{module}.{name}")
+        if path is None:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        home, _, called = path.rpartition(".")
+        warnings.warn(f"{module}.{name} is now {path}. Import it from {home}.", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(home), called)
+
+    return find
