@@ -14,15 +14,25 @@ from typing import Any
 __all__ = ["ALIASES", "moved_names", "with_new_names"]
 
 #: Former path -> path of the same object now.
-ALIASES: dict[str, str] = {}
+ALIASES: dict[str, str] = {
+    "lit_sparse.data.GaussianMixture": "lit_sparse.transport.GaussianMixture",
+    "lit_sparse.data.Measure": "lit_sparse.transport.Measure",
+    "lit_sparse.nn.KernelPotentials": "lit_sparse.transport.KernelPotentials",
+    "lit_sparse.nn.MLPPotentials": "lit_sparse.transport.MLPPotentials",
+    "lit_sparse.nn.Potentials": "lit_sparse.transport.Potentials",
+    "lit_sparse.nn.RadialBases": "lit_sparse.data.RadialBases",
+    "lit_sparse.nn.seed_generator": "lit_sparse.random.seed_generator",
+    "lit_sparse.nn.seeded_normal": "lit_sparse.random.seeded_normal",
+    "lit_sparse.nn.seeded_uniform": "lit_sparse.random.seeded_uniform",
+}
 
 
 def with_new_names(value: Any) -> Any:
     """Return a description, of dicts, lists and text, in which every text that is a former path is the new one.
 
     Example:
-        >>> with_new_names({"class_path": "lit_sparse.nn.MLP", "init_args": {"sizes": [2, 1]}})
-        {'class_path': 'lit_sparse.nn.MLP', 'init_args': {'sizes': [2, 1]}}
+        >>> with_new_names({"class_path": "lit_sparse.nn.MLPPotentials", "init_args": {"hidden": [8]}})
+        {'class_path': 'lit_sparse.transport.MLPPotentials', 'init_args': {'hidden': [8]}}
     """
     if isinstance(value, dict):
         return {key: with_new_names(entry) for key, entry in value.items()}

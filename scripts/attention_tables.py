@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from lit_sparse.cli import build_cli
 from lit_sparse.cli.arguments import differences
-from lit_sparse.data.text_files import read_lines
+from lit_sparse.data.readers.text_files import read_lines
 from lit_sparse.errors import LitSparseError
 from lit_sparse.metrics import Bleu, paired_bootstrap
 

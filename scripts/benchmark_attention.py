@@ -41,7 +41,7 @@ from lit_sparse.data.base import Split
 from lit_sparse.mappings import Fusedmax, Oscarmax, Softmax, SparseMapping, Sparsemax, SqPNormMax
 from lit_sparse.models import Seq2Seq
 from lit_sparse.nn import RecurrentBody
-from lit_sparse.vocab import BOS, EOS, PAD, UNK, Vocabulary
+from lit_sparse.text import BOS, EOS, PAD, UNK, Vocabulary
 
 MAPPINGS: dict[str, type[SparseMapping]] = {
     "softmax": Softmax,

@@ -41,7 +41,7 @@ from lit_sparse.callbacks import (
 )
 from lit_sparse.data import ImageDataModule
 from lit_sparse.data.base import Split
-from lit_sparse.data.images import Images
+from lit_sparse.data.images.base import Images
 from lit_sparse.mappings import HardThreshold, HoyerProjection
 from lit_sparse.mappings import functional as F
 from lit_sparse.models import SupervisedOnlineAutoencoder

@@ -21,8 +21,7 @@ from lit_sparse.coresets import (
 )
 from lit_sparse.coresets.posteriors import gaussian_mean_posterior, laplace_posterior, linear_posterior
 from lit_sparse.coresets.projections import linear_covariance, vectors_of_covariance
-from lit_sparse.data import RegressionDataModule, SyntheticRegressionDataModule, TableDataModule
-from lit_sparse.nn import RadialBases
+from lit_sparse.data import RadialBases, RegressionDataModule, SyntheticRegressionDataModule, TableDataModule
 
 __all__ = ["PROBLEMS", "Problem", "make"]
 

@@ -1,8 +1,8 @@
 """California housing by KL-DRO with single examples, small and large batches; used by reproduce_logsumexp.py (Figure 3).
 
 All seeds of a setting are trained at once: their parameters are rows of one tensor, and each sees its own order of the data,
-that of ``CaliforniaHousingDataModule(seed=seed)``. tests/test_reproduce_logsumexp.py shows that ``lit-sparse fit`` gives the
-same numbers.
+that of ``CaliforniaHousingDataModule(seed=seed)``. tests/scripts/test_reproduce_logsumexp.py shows that ``lit-sparse fit``
+gives the same numbers.
 """
 
 from __future__ import annotations

@@ -31,9 +31,8 @@ import torch
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lit_sparse.data import GaussianMixture
-from lit_sparse.nn import KernelPotentials
-from lit_sparse.nn.transport import dual_value, grid_measure, semi_dual_value, sinkhorn_potentials
+from lit_sparse.transport import GaussianMixture, KernelPotentials
+from lit_sparse.transport.dual import dual_value, grid_measure, semi_dual_value, sinkhorn_potentials
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE, TARGET, EPS = GaussianMixture([0.0], [1.0]), GaussianMixture([-1.0, 1.5], [0.25, 0.16]), 0.1

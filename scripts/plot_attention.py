@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from lit_sparse.callbacks import draw_attention
-from lit_sparse.callbacks.pictures import new_figure
-from lit_sparse.data.text_files import read_lines
+from lit_sparse.callbacks.pictures.base import new_figure
+from lit_sparse.data.readers.text_files import read_lines
 from lit_sparse.errors import LitSparseError
 from lit_sparse.models import EntailmentClassifier, Seq2Seq, TextModule
 

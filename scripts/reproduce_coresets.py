@@ -37,7 +37,7 @@ from matplotlib.figure import Figure
 
 from lit_sparse.coresets import GIGA, AcceleratedIHT, Coreset, CoresetSelector, FrankWolfe, NonnegativeOMP, SparseVI, Uniform
 from lit_sparse.coresets.posteriors import forward_kl, map_distance, reverse_kl
-from lit_sparse.nn import RadialBases
+from lit_sparse.data import RadialBases
 
 ROOT = Path(__file__).resolve().parents[1]
 SPARSE_VI, SPARSE_VI_SIZES, SPARSE_VI_PROBLEMS = "SparseVI", (1, 10, 20, 30), ("gaussian", "synth_lr", "phishing")

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from lit_sparse.checks import check_count, check_integer, check_number, check_parameter, check_positive, check_shape
+from lit_sparse.data import RadialBases
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import functional as F
 from lit_sparse.metrics import hoyer_sparseness
-from lit_sparse.nn import RadialBases, RecurrentBody, TransformerBody
+from lit_sparse.nn import RecurrentBody, TransformerBody
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ import yaml
 from lit_sparse.cli import build_cli, main
 
 from .conftest import CONFIGS
+from .data.images.test_mnist import idx
 from .data.pairs import WORDS, write_pairs
-from .data.test_catalogues import catalogue
-from .data.test_mnist import idx
+from .data.text.test_catalogues import catalogue
 
 #: Runs are shorter here than the schedulers of their configs.
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not reach its end")

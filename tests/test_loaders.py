@@ -18,14 +18,14 @@ from lit_sparse.checkpoint_files import read_torch_file
 from lit_sparse.coresets import Coreset
 from lit_sparse.coresets.last_layer import LastLayerGradients
 from lit_sparse.data import LabelsFromFile, TableDataModule
-from lit_sparse.data.label_noise import _kept
+from lit_sparse.data.images.label_noise import _kept
 from lit_sparse.data.readers.arrays import open_arrays
-from lit_sparse.data.transport import _from_file
-from lit_sparse.data.vectors import _from_arrays, read_vectors
+from lit_sparse.data.readers.word_vectors import _from_arrays, read_vectors
+from lit_sparse.data.transport_samples import _from_file
 from lit_sparse.errors import DataError, LitSparseError
 from lit_sparse.models.base import _weights
 from lit_sparse.models.text import _kept_vocabularies
-from lit_sparse.vocab import Vocabulary
+from lit_sparse.text import Vocabulary
 
 from .conftest import ROOT
 
@@ -81,12 +81,12 @@ LOADERS: dict[str, list[tuple[Callable[[str], Any], Callable[[Path], str], str]]
         (_kept_vocabularies, pt, "a.ckpt"),
     ],
     "coresets/coreset.py": [(Coreset.load, npz, "a.npz")],
-    "data/label_noise.py": [(labels, npy, "a.npy"), (labels, npz, "a.npz")],
-    "data/transport.py": [(_from_file, npy, "a.npy")],
+    "data/images/label_noise.py": [(labels, npy, "a.npy"), (labels, npz, "a.npz")],
+    "data/transport_samples.py": [(_from_file, npy, "a.npy")],
     "data/readers/arrays.py": [(arrays_of, npy, "a.npy"), (arrays_of, npz, "a.npz")],
-    "data/regression.py": [(lambda path: TableDataModule(path, features="X", target="Y").load(), npz, "a.npz")],
-    "data/vectors.py": [(lambda path: read_vectors(path, ["a"]), pt, "a.pt"), (carried, npy, "a.npy")],
-    "vocab.py": [(Vocabulary.load, vocabulary, "a.json")],
+    "data/regression/base.py": [(lambda path: TableDataModule(path, features="X", target="Y").load(), npz, "a.npz")],
+    "data/readers/word_vectors.py": [(lambda path: read_vectors(path, ["a"]), pt, "a.pt"), (carried, npy, "a.npy")],
+    "text/vocabulary.py": [(Vocabulary.load, vocabulary, "a.json")],
 }
 CASES = [(module, *case) for module, cases in LOADERS.items() for case in cases]
 

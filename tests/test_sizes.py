@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lit_sparse.coresets import LogisticLikelihood
-from lit_sparse.data import GaussianMixture, SyntheticRegressionDataModule, TransportDataModule
+from lit_sparse.data import SyntheticRegressionDataModule, TransportDataModule
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import LeaveOneOut, Marginalize, ScoreFunction, SumAndSample, TopKMarginalize
 from lit_sparse.mappings import Sparsemax
@@ -23,7 +23,8 @@ from lit_sparse.models import (
     SignalingGame,
     SupervisedOnlineAutoencoder,
 )
-from lit_sparse.nn import MLP, ConvNet, EntailmentNetwork, KernelPotentials, MLPPotentials, MultiheadAttention
+from lit_sparse.nn import MLP, ConvNet, EntailmentNetwork, MultiheadAttention
+from lit_sparse.transport import GaussianMixture, KernelPotentials, MLPPotentials
 
 POINT = GaussianMixture([0.0], [1.0])
 

@@ -336,7 +336,7 @@ def test_what_only_the_checkpoint_names_is_not_imported(
         "lit_sparse.cli.app.LitSparseCLI",
         "lit_sparse.cli.main",
         "lit_sparse.trust.import_module",
-        "lit_sparse.data.tables.Path",
+        "lit_sparse.data.readers.tables.Path",
         "lit_sparse.models.SemiSupervisedVAE.load_from_checkpoint",
         "builtins.eval",
         "this.s",

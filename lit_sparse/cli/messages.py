@@ -15,14 +15,15 @@ from typing import Any, get_origin
 import pytorch_lightning as pl
 import torch
 
-from lit_sparse.data import LabelNoise, Measure
+from lit_sparse.data import LabelNoise
 from lit_sparse.errors import LitSparseError, did_you_mean, error_chain
 from lit_sparse.estimators import Estimator
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import TextMetric
-from lit_sparse.nn import Potentials, Seq2SeqBody
+from lit_sparse.nn import Seq2SeqBody
 from lit_sparse.risks import Risk
 from lit_sparse.structures import Structure
+from lit_sparse.transport import Measure, Potentials
 
 __all__ = ["about_checkpoint", "plain_message", "started_in"]
 

@@ -15,7 +15,7 @@ import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_warn
 
-from lit_sparse.callbacks.pictures import Picture
+from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.errors import LitSparseError
 
 __all__ = ["DrawWhenStopped", "Terminated", "own_error", "quiet", "stoppable"]

@@ -17,7 +17,7 @@ from typing_extensions import override
 from lit_sparse.checks import FLOATS, check_count
 from lit_sparse.distributed import broadcast, gather, gather_unequal, rank, reduce
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.kernels.gather import row_products, row_sum
+from lit_sparse.kernels.row_sums import row_products, row_sum
 
 __all__ = ["BlockVectors", "DenseVectors", "ShardedVectors", "Vectors", "as_vectors"]
 

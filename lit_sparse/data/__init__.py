@@ -1,25 +1,42 @@
 """Data modules: splits, seeded augmentation, loaders that resume in the middle of an epoch."""
 
+from typing import TYPE_CHECKING
+
+from lit_sparse.aliases import moved_names
 from lit_sparse.data.base import ResumableDataModule
-from lit_sparse.data.california_housing import CaliforniaHousingDataModule
-from lit_sparse.data.catalogue_pairs import CatalogueDataModule
 from lit_sparse.data.coreset import CoresetDataModule
-from lit_sparse.data.digits import DigitsDataModule
-from lit_sparse.data.entailment import EntailmentDataModule
-from lit_sparse.data.images import ImageDataModule, Images
-from lit_sparse.data.label_noise import FeatureDependentNoise, LabelNoise, LabelsFromFile, SymmetricNoise
+from lit_sparse.data.images import (
+    DigitsDataModule,
+    FeatureDependentNoise,
+    ImageDataModule,
+    ImageFolderDataModule,
+    Images,
+    ImageTableDataModule,
+    LabelNoise,
+    LabelsFromFile,
+    MNISTDataModule,
+    SymmetricNoise,
+)
 from lit_sparse.data.loader import EpochLoader
-from lit_sparse.data.measures import GaussianMixture, Measure
-from lit_sparse.data.mnist import MNISTDataModule
-from lit_sparse.data.own_images import ImageFolderDataModule, ImageTableDataModule
-from lit_sparse.data.ragged import Ragged
 from lit_sparse.data.referential_game import ReferentialGameDataModule
-from lit_sparse.data.regression import RegressionDataModule, SyntheticRegressionDataModule, TableDataModule
-from lit_sparse.data.summarization import SummarizationDataModule
-from lit_sparse.data.text import TextDataModule
-from lit_sparse.data.translation import PairDataModule, TranslationDataModule
-from lit_sparse.data.transport import Points, TransportDataModule
-from lit_sparse.vocab import Vocabulary, VocabularyOptions
+from lit_sparse.data.regression import (
+    CaliforniaHousingDataModule,
+    RadialBases,
+    RegressionDataModule,
+    SyntheticRegressionDataModule,
+    TableDataModule,
+)
+from lit_sparse.data.text import (
+    CatalogueDataModule,
+    EntailmentDataModule,
+    PairDataModule,
+    Ragged,
+    SummarizationDataModule,
+    TextDataModule,
+    TranslationDataModule,
+)
+from lit_sparse.data.transport_samples import Points, TransportDataModule
+from lit_sparse.text import Vocabulary, VocabularyOptions
 
 __all__ = [
     "CaliforniaHousingDataModule",
@@ -29,7 +46,6 @@ __all__ = [
     "EntailmentDataModule",
     "EpochLoader",
     "FeatureDependentNoise",
-    "GaussianMixture",
     "ImageDataModule",
     "ImageFolderDataModule",
     "ImageTableDataModule",
@@ -37,9 +53,9 @@ __all__ = [
     "LabelNoise",
     "LabelsFromFile",
     "MNISTDataModule",
-    "Measure",
     "PairDataModule",
     "Points",
+    "RadialBases",
     "Ragged",
     "ReferentialGameDataModule",
     "RegressionDataModule",
@@ -54,3 +70,6 @@ __all__ = [
     "Vocabulary",
     "VocabularyOptions",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__)  # names that are elsewhere now

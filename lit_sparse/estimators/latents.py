@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional as nnf
 from typing_extensions import override
 
-from lit_sparse.kernels.dispatch import HALVES
 from lit_sparse.kernels.kbest import best_bits
+from lit_sparse.kernels.row_kernel import HALVES
 
 __all__ = ["Bits", "Categories", "LatentDistribution", "widened"]
 

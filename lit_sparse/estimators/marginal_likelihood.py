@@ -12,7 +12,7 @@ from torch.nn import functional as nnf
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators.base import LatentBatch, LossFunction
-from lit_sparse.nn import seeded_uniform
+from lit_sparse.random import seeded_uniform
 
 __all__ = ["MarginalLikelihood", "marginal_likelihood"]
 

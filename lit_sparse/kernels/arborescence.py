@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.compilation import compile_rows
-from lit_sparse.kernels.threads import over_rows
+from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["best_trees"]
 

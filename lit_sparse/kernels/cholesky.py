@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from lit_sparse.kernels.compilation import compile_rows
+from lit_sparse.kernels.cpu.compile import compile_rows
 
 __all__ = ["grow", "shrink", "solve"]
 

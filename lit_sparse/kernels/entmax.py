@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels import triton_rows
-from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows
-from lit_sparse.kernels.dispatch import RowKernel
-from lit_sparse.kernels.elementary import exponentials, logarithms, logarithms_of_one_plus, workspace
-from lit_sparse.kernels.rows import SIMD_BLOCK, pad, top_of, write_odd
-from lit_sparse.kernels.threads import over_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, top_of, write_odd
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
+from lit_sparse.kernels.gpu import triton_rows
+from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["entmax_jacobian", "entmax_product", "map_entmax"]
 

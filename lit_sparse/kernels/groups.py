@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.compilation import REDUCTION_FLAGS, compile_rows
-from lit_sparse.kernels.dispatch import RowKernel
-from lit_sparse.kernels.rows import write_odd, write_zeros
-from lit_sparse.kernels.threads import over_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.rows import write_odd, write_zeros
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", "write_odd_labels"]
 

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
-from lit_sparse.kernels.dispatch import RowKernel
-from lit_sparse.kernels.rows import count_from, top_of, unit_of
-from lit_sparse.kernels.threads import over_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
+from lit_sparse.kernels.cpu.rows import count_from, top_of, unit_of
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["hoyer_product", "project_hoyer", "threshold_hard"]
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.compilation import compile_rows
-from lit_sparse.kernels.dispatch import HALVES
-from lit_sparse.kernels.rows import plain_top
-from lit_sparse.kernels.threads import over_rows
+from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.rows import plain_top
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.row_kernel import HALVES
 
 __all__ = ["best_bits"]
 

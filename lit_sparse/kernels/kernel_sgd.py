@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.compilation import bits_of, compile_rows
-from lit_sparse.kernels.threads import over_rows
+from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
+from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["gaussian_sum", "run_kernel_sgd"]
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lit_sparse.kernels.compilation import compile_rows
+from lit_sparse.kernels.cpu.compile import compile_rows
 
 __all__ = [
     "BITS",

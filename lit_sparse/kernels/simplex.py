@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels import triton_rows
-from lit_sparse.kernels.compilation import REDUCTION_FLAGS, bits_of, compile_rows, floats_of, layout_of
-from lit_sparse.kernels.dispatch import RowKernel
-from lit_sparse.kernels.rows import count_from, key_range, write_odd
-from lit_sparse.kernels.threads import over_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, floats_of, layout_of
+from lit_sparse.kernels.cpu.rows import count_from, key_range, write_odd
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.gpu import triton_rows
+from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["center_on_support", "project_simplex"]
 

@@ -7,9 +7,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checks import check_number, check_positive
-from lit_sparse.kernels.capped import capped_product, map_capped
+from lit_sparse.kernels.capped_softmax import capped_product, map_capped
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction
+from lit_sparse.mappings.row_function import RowFunction
 
 __all__ = ["CappedSoftmax", "capped_softmax"]
 

@@ -12,7 +12,7 @@ from lit_sparse.checks import check_number, check_parameter, check_positive, che
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.entmax import entmax_jacobian, entmax_product, map_entmax
 from lit_sparse.mappings.base import SparseMapping, with_slope
-from lit_sparse.mappings.rowwise import RowFunction
+from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.softmax import softmax
 from lit_sparse.mappings.sparsemax import ALL, Project
 

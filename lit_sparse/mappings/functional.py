@@ -8,7 +8,7 @@ from lit_sparse.mappings.hoyer_projection import hoyer_projection
 from lit_sparse.mappings.oscarmax import oscarmax
 from lit_sparse.mappings.regularized_argmax import regularized_argmax
 from lit_sparse.mappings.softmax import softmax
-from lit_sparse.mappings.sparsemap import sparsemap
+from lit_sparse.mappings.sparsemap.layer import sparsemap
 from lit_sparse.mappings.sparsemax import sparsemax
 from lit_sparse.mappings.sq_pnorm_max import sq_pnorm_max
 from lit_sparse.mappings.topk_sparsemax import topk_sparsemax

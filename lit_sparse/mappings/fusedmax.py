@@ -11,10 +11,10 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.fused import map_fused
+from lit_sparse.kernels.fusedmax import map_fused
 from lit_sparse.kernels.groups import average_groups, code_of, group_product
 from lit_sparse.mappings.base import SparseMapping, with_slope
-from lit_sparse.mappings.rowwise import RowFunction
+from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.sparsemax import centered
 
 __all__ = ["Fusedmax", "LearnableFusedmax", "fusedmax"]

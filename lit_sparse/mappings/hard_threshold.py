@@ -11,7 +11,7 @@ from typing_extensions import Self
 from lit_sparse.checks import check_count
 from lit_sparse.kernels.hoyer import threshold_hard
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction
+from lit_sparse.mappings.row_function import RowFunction
 
 __all__ = ["HardThreshold", "hard_threshold"]
 

@@ -9,7 +9,7 @@ from typing_extensions import Self
 from lit_sparse.checks import check_number, check_positive
 from lit_sparse.kernels.hoyer import hoyer_jacobian, hoyer_product, project_hoyer
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction
+from lit_sparse.mappings.row_function import RowFunction
 
 __all__ = ["HoyerProjection", "hoyer_projection"]
 

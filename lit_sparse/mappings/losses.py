@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import check_number
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.kernels.dispatch import HALVES
+from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.torch_internals import can_read_values
 

@@ -11,9 +11,9 @@ from typing_extensions import Self
 from lit_sparse.checks import check_number, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.groups import average_groups, group_product
-from lit_sparse.kernels.oscar import map_oscar
+from lit_sparse.kernels.oscarmax import map_oscar
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction
+from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.sparsemax import centered
 
 __all__ = ["Oscarmax", "oscarmax"]

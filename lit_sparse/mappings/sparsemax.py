@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_sparse.checks import check_positive
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction
+from lit_sparse.mappings.row_function import RowFunction
 
 __all__ = ["ALL", "Project", "Sparsemax", "centered", "sparsemax"]
 

@@ -6,9 +6,9 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checks import check_number, check_positive
-from lit_sparse.kernels.pnorm import map_pnorm, pnorm_product
+from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.rowwise import RowFunction
+from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.sparsemax import ALL, Project
 
 __all__ = ["SqPNormMax", "sq_pnorm_max"]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.metrics.exact import ExactMetric
+from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = [
     "MessageCounts",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_positive
-from lit_sparse.metrics.exact import ExactMetric
+from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["LogMeanExp"]
 

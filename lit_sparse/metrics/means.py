@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lit_sparse.metrics.exact import ExactMetric
+from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["MeanOverExamples"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_dim
-from lit_sparse.metrics.exact import ExactMetric
+from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["HoyerSparseness", "hoyer_sparseness"]
 

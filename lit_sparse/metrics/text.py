@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.metrics.exact import ExactMetric
+from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["TextMetric", "check_flag", "check_name", "check_texts"]
 

@@ -32,7 +32,7 @@ from lit_sparse.models.schedulers import check_end, describe_scheduler
 from lit_sparse.models.stage_metrics import StageMetrics, mean_metrics
 from lit_sparse.models.step_output import StepOutput
 from lit_sparse.models.warm_start import RISK, load_initial_weights
-from lit_sparse.nn import seed_generator
+from lit_sparse.random import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
 __all__ = ["LitSparseModule", "Stage", "StepOutput"]

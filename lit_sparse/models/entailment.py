@@ -21,8 +21,9 @@ from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
-from lit_sparse.nn import EntailmentNetwork, WordVectors, seeded_uniform
+from lit_sparse.nn import EntailmentNetwork, WordVectors
 from lit_sparse.nn.entailment import LABELS, check_labels
+from lit_sparse.random import seeded_uniform
 from lit_sparse.risks import Risk
 
 __all__ = ["EntailmentClassifier"]
@@ -69,7 +70,7 @@ class EntailmentClassifier(TextModule):
 
     Example:
         >>> from lit_sparse.mappings import Fusedmax
-        >>> from lit_sparse.vocab import Vocabulary
+        >>> from lit_sparse.text import Vocabulary
         >>> model = EntailmentClassifier(Fusedmax(), width=8, vector_size=5)
         >>> model = model.build({"text": Vocabulary.build(["A dog runs outside.", "An animal is asleep."])})
         >>> (found,) = model.classify([("A dog runs outside.", "A dog is asleep.")])

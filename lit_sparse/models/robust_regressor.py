@@ -15,7 +15,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning_internals import after_restore
 from lit_sparse.metrics import LogMeanExp
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
-from lit_sparse.models.rows import check_entries, has_rows
+from lit_sparse.models.data_protocols import check_entries, has_rows
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.risks import Risk
 

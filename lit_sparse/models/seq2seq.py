@@ -23,7 +23,7 @@ from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import Hypothesis, RecurrentBody, Seq2SeqBody, State, beam_search, length_mask
 from lit_sparse.risks import Risk
-from lit_sparse.vocab import EOS
+from lit_sparse.text import EOS
 
 __all__ = ["Seq2Seq"]
 
@@ -69,7 +69,7 @@ class Seq2Seq(TextModule):
 
     Example:
         >>> from lit_sparse.mappings import Fusedmax
-        >>> from lit_sparse.vocab import Vocabulary
+        >>> from lit_sparse.text import Vocabulary
         >>> model = Seq2Seq(Fusedmax(), RecurrentBody(16, layers=1))
         >>> words = {"source": Vocabulary.build(["ein Hund"]), "target": Vocabulary.build(["a dog"])}
         >>> len(model.build(words).write(["ein Hund", ""]))

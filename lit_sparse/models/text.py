@@ -16,7 +16,7 @@ from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
 from lit_sparse.models.base import LitSparseModule
-from lit_sparse.vocab import Vocabulary
+from lit_sparse.text import Vocabulary
 
 __all__ = ["TextModule", "check_lines", "check_parts", "count_groups"]
 

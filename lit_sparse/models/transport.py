@@ -14,8 +14,8 @@ from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_nu
 from lit_sparse.distributed import gather_unequal
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
-from lit_sparse.nn import KernelPotentials, MLPPotentials, Potentials
-from lit_sparse.nn.transport import (
+from lit_sparse.transport import KernelPotentials, MLPPotentials, Potentials
+from lit_sparse.transport.dual import (
     TransportObjective,
     dual_value,
     log_plan_density,
@@ -42,13 +42,13 @@ class EntropicTransport(LitSparseModule):
     - ``E u + E v - eps E e^s + eps`` for ``"dual"``: the divergence is KL, and the density e^s, which may overflow. Training
       ends with an error when it does; the last checkpoint was written before.
 
-    :class:`lit_sparse.nn.MLPPotentials` are trained over all pairs of a batch by the optimizer.
-    :class:`lit_sparse.nn.KernelPotentials` are trained by kernel SGD, an iteration a pair, one after another, on one process;
-    the optimizer has no part in it, and a training step is the iterations of a batch.
+    :class:`lit_sparse.transport.MLPPotentials` are trained over all pairs of a batch by the optimizer.
+    :class:`lit_sparse.transport.KernelPotentials` are trained by kernel SGD, an iteration a pair, one after another, on one
+    process; the optimizer has no part in it, and a training step is the iterations of a batch.
 
     Logged: ``train/loss``, the negative objective before each step; in validation and test ``loss``, the same over the pairs
     of the batches as they come; ``objective``, over all pairs of held-out points; and ``semi_dual``, what u is worth with the
-    best v for it, :func:`lit_sparse.nn.transport.semi_dual_value`, over all pairs. The last means the same for both
+    best v for it, :func:`lit_sparse.transport.dual.semi_dual_value`, over all pairs. The last means the same for both
     objectives, and tells the best checkpoint.
 
     Batches are dicts of ``source`` (B, d), ``target`` (B, d) and ``index`` (B,).

@@ -1,20 +1,18 @@
 """Plain torch building blocks, without Lightning."""
 
+from typing import TYPE_CHECKING
+
+from lit_sparse.aliases import moved_names
 from lit_sparse.nn.attention import MultiheadAttention, attention
-from lit_sparse.nn.bases import InitialBases, NoiseBases, SampleBases, SparseCodingBases
 from lit_sparse.nn.beam_search import Hypothesis, beam_search
 from lit_sparse.nn.conv import ConvNet
+from lit_sparse.nn.encoder_decoder import RecurrentBody, Seq2SeqBody, State, TransformerBody, length_mask
 from lit_sparse.nn.entailment import EntailmentNetwork
+from lit_sparse.nn.initial_bases import InitialBases, NoiseBases, SampleBases, SparseCodingBases
 from lit_sparse.nn.mlp import MLP
-from lit_sparse.nn.potentials import KernelPotentials, MLPPotentials, Potentials
-from lit_sparse.nn.radial_bases import RadialBases
-from lit_sparse.nn.recurrent_body import RecurrentBody
-from lit_sparse.nn.seeded import seed_generator, seeded_normal, seeded_uniform
-from lit_sparse.nn.seq2seq_body import Seq2SeqBody, State, length_mask
 from lit_sparse.nn.shared_categorical import SharedCategorical
 from lit_sparse.nn.signaling import Receiver, Sender
-from lit_sparse.nn.tied_layer import sparse_decode, sparse_encode
-from lit_sparse.nn.transformer_body import TransformerBody
+from lit_sparse.nn.sparse_encoding import sparse_decode, sparse_encode
 from lit_sparse.nn.word_vectors import WordVectors
 
 __all__ = [
@@ -23,12 +21,8 @@ __all__ = [
     "EntailmentNetwork",
     "Hypothesis",
     "InitialBases",
-    "KernelPotentials",
-    "MLPPotentials",
     "MultiheadAttention",
     "NoiseBases",
-    "Potentials",
-    "RadialBases",
     "Receiver",
     "RecurrentBody",
     "SampleBases",
@@ -42,9 +36,9 @@ __all__ = [
     "attention",
     "beam_search",
     "length_mask",
-    "seed_generator",
-    "seeded_normal",
-    "seeded_uniform",
     "sparse_decode",
     "sparse_encode",
 ]
+
+if not TYPE_CHECKING:
+    __getattr__ = moved_names(__name__)  # names that are elsewhere now

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.nn.seq2seq_body import State
+from lit_sparse.nn.encoder_decoder.base import State
 
 __all__ = ["Hypothesis", "Step", "beam_search"]
 

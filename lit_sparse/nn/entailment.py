@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.nn.seq2seq_body import length_mask
+from lit_sparse.nn.encoder_decoder.base import length_mask
 
 __all__ = ["LABELS", "UNDECIDED", "EntailmentNetwork", "check_labels"]
 

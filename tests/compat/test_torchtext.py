@@ -12,7 +12,7 @@ import torch
 
 from lit_sparse.cli import main
 from lit_sparse.data import TranslationDataModule, Vocabulary
-from lit_sparse.data.vectors import read_vectors
+from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.mappings import Fusedmax, Sparsemax
 from lit_sparse.mappings import functional as F
 from lit_sparse.models import Seq2Seq

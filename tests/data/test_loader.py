@@ -9,7 +9,7 @@ import torch
 
 from lit_sparse.data import DigitsDataModule, EpochLoader
 from lit_sparse.data.base import shuffled
-from lit_sparse.data.images import UNLABELLED
+from lit_sparse.data.images.base import UNLABELLED
 
 
 def loader(**options: Any) -> EpochLoader:

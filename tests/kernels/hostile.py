@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_sparse.kernels.arborescence import best_trees
-from lit_sparse.kernels.capped import capped_product, map_capped
+from lit_sparse.kernels.capped_softmax import capped_product, map_capped
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
-from lit_sparse.kernels.fused import map_fused
+from lit_sparse.kernels.fusedmax import map_fused
 from lit_sparse.kernels.groups import group_product
 from lit_sparse.kernels.hoyer import hoyer_product, project_hoyer, threshold_hard
 from lit_sparse.kernels.kbest import best_bits
-from lit_sparse.kernels.oscar import map_oscar
-from lit_sparse.kernels.pnorm import map_pnorm, pnorm_product
+from lit_sparse.kernels.oscarmax import map_oscar
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
+from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
 from lit_sparse.mappings import functional as F
 from lit_sparse.structures import BitVector, Budget, Sequence, Structure, Tree
 

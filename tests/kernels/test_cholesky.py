@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lit_sparse.kernels import cholesky
-from lit_sparse.kernels.gather import row_products, row_sum
+from lit_sparse.kernels.row_sums import row_products, row_sum
 
 
 def walk(seed: int, steps: int = 60, most: int = 12) -> None:

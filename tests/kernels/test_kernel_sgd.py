@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels import kernel_sgd
-from lit_sparse.kernels.compilation import bits_of
+from lit_sparse.kernels.cpu.compile import bits_of
 from lit_sparse.kernels.kernel_sgd import BLOCK, gaussian_sum, run_kernel_sgd
 
 OPTIONS: dict[str, Any] = {"width": 0.8, "step_size": 0.4, "eps": 0.3, "rho": 0.2}

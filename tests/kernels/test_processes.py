@@ -196,7 +196,7 @@ def test_the_number_of_threads_changes_nothing(name: str) -> None:
 
 
 def test_an_error_in_a_block_reaches_the_caller() -> None:
-    from lit_sparse.kernels.threads import over_rows
+    from lit_sparse.kernels.cpu.threads import over_rows
 
     def block(start: int, stop: int) -> None:
         if start > 0:
@@ -208,7 +208,7 @@ def test_an_error_in_a_block_reaches_the_caller() -> None:
 
 
 def test_without_openmp_a_pool_serves(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lit_sparse.kernels import threads
+    from lit_sparse.kernels.cpu import threads
 
     before = torch.get_num_threads()
     torch.set_num_threads(2)
@@ -225,7 +225,7 @@ def test_without_openmp_a_pool_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch's threads cannot be found")
 def test_torchs_own_threads_serve() -> None:
     """Any other thread would share a core with them, who wait busily for torch's next operation."""
-    run("from lit_sparse.kernels import threads\nassert type(threads._threads).__name__ == '_Team'")
+    run("from lit_sparse.kernels.cpu import threads\nassert type(threads._threads).__name__ == '_Team'")
 
 
 @pytest.mark.process

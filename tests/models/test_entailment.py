@@ -23,7 +23,7 @@ from lit_sparse.mappings import Entmax, Fusedmax, LearnableEntmax, Oscarmax, Sof
 from lit_sparse.models import EntailmentClassifier
 from lit_sparse.nn import EntailmentNetwork, WordVectors
 from lit_sparse.structures import Sequence as Chain
-from lit_sparse.vocab import VocabularyOptions
+from lit_sparse.text import VocabularyOptions
 
 CONFIG = Path(__file__).parents[2] / "configs" / "entailment" / "snli_small.yaml"
 MAPPINGS = [Softmax(), Sparsemax(gamma=0.2), Fusedmax(gamma=0.2), Oscarmax(0.05, gamma=0.2)]

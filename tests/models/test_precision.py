@@ -19,7 +19,6 @@ from lit_sparse.coresets import LogisticLikelihood
 from lit_sparse.data import (
     DigitsDataModule,
     EntailmentDataModule,
-    GaussianMixture,
     ReferentialGameDataModule,
     SyntheticRegressionDataModule,
     TranslationDataModule,
@@ -41,9 +40,10 @@ from lit_sparse.models import (
     SignalingGame,
     SupervisedOnlineAutoencoder,
 )
-from lit_sparse.nn import ConvNet, KernelPotentials, MLPPotentials, NoiseBases, RecurrentBody, TransformerBody
+from lit_sparse.nn import ConvNet, NoiseBases, RecurrentBody, TransformerBody
 from lit_sparse.risks import SafeKLDRO, UnbalancedOTDRO
 from lit_sparse.testing import concrete_subclasses
+from lit_sparse.transport import GaussianMixture, KernelPotentials, MLPPotentials
 from tests.data.pairs import WORDS, write_pairs
 
 Pair = tuple[LitSparseModule, pl.LightningDataModule]

@@ -34,7 +34,7 @@ from lit_sparse.models import Seq2Seq
 from lit_sparse.nn import RecurrentBody, TransformerBody, length_mask
 from lit_sparse.structures import Sequence
 from lit_sparse.testing import concrete_subclasses
-from lit_sparse.vocab import Vocabulary, VocabularyOptions
+from lit_sparse.text import Vocabulary, VocabularyOptions
 from tests.data.pairs import WORDS, write_pairs
 
 

@@ -18,7 +18,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax, TopKSparsemax
 from lit_sparse.models import SemiSupervisedVAE
-from lit_sparse.nn import seeded_normal
+from lit_sparse.random import seeded_normal
 
 DIGITS = Path(__file__).parents[2] / "configs" / "ssvae" / "digits.yaml"
 

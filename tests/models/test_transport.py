@@ -20,11 +20,11 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 
 from lit_sparse.cli import main
-from lit_sparse.data import GaussianMixture, Points, TransportDataModule
+from lit_sparse.data import Points, TransportDataModule
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.models import EntropicTransport
-from lit_sparse.nn import KernelPotentials, MLPPotentials, Potentials
-from lit_sparse.nn.transport import (
+from lit_sparse.transport import GaussianMixture, KernelPotentials, MLPPotentials, Potentials
+from lit_sparse.transport.dual import (
     dual_value,
     grid_measure,
     log_plan_density,
@@ -156,7 +156,7 @@ def test_values_are_their_formulas(objective: Any, monkeypatch: pytest.MonkeyPat
         dual_value(repeated[0], v, repeated[1], y, **options), rel=1e-6
     )
     assert semi_dual_value(u, x, y, eps=0.4, **more) == pytest.approx(semi_dual_value(*repeated, y, eps=0.4), rel=1e-6)
-    monkeypatch.setattr("lit_sparse.nn.transport.PAIRS", 7)
+    monkeypatch.setattr("lit_sparse.transport.dual.PAIRS", 7)
     assert dual_value(u, v, x, y, **options) == pytest.approx(found, rel=1e-9)
     assert semi_dual_value(u, x, y, eps=0.4) == pytest.approx(semi, rel=1e-9)
 

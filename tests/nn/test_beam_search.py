@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn import beam_search
-from lit_sparse.nn.seq2seq_body import State
+from lit_sparse.nn.encoder_decoder.base import State
 
 BOS, EOS, SIZE = 0, 1, 5
 

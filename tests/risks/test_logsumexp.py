@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.safe import _twin, _weighted_twin, safe_threshold, weighted_safe_threshold
+from lit_sparse.kernels.safe_logsumexp import _twin, _weighted_twin, safe_threshold, weighted_safe_threshold
 from lit_sparse.mappings import functional as F
 from lit_sparse.risks import safe_logsumexp
 

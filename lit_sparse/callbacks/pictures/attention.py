@@ -1,0 +1,170 @@
+"""Draws where a model looks, for some examples of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import pytorch_lightning as pl
+from pytorch_lightning.loggers import TensorBoardLogger
+from pytorch_lightning.utilities import rank_zero_warn
+from typing_extensions import override
+
+from lit_sparse.callbacks.base import Stage, artifacts_of
+from lit_sparse.callbacks.pictures.base import Picture
+from lit_sparse.callbacks.pictures.heat_maps import Attention, Groups, figure_of
+from lit_sparse.checks import check_choice, check_count
+from lit_sparse.distributed import gather_to_first
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["AttentionPlot", "check_folder"]
+
+Format: TypeAlias = Literal["png", "svg"]
+
+NEEDED = ("attention", "source_tokens", "output_tokens", "index")
+#: Which examples a number of them stands for is a function of this and of their indices.
+SEED = 0
+
+
+class AttentionPlot(Picture):
+    """Draw the attention of some examples of the last validation epoch, and of a test: one picture each.
+
+    They are ``pictures/attention/<index>.png`` and ``.svg``, and ``attention/<index>`` in TensorBoard. Reads ``attention``
+    (B, T, S), zero beyond an example's tokens, ``source_tokens`` and ``output_tokens``, lists of B lists of strings,
+    ``index`` (B,) and, if it is there, ``title``, a list of B strings, of a step's artifacts; a classifier attends once,
+    T = 1, and heads (B, heads, T, S) are drawn side by side. Other models are left alone; of several data loaders the first
+    is looked at. The pictures do not depend on batches or on the number of processes.
+
+    To use it in a config::
+
+        trainer:
+          callbacks:
+            - class_path: AttentionPlot
+              init_args: {examples: [0, 7, 12]}
+
+    Args:
+        examples: how many examples are drawn, chosen at random but always the same ones; or a list of their indices.
+        groups: which weights are shown to be equal, as in :func:`draw_attention`; None for what the mapping of the model makes.
+        formats: file formats, of ``"png"`` and ``"svg"``.
+        folder: where pictures go; the logger's folder by default.
+
+    Raises:
+        ConfigurationError: if an argument has a value that is not allowed.
+    """
+
+    name = "attention"
+
+    def __init__(
+        self,
+        examples: int | list[int] = 4,
+        groups: Groups | None = None,
+        formats: tuple[Format, ...] = ("png", "svg"),
+        folder: str | None = None,
+    ) -> None:
+        super().__init__(check_folder(folder))
+        self.examples = _check_examples(examples)
+        self.groups: Groups | None = None if groups is None else check_choice("groups", groups, ("none", "neighbours", "tied"))
+        if not isinstance(formats, list | tuple) or not formats:
+            raise ConfigurationError(f"Expected argument `formats` to be one or several of ('png', 'svg') but got {formats!r}.")
+        self.formats = tuple(check_choice("formats", ending, ("png", "svg")) for ending in formats)
+        self._kept: dict[int, Attention] = {}
+        self._seen = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Ask for the logger's folder, and forget what another run left."""
+        super().setup(trainer, pl_module, stage)
+        self._begin()
+
+    @override
+    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        if stage != "train":
+            self._begin()
+
+    @override
+    def on_stage_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
+    ) -> None:
+        artifacts = artifacts_of(outputs)
+        checking = stage == "val" and trainer.sanity_checking
+        if stage == "train" or dataloader_idx or checking or not set(NEEDED) <= set(artifacts):
+            return
+        self._seen = True
+        places = {index: place for place, index in enumerate(artifacts["index"].tolist())}
+        chosen = self._choose({*self._kept, *places})
+        self._kept = {i: self._kept[i] if i in self._kept else Attention.cut(artifacts, places[i]) for i in chosen}
+
+    def save(self, trainer: pl.Trainer, figure: Any, name: str | None = None) -> None:
+        """Write a figure in every format, and to every TensorBoard logger; the same figure makes the same files.
+
+        Args:
+            trainer: its loggers show the figure.
+            figure: a matplotlib figure.
+            name: file name without its ending, and tag in TensorBoard; the callback's own by default.
+        """
+        import matplotlib
+
+        name = name or self.name
+        folder = self.folder or self._log_dir
+        if folder is not None:
+            path = Path(folder) / "pictures" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            for ending in self.formats:
+                metadata = {"Date": None} if ending == "svg" else None
+                with matplotlib.rc_context({"svg.hashsalt": name}):
+                    figure.savefig(f"{path}.{ending}", dpi=120, bbox_inches="tight", metadata=metadata)
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_figure(name, figure, global_step=trainer.global_step)
+
+    def _begin(self) -> None:
+        self._kept, self._seen = {}, False
+
+    def _choose(self, indices: set[int]) -> list[int]:
+        """Return those of some examples' indices that are to be drawn."""
+        if isinstance(self.examples, int):
+            return sorted(indices, key=_place_in_line)[: self.examples]
+        return [index for index in self.examples if index in indices]
+
+    @override
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        its: Groups = getattr(getattr(pl_module, "mapping", None), "groups", "neighbours")
+        groups = its if self.groups is None else self.groups
+        kept: dict[int, Attention] = {}
+        seen = False
+        for saw, examples in gather_to_first((self._seen, self._kept)):
+            kept, seen = {**examples, **kept}, seen or saw
+        self._begin()
+        for index in self._choose(set(kept)):
+            self.save(trainer, figure_of(kept[index], groups), f"{self.name}/{index}")
+        absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
+        if absent:
+            rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")
+
+
+def check_folder(value: str | None) -> str | None:
+    """Return the name of a folder, or None.
+
+    Raises:
+        ConfigurationError: if it is something else.
+    """
+    if value is not None and not isinstance(value, str | os.PathLike):
+        raise ConfigurationError(f"Expected argument `folder` to be a path or None but got {value!r}.")
+    return value
+
+
+def _check_examples(value: int | list[int]) -> int | list[int]:
+    if not isinstance(value, list | tuple):
+        return check_count("examples", value)
+    if not value or not all(type(index) is int and index >= 0 for index in value) or len(set(value)) < len(value):
+        raise ConfigurationError(
+            f"Expected argument `examples` to be an integer of at least 1, or a list of different indices such as [0, 7, 12],"
+            f" but got {value!r}."
+        )
+    return list(value)
+
+
+def _place_in_line(index: int) -> tuple[bytes, int]:
+    """Return a random key of an example, which sorts it among all others."""
+    return hashlib.blake2b(f"{SEED} {index}".encode(), digest_size=8).digest(), index

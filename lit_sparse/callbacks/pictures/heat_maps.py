@@ -1,0 +1,265 @@
+"""Heat maps of attention: which source tokens each output token looks at, which not at all, and which alike."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from lit_sparse.callbacks.pictures.base import new_figure
+from lit_sparse.checks import check_choice
+from lit_sparse.errors import ConfigurationError, DataError
+
+__all__ = ["Attention", "Groups", "draw_attention", "figure_of"]
+
+Groups: TypeAlias = Literal["none", "neighbours", "tied"]
+
+#: Colours: of a weight that is exactly zero, of lines between cells and rows, and of the other weights.
+GREY, BORDER, COLOURS = "0.8", "0.35", "Blues"
+#: Markers of a row's groups in the order in which they appear; then the same ones again, hollow.
+MARKERS = "o^sDvP*X"
+#: Inches: a cell's side, the space between the panels of heads, the width that panels fill, and the largest side of a grid.
+CELL, GAP, PAGE, LARGEST = 0.26, 0.35, 14.0, 40.0
+#: Characters of a token that are shown.
+LONGEST = 24
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of one example, without padding.
+
+    Args:
+        weights: (T, S) or (heads, T, S), on the CPU, memory of their own.
+        source: S tokens that are looked at.
+        output: T tokens that look.
+        title: what stands above the picture.
+    """
+
+    weights: Tensor
+    source: list[str]
+    output: list[str]
+    title: str = ""
+
+    @classmethod
+    def cut(cls, batch: Mapping[str, Any], place: int) -> Attention:
+        """Return the attention of one example of a batch.
+
+        Args:
+            batch: ``attention`` (B, T, S) or (B, heads, T, S), ``source_tokens`` and ``output_tokens``, B lists each, and
+                perhaps ``title``, B strings.
+            place: which of the B.
+
+        Raises:
+            DataError: if there are more tokens than weights.
+        """
+        source, output = list(batch["source_tokens"][place]), list(batch["output_tokens"][place])
+        weights: Tensor = batch["attention"][place].detach()
+        if weights.dim() not in (2, 3) or weights.shape[-2] < len(output) or weights.shape[-1] < len(source):
+            raise DataError(
+                f"Expected attention of an example with {len(output)} output tokens and {len(source)} source tokens to have at"
+                f" least shape ({len(output)}, {len(source)}) but got {tuple(weights.shape)}."
+            )
+        weights = weights[..., : len(output), : len(source)].to("cpu", copy=True).contiguous()
+        return cls(weights, source, output, str(batch["title"][place]) if batch.get("title") else "")
+
+
+def draw_attention(
+    axis: Any,
+    weights: Tensor | npt.ArrayLike,
+    source: Sequence[str],
+    output: Sequence[str],
+    *,
+    groups: Groups = "neighbours",
+) -> None:
+    """Draw attention as a heat map: source tokens along x, output tokens from top to bottom.
+
+    A weight that is exactly zero is grey; the others are the darker, the nearer they are to the largest of their row.
+    Neighbours in a row are separated by a border unless their weights are exactly equal. What is no weight, NaN or
+    negative, is a cross on white. Everything is a vector, so an SVG stays sharp at any size; fonts and markers follow the
+    size that the axis has when this is called. Tokens are shown as they are, dollar signs too; a long one is cut,
+    characters that break lines are escaped, and those that no font in matplotlib's ``font.family`` has are replaced.
+
+    The artists have names (``get_gid``): ``zeros`` and ``weights`` hold one polygon for each run of cells without a border,
+    ``borders`` and ``rows`` one line each, ``group_0``, ``group_1`` ... one marker a cell.
+
+    Args:
+        axis: a matplotlib axis.
+        weights: (T, S), a row for each output token.
+        source: S tokens.
+        output: T tokens.
+        groups: ``"neighbours"`` shows runs of equal weights, as fusedmax makes them, by leaving out their borders;
+            ``"tied"`` also marks a row's equal positive weights, neighbours or not, as oscarmax makes them, with one kind of
+            bullet a group; ``"none"`` separates all weights but zeros.
+
+    Raises:
+        ConfigurationError: if the shape of ``weights`` is not that of the tokens, or ``groups`` is unknown.
+
+    Example:
+        >>> from matplotlib.figure import Figure
+        >>> axis = Figure().subplots()
+        >>> draw_attention(axis, [[0.5, 0.5, 0.0], [0.4, 0.2, 0.4]], ["a", "b", "c"], ["x", "y"], groups="tied")
+        >>> count = {artist.get_gid(): len(artist.get_paths()) for artist in axis.collections}
+        >>> count["zeros"], count["weights"], count["borders"]  # 0.5, 0.5 is one run
+        (1, 4, 3)
+
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, figures 1, 4 and 7.
+    """
+    import matplotlib
+    from matplotlib.collections import LineCollection, PolyCollection
+
+    check_choice("groups", groups, ("none", "neighbours", "tied"))
+    if isinstance(weights, Tensor):
+        weights = weights.detach().to("cpu", torch.float64).numpy()
+    table = np.asarray(weights, dtype=np.float64)
+    rows, columns = len(output), len(source)
+    if table.shape != (rows, columns):
+        raise ConfigurationError(
+            f"Expected argument `weights` to have shape {(rows, columns)}, one row an output token and one column a source"
+            f" token, but got {table.shape}."
+        )
+    weight = np.isfinite(table) & (table >= 0)
+    largest = np.where(weight, table, 0).max(axis=1, initial=0, keepdims=True)
+    shares = np.divide(table, largest, out=np.zeros_like(table), where=weight & (largest > 0))
+
+    same = (table[:, :-1] == table[:, 1:]) & ((groups != "none") | (table[:, 1:] == 0))
+    edges = np.pad(~same, ((0, 0), (1, 1)), constant_values=True) if columns else np.zeros((rows, 1), dtype=bool)
+    row, start = np.nonzero(edges[:, :-1])
+    stop = np.nonzero(edges[:, 1:])[1] + 1
+    corners = [(start, row), (stop, row), (stop, row + 1), (start, row + 1)]
+    runs: Any = np.stack([np.stack(corner, axis=-1) for corner in corners], axis=1).astype(np.float64)
+    first = table[row, start]
+    zero, positive = first == 0, weight[row, start] & (first > 0)
+    colours = matplotlib.colormaps[COLOURS](shares[row, start])
+    thin: dict[str, Any] = {"colors": BORDER, "linewidths": 0.4}
+    inner = start > 0
+    crosses = [((x, y), (x + 1, y + d)) for y, x in np.argwhere(~weight) for y, d in ((y, 1), (y + 1, -1))]
+    for artist in (
+        PolyCollection(runs[zero], facecolors=GREY, edgecolors="none", gid="zeros"),
+        PolyCollection(runs[positive], facecolors=colours[positive], edgecolors="none", gid="weights"),
+        LineCollection(runs[inner][:, [0, 3]], gid="borders", **thin),
+        LineCollection([((0, y), (columns, y)) for y in range(1, rows)], gid="rows", **thin),
+        LineCollection(crosses, gid="crosses", **thin),
+    ):
+        axis.add_collection(artist, autolim=False)
+
+    axis.set_xlim(0, max(columns, 1))
+    axis.set_ylim(max(rows, 1), 0)
+    box, points = axis.get_window_extent(), 72 / axis.get_figure().dpi
+    side = max(1.0, points * min(box.width / max(columns, 1), box.height / max(rows, 1)))
+    text = {"parse_math": False, "usetex": False, "fontsize": min(9.0, 0.65 * side)}
+    slanted = {"rotation": 45, "ha": "right", "va": "center", "rotation_mode": "anchor"}
+    axis.set_xticks(np.arange(columns) + 0.5, [_shown(token) for token in source], **text, **slanted)
+    axis.set_yticks(np.arange(rows) + 0.5, [_shown(token) for token in output], **text)
+    axis.tick_params(length=0, pad=3)
+    for spine in axis.spines.values():
+        spine.set(color=BORDER, linewidth=0.6)
+    if groups == "tied":
+        for number, cells in enumerate(_tied(table)):
+            marker, hollow = MARKERS[number % len(MARKERS)], number // len(MARKERS) % 2
+            ink = np.where(shares[tuple(cells.T)] > 0.5, "white", "black")
+            axis.scatter(
+                *(cells[:, ::-1].T + 0.5),
+                s=min(7.0, 0.33 * side) ** 2,
+                marker=marker,
+                facecolors="none" if hollow else ink,
+                edgecolors=ink if hollow else "none",
+                linewidths=0.6 if hollow else 0,
+                gid=f"group_{number}",
+            )
+
+
+def _tied(table: npt.NDArray[np.float64]) -> list[npt.NDArray[np.intp]]:
+    """Return the cells (N, 2) of the first groups of all rows, of the second ones, and so on.
+
+    A group is what shares an exactly equal positive weight; a row's groups are in the order of their first cells.
+
+    Example:
+        >>> [cells.tolist() for cells in _tied(np.array([[0.2, 0.3, 0.2, 0.3], [0.0, 0.5, 0.0, 0.5]]))]
+        [[[0, 0], [0, 2], [1, 1], [1, 3]], [[0, 1], [0, 3]]]
+    """
+    found: list[list[tuple[int, int]]] = []
+    for i, row in enumerate(table):
+        values, first, counts = np.unique(row, return_index=True, return_counts=True)
+        shared = (values > 0) & np.isfinite(values) & (counts > 1)
+        for number, j in enumerate(sorted(first[shared])):
+            if number == len(found):
+                found.append([])
+            found[number] += [(i, int(k)) for k in np.flatnonzero(row == row[j])]
+    return [np.array(cells, dtype=np.intp) for cells in found]
+
+
+def _shown(text: str, longest: int = LONGEST) -> str:
+    r"""Return a text that any font can draw on one line.
+
+    Example:
+        >>> _shown("a\nb\x00"), _shown("Donaudampfschifffahrtsgesellschaft")
+        ('a\\nb\\x00', 'Donaudampfschifffahrtsg…')
+    """
+    # Controls, lone surrogates, what is unassigned (no part of an XML file), separators of lines and paragraphs.
+    escaped = (
+        letter.encode("unicode_escape").decode() if unicodedata.category(letter) in ("Cc", "Cs", "Cn", "Zl", "Zp") else letter
+        for letter in text
+    )
+    shown = "".join(islice(escaped, longest + 1))
+    if len(shown) > longest:
+        shown = f"{shown[: longest - 1]}…"
+    known = {letter for letter in {*shown, "\ufffd", "?"} if _has_glyph(letter)}
+    other = next((letter for letter in "\ufffd?" if letter in known), "")
+    return "".join(letter if letter in known else other for letter in shown)
+
+
+def _has_glyph(letter: str) -> bool:
+    """Tell whether one of the fonts that matplotlib is set to can draw a character."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    paths = []
+    for family in FontProperties().get_family():
+        try:
+            paths.append(findfont(FontProperties(family=family), fallback_to_default=False))
+        except ValueError:  # not installed: matplotlib goes on to the next
+            continue
+    return any(get_font(path).get_char_index(ord(letter)) for path in paths or [findfont(FontProperties())])
+
+
+def figure_of(example: Attention, groups: Groups) -> Any:
+    """Draw an example: one panel a head, cells of one size, and as much room around them as their tokens need."""
+    heads = example.weights if example.weights.dim() == 3 else example.weights.unsqueeze(0)
+    count, (height, width) = len(heads), (max(1, size) for size in heads.shape[1:])
+    columns = min(count, max(1, int(PAGE / (width * CELL + GAP))))
+    rows = math.ceil(count / columns)
+    columns = math.ceil(count / rows)
+    cell = min(CELL, LARGEST / (columns * width), LARGEST / (rows * height))
+    across = columns * width * cell + (columns - 1) * GAP
+    down = rows * height * cell + (rows - 1) * GAP
+    figure, axes = new_figure(rows, columns, width=across, height=down)
+    figure.subplots_adjust(0, 0, 1, 1, wspace=GAP / (width * cell), hspace=GAP / (height * cell))
+    for number, axis in enumerate(axes):
+        if number >= count:
+            axis.set_axis_off()
+            continue
+        draw_attention(axis, heads[number], example.source, example.output, groups=groups)
+        axis.tick_params(labelleft=number % columns == 0, labelbottom=number + columns >= count)
+        if count > 1:
+            axis.set_title(f"head {number + 1}", fontsize=8, pad=3)
+    if example.title:
+        lines = textwrap.wrap(_shown(example.title, 400), max(40, int(13 * across)))
+        place = {"xycoords": "axes fraction", "xytext": (0, 18 if count > 1 else 5), "textcoords": "offset points"}
+        axes[0].annotate("\n".join(lines), (0, 1), **place, va="bottom", fontsize=9, parse_math=False, usetex=False)
+    box = figure.get_tightbbox(figure.canvas.get_renderer()).padded(0.1)  # inches
+    figure.set_size_inches(box.width, box.height)
+    figure.subplots_adjust(
+        left=-box.x0 / box.width,
+        right=(across - box.x0) / box.width,
+        bottom=-box.y0 / box.height,
+        top=(down - box.y0) / box.height,
+    )
+    return figure

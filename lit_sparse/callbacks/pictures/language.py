@@ -1,0 +1,136 @@
+"""Logs and draws what the messages of a signaling game are like."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, get_args, runtime_checkable
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_sparse.callbacks.base import Stage, artifacts_of
+from lit_sparse.callbacks.pictures.base import Picture, new_figure
+from lit_sparse.checks import check_choice
+from lit_sparse.metrics import MessageCounts, MessageStructure
+from lit_sparse.metrics.language import InputDistance
+
+__all__ = ["LanguageLogger"]
+
+NEEDED = ("messages", "targets", "index")
+#: Symbols in use of which each is named on its axis.
+NAMED = 64
+#: Classes that are told from one another where the data module does not name them.
+UNNAMED = 256
+
+
+@runtime_checkable
+class SendsMessages(Protocol):
+    """What a model needs for its messages to be looked at."""
+
+    in_features: int
+    vocabulary: int
+
+
+class LanguageLogger(Picture):
+    """Log and draw, for each validation and test, which messages are sent for what.
+
+    Logs ``{stage}/message_entropy`` (nats), ``{stage}/used_vocabulary``, ``{stage}/topographic_similarity``, where classes are
+    known ``{stage}/class_information`` (nats), and where the data module has ``attributes`` ``{stage}/posdis`` and
+    ``{stage}/bosdis``; draws how often each symbol is sent for each class. Reads ``messages`` (B,), ``targets`` (B, F),
+    ``index`` (B,) and, if they are there, ``labels`` (B,) and ``attributes`` (B, A) of a step's artifacts; other models are
+    left alone.
+
+    To use it in a config (the command line adds it by itself)::
+
+        trainer:
+          callbacks: [LanguageLogger]
+
+    and with the distance of inputs that publications on attributes take::
+
+        trainer:
+          callbacks:
+            - class_path: LanguageLogger
+              init_args: {input_distance: hamming}
+
+    Args:
+        examples: how many examples of a split are compared with one another.
+        folder: where pictures go; the logger's folder by default.
+        input_distance: distance of inputs in the topographic similarity: "cosine", or "hamming" for the number of attributes
+            that differ (of features, where there are no attributes). A message is one symbol, so that the Hamming and the
+            edit distance of messages are the same.
+
+    Raises:
+        ConfigurationError: for another distance.
+    """
+
+    name = "messages_by_class"
+
+    def __init__(self, examples: int = 1000, folder: str | None = None, input_distance: InputDistance = "cosine") -> None:
+        super().__init__(folder)
+        self.examples = examples
+        self.input_distance = check_choice("input_distance", input_distance, get_args(InputDistance))
+        self._counts: MessageCounts | None = None
+        self._structure: MessageStructure | None = None
+        self._drawn: Tensor | None = None
+        self._names: list[str] = []
+
+    @override
+    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        self._counts = self._structure = None
+        if stage != "train" and isinstance(pl_module, SendsMessages):
+            data = getattr(trainer, "datamodule", None)
+            attributes = getattr(data, "attribute_count", 0)
+            self._names = list(getattr(data, "class_names", []))
+            classes = len(self._names) or UNNAMED
+            self._counts = MessageCounts(pl_module.vocabulary, classes).to(pl_module.device)
+            self._structure = MessageStructure(
+                pl_module.in_features, attributes, examples=self.examples, input_distance=self.input_distance
+            ).to(pl_module.device)
+
+    @override
+    def on_stage_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, stage: Stage, dataloader_idx: int = 0
+    ) -> None:
+        artifacts = artifacts_of(outputs)
+        if self._counts is None or self._structure is None or not set(NEEDED) <= set(artifacts):
+            return
+        messages, targets, index = (artifacts[name].detach() for name in NEEDED)
+        self._counts.update(messages, artifacts.get("labels", torch.zeros_like(messages)))
+        self._structure.update(index, targets, messages.unsqueeze(-1), artifacts.get("attributes"))
+
+    @override
+    def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        if self._counts is None or self._structure is None:
+            return
+        found = self._counts.compute() | self._structure.compute()
+        with self._counts.sync_context():
+            self._drawn = self._counts.counts.cpu()
+        if int((self._drawn.sum(1) > 0).sum()) < 2:  # without classes there is nothing to tell of them
+            del found["class_information"]
+            self._drawn = None
+        for name, value in found.items():
+            pl_module.log(f"{stage}/{name}", value.float(), sync_dist=True)
+
+    @override
+    def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self._drawn is None or not trainer.is_global_zero:
+            return
+        classes = (self._drawn.sum(1) > 0).nonzero().squeeze(-1)
+        counts = self._drawn[classes].double()
+        # Symbols in use, each beside others that are mostly sent for the same class.
+        used = (counts.sum(0) > 0).nonzero().squeeze(-1)
+        shares = counts[:, used] / counts[:, used].sum(0)
+        order = (shares.argmax(0) * 2 - shares.amax(0)).argsort()
+        picture = (counts[:, used] / counts.sum(1, keepdim=True))[:, order]
+        figure, axes = new_figure(1, 1, width=3.0 + 0.12 * len(used), height=1.5 + 0.13 * len(classes))
+        axis = axes[0]
+        image = axis.imshow(picture.numpy(), cmap="gray_r", vmin=0, aspect="auto", interpolation="nearest")
+        axis.set_ylabel("class")
+        axis.set_yticks(range(len(classes)), [(self._names or range(UNNAMED))[int(number)] for number in classes], fontsize=6)
+        named = len(used) <= NAMED
+        axis.set_xticks(range(len(used)) if named else [], used[order].tolist() if named else [], fontsize=6, rotation=90)
+        axis.set_xlabel(f"symbol ({len(used)} of {self._drawn.shape[1]} in use)")
+        axis.set_title("share of a class's messages", fontsize=9)
+        figure.colorbar(image, ax=axis, fraction=0.05, pad=0.02)
+        self.save(trainer, figure)

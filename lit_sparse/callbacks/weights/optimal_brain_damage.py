@@ -1,0 +1,191 @@
+"""Prunes connections that the classification hardly depends on (LeCun, Denker & Solla 1990)."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeGuard
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_info
+from torch import Tensor, nn
+
+from lit_sparse.callbacks.weights.named_weights import find_weights
+from lit_sparse.checks import check_count, check_number
+from lit_sparse.distributed import is_first, reduce
+from lit_sparse.errors import ConfigurationError, full_name
+
+__all__ = ["OptimalBrainDamage"]
+
+#: Added to probabilities, so that there is something to draw in rows of NaN.
+TINY = 1e-30
+
+
+class _Classifier(Protocol):
+    def class_scores(self, batch: dict[str, Any]) -> Tensor: ...
+
+
+class OptimalBrainDamage(pl.Callback):
+    """Set the least important connections of a linear layer to zero, for good, every so many epochs.
+
+    A connection's importance is ``1/2 h w^2``, the second-order change of the cross-entropy when its weight w becomes zero. The
+    diagonal h of the Hessian leaves out second derivatives of the network, and so is not negative: it is the mean square of the
+    derivative of log p(y|x) by w, over examples x and classes y drawn from p(y|x). It is summed up during the epoch at whose
+    end connections are removed, over one batch in ``sample_every``.
+
+    After ``every`` epochs of training a share ``1 - keep`` of the connections is removed, then again, until ``target`` of
+    them are left. What is removed stays zero. All processes remove the same, and masks are part of checkpoints.
+
+    The model needs a method ``class_scores(batch) -> (B, C)``, whose softmax are the probabilities of the classes.
+
+    To use it in a config::
+
+        trainer:
+          callbacks:
+            - class_path: OptimalBrainDamage
+              init_args: {module: encoder, every: 10, target: 0.125}
+
+    Args:
+        module: path of a ``torch.nn.Linear`` in the model, used once in a forward pass.
+        every: epochs of training before and between removals, >= 1.
+        keep: share of the connections that one removal leaves, in (0, 1); half of them in the publication.
+        target: share of all connections that is left at last, in (0, 1).
+        sample_every: in the epoch before a removal, every so many batches one is looked at.
+
+    Raises:
+        ConfigurationError: for an argument outside its range; at the start of training for a path that is no linear layer, or a
+            model without class scores.
+
+    Source: LeCun, Denker & Solla (1990), Optimal Brain Damage; as in MLP-OBD of Thom & Palm (2013).
+    """
+
+    def __init__(self, module: str, every: int = 10, keep: float = 0.5, target: float = 0.125, sample_every: int = 10) -> None:
+        super().__init__()
+        self.module = module
+        self.every = check_count("every", every)
+        self.keep = check_number("keep", keep, 0.0, 1.0, open_low=True, open_high=True)
+        self.target = check_number("target", target, 0.0, 1.0, open_low=True, open_high=True)
+        self.sample_every = check_count("sample_every", sample_every)
+        self._mask: Tensor | None = None
+        self._squares: Tensor | None = None
+
+    @property
+    def share(self) -> float:
+        """The share of the connections that is left."""
+        return 1.0 if self._mask is None else float(self._mask.float().mean())
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Forget another run; a resumed one is restored after this."""
+        self._mask, self._squares = None, None
+
+    @property
+    def state_key(self) -> str:
+        """What tells several of these callbacks apart in a checkpoint."""
+        return self._generate_state_key(module=self.module)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Check that the model has what is pruned."""
+        weight = self._layer(pl_module).weight
+        self._squares = None if self._squares is None else self._squares.to(weight.device)
+        if not _classifies(pl_module):
+            raise ConfigurationError(
+                f"OptimalBrainDamage needs a method `class_scores(batch)`, which {type(pl_module).__name__} does not have."
+            )
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Measure importance in the epoch before a removal."""
+        if self._removes(trainer) and batch_idx % self.sample_every == 0 and _classifies(pl_module):
+            self._measure(pl_module, batch, trainer.global_step * trainer.world_size + trainer.global_rank)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Keep what is removed at zero; remove more at the end of an epoch, before it is validated."""
+        weight = self._layer(pl_module).weight
+        if trainer.is_last_batch and self._removes(trainer):
+            self._remove(trainer, weight)
+        if self._mask is not None:
+            with torch.no_grad():
+                weight.masked_fill_(~self._mask.to(weight.device), 0.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was removed, and the importance measured by all processes in this epoch; call it on all of them."""
+        return {"mask": self._mask, "squares": _summed(self._squares)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state; the first process takes what all had measured, and the others begin with zeros."""
+        self._mask, squares = state_dict["mask"], state_dict["squares"]
+        self._squares = squares if squares is None or is_first() else torch.zeros_like(squares)
+
+    def _removes(self, trainer: pl.Trainer) -> bool:
+        """Tell whether connections are removed at the end of this epoch; what is removed at last is trained once more."""
+        epoch = trainer.current_epoch + 1
+        return epoch % self.every == 0 and epoch != trainer.max_epochs and not self._is_done()
+
+    def _is_done(self) -> bool:
+        return self._mask is not None and int(self._mask.sum()) <= self._least(self._mask)
+
+    def _least(self, weight: Tensor) -> int:
+        """Return how many connections are left at last."""
+        return max(1, round(self.target * weight.numel()))
+
+    @torch.enable_grad()
+    def _measure(self, model: _Classifier, batch: dict[str, Any], seed: int) -> None:
+        met: dict[str, Tensor] = {}
+
+        def keep(module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+            met["input"], met["output"] = inputs[0].detach(), output
+            return output.clone()  # which may be changed in place
+
+        called: nn.Module = dict(model.named_modules())[self.module]  # type: ignore[attr-defined]
+        handle = called.register_forward_hook(keep)
+        try:
+            log_probs = model.class_scores(batch).log_softmax(-1)
+        finally:
+            handle.remove()
+        if not met:
+            raise ConfigurationError(
+                f"OptimalBrainDamage cannot measure {self.module!r}, which {type(model).__name__}.class_scores does not call:"
+                " the classes do not depend on it, or its weight is used by itself, as with `sparse_gradient`."
+            )
+        generator = torch.Generator(log_probs.device).manual_seed(seed)
+        drawn = torch.multinomial(log_probs.detach().float().exp().nan_to_num(0.0) + TINY, 1, generator=generator)
+        chosen = log_probs.gather(-1, drawn).sum()
+        (slopes,) = torch.autograd.grad(chosen, met["output"])
+        squares = slopes.flatten(0, -2).float().square().T @ met["input"].flatten(0, -2).float().square()
+        self._squares = squares if self._squares is None else self._squares.to(squares.device) + squares
+
+    def _remove(self, trainer: pl.Trainer, weight: Tensor) -> None:
+        squares = _summed(self._squares)
+        self._squares = None
+        if squares is None:
+            return
+        importance = (squares.to(weight.device) * weight.detach().float().square()).nan_to_num(nan=torch.inf)
+        if self._mask is not None:
+            importance = importance.masked_fill(~self._mask.to(weight.device), -torch.inf)
+        left = max(round(self.share * self.keep * weight.numel()), self._least(weight))
+        chosen = importance.flatten().topk(left).indices
+        self._mask = (
+            torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device).index_fill(0, chosen, True).view_as(weight)
+        )
+        rank_zero_info(f"OptimalBrainDamage leaves {left} of the {weight.numel()} connections of {self.module!r}")
+
+    def _layer(self, model: nn.Module) -> nn.Linear:
+        """Return the layer."""
+        find_weights(model, [self.module])
+        layer = dict(model.named_modules()).get(self.module)
+        layer = getattr(layer, "_orig_mod", layer)  # of torch.compile
+        if not isinstance(layer, nn.Linear):
+            raise ConfigurationError(
+                f"Expected argument `module` to be the path of a torch.nn.Linear but {self.module!r} is"
+                f" {'a parameter' if layer is None else full_name(layer)}."
+            )
+        return layer
+
+
+def _summed(squares: Tensor | None) -> Tensor | None:
+    """Return the sum over processes; each of them has measured as often."""
+    return None if squares is None else reduce(squares)
+
+
+def _classifies(model: object) -> TypeGuard[_Classifier]:
+    return callable(getattr(model, "class_scores", None))

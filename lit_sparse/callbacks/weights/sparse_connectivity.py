@@ -1,0 +1,186 @@
+"""Keeps weights at a given sparseness while a model is trained."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.utilities import rank_zero_warn
+from torch import Tensor
+
+from lit_sparse.callbacks.weights.named_weights import find_weights
+from lit_sparse.checks import check_choice, check_count, check_integer, check_number, check_positive
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings.functional import hoyer_projection
+
+__all__ = ["SparseConnectivity"]
+
+
+class SparseConnectivity(pl.Callback):
+    """Project weights of any model onto a Hoyer sparseness: before training, and after every epoch or so many steps.
+
+    The projection is that of :func:`lit_sparse.mappings.functional.hoyer_projection`, of each vector by itself. At the end of
+    an epoch it comes before validation, so what is validated and checkpointed there is sparse, as it is at the end of training,
+    be that an early one; what is validated or checkpointed between two projections is as training has left it. The projection
+    depends on the weights alone, and so is the same on all processes; the optimizer keeps its state. A resumed run projects
+    when the killed one would have. Several of these callbacks may act on several weights.
+
+    To use it in a config::
+
+        trainer:
+          callbacks:
+            - class_path: SparseConnectivity
+              init_args: {module: encoder, sparseness: 0.75}
+
+    Args:
+        module: path of a parameter in the model (``body.decoder.weight_hh_l0``), or of a module that has a ``weight``
+            (``encoder``); or a list of paths.
+        sparseness: of each vector, in [0, 1]: 0 for equal magnitudes, 1 for one nonzero weight.
+        dim: dimension along which the vectors lie, or a list of them. -1 or 1 is right for what a unit of ``torch.nn.Linear``
+            is fed by, [1, 2, 3] for the filters of ``torch.nn.Conv2d``.
+        norm: Euclidean norm of each vector, > 0; None to keep the norm that it has.
+        every: number of intervals from one projection to the next, >= 1; the end of training is always one.
+        interval: ``"epoch"`` or ``"step"``, of the optimizer.
+
+    Raises:
+        ConfigurationError: for an argument outside its range; at the start of training for a path that the model does not
+            have, a weight with one dimension, vectors of one number, and a vector that is zero and so has no nearest point.
+
+    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 4.
+    """
+
+    def __init__(
+        self,
+        module: str | list[str],
+        sparseness: float,
+        dim: int | list[int] = -1,
+        norm: float | None = 1.0,
+        every: int = 1,
+        interval: Literal["epoch", "step"] = "epoch",
+    ) -> None:
+        super().__init__()
+        self.module = module
+        self.paths = [module] if isinstance(module, str) else list(module)
+        if not self.paths or not all(isinstance(path, str) and path for path in self.paths):
+            raise ConfigurationError(
+                f"Expected argument `module` to be a path in the model or a list of paths but got {module!r}."
+            )
+        self.sparseness = check_number("sparseness", sparseness, 0.0, 1.0)
+        self.dim = dim
+        self.dims = tuple(check_integer("dim", one) for one in ([dim] if isinstance(dim, int) else dim))
+        if not self.dims:
+            raise ConfigurationError("Expected argument `dim` to be a dimension or a list of them but got [].")
+        self.norm = None if norm is None else check_positive("norm", norm)
+        self.every = check_count("every", every)
+        self.interval = check_choice("interval", interval, ("epoch", "step"))
+        #: The optimizer's step after which weights were projected last; None before.
+        self._projected: int | None = None
+        self._told = False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Forget another run; a resumed one is restored after this."""
+        self._projected = None
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Project, unless the run is resumed, whose weights are as they should be."""
+        for path, weight in find_weights(pl_module, self.paths).items():
+            if weight.dim() > 2 and self.dim == -1:
+                rank_zero_warn(
+                    f"The vectors of {path!r}, which is of shape {tuple(weight.shape)}, have {weight.shape[-1]} numbers, those"
+                    f" along its last dimension. For whole filters give dim={list(range(1, weight.dim()))}."
+                )
+            zero = self._last(weight, path).flatten(-len(self.dims)).eq(0).all(-1).flatten()
+            empty = zero.nonzero().flatten().tolist()
+            if empty:
+                raise ConfigurationError(
+                    f"Expected the vectors of {path!r} along dim={self.dim!r} to be nonzero, but {len(empty)} of"
+                    f" {len(zero)} are zero, the first of which is number {empty[0]}: there is no nearest point of sparseness"
+                    f" {self.sparseness}. Initialize them, or choose another `dim`."
+                )
+        if self._projected is None:
+            self._project(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        """Project, if it is time; an epoch ends with its last batch, before it is validated."""
+        if self.interval == "epoch":
+            due = trainer.is_last_batch and (trainer.current_epoch + 1) % self.every == 0
+        else:  # with several optimizers a batch is several steps
+            due = trainer.global_step // self.every > (self._projected or 0) // self.every
+        last = 0 <= trainer.max_steps <= trainer.global_step or (
+            trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        )
+        if due or last:
+            self._project(trainer, pl_module)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Project what a run that ends early validates at last, and tell if it validates between two projections."""
+        if trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        if trainer.should_stop:
+            self._project(trainer, pl_module)
+        elif self._projected != trainer.global_step and not self._told:
+            self._told = True
+            rank_zero_warn(
+                f"{self.module!r} is validated, and the best checkpoint may be written, between two projections, when it is not"
+                " sparse. Validate after each epoch and project then (every: 1), or project more often (interval: step)."
+            )
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Project what a run that ends early saves at last; the tensors of the checkpoint are those of the model."""
+        if trainer.should_stop:
+            self._project(trainer, pl_module)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Project what a run that ended early left."""
+        self._project(trainer, pl_module)
+
+    @property
+    def state_key(self) -> str:
+        """What tells several of these callbacks apart in a checkpoint."""
+        return self._generate_state_key(module=self.module, dim=self.dim)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return when weights were projected last."""
+        return {"projected": self._projected}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a saved state."""
+        self._projected = state_dict["projected"]
+
+    @torch.no_grad()
+    def _project(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Project, unless that was done after this step."""
+        if self._projected == trainer.global_step:
+            return
+        for path, weight in find_weights(module, self.paths).items():
+            view = self._last(weight, path)
+            vectors = view.flatten(-len(self.dims))
+            vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+            found = hoyer_projection(vectors, self.sparseness, norm=1.0 if self.norm is None else self.norm)
+            if self.norm is None:
+                found = found * vectors.norm(dim=-1, keepdim=True)
+            view.copy_(found.view(view.shape))
+        self._projected = trainer.global_step
+
+    def _last(self, weight: Tensor, path: str) -> Tensor:
+        """Return a view of a weight in which the dimensions of the vectors are the last ones."""
+        if hasattr(weight, "placements"):
+            raise ConfigurationError(
+                f"The weight at {path!r} is split over processes, none of which has whole vectors. Use DDP."
+            )
+        try:
+            view = weight.detach().movedim(self.dims, tuple(range(-len(self.dims), 0)))
+        except (IndexError, RuntimeError) as error:
+            raise ConfigurationError(
+                f"Expected argument `dim` to be dimensions of {path!r}, which is of shape {tuple(weight.shape)}, but got"
+                f" {self.dim!r}."
+            ) from error
+        size = math.prod(view.shape[view.dim() - len(self.dims) :])
+        if size < 2 or len(self.dims) == view.dim():
+            raise ConfigurationError(
+                f"Expected {path!r}, of shape {tuple(weight.shape)}, to hold several vectors of several numbers along"
+                f" dim={self.dim!r} but there are {weight.numel() // max(size, 1)} of {size}."
+            )
+        return view

@@ -1,0 +1,84 @@
+"""Writes predictions to a file."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+from typing_extensions import override
+
+from lit_sparse.callbacks.writers.outputs import gather_in_order, write_files
+from lit_sparse.errors import DataError
+
+__all__ = ["PredictionWriter"]
+
+
+class PredictionWriter(pl.Callback):
+    """Write what ``predict_step`` returns to ``predictions.csv``, one line per example, in the order of their index.
+
+    Reads dicts of tensors whose first dimension is the batch, ``index`` (B,) among them. The first process writes the examples
+    of all processes to one file, which appears whole or not at all.
+
+    Args:
+        folder: where the file goes; the logger's folder by default.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+        self._rows: list[dict[str, Any]] = []
+        self._log_dir: str | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
+        self._log_dir = trainer.log_dir
+
+    @override
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._rows = []
+
+    @override
+    def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
+        if not isinstance(outputs, dict) or "lines" in outputs:  # text: TextPredictionWriter's
+            return
+        columns: dict[str, list[Any]] = {}
+        for name, values in outputs.items():
+            flat = values.detach().float() if values.is_floating_point() else values.detach()
+            if flat.dim() == 1:
+                columns[name] = flat.tolist()
+            else:
+                for i, column in enumerate(flat.reshape(len(flat), -1).unbind(-1)):
+                    columns[f"{name}_{i}"] = column.tolist()
+        self._rows += [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+
+    def on_predict_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write the file, on the first process.
+
+        Raises:
+            DataError: if an example was predicted twice, or if several processes predict examples without an index.
+        """
+        rows, self._rows = self._rows, []
+        numbered = all("index" in row for row in rows)
+        if not numbered and trainer.world_size > 1:
+            raise DataError(
+                "Expected `index` (B,), the numbers of the examples, among what predict_step returns but got none. Add it, or"
+                " predict in one process: --trainer.devices 1."
+            )
+        rows = gather_in_order(rows, [row["index"] if numbered else place for place, row in enumerate(rows)], complete=False)
+        folder = self.folder or self._log_dir
+        if rows and folder is not None:
+            path = Path(folder) / "predictions.csv"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_files({path: map(_line, chain([list(rows[0])], (list(row.values()) for row in rows)))})
+
+
+def _line(values: Iterable[Any]) -> str:
+    """Return a line of csv, less the last character of its end."""
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\r").writerow(values)
+    return buffer.getvalue()

@@ -1,0 +1,246 @@
+"""Images with few labels or none: the split, the binarization and the batches of semi-supervised and unsupervised models."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count
+from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
+from lit_sparse.data.images.label_noise import LabelNoise
+from lit_sparse.data.loader import Batch
+from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.random import seeded_uniform
+
+__all__ = ["UNLABELLED", "ImageDataModule", "Images"]
+
+#: The label of an example whose label is not told.
+UNLABELLED = -100
+STREAMS: dict[Split, int] = {"train": 0, "val": 1, "test": 2}
+#: Shifts of a jittered image by (rows, columns), each -1, 0 or 1; the first one is none.
+SHIFTS = torch.tensor([(0, 0), *((down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right)])
+
+
+@dataclass(frozen=True)
+class Images:
+    """Some images.
+
+    Attributes:
+        pixels: (N, D) float32 intensities in [0, 1].
+        labels: (N,) int64 classes.
+        true_labels: (N,) int64 classes, where ``labels`` are noisy; None where they are not.
+    """
+
+    pixels: Tensor
+    labels: Tensor
+    true_labels: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.pixels) != len(self.labels):
+            raise DataError(f"There are {len(self.pixels)} images but {len(self.labels)} labels.")
+
+    def __getitem__(self, which: Tensor | slice) -> Images:
+        true_labels = None if self.true_labels is None else self.true_labels[which]
+        return Images(self.pixels[which], self.labels[which], true_labels)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class ImageDataModule(ResumableDataModule):
+    """Base of image data modules: part of the training labels are told, the rest are not.
+
+    A training batch holds ``batch_size`` labelled images and, unless ``labelled_only``, as many unlabelled ones, whose
+    label is -100. An epoch goes once through the unlabelled images; the labelled ones are gone through as often as that
+    takes. Where no label is told, a batch holds ``batch_size`` images, and an epoch goes once through all of them. Batches are
+    dicts of ``pixels`` (B, D) float32, ``label`` (B,) and ``index`` (B,), its place in its split.
+
+    With ``jitter`` each training image stands for nine: itself, and itself moved by one pixel in eight directions, with zeros
+    where it came from. They are made when they are fetched; the i-th image moved in the k-th way has the index ``i + k N``.
+
+    With ``label_noise`` the labels of training and validation are noisy, those of the test are not, and batches hold
+    ``true_label`` (B,) too: the labels without noise, -100 where none is told. A subclass passes the images of training and
+    validation through :meth:`noisy` when it loads them.
+
+    Args:
+        labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
+        labelled_only: leave out the unlabelled images, as for a warm start.
+        binarize: draw each pixel from a Bernoulli distribution with its intensity as mean: anew at every fetch in training,
+            a function of (seed, index) in validation and test.
+        jitter: train on images moved by up to one pixel as well, nine for each.
+        label_noise: gives some images of training and validation, taken together, another label; None for no noise.
+        epoch_size: how many images an epoch goes through, each time others, chosen at random; None for all. Where only
+            part of the labels are told, it is the number of those without.
+        batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
+        eval_batch_size: images in a batch of validation, test and prediction.
+        num_workers: processes that fetch batches ahead.
+        seed: of the choice of labels, the order and the binarization.
+
+    Raises:
+        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without any, or an epoch
+            of more images than there are.
+    """
+
+    classes = 10
+    #: Height and width.
+    shape: tuple[int, int]
+
+    def __init__(
+        self,
+        *,
+        labelled: float = 0.2,
+        labelled_only: bool = False,
+        binarize: bool = True,
+        jitter: bool = False,
+        label_noise: LabelNoise | None = None,
+        epoch_size: int | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
+        if not labelled >= 0:
+            raise ConfigurationError(f"Expected argument `labelled` to be 0 or more but got {labelled}.")
+        if labelled == 0 and labelled_only:
+            raise ConfigurationError("Expected argument `labelled` to be positive with `labelled_only` but got 0.")
+        if labelled > 1 and labelled != int(labelled):
+            raise ConfigurationError(
+                f"Expected argument `labelled` to be a share of at most 1, or a whole number, but got {labelled}."
+            )
+        self.labelled = labelled
+        self.labelled_only = labelled_only
+        self.binarize = binarize
+        self.jitter = jitter
+        self.label_noise = label_noise
+        self.epoch_size = None if epoch_size is None else check_count("epoch_size", epoch_size)
+        self._splits: dict[Split, Images] = {}
+        self._told = torch.empty(0, dtype=torch.int64)
+        self._untold = torch.empty(0, dtype=torch.int64)
+        self._is_told = torch.empty(0, dtype=torch.bool)
+
+    @abstractmethod
+    def load(self) -> dict[Split, Images]:
+        """Read the images of the three splits; those for training and validation have been through :meth:`noisy`."""
+
+    def noisy(self, images: Images) -> Images:
+        """Return all images for training and validation, before any are left out, with noise on their labels if there is any.
+
+        Raises:
+            DataError: if a label is no class, with or without the noise.
+        """
+        if self.label_noise is None:
+            return images
+        self._check_labels(images, "the training and validation images")
+        found = self.label_noise(images.pixels, images.labels, self.classes)
+        if found.shape != images.labels.shape or found.dtype != torch.int64:
+            raise DataError(
+                f"Expected {len(images)} labels of int64 by {self.label_noise} but got {found.dtype} {tuple(found.shape)}."
+            )
+        noisy = Images(images.pixels, found, images.labels)
+        self._check_labels(noisy, f"the labels by {self.label_noise}")
+        return noisy
+
+    def setup(self, stage: str | None = None) -> None:
+        """Read the images, check their labels, and choose those whose label is told."""
+        if self._splits:
+            return
+        splits = self.load()
+        for split, images in splits.items():
+            self._check_labels(images, f"the {split} images", unlabelled=not self.labelled)
+        if self.label_noise is not None and splits["train"].true_labels is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} has `label_noise` but its `load` does not pass the images for training and validation"
+                " through `noisy`. Do so, or leave out the noise."
+            )
+        size = len(splits["train"])
+        told = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
+        if told > size or (told < 1 and self.labelled > 0):
+            raise ConfigurationError(
+                f"Expected argument `labelled` to choose 1 .. {size} training images but it chooses {told};"
+                " 0.2 would choose a fifth of them."
+            )
+        order = shuffled(size, self.seed, stream=1)
+        self._told, self._untold = order[:told], order[told:]
+        self._is_told = torch.zeros(size, dtype=torch.bool)
+        self._is_told[self._told] = True
+        self._splits = splits
+        there = len(self._all(self._untold if 0 < len(self._told) < size and not self.labelled_only else self._told))
+        there = there or self.size("train")
+        if self.epoch_size is not None and self.epoch_size > there:
+            raise ConfigurationError(
+                f"Expected argument `epoch_size` to be at most {there}, all of them, but got {self.epoch_size}."
+            )
+
+    def size(self, split: Split) -> int:
+        """Return the number of images of a split; with ``jitter``, those moved are counted too."""
+        return len(self._splits[split]) * (len(SHIFTS) if self.jitter and split == "train" else 1)
+
+    def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
+        """Return, for each batch, labelled indices followed by unlabelled ones."""
+        told, untold = self._all(self._told), self._all(self._untold)
+        if len(told) == 0 or len(untold) == 0 or self.labelled_only:
+            stream = 2 if len(told) else 0
+            kind = told if len(told) else torch.arange(self.size("train"))
+            order = kind[shuffled(len(kind), self.seed, epoch, stream)[: self.epoch_size]]
+            return in_batches(_shares(order, rank, processes), self.batch_size)
+        untold = _shares(untold[shuffled(len(untold), self.seed, epoch, 3)[: self.epoch_size]], rank, processes)
+        rounds = -(-len(untold) * processes // len(told)) + 1
+        told = torch.cat([told[shuffled(len(told), self.seed, epoch, 4 + r)] for r in range(rounds)])
+        told = _shares(told, rank, processes)[: len(untold)]
+        pairs = zip(in_batches(told, self.batch_size), in_batches(untold, self.batch_size), strict=True)
+        return [torch.cat(pair) for pair in pairs]
+
+    def train_indices(self) -> Tensor:
+        """Return the indices of all training images, or with ``labelled_only`` of those whose label is told."""
+        return self._all(self._told).sort().values if self.labelled_only else super().train_indices()
+
+    def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
+        """Return a batch of images; see the class."""
+        places = indices % len(self._splits[split])
+        images = self._splits[split][places]
+        pixels, labels = images.pixels, images.labels
+        if split == "train" and self.jitter:
+            pixels = self._moved(pixels, SHIFTS[indices // len(self._splits[split])])
+        if self.binarize:
+            draws = seeded_uniform(self.seed + 7919 * epoch, indices, pixels.shape[1:], stream=STREAMS[split])
+            pixels = (draws < pixels).float()
+        batch = {"pixels": pixels, "label": labels, "index": indices}
+        if self.label_noise is not None:
+            batch["true_label"] = labels if images.true_labels is None else images.true_labels
+        if split == "train":
+            told = self._is_told[places]
+            batch |= {name: torch.where(told, batch[name], UNLABELLED) for name in ("label", "true_label") if name in batch}
+        return batch
+
+    def _all(self, places: Tensor) -> Tensor:
+        """Return the indices of training images at some places, moved in all ways."""
+        if not self.jitter:
+            return places
+        return (places + len(self._splits["train"]) * torch.arange(len(SHIFTS)).unsqueeze(1)).flatten()
+
+    def _check_labels(self, images: Images, what: str, *, unlabelled: bool = False) -> None:
+        outside = (images.labels < 0) | (images.labels >= self.classes)
+        wrong = images.labels[outside & (images.labels != UNLABELLED) if unlabelled else outside]
+        if len(wrong):
+            raise DataError(
+                f"Expected labels in 0 .. {self.classes - 1} but {what} have the label {int(wrong[0])}"
+                f" ({len(wrong)} of {len(images)} are outside)."
+            )
+
+    def _moved(self, pixels: Tensor, shifts: Tensor) -> Tensor:
+        """Return images (B, D) moved by shifts (B, 2)."""
+        high, wide = self.shape
+        framed = torch.nn.functional.pad(pixels.view(len(pixels), -1, high, wide), (1, 1, 1, 1))
+        windows = framed.unfold(2, high, 1).unfold(3, wide, 1)  # (B, C, 3, 3, H, W): a view, moved by 1, 0, -1
+        down, right = (1 - shifts).unbind(1)
+        return windows[torch.arange(len(pixels)), :, down, right].flatten(1)
+
+
+def _shares(indices: Tensor, rank: int, processes: int) -> Tensor:
+    """Return every ``processes``-th index; as many for each process."""
+    return indices[rank : len(indices) - len(indices) % processes : processes]

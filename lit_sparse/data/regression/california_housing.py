@@ -1,0 +1,210 @@
+"""California housing: what houses cost in 20,640 block groups of the census of 1990."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from lit_sparse.checks import check_choice
+from lit_sparse.data.base import Split
+from lit_sparse.data.readers.joblib_arrays import read_joblib_array
+from lit_sparse.data.readers.tables import brief, from_tables
+from lit_sparse.data.readers.text_files import ending_of, numbered_lines
+from lit_sparse.data.regression.base import RegressionDataModule, Table
+from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
+
+__all__ = ["CaliforniaHousingDataModule"]
+
+SOURCES = ("csv", "sklearn", "hub")
+HUB_NAME = "gvlassis/california_housing"
+#: The columns of a raw table: three of them are totals of a block group, a fourth its households, and the last the target.
+RAW = (
+    "medianIncome",
+    "housingMedianAge",
+    "totalRooms",
+    "totalBedrooms",
+    "population",
+    "households",
+    "latitude",
+    "longitude",
+    "medianHouseValue",
+)
+#: The same ones as a widespread copy of the table calls them.
+SNAKE_CASE = (
+    "median_income",
+    "housing_median_age",
+    "total_rooms",
+    "total_bedrooms",
+    "population",
+    "households",
+    "latitude",
+    "longitude",
+    "median_house_value",
+)
+#: The columns of a table that scikit-learn has prepared.
+PREPARED = ("MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "Latitude", "Longitude", "MedHouseVal")
+
+
+class CaliforniaHousingDataModule(RegressionDataModule):
+    """The median value of houses in a block group, in units of 100,000 dollars, from eight features (Pace & Barry 1997).
+
+    The features are scikit-learn's, in its order: median income, median age of the houses, rooms and bedrooms a household,
+    population, people a household, latitude, longitude.
+
+    Args:
+        source: where the rows come from. ``"csv"``: a table in ``path``. ``"sklearn"``: what scikit-learn has downloaded
+            before. ``"hub"``: the data hub, through the ``datasets`` library; the splits there are put together.
+        path: for ``"csv"``, the file, gzipped or not, with the nine columns of StatLib's table (``longitude``, ``latitude``,
+            ``housingMedianAge``, ``totalRooms``, ``totalBedrooms``, ``population``, ``households``, ``medianIncome``,
+            ``medianHouseValue``), also spelled ``housing_median_age`` and so on, or with those of scikit-learn's (``MedInc``
+            to ``MedHouseVal``). For ``"sklearn"``, its data folder; None for the usual one.
+        hub_name: name on the hub, of a table with any of these columns.
+        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
+        intercept: add a feature that is 1.
+        whole: train, validate and test on all rows, in the order in which they are read, as published experiments without
+            splits do.
+        train_size: training rows, the first in random order; None for all that are there.
+        val_size: rows held out for validation: a share of all if below 1.
+        test_size: rows held out for the test: a share of all if below 1.
+        batch_size: rows in a training batch of one process.
+        eval_batch_size: rows in a batch of validation, test and prediction.
+        num_workers: processes that fetch batches ahead.
+        seed: of splits and orders.
+
+    Raises:
+        ConfigurationError: for an argument outside its range, or if there is no path of a csv file.
+        DataError: if the rows cannot be had, or lack a column or a value.
+    """
+
+    def __init__(
+        self,
+        source: Literal["csv", "sklearn", "hub"] = "csv",
+        *,
+        path: str | None = None,
+        hub_name: str = HUB_NAME,
+        standardize: bool = True,
+        intercept: bool = True,
+        whole: bool = False,
+        train_size: int | None = None,
+        val_size: float = 0.1,
+        test_size: float = 0.1,
+        batch_size: int = 64,
+        eval_batch_size: int = 1024,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            standardize=standardize,
+            intercept=intercept,
+            whole=whole,
+            train_size=train_size,
+            val_size=val_size,
+            test_size=test_size,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        self.source = check_choice("source", source, SOURCES)
+        if source == "csv" and path is None:
+            raise ConfigurationError(
+                "Expected argument `path`: a csv file with the columns of StatLib's table (--data.init_args.path=FILE). Without"
+                " it, --data.init_args.source=sklearn takes what scikit-learn has downloaded before, and"
+                " --data.init_args.source=hub downloads."
+            )
+        self.path = path
+        self.hub_name = hub_name
+
+    def load(self) -> dict[Split, Table]:
+        """Read the rows and make scikit-learn's features of them."""
+        readers = {"csv": self._from_csv, "sklearn": self._from_sklearn, "hub": self._from_hub}
+        features, target = readers[self.source]()
+        return {"train": Table(torch.from_numpy(features), torch.from_numpy(target).float())}
+
+    def _from_csv(self) -> tuple[np.ndarray, np.ndarray]:
+        path = Path(str(self.path)).expanduser()
+        if ending_of(path) != ".csv":
+            raise DataError(f"Expected a .csv file, gzipped or not, but got {str(path)!r}. Rename it if it is one.")
+        header = next((cells for cells in csv.reader(line for _, line in numbered_lines(path)) if cells), [])
+        names = _naming(header)
+        return _prepared(from_tables([path], {name: name for name in names}), names, repr(str(path)))
+
+    def _from_sklearn(self) -> tuple[np.ndarray, np.ndarray]:
+        from sklearn.datasets import get_data_home
+
+        file = Path(get_data_home(self.path)) / f"cal_housing_py{sys.version_info[0]}.pkz"
+        try:
+            table = read_joblib_array(file)  # scikit-learn itself would unpickle it
+            if table.ndim != 2 or table.shape[1] != len(RAW):
+                raise DataError(f"Expected a table (N, {len(RAW)}) in {str(file)!r} but got an array {table.shape}.")
+        except DataError as error:
+            where = "" if self.path is None else f"data_home={self.path!r}"
+            raise DataError(
+                f"scikit-learn's copy of the data cannot be read ({brief(error)}). Download it once"
+                ' where there is a network, python -c "from sklearn.datasets import fetch_california_housing as fetch;'
+                f' fetch({where})", or use a file: --data.init_args.source=csv --data.init_args.path=FILE.'
+            ) from error
+        names = (RAW[-1], *RAW[:-1])  # scikit-learn keeps the target first
+        return _prepared(dict(zip(names, table.T, strict=True)), RAW, repr(str(file)))
+
+    def _from_hub(self) -> tuple[np.ndarray, np.ndarray]:
+        from datasets import load_dataset
+
+        try:
+            data = load_dataset(self.hub_name)
+        except Exception as error:
+            raise DataError(
+                f"The data set {self.hub_name!r} could not be fetched ({type(error).__name__}: {brief(error)}). Without a"
+                " network, use a file: --data.init_args.source=csv --data.init_args.path=FILE."
+            ) from error
+        parts, where = list(data.values()), repr(self.hub_name)
+        header = parts[0].column_names
+        names = _naming(header)
+        for name in names:
+            if name not in header:
+                known = ", ".join(header)
+                raise DataError(f"{where} has no column {name!r}. Its columns are {known}.{did_you_mean(name, header)}")
+        return _prepared({name: [value for part in parts for value in part[name]] for name in names}, names, where)
+
+
+def _naming(header: Sequence[str]) -> tuple[str, ...]:
+    """Return how a table calls the nine columns: the names of which it has most."""
+    return max((RAW, SNAKE_CASE, PREPARED), key=lambda names: len({*names} & {*header}))
+
+
+def _prepared(columns: Mapping[str, Sequence[Any]], names: tuple[str, ...], where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return scikit-learn's features (N, 8) and target (N,) of a table, whose columns come by their names."""
+    table = np.stack([_numbers(columns[name], name, where) for name in names], axis=1)
+    features, target = table[:, :-1], table[:, -1]
+    if names == PREPARED:
+        return features, target
+    income, age, rooms, bedrooms, population, households, latitude, longitude = features.T
+    empty = np.flatnonzero(households <= 0)
+    if len(empty):
+        raise DataError(
+            f"Expected every row of {where} to have households but row {empty[0] + 1} has {households[empty[0]]:g}."
+            " Leave the row out."
+        )
+    shares = [rooms / households, bedrooms / households, population, population / households]
+    return np.stack([income, age, *shares, latitude, longitude], axis=1), target / 100_000
+
+
+def _numbers(values: Sequence[Any], name: str, where: str) -> np.ndarray:
+    """Return a column as float64."""
+    for row, value in enumerate(values, 1):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = float("nan")
+        if not np.isfinite(number):
+            raise DataError(
+                f"Expected a number in column {name!r} of {where} but row {row} has {value!r}. Fill it in, or leave the row"
+                " out."
+            )
+    return np.array(values, dtype=np.float64)

@@ -1,0 +1,293 @@
+"""SparseMAP of a batch on the CPU: with a compiled oracle row by row, with one in Python all rows together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from lit_sparse.kernels.active_set.row import (
+    FOUND,
+    LISTS,
+    MARGINALS,
+    PROBS,
+    RESIDUAL,
+    VECTORS,
+    Workspace,
+    admit,
+    advance,
+    begin,
+    capacity_of,
+    compare,
+    has_room,
+)
+from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.oracles import CompiledOracle, find_best, is_broken, links_of
+
+__all__ = ["Array", "Solution", "Start", "solve_batch", "solve_one", "solve_with_oracle"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+SECONDS, STEP_SECONDS = 5e-9, 3e-10  # of one thread for one element of (rows, d, d), about: for all steps, and for one
+WORK_BYTES = 1 << 30  # workspace of a batch whose oracle is not compiled; longer ones are solved in parts
+
+
+class Start(NamedTuple):
+    """Structures to start from; without any, the best one for the scores.
+
+    Attributes:
+        structures: float64 (B, n, d); n may be 0.
+        probs: float64 (B, n), their probabilities; those of 0 are left out.
+        extra: float64 (B, n), what other potentials add to them.
+    """
+
+    structures: Any
+    probs: Any
+    extra: Any
+
+
+class Solution(NamedTuple):
+    """The distributions over structures, arrays or tensors.
+
+    Attributes:
+        marginals: float64 (B, d).
+        structures: uint8 (B, S, d), of which only the first ``sizes`` of a row are written.
+        probs: float64 (B, S), of which only as many.
+        sizes: int64 (B,), of the supports.
+        gaps: float64 (B,), duality gaps.
+        done: uint8 (B,): whether the gap is as small as asked for.
+    """
+
+    marginals: Any
+    structures: Any
+    probs: Any
+    sizes: Any
+    gaps: Any
+    done: Any
+
+
+@compile_rows()
+def solve_row(oracle: Any, link: Any, work: Any, n: Any, max_iter: Any, tol: Any, scratch: Any, back: Any) -> Any:
+    """Solve a row that :func:`~lit_sparse.kernels.active_set.row.begin` has set up, with a support of size n.
+
+    Returns:
+        Size of the support, duality gap, and whether it is as small as asked for.
+    """
+    vectors = work.vectors
+    if n == 0:
+        find_best(oracle, link, vectors, RESIDUAL, FOUND, scratch, back)
+        n, _ = admit(work, n, links_of(oracle, link, vectors, FOUND))
+    newest, gap, done = -1, np.inf, False
+    for left in range(max_iter - 1, -1, -1):
+        n, stuck = advance(work, n, newest)
+        find_best(oracle, link, vectors, RESIDUAL, FOUND, scratch, back)
+        extra = links_of(oracle, link, vectors, FOUND)
+        gap, small = compare(work, n, extra, tol)
+        done = stuck or small
+        if done or left == 0 or not has_room(n, len(work.slots)):
+            break
+        n, newest = admit(work, n, extra)
+    return n, gap, done
+
+
+@compile_rows()
+def copy_out(row: Any, solution: Any, work: Any, n: Any) -> None:
+    """Write what a workspace holds to one row of the solution."""
+    d = work.vectors.shape[1]
+    solution.sizes[row] = n
+    for i in range(d):
+        solution.marginals[row, i] = max(work.vectors[MARGINALS, i], 0.0)
+    for s in range(n):
+        solution.probs[row, s] = work.lists[PROBS, s]
+        for i in range(d):
+            solution.structures[row, s, i] = work.matrix[work.slots[s], i]
+
+
+@compile_rows()
+def solve_one(
+    row: Any, solution: Any, scores: Any, oracle: Any, start: Any, max_iter: Any, tol: Any, work: Any, scratch: Any, back: Any
+) -> None:
+    """Solve one row in a workspace, with d more numbers in ``scratch`` and integers in ``back``; see :func:`solve_batch`."""
+    d = scores.shape[1]
+    link = row if len(oracle.links) > 1 else 0
+    odd = is_broken(oracle, link)
+    for i in range(d):
+        odd = odd or not scores[row, i] < np.inf
+    if odd:
+        solution.sizes[row], solution.gaps[row], solution.done[row], solution.probs[row, 0] = 1, np.nan, 1, np.nan
+        for i in range(d):
+            solution.marginals[row, i] = 0.0 if scores[row, i] == -np.inf else np.nan
+            solution.structures[row, 0, i] = 0
+        return
+    n = begin(work, scores[row], start.structures[row], start.probs[row], start.extra[row])
+    n, solution.gaps[row], solution.done[row] = solve_row(oracle, link, work, n, max_iter, tol, scratch, back)
+    copy_out(row, solution, work, n)
+
+
+@compile_rows()
+def solve_block(first: Any, stop: Any, solution: Any, scores: Any, oracle: Any, start: Any, max_iter: Any, tol: Any) -> None:
+    """Solve rows ``first .. stop - 1``; see :func:`solve_batch`."""
+    d, capacity = scores.shape[1], solution.probs.shape[1]
+    work = Workspace(
+        np.zeros((VECTORS, d)),
+        np.empty((capacity, d), np.uint8),
+        np.empty((capacity, capacity)),
+        np.empty((LISTS, capacity)),
+        np.empty(capacity, np.int32),
+    )
+    scratch, back = np.empty(d), np.empty(d, np.int32)
+    for row in range(first, stop):
+        solve_one(row, solution, scores, oracle, start, max_iter, tol, work, scratch, back)
+
+
+def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Solution:
+    """Solve a batch with a compiled oracle on as many threads as torch uses.
+
+    Args:
+        scores: float64 (B, d), -inf where an entry is forbidden; a row with NaN or +inf comes back as NaN.
+        oracle: which structures to search, and with what; its links are an array.
+        start: structures to start from.
+        max_iter: most structures that may be looked for.
+        tol: error of the marginals to reach, in Euclidean distance.
+    """
+    size, d = scores.shape
+    solution = _empty(size, d, capacity_of(d, max_iter, start.structures.shape[1]))
+    over_rows(solve_block, (size, d), SECONDS * d, solution, scores, oracle, start, max_iter, tol)
+    return solution
+
+
+def _empty(size: int, d: int, capacity: int) -> Solution:
+    return Solution(
+        np.empty((size, d)),
+        np.empty((size, capacity, d), np.uint8),
+        np.empty((size, capacity)),
+        np.empty(size, np.int64),
+        np.empty(size),
+        np.empty(size, np.uint8),
+    )
+
+
+@compile_rows()
+def of_row(work: Any, row: Any) -> Any:
+    """Return the workspace of one row of many."""
+    return Workspace(work.vectors[row], work.matrix[row], work.factor[row], work.lists[row], work.slots[row])
+
+
+@compile_rows()
+def begin_block(first: Any, stop: Any, work: Any, sizes: Any, scores: Any, start: Any) -> None:
+    """Set up the workspaces of rows ``first .. stop - 1``."""
+    for row in range(first, stop):
+        sizes[row] = begin(of_row(work, row), scores[row], start.structures[row], start.probs[row], start.extra[row])
+
+
+@compile_rows()
+def advance_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, alive: Any, residual: Any, stuck: Any) -> None:
+    """Advance the rows ``alive[first] .. alive[stop - 1]``; the last three are aligned with ``alive``, others with rows."""
+    for k in range(first, stop):
+        mine = of_row(work, alive[k])
+        sizes[alive[k]], stuck[k] = advance(mine, sizes[alive[k]], newest[alive[k]])
+        for i in range(residual.shape[1]):
+            residual[k, i] = mine.vectors[RESIDUAL, i]
+
+
+@compile_rows()
+def compare_block(
+    first: Any, stop: Any, work: Any, sizes: Any, alive: Any, found: Any, extra: Any, gaps: Any, small: Any, tol: Any
+) -> None:
+    """Compare ``found[k]`` with the support of row ``alive[k]``, for k in ``first .. stop - 1``."""
+    for k in range(first, stop):
+        mine = of_row(work, alive[k])
+        for i in range(found.shape[1]):
+            mine.vectors[FOUND, i] = found[k, i]
+        gaps[k], small[k] = compare(mine, sizes[alive[k]], extra[k], tol)
+
+
+@compile_rows()
+def admit_block(first: Any, stop: Any, work: Any, sizes: Any, newest: Any, alive: Any, found: Any, extra: Any) -> None:
+    """Let ``found[k]`` into the support of row ``alive[k]``, for k in ``first .. stop - 1``."""
+    for k in range(first, stop):
+        mine = of_row(work, alive[k])
+        for i in range(found.shape[1]):
+            mine.vectors[FOUND, i] = found[k, i]
+        sizes[alive[k]], newest[alive[k]] = admit(mine, sizes[alive[k]], extra[k])
+
+
+@compile_rows()
+def copy_block(first: Any, stop: Any, work: Any, sizes: Any, solution: Any) -> None:
+    """Write the solutions of rows ``first .. stop - 1``."""
+    for row in range(first, stop):
+        copy_out(row, solution, of_row(work, row), sizes[row])
+
+
+def solve_with_oracle(
+    scores: Array, oracle: Callable[[Array, Array], tuple[Array, Array]], start: Start, max_iter: int, tol: float
+) -> Solution:
+    """Solve a batch with an oracle in Python: all rows advance together, and leave when they are finished.
+
+    Args:
+        scores: float64 (B, d), finite, or -inf where an entry is forbidden.
+        oracle: takes residuals (b, d) and to which rows they belong (b,), and returns the best structures for them, float64
+            (b, d), and what other potentials add to each (b,).
+        start: structures to start from.
+        max_iter: most structures that may be looked for.
+        tol: error of the marginals to reach, in Euclidean distance.
+    """
+    size, d = scores.shape
+    capacity = capacity_of(d, max_iter, start.structures.shape[1])
+    solution = _empty(size, d, capacity)
+    step = max(1, WORK_BYTES // (capacity * (d + 8 * capacity)))
+    for low in range(0, size, step):
+        part = slice(low, min(low + step, size))
+
+        def of_part(residual: Array, alive: Array, low: int = low) -> tuple[Array, Array]:
+            return oracle(residual, alive + low)
+
+        mine = Solution(*[array[part] for array in solution])
+        _solve_together(scores[part], of_part, Start(*[array[part] for array in start]), max_iter, tol, mine)
+    return solution
+
+
+def _solve_together(
+    scores: Array,
+    oracle: Callable[[Array, Array], tuple[Array, Array]],
+    start: Start,
+    max_iter: int,
+    tol: float,
+    solution: Solution,
+) -> None:
+    """Write the solution of a part of a batch; see :func:`solve_with_oracle`."""
+    (count, d), capacity = scores.shape, solution.probs.shape[1]
+    work = Workspace(
+        np.empty((count, VECTORS, d)),
+        np.empty((count, capacity, d), np.uint8),
+        np.empty((count, capacity, capacity)),
+        np.empty((count, LISTS, capacity)),
+        np.empty((count, capacity), np.int32),
+    )
+    sizes, newest = np.empty(count, np.int64), np.full(count, -1)
+
+    def over(block: Callable[..., None], rows: int, *args: Any) -> None:
+        over_rows(block, (rows, d), STEP_SECONDS * d, work, sizes, *args)
+
+    over(begin_block, count, scores, start)
+    alive = np.flatnonzero(sizes == 0)
+    if len(alive):
+        over(admit_block, len(alive), newest, alive, *oracle(scores[alive], alive))
+    alive = np.arange(count)
+    for left in range(max_iter - 1, -1, -1):
+        rows = len(alive)
+        residual, gaps = np.empty((rows, d)), np.empty(rows)
+        stuck, small = np.empty(rows, np.bool_), np.empty(rows, np.bool_)
+        over(advance_block, rows, newest, alive, residual, stuck)
+        found, extra = oracle(residual, alive)
+        over(compare_block, rows, alive, found, extra, gaps, small, tol)
+        finished = stuck | small
+        solution.done[alive], solution.gaps[alive] = finished, gaps
+        stays = ~finished & has_room(sizes[alive], capacity)
+        if left == 0 or not stays.any():
+            break
+        alive = alive[stays]
+        over(admit_block, len(alive), newest, alive, found[stays], extra[stays])
+    over(copy_block, count, solution)

@@ -1,0 +1,83 @@
+"""SparseMAP on NVIDIA GPUs, one thread a row, from the source that also serves the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.active_set.batch import Solution, Start, solve_one
+from lit_sparse.kernels.active_set.row import LISTS, VECTORS, Workspace, capacity_of
+from lit_sparse.kernels.gpu.numba_rows import ArraySpec, launch, numba_cuda, program_of
+from lit_sparse.kernels.oracles import CompiledOracle
+
+__all__ = ["solve_batch"]
+
+cuda: Any = None  # in the function below it is numba.cuda, once it is compiled
+
+
+def solve_rows(
+    marginals: Any,
+    structures: Any,
+    probs: Any,
+    sizes: Any,
+    gaps: Any,
+    done: Any,
+    scores: Any,
+    links: Any,
+    first: Any,
+    first_probs: Any,
+    first_extra: Any,
+    vectors: Any,
+    matrix: Any,
+    factor: Any,
+    lists: Any,
+    slots: Any,
+    scratch: Any,
+    back: Any,
+    kind: Any,
+    budget: Any,
+    tags: Any,
+    max_iter: Any,
+    tol: Any,
+) -> None:
+    """Solve one row a thread."""
+    row = cuda.grid(1)
+    if row < scores.shape[0]:
+        solution = Solution(marginals, structures, probs, sizes, gaps, done)
+        oracle, start = CompiledOracle(kind, budget, tags, links), Start(first, first_probs, first_extra)
+        work = Workspace(vectors[row], matrix[row], factor[row], lists[row], slots[row])
+        solve_one(row, solution, scores, oracle, start, max_iter, tol, work, scratch[row], back[row])
+
+
+def solve_batch(scores: Tensor, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Any:
+    """See :func:`lit_sparse.kernels.active_set.batch.solve_batch`; arguments and results hold tensors on one device.
+
+    Returns NotImplemented where numba-cuda is not installed or finds no GPU.
+    """
+    if numba_cuda() is None:
+        return NotImplemented
+    size, d = scores.shape
+    capacity = capacity_of(d, max_iter, start.structures.shape[1])
+    shapes: Solution = Solution(
+        ((d,), torch.float64),
+        ((capacity, d), torch.uint8),
+        ((capacity,), torch.float64),
+        ((), torch.int64),
+        ((), torch.float64),
+        ((), torch.uint8),
+    )
+    solution = Solution(*[torch.empty((size, *shape), dtype=dtype, device=scores.device) for shape, dtype in shapes])
+    work: list[ArraySpec] = [
+        ((VECTORS, d), torch.float64),
+        ((capacity, d), torch.uint8),
+        ((capacity, capacity), torch.float64),
+        ((LISTS, capacity), torch.float64),
+        ((capacity,), torch.int32),
+        ((d,), torch.float64),
+        ((d,), torch.int32),
+    ]
+    tensors = (*solution, *[tensor.contiguous() for tensor in (scores, oracle.links, *start)])
+    launch(program_of(solve_rows), size, tensors, work, (oracle.kind, oracle.budget, oracle.tags, max_iter, float(tol)))
+    return solution

@@ -1,0 +1,250 @@
+"""Capped softmax of rows, and its Jacobian.
+
+No probability of n allowed entries exceeds ``1 / (rho n)``: ``y = sigma(z - tau) / (rho n)``, where z = x / gamma, sigma is the
+logistic function and tau makes the row sum to one, ``sum sigma(z - tau) = rho n``. Newton's method runs on the logarithm of
+that sum, inside a bracket; exponentials are taken around a reference near tau, so that none overflows at any scale.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
+from lit_sparse.kernels.cpu.rows import top_of, write_odd
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
+from lit_sparse.kernels.row_kernel import RowKernel
+
+__all__ = ["capped_product", "map_capped"]
+
+SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
+NEWTON_PASSES, PASSES, TWIN_PASSES = 30, 200, 64
+DEEP = 64.0  # a range of scores over which float32 loses digits of the small ones beside the largest
+NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
+ENOUGH = 40.0  # beyond, what is left of a sigma is less than rounding
+
+
+@compile_rows()
+def exponentials_around(z: Any, n: Any, reference: Any, work: Any, bits: Any) -> None:
+    """Write ``exp(z - reference)``, exponents cut off at 85, to ``work[0]``."""
+    center, most = z.dtype.type(reference), z.dtype.type(FAR)
+    for j in range(n):
+        work[0, j] = min(z[j] - center, most)
+    exponentials(work, bits, n)
+
+
+@compile_rows(REDUCTION_FLAGS)
+def logistic_sums(work: Any, n: Any, q: Any) -> Any:
+    """Return the sums of ``sigma = e / (q + e)`` and of ``sigma (1 - sigma)``."""
+    total, slope = 0.0, 0.0
+    part = work.dtype.type(q)
+    for j in range(n):
+        inverse = work.dtype.type(1) / (part + work[0, j])
+        share = work[0, j] * inverse
+        total += share
+        slope += share * (part * inverse)
+    return total, slope
+
+
+@compile_rows(REDUCTION_FLAGS)
+def sum_and_least(z: Any, n: Any, work: Any) -> Any:
+    """Return the sum of the exponentials in ``work[0]``, and the least of z."""
+    total, least = 0.0, z.dtype.type(0)
+    for j in range(n):
+        total += work[0, j]
+        least = min(least, z[j])
+    return total, least
+
+
+@compile_rows()
+def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
+    """Leave exponentials around a reference in ``work[0]``; return the q for which ``e / (q + e)`` sums to rho n.
+
+    The unknown is ``log q``, tau less the reference. If ``near``, it is known to be no farther from 0 than
+    ENOUGH + log (n / rho); else all of z is below 0.
+    """
+    target = rho * n
+    tolerance = 1e-5 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
+    reference = 0.0
+    exponentials_around(z, n, reference, work, bits)
+    far = ENOUGH + math.log(n) - math.log(rho)
+    lower, upper, offset = -far, far, 0.0
+    if not near:
+        far = NEAR
+        total, least = sum_and_least(z, n, work)
+        logit = math.log(rho) - math.log1p(-rho)
+        lower, upper = least - logit, min(math.log(total / target), -logit)  # sigma is less than the exponential
+        lower = min(lower, upper)
+        offset = upper
+    for i in range(PASSES):
+        if abs(offset) > far:
+            moved = np.float64(z.dtype.type(reference + offset))
+            slack = 1e-15 * (abs(reference) + abs(moved))  # what rounding takes must not exclude the solution
+            lower, upper = lower + (reference - moved) - slack, upper + (reference - moved) + slack
+            reference, offset = moved, 0.0
+            exponentials_around(z, n, reference, work, bits)
+        total, slope = logistic_sums(work, n, math.exp(offset))
+        if total >= target:
+            lower = offset
+        else:
+            upper = offset
+        ahead = offset + math.log(total / target) * total / slope if total > 0.0 and slope > 0.0 else upper + 1.0
+        if i > NEWTON_PASSES or not lower <= ahead <= upper:
+            ahead = 0.5 * (lower + upper)
+        step = abs(ahead - offset)
+        offset = ahead
+        if step <= tolerance or upper - lower <= tolerance:
+            break
+    return math.exp(offset)
+
+
+@compile_rows()
+def write_logistic(work: Any, n: Any, q: Any, scale: Any, places: Any, row: Any, out: Any) -> None:
+    """Write the result of a row."""
+    part, factor = work.dtype.type(q), work.dtype.type(scale)
+    for j in range(n):
+        work[0, j] = work[0, j] / (part + work[0, j]) * factor
+    for j in range(n):
+        out[row, places[j]] = work[0, j]
+
+
+@compile_rows()
+def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) -> None:
+    """Map rows ``start .. stop - 1``."""
+    d = x.shape[1]
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
+    work, work_bits = workspace(x, d)
+    for row in range(start, stop):
+        if not top_of(x, bits, row, out, cell, cell_bits):
+            continue
+        rho = rhos[row if len(rhos) > 1 else 0]
+        if not 0.0 < rho < 1.0:
+            write_odd(x, row, out)
+            continue
+        factor, n, least = x.dtype.type(1.0 / gamma), 0, cell[0]
+        for i in range(d):
+            z[n] = x[row, i]
+            places[n] = i
+            n += x[row, i] != -np.inf
+            least = min(least, x[row, i]) if x[row, i] != -np.inf else least
+        origin, near = cell[0], False
+        if (np.float64(cell[0]) - least) / gamma > DEEP:
+            # How far the largest is above its cap does not matter. What does are differences around the score at which hard
+            # caps would end; farther from it than ENOUGH, the sum is right but for rounding.
+            rank = n - 1 - min(int(rho * n), n - 1)
+            origin, near = np.partition(z[:n], rank)[rank], True
+        for j in range(n):
+            z[j] = (z[j] - origin) * factor
+        q = solve(z, n, rho, near, work, work_bits)
+        total, _ = logistic_sums(work, n, q)
+        write_logistic(work, n, q, 1.0 / total, places, row, out)
+
+
+def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rhos: np.ndarray[Any, Any], gamma: float) -> None:
+    over_rows(map_block, x.shape, SECONDS, out, x, rhos, gamma)
+
+
+def _map_twin(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
+    """Bisect for the threshold, relative to the score at which hard caps would end."""
+    rho = torch.as_tensor(rho, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    odd = ~(top < torch.inf) | ~((rho > 0) & (rho < 1))
+    n = allowed.sum(-1, keepdim=True).clamp_min(1)
+    target = rho * n
+    scores = torch.where(allowed, torch.where(odd, 0.0, x), -torch.inf)
+    ranked = scores.sort(dim=-1, descending=True).values
+    rank = torch.where(odd, 0.0, target).long().clamp_max(n - 1)
+    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)
+    # Farther away the sum is right but for rounding.
+    upper = ENOUGH + math.log(x.shape[-1]) - torch.where(odd, 1.0, rho).log()
+    lower = -upper
+    for _ in range(TWIN_PASSES):
+        middle = lower + 0.5 * (upper - lower)
+        above = torch.where(allowed, torch.sigmoid(z - middle), 0.0).sum(-1, keepdim=True) >= target
+        lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
+    y = torch.where(allowed, torch.sigmoid(z - lower), 0.0)
+    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
+
+
+map_capped = RowKernel("map_capped", "(Tensor x, Tensor rho, float gamma) -> Tensor", _map_cpu, _map_twin, parameters=1)
+"""Row kernel ``(x (..., d), rho (..., 1) or a number, gamma) -> y (..., d)``: capped softmax of ``x / gamma``.
+
+``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a rho outside
+(0, 1), gives NaN at its allowed entries.
+"""
+
+
+@compile_rows(REDUCTION_FLAGS - {"nnan"})
+def count_allowed(x: Any, row: Any) -> Any:
+    """Return the number of entries above -inf."""
+    n = 0
+    for i in range(x.shape[1]):
+        n += x[row, i] != -np.inf
+    return n
+
+
+@compile_rows(REDUCTION_FLAGS - {"nnan"})
+def weighted_sums(v: Any, y: Any, row: Any, limit: Any) -> Any:
+    """Return the sums of ``c = y (1 - limit y)`` and of ``c v`` where y is not zero."""
+    one, zero, factor = y.dtype.type(1), y.dtype.type(0), y.dtype.type(limit)
+    mass, total = 0.0, 0.0
+    for i in range(y.shape[1]):
+        c = y[row, i] * (one - factor * y[row, i])
+        mass += c
+        total += c * v[row, i] if y[row, i] != zero else zero
+    return mass, total
+
+
+@compile_rows()
+def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, rhos: Any, gamma: Any) -> None:
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    one, zero, scale = y.dtype.type(1), y.dtype.type(0), y.dtype.type(1.0 / gamma)
+    for row in range(start, stop):
+        limit = rhos[row if len(rhos) > 1 else 0] * count_allowed(x, row)
+        factor = y.dtype.type(limit)
+        mass, total = weighted_sums(v, y, row, limit)
+        mean = y.dtype.type(total / mass) if mass != 0.0 else zero
+        for i in range(y.shape[1]):
+            c = y[row, i] * (one - factor * y[row, i])
+            out[row, i] = c * (v[row, i] - mean) * scale if y[row, i] != zero else zero
+
+
+def _product_cpu(
+    out: np.ndarray[Any, Any],
+    v: np.ndarray[Any, Any],
+    y: np.ndarray[Any, Any],
+    x: np.ndarray[Any, Any],
+    rhos: np.ndarray[Any, Any],
+    gamma: float,
+) -> None:
+    over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, x, rhos, gamma)
+
+
+def _product_twin(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
+    rho = torch.as_tensor(rho, dtype=y.dtype, device=y.device)
+    support = y != 0
+    c = y * (1 - rho * (x != -torch.inf).sum(-1, keepdim=True) * y)
+    v = torch.where(support, v, 0.0)
+    mass = c.sum(-1, keepdim=True)
+    mean = (c * v).sum(-1, keepdim=True) / torch.where(mass == 0, 1.0, mass)
+    return torch.where(support, c * (v - mean) / gamma, 0.0)
+
+
+capped_product = RowKernel(
+    "capped_product",
+    "(Tensor v, Tensor y, Tensor x, Tensor rho, float gamma) -> Tensor",
+    _product_cpu,
+    _product_twin,
+    parameters=1,
+)
+"""Row kernel ``(v, y, x (..., d), rho, gamma) -> (..., d)``: the Jacobian of capped softmax of x at its result y, times v."""

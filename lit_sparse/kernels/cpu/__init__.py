@@ -1,0 +1,1 @@
+"""Compilation of row functions for the CPU, threads over rows, and what all of them share."""

@@ -1,0 +1,342 @@
+"""Fusedmax of rows: the total-variation proximal operator, then the simplex.
+
+The proximal operator is solved exactly by dynamic programming over the derivative of the cost of a prefix as a function of its
+last value (Johnson 2013): an increasing, piecewise linear function, cut off at -lam and lam, whose knots are added and
+removed at its two ends. Linear in the worst case, and every index is in bounds whatever rounding does.
+
+Not all of a row takes part. With z = (x - max x) / gamma no value of the operator is further than 2 lam from z, so the
+threshold of the projection is at least -1 - 2 lam, and an entry below -1 - 4 lam can neither enter the support nor be fused
+with one that does: it is a wall, lower than its neighbours.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
+from lit_sparse.kernels.cpu.rows import is_broken, plain_top, top_of
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
+from lit_sparse.kernels.groups import label_of, write_odd_labels
+from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.simplex import project_simplex
+
+__all__ = ["map_fused", "total_variation_prox"]
+
+cuda: Any = None  # in the program for GPUs it is numba.cuda, once that is compiled
+
+SECONDS = 6e-9  # for one element, on one thread
+LOWER, UPPER, KNOTS, SLOPES, INTERCEPTS, VALUES = 0, 1, 2, 3, 4, 5  # rows of the workspace
+WORK_ROWS = 6
+ROUNDING = 2e-15  # of the scale of the row in float64
+EPS_SINGLE, EPS_DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
+MARGIN = 1e-6  # of the scale of the row: rounding must not make a wall of an entry that counts
+
+
+@compile_rows()
+def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any, lam: Any, walls: Any, work: Any) -> Any:
+    """Fill in between which two numbers each entry lies, given the next; return the value of the last one.
+
+    Args:
+        x: (rows, d).
+        row: which row.
+        first: first entry of the segment, all of whose entries take part.
+        last: its last entry.
+        top: maximum of the row.
+        scale: what differences from the maximum are multiplied by.
+        lam: strength of the penalty, > 0.
+        walls: 1 if the entry before the segment is a wall, plus 2 if the one after it is.
+        work: (6, 2d) workspace; rows LOWER and UPPER receive the results, at the entries' places.
+    """
+    size = last - first + 1
+    left, right = size, size - 1  # knots in use: left .. right
+    z = (np.float64(x[row, first]) - top) * scale - (lam if walls & 1 else 0.0)
+    left_slope, left_intercept, right_slope, right_intercept = 1.0, -z, 1.0, -z
+    for i in range(first, last):
+        slope, intercept, low = left_slope, left_intercept, left
+        while low <= right and slope * work[KNOTS, low] + intercept <= -lam:
+            slope += work[SLOPES, low]
+            intercept += work[INTERCEPTS, low]
+            low += 1
+        lower = (-lam - intercept) / slope
+        lower_slope, lower_intercept = slope, intercept
+        slope, intercept, high = right_slope, right_intercept, right
+        while high >= low and slope * work[KNOTS, high] + intercept >= lam:
+            slope -= work[SLOPES, high]
+            intercept -= work[INTERCEPTS, high]
+            high -= 1
+        upper = (lam - intercept) / slope
+        left, right = low - 1, high + 1
+        work[KNOTS, left], work[SLOPES, left], work[INTERCEPTS, left] = lower, lower_slope, lower_intercept + lam
+        work[KNOTS, right], work[SLOPES, right], work[INTERCEPTS, right] = upper, -slope, lam - intercept
+        work[LOWER, i], work[UPPER, i] = lower, upper
+        z = (np.float64(x[row, i + 1]) - top) * scale
+        if i + 1 == last and walls & 2:
+            z -= lam
+        left_slope, left_intercept, right_slope, right_intercept = 1.0, -lam - z, 1.0, lam - z
+    slope, intercept, low = left_slope, left_intercept, left
+    while low <= right and slope * work[KNOTS, low] + intercept <= 0.0:
+        slope += work[SLOPES, low]
+        intercept += work[INTERCEPTS, low]
+        low += 1
+    return -intercept / slope
+
+
+@compile_rows()
+def write_runs(
+    x: Any,
+    row: Any,
+    first: Any,
+    last: Any,
+    top: Any,
+    scale: Any,
+    lam: Any,
+    walls: Any,
+    value: Any,
+    runs: Any,
+    labels: Any,
+    work: Any,
+) -> Any:
+    """Walk back through a segment: write values and labels run by run; return how many runs there are so far.
+
+    A run with n entries has the value mean(z) + lam (s_left - s_right) / n, s the signs of the steps into and out of it; the
+    code of its label is s_left - s_right. Signs come from which end of its interval an entry lies at, never from comparing
+    values that rounding has touched. A step that the type of x would round away does not end a run.
+    """
+    step = (EPS_SINGLE if x.itemsize == 4 else EPS_DOUBLE) + ROUNDING * (1.0 + 4.0 * lam)
+    end, after = last, 1 if walls & 2 else 0
+    total = 0.0
+    for i in range(last, first - 1, -1):
+        total += (np.float64(x[row, i]) - top) * scale
+        before = -1 if walls & 1 else 0  # sign of the value before, less this one
+        closed = i == first
+        if i > first:
+            if lam == 0.0:
+                difference = np.float64(x[row, i - 1]) - np.float64(x[row, i])
+                before = 1 if difference > 0 else (-1 if difference < 0 else 0)
+                closed = True
+            elif value < work[LOWER, i - 1] - step:
+                value, before, closed = work[LOWER, i - 1], 1, True
+            elif value > work[UPPER, i - 1] + step:
+                value, before, closed = work[UPPER, i - 1], -1, True
+        if closed:
+            code = before - after
+            size = end - i + 1
+            mean = total / size + lam * code / size
+            label = label_of(runs, code)
+            for j in range(i, end + 1):
+                work[VALUES, j] = mean
+                labels[row, j] = label
+            runs += 1
+            end, after, total = i - 1, before, 0.0
+    return runs
+
+
+@compile_rows()
+def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: Any, places: Any, work: Any) -> None:
+    """Write result and labels of an ordinary row.
+
+    Args:
+        x: (rows, d) scores.
+        row: which row.
+        top: its maximum.
+        gamma: strength of the regularizer.
+        lam: strength of the fusion penalty, >= 0.
+        out: (rows, d) receives the result.
+        labels: (rows, d) int32 receives the labels; -1 outside the support.
+        places: (d,) int32 workspace.
+        work: (6, 2d) float64 workspace.
+    """
+    d = x.shape[1]
+    scale = 1.0 / gamma
+    wall = top - gamma * (1.0 + 4.0 * lam) * (1.0 + MARGIN)
+    n, runs, first = 0, 0, 0
+    while first < d:
+        out[row, first] = 0
+        labels[row, first] = -1
+        if np.float64(x[row, first]) < wall or x[row, first] == -np.inf:
+            first += 1
+            continue
+        last = first
+        while last + 1 < d and np.float64(x[row, last + 1]) >= wall and x[row, last + 1] != -np.inf:
+            last += 1
+            out[row, last] = 0
+        walls = 0
+        if first > 0 and x[row, first - 1] != -np.inf:
+            walls += 1
+        if last + 1 < d and x[row, last + 1] != -np.inf:
+            walls += 2
+        value = 0.0
+        if lam > 0.0 and last > first:
+            value = forward_clips(x, row, first, last, top, scale, lam, walls, work)
+        runs = write_runs(x, row, first, last, top, scale, lam, walls, value, runs, labels, work)
+        for i in range(first, last + 1):
+            places[n] = i
+            n += 1
+        first = last + 1
+    best = work[VALUES, places[0]]
+    for j in range(n):
+        best = max(best, work[VALUES, places[j]])
+    tau, count = best - 1.0, 0
+    for _ in range(n + 1):  # each pass but the last drops an entry
+        total, above = 0.0, 0
+        for j in range(n):
+            value = work[VALUES, places[j]] - best
+            if value > tau - best:
+                total += value
+                above += 1
+        if above == count:
+            break
+        count = above
+        tau = best + (total - 1.0) / above
+    tau -= best
+    total, above = 0.0, 0
+    for j in range(n):
+        value = (work[VALUES, places[j]] - best) - tau
+        if value > 0.0:
+            total += value
+            above += 1
+    rest = (total - 1.0) / above  # what rounding tau left over, shared out among small numbers, where it is exact
+    for j in range(n):
+        i = places[j]
+        value = (work[VALUES, i] - best) - tau - rest
+        if value > 0.0:
+            out[row, i] = value
+        else:
+            labels[row, i] = -1
+
+
+@compile_rows()
+def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any) -> None:
+    """Map rows ``start .. stop - 1``."""
+    d = x.shape[1]
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    places, work = np.empty(d, np.int32), np.empty((WORK_ROWS, 2 * d))
+    for row in range(start, stop):
+        lam = lams[row if len(lams) > 1 else 0]
+        ordinary = top_of(x, bits, row, out, cell, cell_bits)
+        if ordinary and lam >= 0.0 and lam < np.inf:
+            fuse_row(x, row, np.float64(cell[0]), gamma, lam, out, labels, places, work)
+            continue
+        write_odd_labels(x, row, ordinary or is_broken(out, row), out, labels)
+
+
+def _map_cpu(
+    out: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], x: np.ndarray[Any, Any], lams: np.ndarray[Any, Any], gamma: float
+) -> None:
+    over_rows(map_block, x.shape, SECONDS, out, labels, x, lams, gamma)
+
+
+def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
+    """Return ``argmin_w 1/2 ||w - z||^2 + lam sum |w_(i+1) - w_i|`` over maximal runs of allowed entries, and the labels.
+
+    As lam grows from zero, runs of equal values only ever merge: this follows their values from merger to merger, one of each
+    row at a time, in d steps.
+
+    Args:
+        z: (..., d), finite.
+        lam: (..., 1), >= 0.
+        allowed: (..., d); a run ends where an entry is not allowed.
+    """
+    d = z.shape[-1]
+    lam = lam.to(z.dtype).expand(*z.shape[:-1], 1)
+    joined = torch.zeros_like(allowed[..., 1:])  # whether entry i + 1 belongs to the run of entry i
+    neighbours = allowed[..., 1:] & allowed[..., :-1]
+    reached = torch.zeros_like(lam)
+    edge = torch.zeros_like(z[..., :1])
+
+    def runs(joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        starts = torch.cat([torch.ones_like(joined[..., :1]), ~joined], -1) if d > 1 else torch.ones_like(allowed)
+        ids = starts.long().cumsum(-1) - 1
+        size = torch.zeros_like(z).scatter_add(-1, ids, torch.ones_like(z)).gather(-1, ids)
+        mean = torch.zeros_like(z).scatter_add(-1, ids, z).gather(-1, ids) / size
+        return ids, size, mean
+
+    def steps(w: Tensor, joined: Tensor) -> Tensor:
+        return torch.where(neighbours & ~joined, torch.sign(w[..., :-1] - w[..., 1:]), 0.0)
+
+    def codes(step: Tensor, ids: Tensor) -> Tensor:
+        left, right = torch.cat([edge, step], -1), torch.cat([step, edge], -1)
+        return torch.zeros_like(z).scatter_add(-1, ids, left - right).gather(-1, ids)
+
+    w, step = z, steps(z, joined)
+    ids, size, mean = runs(joined)
+    for _ in range(d - 1):
+        code = codes(step, ids)
+        w = mean + reached * code / size
+        rate = code / size
+        gap, closing = (w[..., :-1] - w[..., 1:]) * step, (rate[..., 1:] - rate[..., :-1]) * step
+        open_ = neighbours & ~joined
+        wait = torch.where(open_ & (closing > 0), gap.clamp_min(0) / torch.where(closing > 0, closing, 1.0), torch.inf)
+        wait = torch.where(open_ & (step == 0) & (lam > 0), 0.0, wait)  # equal neighbours are one run
+        soonest, which = wait.min(-1, keepdim=True)
+        merges = reached + soonest <= lam
+        chosen = torch.zeros_like(wait).scatter(-1, which, 1.0) > 0
+        joined = joined | (chosen & merges)
+        reached = torch.where(merges, reached + soonest, lam)
+        ids, size, mean = runs(joined)
+        step = torch.where(joined, 0.0, step)
+    w = mean + lam * codes(step, ids) / size
+    least = torch.finfo(z.dtype).eps + ROUNDING * (1 + 4 * lam)
+    joined = joined | (neighbours & (lam > 0) & (w.diff(dim=-1).abs() <= least))
+    ids, size, mean = runs(joined)
+    step = torch.where(joined, 0.0, step)
+    code = codes(step, ids)
+    return mean + lam * code / size, ((ids << 3) | (code.long() + 2)).to(torch.int32)
+
+
+def _map_twin(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+    lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    odd = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
+    plain = ~odd & allowed.any(-1, keepdim=True)
+    z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
+    w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
+    y = project_simplex.twin(torch.where(plain & allowed, w, -torch.inf), 1.0, 0)
+    y = torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
+    labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
+    return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)
+
+
+def fused_rows(out: Any, labels: Any, x: Any, lams: Any, places: Any, work: Any, gamma: Any) -> None:
+    """Map one row a thread by fusedmax."""
+    row = cuda.grid(1)
+    if row < x.shape[0]:
+        lam = lams[row if lams.shape[0] > 1 else 0]
+        state, top = plain_top(x, row)
+        if state == 0 and lam >= 0.0 and lam < np.inf:
+            fuse_row(x, row, top, gamma, lam, out, labels, places[row], work[row])
+        else:
+            write_odd_labels(x, row, state != 1, out, labels)
+
+
+def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
+    """Map rows on a GPU; NotImplemented where numba-cuda is not installed or finds no GPU."""
+    if numba_cuda() is None:
+        return NotImplemented
+    d = x.shape[-1]
+    shapes = [((d,), torch.int32), ((WORK_ROWS, 2 * d), torch.float64)]
+    return launch_rows(program_of(fused_rows), x, lam, (float(gamma),), shapes)
+
+
+map_fused = RowKernel(
+    "map_fused",
+    "(Tensor x, Tensor lam, float gamma) -> (Tensor, Tensor)",
+    _map_cpu,
+    _map_twin,
+    _map_cuda,
+    parameters=1,
+    kept=(torch.int32,),
+)
+"""Row kernel ``(x (..., d), lam (..., 1) or a number, gamma) -> (y, labels)``: fusedmax of ``x / gamma``, and its runs.
+
+``-inf`` marks an entry that is not allowed, over which nothing fuses; a row without allowed entries gives zeros, a row with
+NaN or +inf, or a lam below zero, gives NaN at its allowed entries.
+"""

@@ -1,0 +1,1 @@
+"""Programs for GPUs: the launch of functions that numba-cuda translates, and Triton's programs."""

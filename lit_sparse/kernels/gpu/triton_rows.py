@@ -1,0 +1,201 @@
+"""Row kernels on NVIDIA GPUs: which Triton program serves which call, and in which shape.
+
+The functions named like row kernels are their ``cuda``; they return NotImplemented where there is no program for a call.
+Triton is imported by the first call: the package works without it.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from contextlib import nullcontext
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+__all__ = ["center_on_support", "entmax_product", "map_entmax", "project_simplex"]
+
+# What a warp keeps of a row in its registers: 32 float32 a thread. A row of 1024 is then one warp's alone, whose threads
+# need not wait for others, and enough warps are resident to hide the memory behind them.
+WARP_BYTES = 4096
+LOAD_BYTES = 512  # what a warp loads at once
+MOST_WARPS = 16
+LONG_WARPS = 8  # for rows that are longer still, read in blocks
+LEAST_VERSION = 3  # of Triton: older compilers cannot reduce tensors of three dimensions
+LEAST_CAPABILITY = (8, 0)  # Triton's own bound, and the first with bfloat16
+LONGEST = 1 << 30  # offsets within a row are 32-bit integers
+ALL_ROWS, FLAT_ROWS, STEEP_ROWS = 0, 1, 2
+
+
+def project_simplex(x: Tensor, gamma: float, k: int) -> Any:
+    """See :data:`lit_sparse.kernels.simplex.project_simplex`."""
+    d = x.shape[-1]
+    some = 0 < k < d
+    if not _serves(x) or (some and _is_long(d, x.dtype)):
+        return NotImplemented
+    return _launch("project_simplex", _like(x), (x,), (), (*_parts(gamma), k), x.dtype, some=some)
+
+
+def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Any:
+    """See :data:`lit_sparse.kernels.simplex.center_on_support`."""
+    if not _serves(v):
+        return NotImplemented
+    return _launch("apply_jacobian", _like(v), (v, y), (y,), _parts(1.0 / gamma), v.dtype, single=True, power="zero")
+
+
+def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
+    """See :data:`lit_sparse.kernels.entmax.map_entmax`.
+
+    Beyond alpha = 2 the result's derivative is unbounded at its zeros: only float64 gives a float32 input its own result.
+    Which rows need it is not known here if alpha is on the GPU, so there is a launch for each kind, which skips the other.
+    """
+    if not _serves(x):
+        return NotImplemented
+    out, dtype = _like(x), x.dtype
+    squares = not isinstance(alpha, Tensor) and alpha == 1.5
+    alphas, single = (x, True) if squares else _alphas(alpha, x)
+    parts = [(ALL_ROWS, dtype)]
+    if isinstance(alpha, Tensor) and dtype != torch.float64:
+        parts = [(FLAT_ROWS, dtype), (STEEP_ROWS, torch.float64)]
+    elif not isinstance(alpha, Tensor) and alpha > 2:
+        parts = [(ALL_ROWS, torch.float64)]
+    for part, width in parts:
+        _launch("map_entmax", out, (x,), (alphas,), _parts(1.0 / gamma), width, part=part, single=single, squares=squares)
+    return out
+
+
+def entmax_product(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Any:
+    """See :data:`lit_sparse.kernels.entmax.entmax_product`."""
+    if not _serves(v):
+        return NotImplemented
+    known = {1.5: "half", 2.0: "zero"}.get(alpha, "any") if not isinstance(alpha, Tensor) else "any"
+    alphas, single = _alphas(alpha, v) if known == "any" else (v, True)
+    return _launch("apply_jacobian", _like(v), (v, y), (alphas,), _parts(1.0 / gamma), v.dtype, single=single, power=known)
+
+
+def _launch(
+    name: str,
+    out: Tensor,
+    rows: tuple[Tensor, ...],
+    others: tuple[Tensor, ...],
+    numbers: tuple[float, ...],
+    dtype: torch.dtype,
+    **constants: Any,
+) -> Tensor:
+    """Run a program on the current stream of the tensors' device.
+
+    Args:
+        name: of the program.
+        out: receives the result; contiguous.
+        rows: (..., d) inputs of one shape.
+        others: inputs that are contiguous already.
+        numbers: arguments after the number and length of the rows.
+        dtype: type to compute in, float32 for the half types.
+        constants: compiled into the program, beside its shape.
+
+    Returns:
+        ``out``.
+    """
+    device = out.device
+    programs: Any = _programs(device)
+    d = out.shape[-1]
+    n = out.numel() // d
+    shape = _shape(d, dtype, out.element_size())
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        getattr(programs, name)[(-(-n // shape["rows"]),)](
+            out,
+            *[tensor.contiguous() for tensor in rows],
+            *others,
+            n,
+            d // shape["unit"],
+            *numbers,
+            width=programs.tl.float64 if dtype == torch.float64 else programs.tl.float32,
+            **shape,
+            **constants,
+        )
+    return out
+
+
+def _shape(d: int, dtype: torch.dtype, size: int) -> dict[str, int]:
+    """Choose the tile of a program and its warps.
+
+    Args:
+        d: length of the rows.
+        dtype: type to compute in.
+        size: bytes of an entry in memory.
+    """
+    per_warp = _per_warp(dtype)
+    long = _is_long(d, dtype)
+    block = LONG_WARPS * per_warp if long else 1 << (d - 1).bit_length()
+    groups = min(block, LOAD_BYTES // size)
+    return {
+        "unit": math.gcd(d, 16),
+        "rows": max(1, per_warp // 4 // block),  # a quarter: what is known of each row takes registers too
+        "depth": block // groups,
+        "groups": groups,
+        "long": long,
+        "num_warps": max(1, block // per_warp),
+    }
+
+
+def _serves(x: Tensor) -> bool:
+    """Tell whether there are programs for the rows of a tensor."""
+    return x.shape[-1] <= LONGEST and _programs(x.device) is not None
+
+
+@cache
+def _programs(device: torch.device) -> ModuleType | None:
+    """Return the programs if they can run on a device; the CPU is one where Triton's interpreter stands in for a GPU."""
+    try:
+        import triton
+
+        from lit_sparse.kernels.gpu import triton_programs
+    except ImportError:
+        return None
+    if int(triton.__version__.split(".")[0]) < LEAST_VERSION:
+        return None
+    if device.type != "cuda":
+        return triton_programs
+    if torch.version.cuda is None or torch.cuda.get_device_capability(device) < LEAST_CAPABILITY:
+        return None
+    try:
+        with torch.cuda.device(device):
+            triton.runtime.driver.active.get_current_target()
+    except RuntimeError as error:  # without a C compiler, say
+        warnings.warn(f"Triton does not start, so slower operations stand in for its kernels: {error}", stacklevel=2)
+        return None
+    return triton_programs
+
+
+def _per_warp(dtype: torch.dtype) -> int:
+    """Return how many entries a warp keeps in registers."""
+    return WARP_BYTES // (8 if dtype == torch.float64 else 4)
+
+
+def _is_long(d: int, dtype: torch.dtype) -> bool:
+    """Tell whether a row does not fit into registers."""
+    return d > MOST_WARPS * _per_warp(dtype)
+
+
+def _like(x: Tensor) -> Tensor:
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def _parts(value: float) -> tuple[float, float]:
+    """Split a number into two that float32 holds: Triton takes no float64 from Python."""
+    high = float(np.float32(value))
+    return high, value - high
+
+
+def _alphas(alpha: float | Tensor, x: Tensor) -> tuple[Tensor, bool]:
+    """Return a row parameter as a contiguous tensor on the device of x, and whether it is one number for all rows."""
+    if not isinstance(alpha, Tensor):
+        return torch.full((1,), alpha, dtype=torch.float64, device=x.device), True
+    alpha = alpha.detach().to(x.device)
+    if alpha.numel() == 1:
+        return alpha.reshape(1), True
+    return alpha.expand(*x.shape[:-1], 1).reshape(-1).contiguous(), False

@@ -1,0 +1,418 @@
+"""Oscarmax of rows, exactly, and the composition that was published first.
+
+On the simplex nothing is negative, so with z sorted decreasingly the penalty is linear: ``lam sum_i (d - i) y_(i)``. The result
+is the simplex projection of the decreasing isotonic regression of ``z_(i) - lam (d - i)``, in the order of z.
+
+Not all of a row is sorted. The threshold tau of a prefix is a lower bound on that of the row, and a prefix is enough once no
+block of later entries can have a mean above tau; a histogram of those entries is enough to see that.
+
+The published composition (Niculae & Blondel 2017) projects ``prox(z)`` of the penalty without the simplex, in which signs are
+kept; it is no maximizer of anything, and can be far from the exact mapping.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
+from lit_sparse.kernels.cpu.rows import is_broken, plain_top, top_of, unit_of
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
+from lit_sparse.kernels.groups import label_of, write_odd_labels
+from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.simplex import project_simplex
+
+__all__ = ["isotonic_blocks", "map_oscar", "pool_sorted"]
+
+cuda: Any = None  # in the program for GPUs it is numba.cuda, once that is compiled
+FLOAT_ROWS, INT_ROWS = 4, 4  # of the workspace on a GPU
+
+SECONDS = 10e-9  # for one element, on one thread
+KEYS, SPARE, SUMS, MEANS = 0, 1, 2, 3  # rows of the float workspace
+ORDER, SPARE_ORDER, STARTS, COUNTS = 0, 1, 2, 3  # rows of the integer workspace
+INSERTION = 8
+BUCKETS = 32
+HUGE, SCALE = 1e290, 2.0**-600
+
+
+@compile_rows()
+def sort_decreasing(n: Any, floats: Any, ints: Any) -> None:
+    """Sort the keys decreasingly, their places with them; stable. Merges sorted stretches, at first of 8."""
+    for first in range(0, n, INSERTION):
+        last = min(first + INSERTION, n)
+        for i in range(first + 1, last):
+            key, place = floats[KEYS, i], ints[ORDER, i]
+            j = i
+            while j > first and floats[KEYS, j - 1] < key:
+                floats[KEYS, j] = floats[KEYS, j - 1]
+                ints[ORDER, j] = ints[ORDER, j - 1]
+                j -= 1
+            floats[KEYS, j] = key
+            ints[ORDER, j] = place
+    width, source, target = INSERTION, KEYS, SPARE
+    while width < n:
+        for first in range(0, n, 2 * width):
+            middle, last = min(first + width, n), min(first + 2 * width, n)
+            i, j = first, middle
+            for k in range(first, last):
+                left = j >= last or (i < middle and floats[source, i] >= floats[source, j])
+                index = i if left else j
+                floats[target, k] = floats[source, index]
+                ints[target, k] = ints[source, index]
+                i += left
+                j += not left
+        source, target = target, source
+        width *= 2
+    if source != KEYS:
+        for i in range(n):
+            floats[KEYS, i] = floats[SPARE, i]
+            ints[ORDER, i] = ints[SPARE_ORDER, i]
+
+
+@compile_rows()
+def pool_sorted(n: Any, d: Any, lam: Any, floats: Any, ints: Any) -> Any:
+    """Pool adjacent violators: fit decreasing values to ``z_(i) - lam (d - i)`` of the first n sorted keys z.
+
+    Args:
+        n: how many keys there are.
+        d: how many entries the row has.
+        lam: strength of the penalty; for lam > 0 equal keys share a block.
+        floats: (4, >= n) float64 workspace, the keys in row KEYS; rows SUMS and MEANS receive sums and means of the blocks.
+        ints: (3, >= n + 1) int32 workspace; row STARTS receives where each block starts, and n after the last.
+
+    Returns:
+        The number of blocks.
+    """
+    blocks = 0
+    for i in range(n):
+        total, start = floats[KEYS, i] - lam * (d - 1 - i), i
+        mean = total
+        while blocks > 0 and (
+            floats[MEANS, blocks - 1] < mean or (lam > 0.0 and floats[KEYS, start - 1] == floats[KEYS, start])
+        ):
+            blocks -= 1
+            total += floats[SUMS, blocks]
+            start = ints[STARTS, blocks]
+            mean = total / (i + 1 - start)
+        floats[SUMS, blocks] = total
+        floats[MEANS, blocks] = mean
+        ints[STARTS, blocks] = start
+        blocks += 1
+    ints[STARTS, blocks] = n
+    return blocks
+
+
+@compile_rows()
+def threshold_of_blocks(blocks: Any, floats: Any, ints: Any) -> Any:
+    """Return the threshold of the simplex projection of decreasing blocks, less the first mean, and how many are above it."""
+    best = floats[MEANS, 0]
+    tau, total, used = 0.0, 0.0, 0
+    for b in range(blocks):
+        if b > 0 and floats[MEANS, b] - best <= tau:
+            break
+        size = ints[STARTS, b + 1] - ints[STARTS, b]
+        total += (floats[MEANS, b] - best) * size
+        tau = (total - 1.0) / ints[STARTS, b + 1]
+        used = b + 1
+    return tau, used
+
+
+@compile_rows()
+def gather_keys(x: Any, row: Any, top: Any, gamma: Any, limit: Any, floats: Any, ints: Any) -> Any:
+    """Collect ``(x - top) / gamma`` where it is at least ``limit`` and allowed; return how many there are."""
+    n = 0
+    for i in range(x.shape[1]):  # without a branch: what is not kept is overwritten by the next
+        key = (np.float64(x[row, i]) - top) / gamma
+        floats[KEYS, n] = key
+        ints[ORDER, n] = i
+        n += x[row, i] != -np.inf and key >= limit
+    return n
+
+
+@compile_rows()
+def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, limit: Any, height: Any, ints: Any) -> Any:
+    """Tell whether no block of the entries below ``limit`` can have a mean above ``height``.
+
+    Each counts as much as the upper edge of its bucket. From the edge of one bucket to the next the sums over the first k of
+    them are convex in k, so that they need to be looked at where buckets end.
+    """
+    width = (limit - height) / BUCKETS
+    if width <= 0.0:
+        return True
+    for b in range(BUCKETS):
+        ints[COUNTS, b] = 0
+    for i in range(x.shape[1]):
+        key = (np.float64(x[row, i]) - top) / gamma
+        if height < key < limit:
+            ints[COUNTS, min(int((limit - key) / width), BUCKETS - 1)] += 1
+    total, taken = 0.0, n
+    for b in range(BUCKETS):
+        count = ints[COUNTS, b]
+        total += count * (limit - b * width - height - lam * (d - taken - 0.5 * (count + 1)))
+        taken += count
+        if total > 0.0:
+            return False
+    return True
+
+
+@compile_rows()
+def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats: Any, ints: Any) -> Any:
+    """Tell, without sorting, whether all of a row is certainly one block: no prefix has a mean above that of the row.
+
+    Inside a bucket the sums over a prefix are bounded from its start, as if all its entries stood at its upper edge, or from
+    its end, as if they stood at its lower one; either bound is extreme at the two ends of the bucket.
+    """
+    if lam == 0.0:
+        return False
+    least, total = 0.0, 0.0
+    for i in range(x.shape[1]):
+        if x[row, i] != -np.inf:
+            key = (np.float64(x[row, i]) - top) / gamma
+            total += key
+            least = min(least, key)
+    mean, width = total / d - 0.5 * lam * (d - 1), -least / BUCKETS
+    if not (mean > -np.inf and width > 0.0):
+        return False
+    for b in range(BUCKETS):
+        ints[COUNTS, b] = 0
+        floats[SUMS, b] = 0.0
+    for i in range(x.shape[1]):
+        if x[row, i] != -np.inf:
+            key = (np.float64(x[row, i]) - top) / gamma
+            b = min(int(-key / width), BUCKETS - 1)
+            ints[COUNTS, b] += 1
+            floats[SUMS, b] += key
+    before, taken = 0.0, 0
+    for b in range(BUCKETS):
+        count = ints[COUNTS, b]
+        level = count * (mean + lam * (d - taken - 0.5 * (count + 1)))
+        after = before + floats[SUMS, b] - level
+        from_start = before - count * b * width - level
+        from_end = after + count * (b + 1) * width + level
+        if from_start > 0.0 and from_end > 0.0:
+            return False
+        before = after
+        taken += count
+    return True
+
+
+@compile_rows()
+def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: Any, floats: Any, ints: Any) -> None:
+    """Write result and labels of an ordinary row, exactly."""
+    d = 0
+    for i in range(x.shape[1]):
+        labels[row, i] = -1
+        d += x[row, i] != -np.inf
+    blocks, tau, used, limit = 0, 0.0, 0, -1.0
+    for attempt in range(3):
+        n = gather_keys(x, row, top, gamma, limit, floats, ints)
+        sort_decreasing(n, floats, ints)
+        blocks = pool_sorted(n, d, lam, floats, ints)
+        tau, used = threshold_of_blocks(blocks, floats, ints)
+        height = tau + floats[MEANS, 0]
+        if n == d or attempt == 2 or is_enough(x, row, top, gamma, lam, n, d, limit, height, ints):
+            break
+        if attempt == 0 and is_uniform(x, row, top, gamma, lam, d, floats, ints):
+            for i in range(x.shape[1]):
+                if x[row, i] != -np.inf:
+                    out[row, i] = 1.0 / d
+                    labels[row, i] = label_of(0, 0)
+            return
+        limit = -1.0 - 0.5 * lam * (d - 1)
+        if attempt == 1:
+            limit = height - 1e-9 * (1.0 + abs(height))  # what is not above it changes nothing
+    best, total = floats[MEANS, 0], 0.0
+    for b in range(used):
+        total += (floats[MEANS, b] - best - tau) * (ints[STARTS, b + 1] - ints[STARTS, b])
+    tau += (total - 1.0) / ints[STARTS, used]  # what rounding left over
+    for b in range(used):
+        value = (floats[MEANS, b] - best) - tau
+        label = label_of(b, 0)
+        if value > 0.0:
+            for i in range(ints[STARTS, b], ints[STARTS, b + 1]):
+                out[row, ints[ORDER, i]] = value
+                labels[row, ints[ORDER, i]] = label
+
+
+@compile_rows()
+def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, floats: Any, ints: Any) -> None:
+    """Write result and labels of the published composition."""
+    n, largest = 0, 0.0
+    for i in range(x.shape[1]):
+        labels[row, i] = -1
+        floats[KEYS, n] = abs(np.float64(x[row, i])) / gamma
+        largest = max(largest, floats[KEYS, n]) if x[row, i] != -np.inf else largest
+        ints[ORDER, n] = i
+        n += x[row, i] != -np.inf
+    scale = 1.0
+    if largest > HUGE:  # their sum would not be a number: all is computed at this scale
+        scale = SCALE
+        for j in range(n):
+            floats[KEYS, j] = abs(np.float64(x[row, ints[ORDER, j]])) * scale / gamma
+    sort_decreasing(n, floats, ints)
+    blocks = pool_sorted(n, n, lam * scale, floats, ints)
+    for b in range(blocks):
+        value = max(floats[MEANS, b], 0.0)
+        for j in range(ints[STARTS, b], ints[STARTS, b + 1]):
+            i = ints[ORDER, j]
+            negative = x[row, i] < 0
+            floats[SPARE, j] = -value if negative else value
+            if value > 0.0:
+                labels[row, i] = label_of(b, -1 if negative else 1)
+    best = floats[SPARE, 0]
+    for j in range(n):
+        best = max(best, floats[SPARE, j])
+    tau, count = -scale, 0  # less the largest
+    for _ in range(n + 2):  # each pass but the last two drops an entry; the last shares out what rounding left over
+        total, above = 0.0, 0
+        for j in range(n):
+            excess = floats[SPARE, j] - best - tau
+            if excess > 0.0:
+                total += excess
+                above += 1
+        tau += (total - scale) / above
+        if above == count:
+            break
+        count = above
+    for j in range(n):
+        excess = floats[SPARE, j] - best - tau
+        if excess > 0.0:
+            out[row, ints[ORDER, j]] = excess / scale
+
+
+@compile_rows()
+def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any, exact: Any) -> None:
+    """Map rows ``start .. stop - 1``."""
+    d = x.shape[1]
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    floats, ints = np.empty((4, max(d + 1, BUCKETS))), np.empty((4, max(d + 1, BUCKETS)), np.int32)
+    for row in range(start, stop):
+        lam = lams[row if len(lams) > 1 else 0]
+        ordinary = top_of(x, bits, row, out, cell, cell_bits)
+        if ordinary and lam >= 0.0 and lam < np.inf:
+            if exact:
+                map_row(x, row, np.float64(cell[0]), gamma, lam, out, labels, floats, ints)
+            else:
+                compose_row(x, row, gamma, lam, out, labels, floats, ints)
+            continue
+        write_odd_labels(x, row, ordinary or is_broken(out, row), out, labels)
+
+
+def _map_cpu(
+    out: np.ndarray[Any, Any],
+    labels: np.ndarray[Any, Any],
+    x: np.ndarray[Any, Any],
+    lams: np.ndarray[Any, Any],
+    gamma: float,
+    exact: bool,
+) -> None:
+    over_rows(map_block, x.shape, SECONDS, out, labels, x, lams, gamma, exact)
+
+
+def isotonic_blocks(a: Tensor, tied: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the decreasing isotonic regression of rows, and the number of each entry's block.
+
+    Pools all violating neighbours at once until there are none; any order of pooling gives the same.
+
+    Args:
+        a: (..., d).
+        tied: (..., d - 1), where neighbours share a block in any case.
+    """
+    joined = tied
+    for _ in range(max(a.shape[-1] - 1, 0)):
+        ids, mean = _means(a, joined)
+        violating = ~joined & (mean[..., :-1] < mean[..., 1:])
+        if not a.is_meta and not bool(violating.any()):
+            break
+        joined = joined | violating
+    ids, mean = _means(a, joined)
+    return mean, ids
+
+
+def _means(a: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:
+    ids = torch.cat([torch.zeros_like(a[..., :1]).long(), (~joined).long()], -1).cumsum(-1)
+    size = torch.zeros_like(a).scatter_add(-1, ids, torch.ones_like(a))
+    return ids, (torch.zeros_like(a).scatter_add(-1, ids, a) / size.clamp_min(1)).gather(-1, ids)
+
+
+def _map_twin(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tuple[Tensor, Tensor]:
+    lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
+    allowed = x != -torch.inf
+    n = allowed.sum(-1, keepdim=True)
+    top = x.amax(-1, keepdim=True)
+    odd = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
+    plain = ~odd & (n > 0)
+    use = plain & allowed
+    scale = torch.ones_like(top)
+    if not exact:  # sums of the largest numbers would be infinite: all is computed at this scale
+        scale = 1 / unit_of(torch.where(use, x.abs() / gamma, 0.0)).clamp_min(1)
+        lam = lam * scale
+    z = torch.where(use, ((x - top) if exact else x.abs() * scale) / gamma, 0.0)
+    order = torch.where(use, z, -torch.inf).argsort(dim=-1, descending=True, stable=True)
+    ranked = z.gather(-1, order)
+    rank = torch.arange(1, x.shape[-1] + 1, device=x.device)
+    # What is not allowed comes last, each entry lower than the one before: it pools with nothing.
+    behind = ranked.amin(-1, keepdim=True) - lam * n - rank
+    a = torch.where(rank <= n, ranked - lam * (n - rank), behind)
+    tied = (lam > 0) & (ranked[..., 1:] == ranked[..., :-1]) & (rank[1:] <= n)
+    w, ids = isotonic_blocks(a, tied)
+    w = torch.zeros_like(x).scatter(-1, order, w)
+    ids = torch.zeros_like(order).scatter(-1, order, ids)
+    if exact:
+        y = project_simplex.twin(torch.where(use, w, -torch.inf), 1.0, 0)
+        labels = torch.where((y > 0) & use, (ids << 3) | 2, -1)
+    else:
+        w = w.clamp_min(0)
+        negative = x < 0
+        y = project_simplex.twin(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0)
+        labels = torch.where((w > 0) & use, (ids << 3) | torch.where(negative, 1, 3), -1)
+    return torch.where(allowed & odd, torch.nan, y).to(x.dtype), torch.where(allowed & odd, 2, labels).to(torch.int32)
+
+
+def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any, gamma: Any, exact: Any) -> None:
+    """Map one row a thread by oscarmax."""
+    row = cuda.grid(1)
+    if row < x.shape[0]:
+        lam = lams[row if lams.shape[0] > 1 else 0]
+        state, top = plain_top(x, row)
+        if state == 0 and lam >= 0.0 and lam < np.inf:
+            for i in range(x.shape[1]):
+                out[row, i] = 0
+            if exact:
+                map_row(x, row, top, gamma, lam, out, labels, floats[row], ints[row])
+            else:
+                compose_row(x, row, gamma, lam, out, labels, floats[row], ints[row])
+        else:
+            write_odd_labels(x, row, state != 1, out, labels)
+
+
+def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
+    """Map rows on a GPU; NotImplemented where numba-cuda is not installed or finds no GPU."""
+    if numba_cuda() is None:
+        return NotImplemented
+    d = x.shape[-1]
+    shapes = [((FLOAT_ROWS, max(d + 1, BUCKETS)), torch.float64), ((INT_ROWS, max(d + 1, BUCKETS)), torch.int32)]
+    return launch_rows(program_of(oscar_rows), x, lam, (float(gamma), bool(exact)), shapes)
+
+
+map_oscar = RowKernel(
+    "map_oscar",
+    "(Tensor x, Tensor lam, float gamma, bool exact) -> (Tensor, Tensor)",
+    _map_cpu,
+    _map_twin,
+    _map_cuda,
+    parameters=1,
+    kept=(torch.int32,),
+)
+"""Row kernel ``(x (..., d), lam (..., 1) or a number, gamma, exact) -> (y, labels)``: oscarmax of ``x / gamma``, and groups.
+
+With ``exact=False`` it is the published composition, and the labels are those of its first step. ``-inf`` marks an entry that
+is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a lam below zero, gives NaN at its allowed
+entries.
+"""

@@ -1,0 +1,246 @@
+"""One door for every row kernel: compiled on the CPU, plain torch elsewhere, an opaque operator while tracing.
+
+A kernel takes tensors of one shape (..., d) followed by numbers, and returns a new tensor of that shape. It knows nothing
+of derivatives; :mod:`lit_sparse.mappings.row_function` builds them around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.torch_internals import count_dispatch_modes, is_legacy_batch
+
+__all__ = ["HALVES", "RowKernel", "batch_first"]
+
+HALVES = (torch.float16, torch.bfloat16)
+
+# torch.library.custom_op came with torch 2.4; before it, traced calls break the graph and run eagerly.
+HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
+
+
+_OWNERS: dict[str, str] = {}  # name of an operator -> module that made it; a module may be loaded again
+
+
+class RowKernel:
+    """A row algorithm with its implementations for each device.
+
+    Its arguments are, in this order: tensors of one shape (..., d); row parameters, which are numbers or tensors of as many
+    dimensions that broadcast to (..., 1); other numbers. It returns a tensor of the shape of the first, or several; or one
+    number a row, (..., 1).
+
+    Args:
+        name: name of the operator in torch's registry, ``lit_sparse::<name>``.
+        schema: its arguments and results, in the words of torch's operator schemas.
+        cpu: ``cpu(*outs, *arrays, *numbers)`` writes the results. The arrays are contiguous float32 or float64 (rows, d),
+            or of their own type if it is an integer; row parameters are float64, one for all rows or one for each.
+        twin: the same in plain torch operations on tensors, for every other device; returns what the kernel returns.
+        cuda: the same for CUDA tensors, half types as they come, where there is something faster. Returns what the kernel
+            returns, contiguous, or NotImplemented; ``twin`` serves then, and when it is None.
+        parameters: how many of the tensors in the schema are row parameters.
+        kept: dtypes of the results after the first; they have its shape.
+        reduces: the result is one number a row, of rows that are not empty.
+
+    Raises:
+        ConfigurationError: if another module has a kernel of that name.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        schema: str,
+        cpu: Callable[..., None],
+        twin: Callable[..., Any],
+        cuda: Callable[..., Any] | None = None,
+        *,
+        parameters: int = 0,
+        kept: tuple[torch.dtype, ...] = (),
+        reduces: bool = False,
+    ) -> None:
+        self.name = name
+        self.cpu = cpu
+        self.twin = twin
+        self.cuda = cuda
+        self.kept = kept
+        self.reduces = reduces
+        if _OWNERS.setdefault(name, cpu.__module__) != cpu.__module__:
+            raise ConfigurationError(
+                f"Expected a new name for a row kernel but {_OWNERS[name]} has a `{name}`. Choose another."
+            )
+        self.inputs = schema.split("->")[0].count("Tensor")
+        self.tensors = self.inputs - parameters
+        self._operator = self._register(schema) if HAS_CUSTOM_OPS else None
+
+    def __repr__(self) -> str:
+        return f"RowKernel({self.name!r})"
+
+    def __call__(self, *args: Any) -> Any:
+        """Return the result, with whatever is kept beside it.
+
+        Half-precision input is computed in float32 and rounded once, at the end. The result has the dtype and shape of
+        the first tensor, and is contiguous.
+        """
+        watched = count_dispatch_modes() > 0
+        for arg in args[: self.inputs]:
+            kind = type(arg)
+            if kind is float:
+                continue
+            if watched or (kind is not Tensor and kind is not Parameter) or is_legacy_batch(arg):
+                # A tensor that stands for others (fake, traced, a batch of the older vmap), or somebody who records each
+                # operation: the operator is what they can see.
+                return self._twin_or_operator(args)
+        return self._compute(args)
+
+    def _compute(self, args: tuple[Any, ...]) -> Any:
+        first = args[0]
+        if first.is_cpu:
+            return self._on_cpu(args)
+        if first.is_meta:
+            return self._like(first)
+        if first.is_cuda and self.cuda is not None and first.numel():
+            result = self.cuda(*args)
+            if result is not NotImplemented:
+                return result
+        return self._on_tensors(self.twin, args)
+
+    def traced(self, *args: Any) -> Any:
+        """Return the same as a call, as one opaque operator that ``torch.compile`` and ``torch.export`` keep whole."""
+        if self._operator is None:
+            return self._eagerly(*args)
+        return self._operator(*self._with_tensors(args))
+
+    @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
+    def _eagerly(self, *args: Any) -> Any:
+        return self(*args)
+
+    def _twin_or_operator(self, args: tuple[Any, ...]) -> Any:
+        if self._operator is None:
+            return self._on_tensors(self.twin, args)
+        return self._operator(*self._with_tensors(args))
+
+    def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Give numbers among the row parameters as tensors: a number that a graph computes must not be frozen in it."""
+        first = args[0]
+        return tuple(
+            [
+                first.new_full((1,) * first.dim(), arg, dtype=torch.float64)
+                if i < self.inputs and not isinstance(arg, Tensor)
+                else arg
+                for i, arg in enumerate(args)
+            ]
+        )
+
+    def _on_cpu(self, args: tuple[Any, ...]) -> Any:
+        first = args[0]
+        dtype = first.dtype
+        if not self.kept and first.dim() == 2 and (dtype is torch.float32 or dtype is torch.float64) and first.is_contiguous():
+            out = self._empty(first, dtype)
+            if first.numel():
+                self.cpu(out.numpy(), *self._arrays(args, dtype))
+            return out
+        width = dtype if dtype is torch.float32 or dtype is torch.float64 else torch.float32
+        out = self._empty(first, width)
+        kept = [torch.empty(first.shape, dtype=kind) for kind in self.kept]
+        if first.numel():
+            self.cpu(*[_as_rows(tensor, tensor.dtype) for tensor in (out, *kept)], *self._arrays(args, width))
+        result = out if width is dtype else out.to(dtype)
+        return (result, *kept) if kept else result
+
+    def _arrays(self, args: tuple[Any, ...], width: torch.dtype) -> list[Any]:
+        """Return the arguments as the compiled kernel takes them."""
+        arrays = list(args)
+        for i in range(self.tensors):
+            arrays[i] = _as_rows(args[i], width)
+        for i in range(self.tensors, self.inputs):
+            arrays[i] = _as_column(args[i], args[0].shape)
+        return arrays
+
+    def _on_tensors(self, implementation: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        first = args[0]
+        if first.numel() == 0:
+            return self._like(first)
+        results = implementation(*[arg.float() if isinstance(arg, Tensor) and arg.dtype in HALVES else arg for arg in args])
+        if not self.kept:
+            return results.to(first.dtype).contiguous()
+        result, *kept = results
+        return (result.to(first.dtype).contiguous(), *[k.to(kind) for k, kind in zip(kept, self.kept, strict=True)])
+
+    def _like(self, first: Tensor) -> Any:
+        result = self._empty(first, first.dtype)
+        if not self.kept:
+            return result
+        return (result, *[torch.empty(first.shape, dtype=kind, device=first.device) for kind in self.kept])
+
+    def _empty(self, first: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.reduces:
+            return first.new_empty((*first.shape[:-1], 1), dtype=dtype)
+        return torch.empty_like(first, dtype=dtype, memory_format=torch.contiguous_format)
+
+    def _register(self, schema: str) -> Any:
+        def run(*args: Any) -> Any:
+            return self._compute(args)
+
+        def fake(*args: Any) -> Any:
+            return self._like(args[0])
+
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+            moved = batch_first(info.batch_size, in_dims, args)
+            return operator(*moved), (0,) * (1 + len(self.kept)) if self.kept else 0
+
+        operator = torch.library.custom_op(f"lit_sparse::{self.name}", run, mutates_args=(), schema=schema)
+        operator.register_fake(fake)
+        if hasattr(operator, "register_vmap"):
+            operator.register_vmap(vmap)
+        return operator
+
+
+def batch_first(size: int, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Move the batch dimension of every tensor to the front and give one to tensors that lack it.
+
+    Args:
+        size: length of the batch dimension.
+        in_dims: where it is in each argument; None for arguments without it.
+        args: tensors, numbers and None.
+    """
+
+    def place(value: Any, dim: int | None) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        return value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
+
+    return tuple(place(value, dim) for value, dim in zip(args, in_dims, strict=True))
+
+
+def _as_rows(x: Tensor, dtype: torch.dtype) -> np.ndarray[Any, Any]:
+    """View a CPU tensor (..., d) as a contiguous array (rows, d), copying only when it must."""
+    if x.requires_grad:
+        x = x.detach()
+    if x.dtype is not dtype and x.dtype.is_floating_point:
+        x = x.to(dtype)
+    if not x.is_contiguous():
+        x = x.contiguous()
+    array: np.ndarray[Any, Any] = x.numpy()
+    return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
+
+
+@lru_cache(maxsize=256)
+def _column_of(value: float) -> np.ndarray[Any, Any]:
+    return np.full(1, value, np.float64)
+
+
+def _as_column(value: float | Tensor, shape: torch.Size) -> np.ndarray[Any, Any]:
+    """Return a row parameter as float64 (1,), or (rows,) if it is not one number for all."""
+    if not isinstance(value, Tensor):
+        return _column_of(value)
+    value = value.detach().to(torch.float64)
+    if value.numel() != 1:
+        value = value.expand(*shape[:-1], 1)
+    array: np.ndarray[Any, Any] = value.reshape(-1).contiguous().numpy()
+    return array

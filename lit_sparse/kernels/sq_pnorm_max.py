@@ -1,0 +1,232 @@
+"""sq-pnorm-max of rows, and its Jacobian.
+
+With ``z = (x - max x) / gamma``, ``r = 1 / (p - 1)`` and ``m = (z - tau)_+`` the result is ``y = m^r / sum m^r``, where tau in
+[-1, 0) solves ``G = sum m^r / (sum m^(r + 1))^((2 - p) / p) = 1``. G is homogeneous of degree one in m, as a norm is, so that
+Newton's method needs a few passes.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, pad, top_of, write_odd
+from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
+from lit_sparse.kernels.row_kernel import RowKernel
+
+__all__ = ["map_pnorm", "pnorm_product"]
+
+SECONDS, PRODUCT_SECONDS = 4e-9, 1e-9  # for one element, on one thread
+NEWTON_PASSES, PASSES, TWIN_PASSES = 30, 120, 64
+
+
+@compile_rows(frozenset({"contract"}))
+def powers(z: Any, n: Any, r: Any, depth: Any, work: Any, bits: Any) -> None:
+    """Write ``(m / max m)^r`` to ``work[0]``, where ``m / max m = 1 + z / depth`` and depth = -tau."""
+    scale, one, zero = z.dtype.type(1.0 / depth), z.dtype.type(1), z.dtype.type(0)
+    if r == 2.0:
+        for j in range(n):
+            m = one + z[j] * scale
+            work[0, j] = m * m if m > zero else zero
+    else:
+        least = z.dtype.type(-0.99999994 if z.itemsize == 4 else -0.9999999999999998)
+        power = z.dtype.type(r)
+        for j in range(n):
+            work[0, j] = max(z[j] * scale, least)
+        logarithms_of_one_plus(work, bits, n)
+        for j in range(n):
+            work[0, j] = work[0, j] * power
+        exponentials(work, bits, n)
+        for j in range(n):
+            work[0, j] = work[0, j] if z[j] * scale > -one else zero
+
+
+@compile_rows(REDUCTION_FLAGS)
+def moments(z: Any, n: Any, depth: Any, work: Any) -> Any:
+    """Return the sums of ``u / m``, ``u`` and ``u m``, m divided by its maximum and u its r-th power."""
+    scale, one, zero = z.dtype.type(1.0 / depth), z.dtype.type(1), z.dtype.type(0)
+    low, middle, high = 0.0, 0.0, 0.0
+    for j in range(n):
+        m = one + z[j] * scale
+        u = work[0, j]
+        middle += u
+        high += u * m if m > zero else zero
+        low += u / m if m > zero else zero
+    return low, middle, high
+
+
+@compile_rows()
+def solve(z: Any, n: Any, size: Any, p: Any, work: Any, bits: Any) -> Any:
+    """Leave the powers at the root in ``work[0]``; return their sum."""
+    r = 1.0 / (p - 1.0)
+    tolerance = 1e-5 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
+    lower, upper = -1.0, -math.exp(-2.0 * (p - 1.0) / p * math.log(size))
+    tau, total = 0.5 * (lower + upper), 1.0
+    for i in range(PASSES):
+        powers(z, n, r, -tau, work, bits)
+        low, total, high = moments(z, n, -tau, work)
+        shape = total * math.exp(-(2.0 - p) / p * math.log(high))  # G is depth times this
+        value = -tau * shape
+        if value >= 1.0:
+            lower = tau
+        else:
+            upper = tau
+        slope = shape * (-r * low / total + (r - 1.0) * total / high)
+        ahead = tau - (value - 1.0) / slope if slope < 0.0 else upper + 1.0
+        if i > NEWTON_PASSES or not lower <= ahead <= upper:
+            ahead = 0.5 * (lower + upper)
+        step = abs(ahead - tau)
+        tau = ahead
+        if step <= tolerance * -tau or upper - lower <= -1e-16 * lower:
+            break
+    powers(z, n, r, -tau, work, bits)
+    low, total, high = moments(z, n, -tau, work)
+    return total
+
+
+@compile_rows()
+def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> None:
+    """Map rows ``start .. stop - 1``."""
+    d = x.shape[1] + SIMD_BLOCK
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
+    work, work_bits = workspace(x, d)
+    for row in range(start, stop):
+        if not top_of(x, bits, row, out, cell, cell_bits):
+            continue
+        p = ps[row if len(ps) > 1 else 0]
+        if not 1.0 < p <= 2.0:
+            write_odd(x, row, out)
+            continue
+        n = gather_above(x, row, cell[0], 1.0 / gamma, -1.0, z, places)
+        scale = x.dtype.type(1.0 / solve(z, pad(z, n), n, p, work, work_bits))
+        for j in range(n):
+            out[row, places[j]] = work[0, j] * scale
+
+
+def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], ps: np.ndarray[Any, Any], gamma: float) -> None:
+    over_rows(map_block, x.shape, SECONDS, out, x, ps, gamma)
+
+
+def _map_twin(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
+    """Bisect for the threshold."""
+    p = torch.as_tensor(p, dtype=x.dtype, device=x.device)
+    r = 1 / (p - 1)
+    allowed = x != -torch.inf
+    top = x.amax(-1, keepdim=True)
+    odd = ~(top < torch.inf) | ~((p > 1) & (p <= 2))
+    z = torch.where(odd | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+
+    def powers(tau: Tensor) -> tuple[Tensor, Tensor]:
+        m = torch.where(allowed, (1 - z / tau), 0.0).clamp_min(0)
+        return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
+
+    lower, upper = torch.full_like(top, -1.0), torch.full_like(top, -torch.finfo(x.dtype).tiny)
+    for _ in range(TWIN_PASSES):
+        middle = 0.5 * (lower + upper)
+        m, u = powers(middle)
+        high = (u * m).sum(-1, keepdim=True)
+        above = -middle * u.sum(-1, keepdim=True) >= high ** ((2 - p) / p)
+        lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
+    u = powers(lower)[1]
+    y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
+
+
+map_pnorm = RowKernel("map_pnorm", "(Tensor x, Tensor p, float gamma) -> Tensor", _map_cpu, _map_twin, parameters=1)
+"""Row kernel ``(x (..., d), p (..., 1) or a number, gamma) -> y (..., d)``: sq-pnorm-max of ``x / gamma``.
+
+``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a p outside
+(1, 2], gives NaN at its allowed entries.
+"""
+
+
+@compile_rows(REDUCTION_FLAGS - {"nnan"})
+def product_sums(y: Any, u: Any, work: Any, n: Any) -> Any:
+    """Return the sums of the powers in ``work[0]``, of them times u, and of y u."""
+    mass, weighted, plain = 0.0, 0.0, 0.0
+    for j in range(n):
+        mass += work[0, j]
+        weighted += work[0, j] * u[j]
+        plain += y[j] * u[j]
+    return mass, weighted, plain
+
+
+@compile_rows()
+def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, ps: Any, gamma: Any) -> None:
+    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
+    d = y.shape[1]
+    places = np.empty(d, np.int32)
+    u, support = np.empty(d, y.dtype), np.empty(d, y.dtype)
+    work, bits = workspace(y, d)
+    zero = y.dtype.type(0)
+    for row in range(start, stop):
+        p = ps[row if len(ps) > 1 else 0]
+        n = 0
+        for i in range(d):
+            support[n] = y[row, i]
+            u[n] = v[row, i]
+            places[n] = i
+            n += y[row, i] != zero
+            out[row, i] = zero
+        power = y.dtype.type(2.0 - p)
+        if p == 1.5:
+            for j in range(n):
+                work[0, j] = np.sqrt(support[j])
+        else:
+            for j in range(n):
+                work[0, j] = support[j]
+            logarithms(work, bits, n)
+            for j in range(n):
+                work[0, j] = work[0, j] * power
+            exponentials(work, bits, n)
+        norm = 0.0  # sum y^p, from y^(2 - p): y^p = y^2 / y^(2 - p)
+        for j in range(n):
+            norm += support[j] * support[j] / work[0, j]
+        norm = norm ** (1.0 / p)
+        mass, weighted, plain = product_sums(support, u, work, n)
+        lift, kappa = norm ** (p - 2.0), (2.0 - p) / (norm * norm)
+        mean = (lift * weighted - kappa * plain) / (lift * mass - kappa)
+        scale = 1.0 / (gamma * (p - 1.0))
+        a, b = y.dtype.type(scale * lift), y.dtype.type(scale * kappa * (plain - mean))
+        center = y.dtype.type(mean)
+        for j in range(n):
+            out[row, places[j]] = a * work[0, j] * (u[j] - center) - b * support[j]
+
+
+def _product_cpu(
+    out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], ps: np.ndarray[Any, Any], gamma: float
+) -> None:
+    over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, ps, gamma)
+
+
+def _product_twin(v: Tensor, y: Tensor, p: float | Tensor, gamma: float) -> Tensor:
+    p = torch.as_tensor(p, dtype=y.dtype, device=y.device)
+    support = y != 0
+    size = torch.where(support, y, 1.0)
+    v = torch.where(support, v, 0.0)
+    norm = torch.where(support, size**p, 0.0).sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny) ** (1 / p)
+    s = torch.where(support, (size / norm) ** (2 - p), 0.0)
+    kappa = (2 - p) / norm.square()
+    plain = (y * v).sum(-1, keepdim=True)
+    rest = s.sum(-1, keepdim=True) - kappa
+    mean = ((s * v).sum(-1, keepdim=True) - kappa * plain) / torch.where(support.any(-1, keepdim=True), rest, 1.0)
+    return torch.where(support, (s * (v - mean) - kappa * y * (plain - mean)) / (gamma * (p - 1)), 0.0)
+
+
+pnorm_product = RowKernel(
+    "pnorm_product",
+    "(Tensor v, Tensor y, Tensor p, float gamma) -> Tensor",
+    _product_cpu,
+    _product_twin,
+    parameters=1,
+)
+"""Row kernel ``(v (..., d), y (..., d), p, gamma) -> (..., d)``: the Jacobian of sq-pnorm-max at its result y, times v."""

@@ -1,0 +1,373 @@
+"""How a row algorithm becomes a differentiable function along any dimension of a tensor.
+
+Eagerly it is a :class:`RowFunction`: an autograd function whose derivative is given once, as a Jacobian-vector product,
+and serves reverse mode, forward mode, double backward and vmap. Under ``torch.compile`` and ``torch.export`` the kernel is
+one opaque operator on detached scores, and plain torch operations carry the derivative around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import FLOATS, check_dim, check_mask
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.kernels.row_kernel import HALVES, batch_first
+from lit_sparse.torch_internals import (
+    forward_mode_active,
+    must_decompose,
+    no_autograd,
+    transforms_active,
+    unwrap_if_dead,
+)
+
+__all__ = ["RowFunction", "allowed_scores", "along_last", "constant_in"]
+
+NO_GRADIENTS = (None,) * 16
+
+
+class RowFunction:
+    """Base of differentiable functions of tensors (..., d) that treat every row alike.
+
+    A subclass gives ``kernel``, which computes ``y``, or ``(y, *kept)`` with facts about ``y`` (its runs, say) that its
+    derivative needs, from ``(x, *args)``; and ``jacobian``. Call it by :meth:`along`.
+
+    The derivative is taken in ``x``, and in ``args[0]``, if it is a tensor, where the subclass gives :meth:`sensitivity`. All
+    other arguments are numbers.
+    """
+
+    #: What computes the result from (x, *args): a RowKernel, or a static method.
+    kernel: ClassVar[Any]
+    #: The derivative needs ``x`` itself: it follows ``y`` among the arguments of :meth:`jacobian`.
+    keeps_scores: ClassVar[bool] = False
+    #: The function is affine wherever it is differentiable.
+    piecewise_linear: ClassVar[bool] = True
+    #: The derivative in ``args[0]`` is given.
+    sensitive: ClassVar[bool] = False
+    #: What computes :meth:`transposed` where nobody differentiates it further, from the same arguments.
+    product: ClassVar[Callable[..., Tensor] | None] = None
+
+    @staticmethod
+    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        """Return J v (..., d) in plain torch operations, differentiable in ``v``, ``y`` and tensors that are not kept.
+
+        Args:
+            v: (..., d) direction.
+            y: (..., d) the result.
+            args: ``x`` if it is kept, whatever else the kernel returned, and the arguments of the function after ``x``.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def transposed(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        """Return J^T v; the same as J v, for the gradient of a convex function has a symmetric Jacobian."""
+        return cls.jacobian(v, y, *args)
+
+    @staticmethod
+    def sensitivity(y: Tensor, *args: Any) -> Tensor:
+        """Return the derivative (..., d) of ``y`` in ``args[0]``, a tensor (..., 1); arguments as for :meth:`jacobian`."""
+        raise NotImplementedError
+
+    @classmethod
+    def along(
+        cls,
+        scores: Tensor,
+        mask: Tensor | None,
+        dim: int,
+        *parameters: float | Tensor,
+        gamma: float | None = None,
+        options: tuple[Any, ...] = (),
+        shift: bool = True,
+    ) -> Tensor:
+        """Return the result along a dimension, eagerly or in a graph.
+
+        Args:
+            scores: floating tensor; length d along ``dim``.
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed. Forbidden ones are -inf to the kernel.
+            dim: dimension along which to apply the function.
+            parameters: of rows: numbers, or tensors that broadcast to the scores with size 1 along ``dim``.
+            gamma: strength by which the scores are divided; None for a function without.
+            options: further arguments, the same for all rows. The kernel is called with
+                ``(x, *parameters, gamma, *options)``, without gamma if it is None.
+            shift: whether adding a constant to all scores of a row changes nothing.
+
+        Raises:
+            ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
+        """
+        if must_decompose():
+            last = options if gamma is None else (1.0, *options)
+            return along_last(scores, mask, dim, lambda x, *p: cls.traced(x, *p, *last, gamma=gamma, shift=shift), *parameters)
+        last = options if gamma is None else (gamma, *options)
+        return along_last(scores, mask, dim, lambda x, *p: cls.of(x, *p, *last), *parameters)
+
+    @classmethod
+    def of(cls, *args: Any) -> Tensor:
+        """Return the result for these arguments.
+
+        ``Function.apply`` binds its arguments to a signature at every call, which costs more than a small row; without
+        functorch's transforms there is nothing to bind.
+        """
+        result = cls._all(*args)
+        return result if isinstance(result, Tensor) else result[0]
+
+    @classmethod
+    def traced(cls, x: Tensor, *args: Any, gamma: float | None = None, shift: bool = True) -> Tensor:
+        """Return the same for ``torch.compile`` and ``torch.export``: one opaque operator, and plain operations around it.
+
+        The operator sees detached tensors. The derivative is that of a Taylor polynomial around them, right to second
+        order, whose value is the operator's.
+
+        Args:
+            x: (..., d) scores.
+            args: the function's other arguments.
+            gamma: strength to divide the scores by, the function being called with strength 1: a number that a graph computes
+                would be frozen in the operator.
+            shift: whether the largest score may be taken off first, for a function that shifts do not change.
+        """
+        if x.shape[-1] == 0:
+            return x
+        dtype = x.dtype
+        if dtype in HALVES:
+            x = x.float()
+        if gamma is not None:
+            top = x.detach().amax(-1, keepdim=True)
+            x = (x - torch.where(top.isfinite(), top, 0.0) if shift else x) / gamma
+        parameters = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
+        result = cls.kernel.traced(x.detach(), *parameters)
+        y, kept = (result, ()) if isinstance(result, Tensor) else (result[0], result[1:])
+        step = torch.where(x == -torch.inf, 0.0, x - x.detach())
+        move = args[0] - args[0].detach() if cls.sensitive and isinstance(args[0], Tensor) else None
+
+        def moved(point: Tensor, share: float) -> Tensor:
+            """Return what the whole step changes at the derivative after a share of it, where the result is ``point``."""
+            rest = (*kept, *parameters)
+            if move is not None:
+                rest = (*kept, parameters[0] + share * move, *parameters[1:])
+            if cls.keeps_scores:
+                rest = (x.detach() + share * step, *rest)
+            change = cls.jacobian(step, point, *rest)
+            return change if move is None else change + move * cls.sensitivity(point, *rest)
+
+        answer = y + moved(y, 0.0)
+        if not cls.piecewise_linear:
+            answer = y + moved(0.5 * (y + answer), 0.5)
+        return answer.to(dtype)
+
+    @classmethod
+    def _all(cls, *args: Any) -> Any:
+        """Return the result and what is kept beside it."""
+        if transforms_active():
+            return cls._function.apply(*args)  # type: ignore[no-untyped-call]
+        if no_autograd():
+            return cls.kernel(*_alive(args))
+        return cls._apply(*_alive(args))
+
+    #: The autograd function of this rule, and its ``apply`` without the binding of arguments to a signature.
+    _function: ClassVar[type[_Derivative]]
+    _apply: ClassVar[Callable[..., Any]]
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._function = type(cls.__name__, (_Derivative,), {"rule": cls})
+        cls._apply = super(torch.autograd.Function, cls._function).apply  # type: ignore[misc]
+
+    @classmethod
+    def times(cls, v: Tensor, *args: Any) -> Tensor:
+        """Return J v, computed in float32 at least."""
+        return _wide_call(cls.jacobian, v, *args)
+
+    @classmethod
+    def times_transposed(cls, v: Tensor, *args: Any) -> Tensor:
+        """Return J^T v, computed in float32 at least."""
+        if cls.product is not None and no_autograd():
+            return cls.product(v, *args)
+        return _wide_call(cls.transposed, v, *args)
+
+
+class _Derivative(torch.autograd.Function):
+    """Any :class:`RowFunction` as torch's autograd and functorch see it."""
+
+    rule: ClassVar[type[RowFunction]]
+
+    @classmethod
+    def forward(cls, *args: Any) -> Any:
+        return cls.rule.kernel(*args)
+
+    @classmethod
+    def setup_context(cls, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        rest, ctx.parameter = inputs[1:], False
+        saved: tuple[Tensor, ...]
+        if isinstance(output, Tensor):
+            saved, ctx.kept = (output,), 0
+        else:
+            saved, ctx.kept = output, len(output) - 1
+            ctx.mark_non_differentiable(*output[1:])
+            ctx.set_materialize_grads(False)  # no zeros for what has no gradient
+        if cls.rule.keeps_scores:
+            saved = (output, inputs[0], *saved[1:])
+        if cls.rule.sensitive and isinstance(rest[0], Tensor):
+            saved, rest, ctx.parameter = (*saved, rest[0]), rest[1:], True
+        ctx.rest = rest
+        ctx.save_for_backward(*saved)
+        if forward_mode_active():
+            ctx.save_for_forward(*saved)
+
+    @classmethod
+    def backward(cls, ctx: Any, *grads: Any) -> Any:
+        if grads[0] is None:
+            return (None,) * len(ctx.needs_input_grad)
+        saved, rest = _restored(ctx)
+        grad = cls.rule.times_transposed(grads[0], *saved, *rest) if ctx.needs_input_grad[0] else None
+        if grad is not None and cls.rule.piecewise_linear:
+            grad = constant_in(saved[0], grad)
+        if not cls.rule.sensitive or not ctx.needs_input_grad[1]:
+            return (grad, *NO_GRADIENTS[: len(rest)])
+        # What arrives at a zero that cannot move, one behind a mask among them, is never looked at.
+        slope = cls.rule.sensitivity(*_widened(saved), *rest)
+        pull = torch.where(slope != 0, grads[0] * slope, 0.0).sum(-1, keepdim=True)
+        return (grad, pull.sum_to_size(rest[0].shape).to(rest[0].dtype), *NO_GRADIENTS[: len(rest) - 1])
+
+    @classmethod
+    def jvp(cls, ctx: Any, *tangents: Any) -> Any:
+        saved, rest = _restored(ctx)
+        tangent = None if tangents[0] is None else cls.rule.times(tangents[0], *saved, *rest)
+        if cls.rule.sensitive and tangents[1] is not None:
+            push = (tangents[1] * cls.rule.sensitivity(*_widened(saved), *rest)).to(saved[0].dtype)
+            tangent = push if tangent is None else tangent + push
+        return (tangent, *NO_GRADIENTS[: ctx.kept]) if ctx.kept else tangent
+
+    @classmethod
+    def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
+        result = cls.rule._all(*batch_first(info.batch_size, in_dims, args))
+        return result, (0 if isinstance(result, Tensor) else (0,) * len(result))
+
+
+def constant_in(y: Tensor, grad: Tensor) -> Tensor:
+    """Return a gradient that has the derivative zero in ``y``, where a graph is made of it, rather than none.
+
+    A penalty on the gradient of a piecewise linear function can then be differentiated, as that of torch's ReLU.
+    """
+    if transforms_active() or not (torch.is_grad_enabled() and y.requires_grad):
+        return grad
+    zeros = torch.where(torch.ones_like(y, dtype=torch.bool), 0.0, y)  # where y is NaN, too
+    return grad + zeros.to(grad.dtype)
+
+
+def _restored(ctx: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
+    """Return what was saved beside the arguments after the first, and those arguments."""
+    saved = ctx.saved_tensors
+    if ctx.parameter:
+        return saved[:-1], (saved[-1], *ctx.rest)
+    return saved, ctx.rest
+
+
+def _wide_call(function: Callable[..., Tensor], v: Tensor, *args: Any) -> Tensor:
+    if v.dtype in HALVES:
+        return function(v.float(), *_widened(args)).to(v.dtype)
+    return function(v, *args)
+
+
+def _widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple([v.float() if isinstance(v, Tensor) and v.dtype in HALVES else v for v in values])
+
+
+def _alive(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Take the tensors out of wrappers that a finished transform left around them."""
+    return tuple([unwrap_if_dead(arg) if type(arg) is Tensor else arg for arg in args])
+
+
+def along_last(
+    scores: Tensor,
+    mask: Tensor | None,
+    dim: int,
+    function: Callable[..., Tensor],
+    *parameters: float | Tensor,
+) -> Tensor:
+    """Apply a function of rows along ``dim``, forbidden entries set to -inf.
+
+    Args:
+        scores: floating tensor of any shape.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+        dim: the dimension that is mapped.
+        function: takes (..., d), and the parameters with ``dim`` moved alike, and returns (..., d) or (...).
+        parameters: numbers, or tensors that broadcast to the scores with size 1 along ``dim``.
+
+    Raises:
+        ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
+    """
+    scores = allowed_scores(scores, mask, dim)
+    last = dim == -1 or dim == scores.dim() - 1
+    for parameter in parameters:
+        if isinstance(parameter, Tensor):
+            parameters = tuple([_aligned(parameter, scores, dim) for parameter in parameters])
+            break
+    if last:
+        return function(scores, *parameters)
+    rows = scores.movedim(dim, -1)
+    result = function(rows, *[p.movedim(dim, -1) if isinstance(p, Tensor) else p for p in parameters])
+    return result.movedim(-1, dim) if result.dim() == rows.dim() else result
+
+
+def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor:
+    """Return the scores with -inf wherever the mask is False.
+
+    Raises:
+        ConfigurationError: if the scores are not floating or do not have dimension ``dim``, or the mask is not boolean or does
+            not fit.
+    """
+    if not isinstance(scores, Tensor):
+        raise ConfigurationError(f"Expected scores in a torch tensor but got {full_name(scores)}.")
+    if scores.layout != torch.strided:
+        raise ConfigurationError(f"Expected dense scores but got a tensor of layout {scores.layout}. Call its to_dense().")
+    if scores.dtype not in FLOATS:
+        raise ConfigurationError(f"Expected scores of a floating dtype, one of {FLOATS}, but got {scores.dtype}.")
+    if mask is not None:
+        scores = _masked(scores, mask)
+    if scores.dim() == 0:
+        raise ConfigurationError("Expected scores with at least one dimension but got a tensor without any.")
+    if dim != -1:
+        check_dim(dim, scores, "scores")
+    return scores
+
+
+def _aligned(parameter: float | Tensor, scores: Tensor, dim: int) -> float | Tensor:
+    """Give a parameter as many dimensions as the scores; its size along ``dim`` must be 1."""
+    if not isinstance(parameter, Tensor):
+        return parameter
+    missing, given = scores.dim() - parameter.dim(), tuple(parameter.shape)
+    if missing > 0:
+        parameter = parameter.reshape((1,) * missing + parameter.shape)
+    fits = missing >= 0 and all(
+        p == 1 or (p == s and i != dim % scores.dim())
+        for i, (p, s) in enumerate(zip(parameter.shape, scores.shape, strict=True))
+    )
+    if not fits:
+        raise ConfigurationError(
+            f"Expected a tensor of parameters that can be broadcast to the scores' shape {tuple(scores.shape)}, with size 1"
+            f" along dimension {dim}, but got shape {given}. For one number a head of scores (B, H, L, L) give it (H, 1, 1)."
+        )
+    return parameter
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    mask = check_mask(mask, "an entry is allowed")
+    try:
+        shape = torch.broadcast_shapes(scores.shape, mask.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        shape = None
+    if shape != scores.shape:
+        raise ConfigurationError(
+            f"Expected a mask that can be broadcast to the scores' shape {tuple(scores.shape)}"
+            f" but got shape {tuple(mask.shape)}.{_padding_hint(mask, scores)}"
+        )
+    return torch.where(mask, scores, -torch.inf)
+
+
+def _padding_hint(mask: Tensor, scores: Tensor) -> str:
+    """Tell how a mask of examples and entries, as for padded batches, gets the dimensions between."""
+    if mask.dim() == 2 < scores.dim() and mask.shape == (scores.shape[0], scores.shape[-1]):
+        return f" Give it the dimensions between: mask[:, {'None, ' * (scores.dim() - 2)}:]."
+    return ""

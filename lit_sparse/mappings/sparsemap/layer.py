@@ -1,0 +1,352 @@
+"""SparseMAP (Niculae, Martins, Blondel & Cardie 2018): sparse distributions over structures, and their marginals."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lit_sparse.checks import check_count, check_positive
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
+from lit_sparse.mappings.row_function import allowed_scores
+from lit_sparse.mappings.sparsemap.solver import Problem, potential_counts
+from lit_sparse.structures import Assignment, BitVector, Budget, Structure
+from lit_sparse.structures import Sequence as TagSequence
+
+__all__ = ["SparseMAP", "SparseMAPOutput", "sparsemap"]
+
+
+@dataclass(frozen=True)
+class SparseMAPOutput:
+    """A sparse distribution over structures for each row; unpacks to its first three attributes.
+
+    Attributes:
+        marginals: (..., d) its mean, unique.
+        probs: (..., S) probabilities, zero beyond a row's own support; S is the largest support. Not unique: other
+            distributions may have the same mean.
+        structures: (..., S, d) of {0, 1}, zero beyond a row's own support.
+        gap: (...) duality gap: by how much the objective can be improved at most. Rounding, unless ``max_iter`` was reached.
+        entries: (..., S, D) the structures with all their entries, where the structure shows only some.
+    """
+
+    marginals: Tensor
+    probs: Tensor
+    structures: Tensor
+    gap: Tensor
+    entries: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from (self.marginals, self.probs, self.structures)
+
+
+def sparsemap(
+    scores: Tensor,
+    structure: Structure,
+    *,
+    potentials: Tensor | Sequence[Any] | None = None,
+    gamma: float = 1.0,
+    mask: Tensor | None = None,
+    max_iter: int = 100,
+    tol: float = 1e-6,
+    start: SparseMAPOutput | Tensor | None = None,
+) -> SparseMAPOutput:
+    """Return the sparse distribution over structures whose mean is nearest to the scores.
+
+    With the structures a_s and what the potentials add to each, e_s, it solves
+    ``max over probabilities xi of <mu, x> + <e, xi> - gamma / 2 ||mu||^2``, ``mu = sum of xi_s a_s``, by the active-set method:
+    at most d + 1 structures have a probability above zero, and usually a handful. Differentiable in scores and potentials, to
+    any order.
+
+    Args:
+        scores: (..., d) floating, one for each entry of a structure.
+        structure: a set of structures; see :mod:`lit_sparse.structures`.
+        potentials: further scores, for structures that have them, such as those of a tag after another in a ``Sequence``.
+        gamma: strength of the regularizer, > 0. The smaller, the fewer structures.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed. No structure has a one elsewhere.
+        max_iter: most structures that are looked for in a row; a warning tells when they were too few.
+        tol: error of the marginals to reach, in Euclidean distance.
+        start: where to start: an earlier result (a warm start) or one structure a row, (..., D); by default the best
+            structure for the scores. The probabilities depend on it, the marginals do not.
+
+    Returns:
+        Marginals, probabilities and structures. NaN or +inf at an allowed entry makes its own row NaN and no other; a row with
+        nothing allowed has the structure of zeros alone.
+
+    Raises:
+        ConfigurationError: if an argument is not as described, or an oracle returns what is no structure.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.structures import Budget
+        >>> marginals, probs, structures = sparsemap(torch.tensor([0.9, 0.8, -1.0]), Budget(3, budget=1))
+        >>> [round(p, 2) for p in marginals.tolist()], structures.tolist()
+        ([0.55, 0.45, 0.0], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
+    """
+    max_iter, tol = check_count("max_iter", max_iter), check_positive("tol", tol)
+    problem = Problem(check_structure(structure), _start_of(start), max_iter, tol, _warn)
+    links = None if potentials is None else _as_tensor(potentials)
+    return _distribution(allowed_scores(scores, mask), problem, links, check_positive("gamma", gamma))  # type: ignore[no-any-return]
+
+
+def _start_of(start: SparseMAPOutput | Tensor | None) -> tuple[Tensor, Tensor] | Tensor | None:
+    if start is None or isinstance(start, Tensor):
+        return start
+    if isinstance(start, SparseMAPOutput):
+        return start.entries, start.probs
+    raise ConfigurationError(
+        f"Expected argument `start` to be a structure for each row or an earlier result but got {full_name(start)}."
+    )
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+@torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _distribution(x: Tensor, problem: Problem, potentials: Tensor | None, gamma: float) -> SparseMAPOutput:
+    """See :func:`sparsemap`; scores (..., d) with -inf where they are masked."""
+    structure = problem.structure
+    structure.check(x.shape[-1])
+    wide = structure.widen(x)
+    rows = structure.centered(wide.reshape(wide.shape[:-1].numel(), wide.shape[-1]).double()) / gamma
+    if potentials is not None:
+        potentials = structure.arrange(potentials, rows.shape[-1]).double() / gamma
+        if len(potentials) not in (1, len(rows)):
+            raise ConfigurationError(
+                f"Expected potentials for all {len(rows)} rows, or the same for each, but got them for {len(potentials)}."
+            )
+    marginals, probs, structures, _, gap = problem(rows, potentials)
+    batch, dtype = x.shape[:-1], x.dtype
+    entries = structures.to(dtype).reshape(*batch, *structures.shape[1:])
+    return SparseMAPOutput(
+        structure.narrow(marginals.to(dtype).reshape(wide.shape)),
+        probs.to(dtype).reshape(*batch, probs.shape[-1]),
+        structure.narrow(entries),
+        (gap * gamma).to(dtype).reshape(batch),
+        entries,
+    )
+
+
+def _as_tensor(values: Tensor | Sequence[Any]) -> Tensor:
+    """Return potentials as a floating tensor.
+
+    Raises:
+        ConfigurationError: if they are none.
+    """
+    try:
+        tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"Expected argument `potentials` to hold numbers but got {values!r}.") from error
+    if not tensor.is_floating_point():
+        raise ConfigurationError(f"Expected argument `potentials` to be floating but got {tensor.dtype}.")
+    return tensor
+
+
+def check_structure(structure: Any) -> Structure:
+    """Return a structure.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
+    if isinstance(structure, Structure):
+        return structure
+    hint = f" Did you mean {structure.__name__}(...)?" if isinstance(structure, type) else ""
+    raise ConfigurationError(f"Expected a structure, such as BitVector(32), but got {structure!r}.{hint}")
+
+
+class SparseMAP(SparseMapping):
+    """Marginals of a sparse distribution over structures, as a layer: the nearest point of their convex hull.
+
+    Args:
+        structure: a set of structures; see :mod:`lit_sparse.structures`.
+        potentials: further scores for structures that have them, a tensor or nested lists; see the structure.
+        learn_potentials: make the potentials a parameter, which starts from ``potentials`` or zeros.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+        max_iter: most structures that are looked for in a row; one warning tells when they were too few.
+        tol: error of the marginals to reach, in Euclidean distance.
+
+    Raises:
+        ConfigurationError: if an argument is not as described.
+
+    Source: Niculae, Martins, Blondel & Cardie (2018), SparseMAP: Differentiable Sparse Structured Inference.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.structures import Assignment
+        >>> scores = torch.tensor([[1.2, 1.0], [0.9, 0.1]])  # two queries, two keys
+        >>> weights = SparseMAP(Assignment())(scores.flatten()).reshape(2, 2)  # rows and columns sum to one
+        >>> [[round(w, 2) for w in row] for row in weights.tolist()]
+        [[0.35, 0.65], [0.65, 0.35]]
+    """
+
+    on_simplex = False
+    shift_invariant = False
+    iterative = True
+
+    potentials: Tensor | None
+
+    def __init__(
+        self,
+        structure: Structure,
+        *,
+        potentials: Tensor | Sequence[Any] | None = None,
+        learn_potentials: bool = False,
+        gamma: float = 1.0,
+        dim: int = -1,
+        max_iter: int = 100,
+        tol: float = 1e-6,
+    ) -> None:
+        super().__init__(gamma=gamma, dim=dim)
+        self.structure = check_structure(structure)
+        self.ordered = structure.ordered
+        self.learn_potentials = learn_potentials
+        self.max_iter = check_count("max_iter", max_iter)
+        self.tol = check_positive("tol", tol)
+        self._warned = False
+        values = None if potentials is None else structure.check_potentials(_as_tensor(potentials))
+        if learn_potentials:
+            initial = structure.initial_potentials() if values is None else values.detach().clone()
+            self.potentials = torch.nn.Parameter(initial)
+        else:
+            self.register_buffer("potentials", values, persistent=False)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return one for each structure that can have any number of entries, and for each strength."""
+        bits: list[Structure] = [BitVector(), *Budget.examples()]
+        known = [*bits, TagSequence(select=1), TagSequence(tags=3, select=0), Assignment(1)]
+        links = torch.tensor([[0.3, -0.2], [0.0, 0.4]], dtype=torch.float64)
+        more = [cls(Budget(None, 2), gamma=0.5), cls(TagSequence(select=1), potentials=links)]
+        return [cls(structure) for structure in known] + more
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """Return the marginals; see :func:`sparsemap`."""
+        x = allowed_scores(scores, mask, dim).movedim(dim, -1)
+        self.structure.check(x.shape[-1])
+        if x.is_meta or x.shape[-1] == 0 or (x.numel() == 0 and self.potentials is None):
+            return (torch.zeros_like(x) if x.is_meta else x).movedim(-1, dim)
+        return self._marginals(x).movedim(-1, dim)
+
+    @property
+    def couples_queries(self) -> bool:
+        """Whether the structure spans all queries of attention."""
+        return self.structure.couples_queries
+
+    def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Map scores of attention (..., queries, keys), all of them together where the structure couples the queries."""
+        x = allowed_scores(scores, mask)
+        if x.numel() == 0 and self.couples_queries:
+            return x
+        block = self.structure.of_block(*x.shape[-2:]) if x.dim() > 1 else None
+        if block is None:
+            return super().map_block(scores, mask)
+        if x.is_meta:
+            return torch.zeros_like(x)
+        return self.solve(x.flatten(-2), structure=block).marginals.reshape(x.shape)
+
+    def _marginals(self, x: Tensor) -> Tensor:
+        allowed = x != -torch.inf
+        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+        point = self.structure.project(torch.where(allowed, wide, 0.0) / self.gamma) if self.potentials is None else None
+        if point is None:
+            return self.solve(x).marginals
+        broken = ~(x < torch.inf).all(-1, keepdim=True) & allowed
+        return torch.where(broken, torch.nan, torch.where(allowed, point, 0.0)).to(x.dtype)
+
+    def solve(
+        self,
+        scores: Tensor,
+        mask: Tensor | None = None,
+        *,
+        structure: Structure | None = None,
+        start: SparseMAPOutput | Tensor | None = None,
+    ) -> SparseMAPOutput:
+        """Return the distribution over structures along the last dimension; see :func:`sparsemap`.
+
+        Args:
+            scores: (..., d).
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+            structure: in place of the layer's own.
+            start: where to start.
+        """
+        problem = Problem(structure or self.structure, _start_of(start), self.max_iter, self.tol, self._warn_once)
+        return _distribution(allowed_scores(scores, mask), problem, self.potentials, self.gamma)  # type: ignore[no-any-return]
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _warn(text)
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        """Return half the squared norm of y, with the entries that the structure does not show.
+
+        Raises:
+            ConfigurationError: if there are potentials: Omega depends on more than y then.
+        """
+        if self.potentials is not None:
+            raise ConfigurationError("Expected no potentials: with them Omega depends on the structures, not on y alone.")
+        y = y.movedim(dim, -1)
+        allowed = torch.ones_like(y, dtype=torch.bool) if allowed is None else allowed.movedim(dim, -1)
+        return 0.5 * self.structure.squared_norm(y, allowed)
+
+    def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the expected counts."""
+        if self.potentials is None:
+            return super().value_along(scores, mask, dim)
+        given = allowed_scores(scores, mask, dim).movedim(dim, -1)
+        x = given.double()  # autocast leaves it alone
+        if x.shape[-1] == 0:
+            return given.sum(-1).fill_(-torch.inf)
+        out = self.solve(x)
+        links = self.structure.arrange(self.potentials, out.entries.shape[-1]).double()
+        entries = out.entries.reshape(-1, *out.entries.shape[-2:])
+        probs = out.probs.reshape(entries.shape[:2])
+        counts = potential_counts(self.structure, entries, links.detach().expand(len(entries), *links.shape[1:]), probs)
+        gain = (counts * links).detach().flatten(1).sum(-1).reshape(x.shape[:-1])
+        point = out.marginals
+        whole = torch.einsum("...s,...sd->...d", out.probs, out.entries).detach()
+        inner = torch.where(point != 0, point * x, 0.0).sum(-1).detach()
+        maximum = inner + gain - 0.5 * self.gamma * whole.square().sum(-1)
+        maximum = torch.where((x != -torch.inf).any(-1), maximum, -torch.inf)
+        slope = with_slope(links.expand_as(counts), counts).flatten(1).sum(-1).reshape(x.shape[:-1])
+        return (envelope(x, point, maximum, -1) + slope).to(given.dtype)
+
+    def loss(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the SparseMAP loss: the Fenchel-Young loss of this mapping for structures as targets.
+
+        Not negative, and zero where the target is the whole distribution. Its gradient is the marginals less the target, and
+        in the potentials the expected counts less the target's.
+
+        Args:
+            scores: (..., d).
+            target: (..., D) of {0, 1}, one structure a row with all its entries.
+            mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+
+        Returns:
+            Tensor (...): inf where the target has a one at a forbidden entry.
+
+        Raises:
+            ConfigurationError: if the target does not hold structures of that shape.
+        """
+        x = allowed_scores(scores, mask)
+        wide = self.structure.widen(x.detach())
+        if not isinstance(target, Tensor) or target.shape != wide.shape:
+            shape = tuple(target.shape) if isinstance(target, Tensor) else full_name(target)
+            raise ConfigurationError(f"Expected structures of shape {tuple(wide.shape)} as target but got {shape}.")
+        target = target.to(x.dtype)
+        everything = torch.ones_like(target, dtype=torch.bool)
+        if not bool((self.structure.fits(target, everything) | self.structure.fits(target, wide > -torch.inf)).all()):
+            raise ConfigurationError(f"Expected structures of {self.structure!r} as target, but some are none.")
+        total = torch.where(self.structure.narrow(target) > 0, x, 0.0).sum(-1) - 0.5 * self.gamma * target.square().sum(-1)
+        if self.potentials is not None:
+            links = self.structure.arrange(self.potentials, target.shape[-1]).to(x.dtype)
+            single = target.reshape(-1, 1, target.shape[-1])
+            total = total + self.structure.potential_scores(single, links).reshape(total.shape)
+        return self.value_along(scores, mask, -1) - total

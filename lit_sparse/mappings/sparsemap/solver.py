@@ -1,0 +1,273 @@
+"""The distribution over structures that SparseMAP finds, its derivatives, and who finds it on which device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.kernels.active_set.batch import Array, Solution, Start, solve_batch, solve_with_oracle
+from lit_sparse.kernels.active_set.torch_loop import Oracle, solve_in_torch
+from lit_sparse.kernels.oracles import CompiledOracle
+from lit_sparse.mappings.row_function import constant_in
+from lit_sparse.structures import Structure
+
+__all__ = ["Problem", "potential_counts"]
+
+
+class _Distribution(torch.autograd.Function):
+    """The solution as a function of the scores and the potentials: linear in both as long as the support stays.
+
+    With the structures as rows of A and ``M = A A^T + 1 1^T``, the derivative of the probabilities in their totals is
+    ``Q = S - S 1 1^T S / (1^T S 1)`` with ``S = M^-1``.
+    """
+
+    @staticmethod
+    def forward(x: Tensor, potentials: Tensor | None, problem: Problem) -> tuple[Tensor, ...]:
+        return problem.solve(x.detach(), None if potentials is None else potentials.detach())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        x, potentials, problem = inputs
+        marginals, _, structures, sizes, gap = output
+        ctx.structure = problem.structure
+        ctx.mark_non_differentiable(structures, sizes, gap)
+        ctx.set_materialize_grads(False)
+        kept = (x != -torch.inf, structures, sizes, marginals, *(() if potentials is None else (potentials,)))
+        ctx.save_for_backward(*kept)
+        ctx.save_for_forward(*kept)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        allowed, structures, sizes, marginals, *potentials = ctx.saved_tensors
+        structures = structures.double()
+        total = None
+        if grads[0] is not None:
+            total = torch.einsum("bsd,bd->bs", structures, torch.where(allowed, grads[0], 0.0))
+        if grads[1] is not None:
+            total = grads[1] if total is None else total + grads[1]
+        pulled: list[Any] = [None, None, None]
+        if total is not None:
+            change = _on_support(structures, sizes, total)
+            pulled[0] = constant_in(marginals, torch.einsum("bs,bsd->bd", change, structures))
+            if ctx.needs_input_grad[1]:
+                counts = potential_counts(ctx.structure, structures, potentials[0].detach(), change)
+                pulled[1] = constant_in(potentials[0], counts)
+        return tuple(pulled)
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        allowed, structures, sizes, *_ = ctx.saved_tensors
+        structures = structures.double()
+        total = structures.new_zeros(structures.shape[:2])
+        if tangents[0] is not None:
+            total = total + torch.einsum("bsd,bd->bs", structures, torch.where(allowed, tangents[0], 0.0))
+        if tangents[1] is not None:
+            total = total + ctx.structure.potential_scores(structures, tangents[1])
+        change = _on_support(structures, sizes, total)
+        return torch.einsum("bs,bsd->bd", change, structures), change, None, None, None
+
+
+def _on_support(structures: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
+    """Return Q times a change (B, S) of the totals: the change of the probabilities."""
+    count = structures.shape[1]
+    valid = torch.arange(count, device=sizes.device) < sizes.unsqueeze(-1)
+    gram = structures @ structures.mT + 1.0
+    eye = torch.eye(count, dtype=gram.dtype, device=gram.device)
+    factor = torch.linalg.cholesky(torch.where(valid.unsqueeze(-1) & valid.unsqueeze(1), gram, eye))
+    ones = valid.to(gram.dtype)
+    right = torch.stack([ones, torch.where(valid, total, 0.0)], -1)
+    spread, solved = torch.cholesky_solve(right, factor).unbind(-1)
+    share = solved.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
+    return solved - share * spread
+
+
+def potential_counts(structure: Structure, structures: Tensor, potentials: Tensor, weights: Tensor) -> Tensor:
+    """Return how often each potential counts in the structures (B, S, d), weighted (B, S): a tensor like the potentials.
+
+    Linear in the weights, and differentiable. One leading dimension of potentials is for rows, as they are arranged.
+    """
+    pull = vjp(lambda values: structure.potential_scores(structures, values), potentials)[1]
+    counts: Tensor = pull(weights)[0]
+    return counts
+
+
+def _start_of(given: tuple[Tensor, Tensor] | Tensor | None, structure: Structure, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return structures (B, n, D) to start from and their probabilities (B, n)."""
+    size, d = scores.shape
+    if given is None:
+        return scores.new_zeros(size, 0, d), scores.new_zeros(size, 0)
+    entries, probs = (given.unsqueeze(-2), torch.ones_like(given[..., :1])) if isinstance(given, Tensor) else given
+    entries, probs = entries.detach().double(), probs.detach().double()
+    if entries.shape[-1] != d or entries.shape[:-2].numel() != size:
+        raise ConfigurationError(
+            f"Expected argument `start` to have a structure of {d} entries for each of {size} rows but got"
+            f" {tuple(entries.shape)}."
+        )
+    entries, probs = entries.reshape(size, -1, d), probs.reshape(size, -1)
+    allowed = (scores != -torch.inf).unsqueeze(1)
+    fits = structure.fits(entries, allowed)
+    if isinstance(given, Tensor) and not bool(
+        (fits | structure.fits(entries, torch.ones_like(allowed))).all()
+    ):  # but for the mask
+        raise ConfigurationError(f"Expected argument `start` to hold structures of {structure!r}, but some are none.")
+    return entries, torch.where(fits & probs.isfinite(), probs, 0.0)
+
+
+def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
+    """Return what an oracle found, which must be one structure for each row."""
+    name = f"{type(structure).__name__}.maximize"
+    if not isinstance(found, Tensor) or found.shape != scores.shape:
+        shape = tuple(found.shape) if isinstance(found, Tensor) else full_name(found)
+        raise ConfigurationError(
+            f"Expected {name} to return a tensor {tuple(scores.shape)}, one structure a row, but got {shape}."
+        )
+    if found.is_complex():
+        raise ConfigurationError(f"Expected {name} to return real numbers but got {found.dtype}.")
+    structures: Tensor = found.to(scores.dtype)
+    if not bool(((structures == 0) | (structures == 1)).all()):
+        raise ConfigurationError(f"Expected {name} to return zeros and ones but got other values.")
+    allowed = scores != -torch.inf
+    if bool(((structures == 1) & ~allowed).any()):
+        raise ConfigurationError(f"Expected {name} to return zeros at forbidden entries, those with a score of -inf.")
+    if not bool(structure.fits(structures, allowed).all()):
+        raise ConfigurationError(f"Expected {name} to return structures of {structure!r}, but its `validate` refuses one.")
+    return structures
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What to solve beside scores and potentials.
+
+    Attributes:
+        structure: a set of structures.
+        start: structures (..., S, D) to start from with their probabilities (..., S), or one for each row (..., D); None for
+            the best one for the scores.
+        max_iter: most structures that are looked for in a row.
+        tol: error of the marginals to reach, in Euclidean distance.
+        warn: is told when ``max_iter`` was too small.
+    """
+
+    structure: Structure
+    start: tuple[Tensor, Tensor] | Tensor | None
+    max_iter: int
+    tol: float
+    warn: Callable[[str], None]
+
+    def __call__(self, scores: Tensor, potentials: Tensor | None) -> tuple[Tensor, ...]:
+        """Solve rows, differentiable in scores and potentials; arguments and results as for :meth:`solve`."""
+        results: tuple[Tensor, ...] = _Distribution.apply(scores, potentials, self)  # type: ignore[no-untyped-call]
+        return results
+
+    def solve(self, scores: Tensor, potentials: Tensor | None) -> tuple[Tensor, ...]:
+        """Solve rows, compiled where the structure has a compiled oracle for the device.
+
+        Args:
+            scores: float64 (B, D), -inf where an entry is forbidden.
+            potentials: float64, as the structure arranges them.
+
+        Returns:
+            Marginals (B, D), probabilities (B, S), structures (B, S, D) of bytes, sizes of supports (B,), duality gaps (B,).
+        """
+        first, probs = _start_of(self.start, self.structure, scores)
+        start = Start(first, probs, self._extra(first, potentials))
+        oracle = self.structure.compiled(potentials)
+        found = NotImplemented if oracle is None else self._compiled(oracle, scores, start)
+        if found is NotImplemented:
+            found = self._by_oracle(scores, potentials, start)
+        left = found.done == 0
+        if bool(left.any()):
+            self.warn(
+                f"SparseMAP stopped after max_iter={self.max_iter} structures in {int(left.sum())} of {len(left)} rows, with a"
+                f" duality gap of up to {float(found.gaps[left].max()):.2g}: their marginals are not exact. Raise max_iter."
+            )
+        most = int(found.sizes.max()) if len(found.sizes) else 0
+        valid = torch.arange(most, device=scores.device) < found.sizes.unsqueeze(-1)
+        structures = torch.where(valid.unsqueeze(-1), found.structures[:, :most], 0)
+        return found.marginals, torch.where(valid, found.probs[:, :most], 0.0), structures, found.sizes, found.gaps
+
+    def _compiled(self, oracle: CompiledOracle, scores: Tensor, start: Start) -> Any:
+        """Solve with a compiled oracle; NotImplemented on a device that has none."""
+        links = scores.new_zeros(1, 1, oracle.tags, oracle.tags) if oracle.links is None else oracle.links
+        if scores.is_cuda:
+            from lit_sparse.kernels.active_set import cuda  # translates the functions of the other
+
+            return cuda.solve_batch(scores, oracle._replace(links=links), start, self.max_iter, self.tol)
+        if scores.is_cpu:
+            oracle = oracle._replace(links=links.contiguous().numpy())
+            return _as_tensors(solve_batch(scores.contiguous().numpy(), oracle, _as_arrays(start), self.max_iter, self.tol))
+        return NotImplemented
+
+    def _extra(self, structures: Tensor, potentials: Tensor | None) -> Tensor:
+        """Return what the potentials add to structures (b, n, D)."""
+        if potentials is None or not structures.shape[1]:
+            return structures.new_zeros(structures.shape[:2])
+        return self.structure.potential_scores(structures, potentials)
+
+    def _by_oracle(self, scores: Tensor, potentials: Tensor | None, start: Start) -> Solution:
+        """Solve with :meth:`Structure.maximize`.
+
+        Rows with NaN or +inf are left out and come back as NaN, those in which everything is forbidden as zeros.
+        """
+        broken = ~(scores < torch.inf).all(-1)
+        if potentials is not None:
+            broken = broken | ~potentials.isfinite().flatten(1).all(-1)
+        whole = (~broken & (scores != -torch.inf).any(-1)).nonzero().squeeze(-1)
+
+        def oracle(residual: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+            shared = potentials is None or len(potentials) == 1
+            mine = potentials if shared else potentials[whole[index]]  # type: ignore[index]
+            found = _checked(self.structure, self.structure.maximize(residual, mine), residual)
+            return found, self._extra(found.unsqueeze(1), mine).squeeze(1)
+
+        solver = _on_cpu if scores.is_cpu else solve_in_torch
+        found = solver(scores[whole], oracle, Start(*[part[whole] for part in start]), self.max_iter, self.tol)
+        return found if len(whole) == len(scores) else _with_others(found, whole, broken, scores)
+
+
+def _as_arrays(start: Start) -> Start:
+    return Start(*[tensor.contiguous().numpy() for tensor in start])
+
+
+def _as_tensors(solution: Solution) -> Solution:
+    return Solution(*[torch.from_numpy(array) for array in solution])
+
+
+def _on_cpu(scores: Tensor, oracle: Oracle, start: Start, max_iter: int, tol: float) -> Solution:
+    """Solve by :func:`~lit_sparse.kernels.active_set.batch.solve_with_oracle`; arguments and results hold tensors."""
+
+    def wrapped(residual: Array, index: Array) -> tuple[Array, Array]:
+        found, extra = oracle(torch.from_numpy(residual), torch.from_numpy(index))
+        return found.numpy(), extra.numpy()
+
+    return _as_tensors(solve_with_oracle(scores.contiguous().numpy(), wrapped, _as_arrays(start), max_iter, tol))
+
+
+def _with_others(found: Solution, whole: Tensor, broken: Tensor, scores: Tensor) -> Solution:
+    """Return a solution for all rows of the scores, from that of the rows ``whole``.
+
+    The others are NaN where they are ``broken``, else zeros: they allow nothing but the empty structure.
+    """
+    size, d = scores.shape
+    places = max(found.probs.shape[1], 1)
+    odd = torch.where(broken, torch.nan, 0.0).to(scores)
+    every = Solution(
+        odd.unsqueeze(-1).where(scores != -torch.inf, 0.0),
+        found.structures.new_zeros(size, places, d),
+        scores.new_zeros(size, places),
+        found.sizes.new_ones(size),
+        odd.clone(),
+        found.done.new_ones(size),
+    )
+    every.probs[:, 0] = 1.0 + odd
+    for all_rows, some in zip(every, found, strict=True):
+        if some.dim() > 1 and len(whole):
+            all_rows[whole, : some.shape[1]] = some
+        else:
+            all_rows[whole] = some
+    return every

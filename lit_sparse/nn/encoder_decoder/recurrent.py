@@ -1,0 +1,142 @@
+"""Recurrent encoder and decoder with global attention and input feeding (Luong et al. 2015)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from typing_extensions import override
+
+from lit_sparse.checks import check_choice
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.nn.encoder_decoder.base import Seq2SeqBody, State, length_mask
+
+__all__ = ["RecurrentBody"]
+
+
+class RecurrentBody(Seq2SeqBody):
+    """LSTMs or GRUs; at each step the decoder's top state h attends to the encoder's states by ``h^T W s``.
+
+    The hidden vector is ``tanh(V [c; h])``, c the attended mean; with input feeding it is part of the next step's input. The
+    defaults are the published architecture. Without input feeding nothing in a step depends on the attention before, all
+    steps are computed together, and training is several times faster.
+
+    Args:
+        width: E, features of embeddings and hidden vectors.
+        layers: number of layers of encoder and of decoder.
+        dropout: between layers and on the hidden vector.
+        cell: ``"lstm"`` or ``"gru"``.
+        bidirectional: whether the encoder reads from both ends, with half of the width each.
+        input_feeding: whether the hidden vector of a step is fed into the next.
+        scaled: whether scores are divided by the square root of the width. Adam makes unscaled ones so large within a few
+            steps that sparse attention looks at one position from then on.
+
+    Raises:
+        ConfigurationError: for an argument outside its range, or an odd width in both directions.
+
+    Source: Luong, Pham & Manning (2015), Effective Approaches to Attention-based Neural Machine Translation, sections 3.1, 3.3;
+    Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, appendix C.3.
+
+    Example:
+        >>> from lit_sparse.mappings import Sparsemax
+        >>> body = RecurrentBody(8, layers=1).bind(Sparsemax())
+        >>> memory = body.encode(torch.randn(2, 5, 8), torch.tensor([5, 3]))
+        >>> hidden, weights = body.decode(torch.randn(2, 4, 8), memory)
+        >>> hidden.shape, bool((weights[1, :, :, 3:] == 0).all())
+        (torch.Size([2, 4, 8]), True)
+    """
+
+    def __init__(
+        self,
+        width: int = 500,
+        layers: int = 2,
+        dropout: float = 0.3,
+        cell: Literal["lstm", "gru"] = "lstm",
+        bidirectional: bool = False,
+        input_feeding: bool = True,
+        scaled: bool = False,
+    ) -> None:
+        super().__init__(width, layers, dropout)
+        self.cell = check_choice("cell", cell, ("lstm", "gru"))
+        self.bidirectional = bidirectional
+        self.input_feeding = input_feeding
+        self.scaled = scaled
+        if bidirectional and width % 2:
+            raise ConfigurationError(f"Expected an even `width` for an encoder of both directions but got {width}.")
+        kind = nn.LSTM if cell == "lstm" else nn.GRU
+        between = dropout if layers > 1 else 0.0
+        self.encoder = kind(
+            width,
+            width // 2 if bidirectional else width,
+            layers,
+            dropout=between,
+            bidirectional=bidirectional,
+            batch_first=True,
+        )
+        fed = 2 * width if input_feeding else width
+        self.decoder = kind(fed, width, layers, dropout=between, batch_first=True)
+        self.score = nn.Linear(width, width, bias=False)
+        self.merge = nn.Linear(2 * width, width, bias=False)
+        self.drop = nn.Dropout(dropout)
+
+    @override
+    def encode(self, embedded: Tensor, lengths: Tensor) -> State:
+        size = embedded.shape[1]
+        packed = pack_padded_sequence(embedded, lengths.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False)
+        found, last = self.encoder(packed)
+        states, _ = pad_packed_sequence(found, batch_first=True, total_length=size)
+        mask = length_mask(lengths, size)
+        keys = self.score(states)
+        memory = {"states": states, "keys": keys / math.sqrt(self.width) if self.scaled else keys, "mask": mask}
+        for name, tensor in zip(("h", "c"), last if self.cell == "lstm" else (last,), strict=False):
+            both = tensor.unflatten(0, (self.layers, -1)).transpose(1, 2).flatten(2)  # (layers, B, E), directions side by side
+            memory[name] = torch.where(mask[:, :1, None], both.transpose(0, 1), 0.0)
+        return memory
+
+    @override
+    def start(self, memory: State) -> State:
+        state = {f"{name}{layer}": part for name in "hc" if name in memory for layer, part in enumerate(memory[name].unbind(1))}
+        if self.input_feeding:
+            state["fed"] = torch.zeros_like(state["h0"])
+        return state
+
+    @override
+    def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        x = torch.cat([embedded, state["fed"]], -1) if self.input_feeding else embedded
+        after: State = {}
+        for layer, parameters in enumerate(self.decoder.all_weights):
+            if layer:
+                x = self.drop(x)
+            if self.cell == "lstm":
+                x, after[f"c{layer}"] = torch.lstm_cell(x, (state[f"h{layer}"], state[f"c{layer}"]), *parameters)
+            else:
+                x = torch.gru_cell(x, state[f"h{layer}"], *parameters)
+            after[f"h{layer}"] = x
+        hidden, weights = self._attend(x.unsqueeze(1), memory)
+        hidden = hidden.squeeze(1)
+        if self.input_feeding:
+            after["fed"] = hidden
+        return hidden, weights, after
+
+    @override
+    def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
+        if not self.input_feeding:
+            begin = [memory[name].transpose(0, 1).contiguous() for name in ("h", "c") if name in memory]
+            outputs, _ = self.decoder(embedded, tuple(begin) if len(begin) > 1 else begin[0])
+            hidden, weights = self._attend(outputs, memory)
+            return hidden, weights.unsqueeze(1)
+        state, hiddens, all_weights = self.start(memory), [], []
+        for x in embedded.unbind(1):
+            hidden, weights, state = self.step(x, memory, state)
+            hiddens.append(hidden)
+            all_weights.append(weights)
+        return torch.stack(hiddens, 1), torch.stack(all_weights, 2)
+
+    def _attend(self, queries: Tensor, memory: State) -> tuple[Tensor, Tensor]:
+        """Return hidden vectors (B, T, E) and weights (B, T, S) of top states (B, T, E)."""
+        weights = self.mapping.map_block(queries @ memory["keys"].mT, memory["mask"].unsqueeze(1))
+        context = weights @ memory["states"]
+        return self.drop(torch.tanh(self.merge(torch.cat([context, queries], -1)))), weights

@@ -1,0 +1,172 @@
+"""Transformer encoder and decoder whose every attention takes the mapping."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as nnf
+from typing_extensions import Self, override
+
+from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.attention import MultiheadAttention
+from lit_sparse.nn.encoder_decoder.base import Seq2SeqBody, State, length_mask
+
+__all__ = ["TransformerBody"]
+
+
+class TransformerBody(Seq2SeqBody):
+    """Self-attention and cross-attention in residual layers, normalized before each part, with sinusoidal positions.
+
+    Every attention has its own copy of the mapping; one with parameters, such as ``LearnableEntmax(shape=(8, 1, 1))``, learns
+    them in each. The weights that are returned are those of the cross-attention, the heads of all layers after one another.
+
+    Args:
+        width: E, features of embeddings and hidden vectors.
+        layers: number of layers of encoder and of decoder.
+        dropout: on attention weights, and on what each part adds.
+        heads: of each attention; divides the width.
+        feedforward: features between the two linear layers of a layer's last part.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Vaswani et al. (2017), Attention Is All You Need; Xiong et al. (2020), On Layer Normalization in the Transformer
+    Architecture (normalization first); Correia, Niculae & Martins (2019), Adaptively Sparse Transformers (sparse mappings).
+
+    Example:
+        >>> from lit_sparse.mappings import Entmax
+        >>> body = TransformerBody(16, layers=2, heads=4).bind(Entmax()).eval()
+        >>> memory = body.encode(torch.randn(2, 5, 16), torch.tensor([5, 3]))
+        >>> hidden, weights = body.decode(torch.randn(2, 4, 16), memory)
+        >>> hidden.shape, weights.shape
+        (torch.Size([2, 4, 16]), torch.Size([2, 8, 4, 5]))
+    """
+
+    def __init__(
+        self, width: int = 512, layers: int = 6, dropout: float = 0.1, heads: int = 8, feedforward: int = 2048
+    ) -> None:
+        super().__init__(width, layers, dropout)
+        self.heads = check_count("heads", heads, most=MOST_FEATURES)
+        self.feedforward = check_count("feedforward", feedforward, most=MOST_FEATURES)
+        self.encoder = nn.ModuleList(_Layer(width, heads, feedforward, dropout, crosses=False) for _ in range(layers))
+        self.decoder = nn.ModuleList(_Layer(width, heads, feedforward, dropout, crosses=True) for _ in range(layers))
+        self.encoder_norm, self.decoder_norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.drop = nn.Dropout(dropout)
+
+    @override
+    def bind(self, mapping: SparseMapping) -> Self:
+        super().bind(mapping)
+        attentions = [module for module in self.modules() if isinstance(module, MultiheadAttention)]
+        for attention in attentions[1:]:
+            attention.mapping = copy.deepcopy(mapping)
+        attentions[0].mapping = mapping
+        return self
+
+    @override
+    def encode(self, embedded: Tensor, lengths: Tensor) -> State:
+        mask = length_mask(lengths, embedded.shape[1])
+        x = self._placed(embedded, 0)
+        for layer in _layers(self.encoder):
+            x, _ = layer(x, None, ~mask, None)
+        return {"states": self.encoder_norm(x), "mask": mask}
+
+    @override
+    def prepare(self, memory: State) -> State:
+        states = torch.where(memory["mask"].unsqueeze(-1), memory["states"], 0.0)  # a weight of zero does not silence a NaN
+        found = dict(memory)
+        for number, layer in enumerate(_layers(self.decoder)):
+            found[f"keys{number}"], found[f"values{number}"] = layer.cross_attention.project_memory(states, states)
+        return found
+
+    @override
+    def start(self, memory: State) -> State:
+        none = memory["states"].new_zeros(len(memory["states"]), self.heads, 0, self.width // self.heads)
+        return {f"{kind}{number}": none for number in range(self.layers) for kind in ("keys", "values")}
+
+    @override
+    def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        x = self._placed(embedded.unsqueeze(1), state["keys0"].shape[2])
+        memory = memory if "keys0" in memory else self.prepare(memory)
+        mask = memory["mask"][:, None, None]
+        after: State = {}
+        all_weights = []
+        for number, layer in enumerate(_layers(self.decoder)):
+            keys, values = f"keys{number}", f"values{number}"
+            normed = layer.before(x)
+            key, value = layer.self_attention.project_memory(normed, normed)
+            after[keys], after[values] = torch.cat([state[keys], key], 2), torch.cat([state[values], value], 2)
+            x = x + layer.drop(layer.self_attention.attend_projected(normed, after[keys], after[values])[0])
+            found, weights = layer.cross_attention.attend_projected(layer.before_cross(x), memory[keys], memory[values], mask)
+            x = layer.widened(x + layer.drop(found))
+            all_weights.append(weights)
+        return self.decoder_norm(x).squeeze(1), torch.cat(all_weights, 1).squeeze(2), after
+
+    @override
+    def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
+        length = embedded.shape[1]
+        later = torch.ones(length, length, dtype=torch.bool, device=embedded.device).triu(1)
+        x = self._placed(embedded, 0)
+        all_weights = []
+        for layer in _layers(self.decoder):
+            x, weights = layer(x, later, None, memory)
+            all_weights.append(weights)
+        return self.decoder_norm(x), torch.cat(all_weights, 1)
+
+    def _placed(self, embedded: Tensor, first: int) -> Tensor:
+        """Scale embeddings (B, L, E) and add their positions, counted from ``first``."""
+        position = torch.arange(first, first + embedded.shape[1], device=embedded.device).unsqueeze(-1)
+        feature = torch.arange(self.width, device=embedded.device)
+        angles = position * torch.exp(-math.log(10000.0) * (feature // 2 * 2) / self.width)
+        waves = torch.where(feature % 2 == 0, angles.sin(), angles.cos())
+        placed: Tensor = self.drop(embedded * math.sqrt(self.width) + waves.to(embedded.dtype))
+        return placed
+
+
+def _layers(modules: nn.ModuleList) -> Iterator[_Layer]:
+    return (module for module in modules if isinstance(module, _Layer))
+
+
+class _Layer(nn.Module):
+    """Self-attention, cross-attention if there is a memory, and two linear layers; each part is added to its input."""
+
+    def __init__(self, width: int, heads: int, feedforward: int, dropout: float, crosses: bool) -> None:
+        super().__init__()
+        self.before = nn.LayerNorm(width)
+        self.self_attention = MultiheadAttention(width, heads, dropout, batch_first=True)
+        if crosses:
+            self.before_cross = nn.LayerNorm(width)
+            self.cross_attention = MultiheadAttention(width, heads, dropout, batch_first=True)
+        self.before_linear = nn.LayerNorm(width)
+        self.wide, self.narrow = nn.Linear(width, feedforward), nn.Linear(feedforward, width)
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, later: Tensor | None, padding: Tensor | None, memory: State | None) -> tuple[Tensor, Tensor]:
+        """Return the layer's output (B, T, E) and the weights of its cross-attention (B, heads, T, S), or its own.
+
+        Args:
+            x: (B, T, E).
+            later: (T, T), True where a position must not look.
+            padding: (B, T), True where nobody may look.
+            memory: what cross-attention looks at.
+        """
+        normed = self.before(x)
+        found, weights = self.self_attention(normed, normed, normed, padding, attn_mask=later, average_attn_weights=False)
+        x = x + self.drop(found)
+        if memory is not None:
+            states = memory["states"]
+            found, weights = self.cross_attention(
+                self.before_cross(x), states, states, ~memory["mask"], average_attn_weights=False
+            )
+            x = x + self.drop(found)
+        return self.widened(x), weights
+
+    def widened(self, x: Tensor) -> Tensor:
+        """Return what the layer's last part makes of (B, T, E)."""
+        inner = self.drop(nnf.relu(self.wide(self.before_linear(x))))
+        widened: Tensor = x + self.drop(self.narrow(inner))
+        return widened

@@ -1,0 +1,137 @@
+"""Measures to draw points from: mixtures of normal distributions, and the rows of a data set."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.random import seeded_normal, seeded_uniform
+
+__all__ = ["GaussianMixture", "Measure", "draw_rows", "normalized_weights"]
+
+#: Tell apart what is drawn for a point: which component or row it comes from, and its noise.
+WHICH, NOISE = 1, 2
+
+
+class Measure(ABC):
+    """Base of probability measures on points of d numbers; a subclass draws from it."""
+
+    @property
+    @abstractmethod
+    def dim(self) -> int:
+        """The numbers d of a point."""
+
+    @abstractmethod
+    def sample(self, seed: int, index: Tensor) -> Tensor:
+        """Return points (B, d) float32, each a function of (seed, its index) alone.
+
+        Args:
+            seed: any integer.
+            index: (B,) integers.
+        """
+
+    def log_prob(self, x: Tensor) -> Tensor | None:
+        """Return the logarithm (B,) of the density at points (B, d), or None where the measure has none that is known."""
+        return None
+
+
+class GaussianMixture(Measure):
+    """Mixture of normal distributions whose numbers are independent; with one component, a normal distribution.
+
+    Args:
+        means: of each component: a list of d numbers, or a number for d = 1.
+        variances: of each component: a number for all directions, or a list of d numbers.
+        weights: of each component, of any positive sum; None for equal ones.
+
+    Raises:
+        ConfigurationError: for arguments that do not fit together, or a variance that is not positive.
+
+    Example:
+        >>> mixture = GaussianMixture([-1.0, 1.5], [0.25, 0.16])
+        >>> points = mixture.sample(0, torch.arange(10_000))
+        >>> points.shape, abs(float(points.mean()) - 0.25) < 0.05
+        (torch.Size([10000, 1]), True)
+    """
+
+    def __init__(self, means: list[Any], variances: list[Any], weights: list[float] | None = None) -> None:
+        self.means, self.variances, self.weights = means, variances, weights
+        self._means = torch.tensor([_numbers("means", mean) for mean in _rows("means", means)], dtype=torch.float64)
+        spreads = [_numbers("variances", variance) for variance in _rows("variances", variances)]
+        components, dim = self._means.shape
+        if len(spreads) != components or any(len(one) not in (1, dim) for one in spreads):
+            raise ConfigurationError(
+                f"Expected argument `variances` to be, for each of the {components} components, a number or a list of {dim}"
+                f" but got {variances!r}."
+            )
+        self._variances = torch.tensor([one * (dim // len(one)) for one in spreads], dtype=torch.float64)
+        if not bool((self._variances > 0).all()) or not bool(self._variances.isfinite().all()):
+            raise ConfigurationError(f"Expected argument `variances` to be positive and finite but got {variances!r}.")
+        self._log_shares = normalized_weights(weights, components, "component").log()
+
+    @property
+    def dim(self) -> int:
+        """The numbers d of a point."""
+        return self._means.shape[1]
+
+    @override
+    def sample(self, seed: int, index: Tensor) -> Tensor:
+        which = draw_rows(self._log_shares.exp().to(index.device), seed, index)
+        noise = seeded_normal(seed, index, (self.dim,), stream=NOISE)
+        means, deviations = (part.to(noise)[which] for part in (self._means, self._variances.sqrt()))
+        return means + deviations * noise
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Return the logarithm (B,) of the density at points (B, d)."""
+        means, variances, log_shares = (part.to(x) for part in (self._means, self._variances, self._log_shares))
+        away = (x.unsqueeze(1) - means).square() / variances
+        each = -0.5 * (away + variances.log() + math.log(2.0 * math.pi)).sum(-1)
+        return (log_shares + each).logsumexp(1)
+
+    def __repr__(self) -> str:
+        return f"GaussianMixture({self.means!r}, {self.variances!r}, {self.weights!r})"
+
+
+def draw_rows(shares: Tensor, seed: int, index: Tensor) -> Tensor:
+    """Return which of some (B,) int64 each index draws, of probabilities ``shares``."""
+    fine = seeded_uniform(seed, index, (2,), stream=WHICH).double()  # 24 bits alone would leave out some of many rows
+    where = torch.searchsorted(shares.cumsum(0), fine[:, 0] + fine[:, 1] * 2.0**-24, right=True)
+    return where.clamp_max(int(shares.nonzero()[-1]))  # rounding
+
+
+def normalized_weights(weights: Sequence[float] | None, count: int, what: str) -> Tensor:
+    """Return weights (count,) float64 divided by their sum."""
+    if weights is None:
+        return torch.full((count,), 1.0 / count, dtype=torch.float64)
+    found = torch.tensor(weights, dtype=torch.float64)
+    good = found.shape == (count,) and bool(found.isfinite().all()) and bool((found >= 0).all()) and bool((found > 0).any())
+    if not good:
+        shown = f"{len(found)} numbers" if found.ndim == 1 and len(found) > 10 else repr(weights)
+        raise ConfigurationError(
+            f"Expected `weights` to be a number for each {what}, {count} of them, none negative and not all zero, but got"
+            f" {shown}."
+        )
+    return found / found.sum()
+
+
+def _rows(name: str, values: Any) -> list[Any]:
+    if not isinstance(values, list | tuple) or not values:
+        raise ConfigurationError(f"Expected argument `{name}` to be a list, an entry for each component, but got {values!r}.")
+    lengths = {len(one) if isinstance(one, list | tuple) else 1 for one in values}
+    if name == "means" and len(lengths) > 1:
+        raise ConfigurationError(f"Expected argument `means` to be of as many numbers for each component but got {values!r}.")
+    return list(values)
+
+
+def _numbers(name: str, value: Any) -> list[float]:
+    """Return a number, or a list of some, as a list."""
+    found = list(value) if isinstance(value, list | tuple) else [value]
+    if not found or any(isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one) for one in found):
+        raise ConfigurationError(f"Expected argument `{name}` to hold finite numbers, or lists of them, but got {value!r}.")
+    return [float(one) for one in found]

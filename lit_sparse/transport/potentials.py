@@ -1,0 +1,198 @@
+"""Potentials of optimal transport: a function of source points and one of target points, by kernels or by networks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self, override
+
+from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, check_count, check_positive, check_widths
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.kernel_sgd import gaussian_sum, run_kernel_sgd
+from lit_sparse.nn.mlp import MLP
+from lit_sparse.transport.dual import TransportObjective
+
+__all__ = ["KernelPotentials", "MLPPotentials", "Potentials"]
+
+
+class Potentials(nn.Module, ABC):
+    """Base of potentials u and v; a subclass keeps its arguments as attributes of their names.
+
+    The dimension of the points is told by the model: :meth:`build` is called once, before anything else, and creates there
+    what depends on it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dim: int | None = None
+
+    def build(self, dim: int) -> Self:
+        """Create what depends on the dimension d, and return itself.
+
+        Raises:
+            ConfigurationError: if it was built for another dimension.
+        """
+        if self.dim is not None and self.dim != dim:
+            raise ConfigurationError(
+                f"Expected points of dim={self.dim}, for which these potentials were built, but got dim={dim}."
+                " Give each model potentials of its own."
+            )
+        if self.dim is None:
+            self.dim = check_count("dim", dim, most=MOST_FEATURES)
+            self.create(dim)
+        return self
+
+    @abstractmethod
+    def create(self, dim: int) -> None:
+        """Create parameters and buffers for points of d numbers."""
+
+    @abstractmethod
+    def source_potential(self, x: Tensor) -> Tensor:
+        """Return u (B,) of source points (B, d)."""
+
+    @abstractmethod
+    def target_potential(self, y: Tensor) -> Tensor:
+        """Return v (B,) of target points (B, d)."""
+
+
+class MLPPotentials(Potentials):
+    """Two networks, trained by gradients.
+
+    Args:
+        hidden: widths of the hidden layers of each.
+
+    Example:
+        >>> potentials = MLPPotentials([16]).build(3)
+        >>> potentials.source_potential(torch.randn(5, 3)).shape
+        torch.Size([5])
+    """
+
+    def __init__(self, hidden: Sequence[int] = (64, 64)) -> None:
+        super().__init__()
+        self.hidden = check_widths("hidden", hidden)
+
+    @override
+    def create(self, dim: int) -> None:
+        self.of_source = MLP([dim, *self.hidden, 1])
+        self.of_target = MLP([dim, *self.hidden, 1])
+
+    @override
+    def source_potential(self, x: Tensor) -> Tensor:
+        u: Tensor = self.of_source(x)
+        return u.squeeze(-1)
+
+    @override
+    def target_potential(self, y: Tensor) -> Tensor:
+        v: Tensor = self.of_target(y)
+        return v.squeeze(-1)
+
+
+class KernelPotentials(Potentials):
+    """Sums of Gaussian bumps at all points seen, ``u = sum_j b_j k(., x_j)`` and ``v = sum_j b_j k(., y_j)``.
+
+    ``k(x, x') = exp(-|x - x'|^2 / (2 width^2))``; kernel SGD adds a bump to each with every pair of points it sees. The points
+    and coefficients are buffers of a fixed size, so that a checkpoint holds them. They are float64 and stay on the CPU,
+    wherever the model is: iterations come one after another. No gradient goes through them.
+
+    Args:
+        width: of a bump, in units of x.
+        step_size: C; iteration i moves by C / sqrt(i).
+        capacity: iterations that there is room for.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: Genevay, Cuturi, Peyre & Bach (2016), Stochastic optimization for large-scale optimal transport, section 5.
+
+    Example:
+        >>> potentials = KernelPotentials(width=0.7).build(1)
+        >>> x, y = torch.zeros(1, 1), torch.zeros(1, 1)
+        >>> _ = potentials.ascend(x, y, eps=0.1, rho=0.1, objective="dual")  # exp(0) = 1: the density is right already
+        >>> float(potentials.source_potential(x)), int(potentials.count)
+        (0.0, 1)
+    """
+
+    sources: Tensor
+    targets: Tensor
+    coefficients: Tensor
+    count: Tensor
+
+    def __init__(self, width: float = 0.7, step_size: float = 0.3, capacity: int = 10_000) -> None:
+        super().__init__()
+        self.width = check_positive("width", width)
+        self.step_size = check_positive("step_size", step_size)
+        self.capacity = check_count("capacity", capacity, most=MOST_EXAMPLES)
+
+    @override
+    def create(self, dim: int) -> None:
+        for name in ("sources", "targets"):
+            self.register_buffer(name, torch.zeros(self.capacity, dim, dtype=torch.float64))
+        self.register_buffer("coefficients", torch.zeros(self.capacity, dtype=torch.float64))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    @override
+    def source_potential(self, x: Tensor) -> Tensor:
+        return self._sum(x, self.sources)
+
+    @override
+    def target_potential(self, y: Tensor) -> Tensor:
+        return self._sum(y, self.targets)
+
+    @torch.no_grad()
+    def ascend(self, x: Tensor, y: Tensor, *, eps: float, rho: float, objective: TransportObjective) -> tuple[Tensor, int]:
+        """Run an iteration for each of B pairs of points, unless it breaks down: then nothing has changed.
+
+        Args:
+            x: (B, d) source points.
+            y: (B, d) target points.
+            eps: strength of the entropy.
+            rho: how far the plan's density is capped, at 1 / rho; it has no part in ``"dual"``.
+            objective: ``"safe"`` or ``"dual"``.
+
+        Returns:
+            (B,) float64, u(x) + v(y) of each pair before its iteration, and how many coefficients overflowed, or became NaN
+            after that.
+
+        Raises:
+            ConfigurationError: if there is no room for that many iterations.
+        """
+        first = int(self.count)
+        last = first + len(x)
+        if last > self.capacity:
+            raise ConfigurationError(
+                f"Expected at most capacity={self.capacity} iterations of kernel SGD but this would be the {last}th. Set the"
+                " potentials' `capacity` to the training samples of all epochs, or train for fewer."
+            )
+        self.sources[first:last] = x.detach().to(self.sources)
+        self.targets[first:last] = y.detach().to(self.targets)
+        sums, broken = run_kernel_sgd(
+            self.sources,
+            self.targets,
+            self.coefficients,
+            first,
+            last,
+            width=self.width,
+            step_size=self.step_size,
+            eps=eps,
+            rho=rho,
+            objective=objective,
+        )
+        if broken:
+            self.sources[first:last], self.targets[first:last], self.coefficients[first:last] = 0.0, 0.0, 0.0
+        else:
+            self.count.fill_(last)
+        return sums, broken
+
+    @torch.no_grad()
+    def _sum(self, points: Tensor, centres: Tensor) -> Tensor:
+        used = int(self.count)
+        found = gaussian_sum(points.cpu(), centres[:used], self.coefficients[:used], self.width)
+        return found.to(points)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
+        """Stay where it is, and in float64."""
+        return self

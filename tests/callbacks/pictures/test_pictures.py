@@ -1,0 +1,108 @@
+"""Pictures are drawn where they belong, and only of what is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from matplotlib.image import imread
+
+from lit_sparse.callbacks import (
+    ClassSamplesPlot,
+    CountLogger,
+    DecoderCallsPlot,
+    NegativeELBOPlot,
+    PredictionWriter,
+    ReconstructionPlot,
+)
+from lit_sparse.callbacks.pictures.base import _image_grid
+from lit_sparse.data import DigitsDataModule
+from lit_sparse.estimators import Marginalize, TopKMarginalize
+from lit_sparse.mappings import Sparsemax
+from lit_sparse.models import BitVectorVAE, SemiSupervisedVAE
+
+
+def short(**options: Any) -> pl.Trainer:
+    """A trainer of two batches an epoch that writes nothing by itself."""
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return pl.Trainer(accelerator="cpu", limit_train_batches=2, **quiet, **options)
+
+
+def test_callbacks_work_under_a_trainer_in_python(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    curve = DecoderCallsPlot(folder=folder)
+    pictures = [curve, ReconstructionPlot(folder=folder), ClassSamplesPlot(columns=3, folder=folder)]
+    torch.manual_seed(0)
+    model = SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=64, classifier_hidden=[8])
+    trainer = short(max_epochs=2, callbacks=[CountLogger(), *pictures, PredictionWriter(folder=folder)])
+    trainer.fit(model, DigitsDataModule())
+    assert [row["epoch"] for row in curve.history] == [1, 2]
+    assert all(row["p10"] <= row["median"] <= row["p90"] for row in curve.history)
+    for name in ("decoder_calls", "reconstructions", "samples_by_class"):
+        image = imread(tmp_path / "pictures" / f"{name}.png")
+        assert float(image[..., :3].std()) > 0.01, "the picture is not blank"
+    trainer.predict(model, DigitsDataModule(), return_predictions=False)
+    lines = (tmp_path / "predictions.csv").read_text().splitlines()
+    assert [int(line.split(",")[0]) for line in lines[1:]] == list(range(360))
+
+
+def test_the_curve_survives_a_checkpoint() -> None:
+    curve, other = DecoderCallsPlot(), DecoderCallsPlot()
+    curve.history = [{"epoch": 1.0, "p10": 1.0, "median": 2.0, "p90": 3.0, "mean": 2.0}]
+    other.load_state_dict(curve.state_dict())
+    assert other.history == curve.history
+
+
+def fit_bits(folder: Path, epochs: int, checkpoint: Path | None = None) -> tuple[NegativeELBOPlot, dict[str, list[float]]]:
+    """Train a bit-vector VAE and return the curve, and each epoch's metrics as they were logged."""
+    curve, logged = NegativeELBOPlot(folder=str(folder)), _Logged()
+    torch.manual_seed(0)
+    model = BitVectorVAE(TopKMarginalize(5), in_features=64, bits=6, levels=17, encoder_hidden=[8], decoder_hidden=[8])
+    callbacks = [CountLogger(), curve, ReconstructionPlot(folder=str(folder)), logged]
+    trainer = short(max_epochs=epochs, check_val_every_n_epoch=2, callbacks=callbacks)
+    trainer.fit(model, DigitsDataModule(labelled=0, binarize=False), ckpt_path=None if checkpoint is None else str(checkpoint))
+    trainer.save_checkpoint(folder / "last.ckpt")
+    return curve, logged.found
+
+
+class _Logged(pl.Callback):
+    def __init__(self) -> None:
+        self.found: dict[str, list[float]] = {"train/decoder_calls_median": [], "val/nelbo": []}
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.found["train/decoder_calls_median"].append(float(trainer.callback_metrics["train/decoder_calls_median"]))
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self.found["val/nelbo"].append(float(trainer.callback_metrics["val/nelbo"]))
+
+
+def test_negative_elbo_against_epochs_and_calls(tmp_path: Path) -> None:
+    """Validation every second epoch: its calls count, and it has no point; a resumed run goes on with the curve."""
+    curve, logged = fit_bits(tmp_path, 5)
+    medians = logged["train/decoder_calls_median"]
+    assert [row["epoch"] for row in curve.history] == [2, 4]
+    assert [row["decoder_calls"] for row in curve.history] == [sum(medians[:2]), sum(medians[:4])]
+    assert [row["nelbo"] for row in curve.history] == logged["val/nelbo"]
+    for name in ("negative_elbo", "reconstructions"):
+        assert float(imread(tmp_path / "pictures" / f"{name}.png")[..., :3].std()) > 0.01
+    whole, logged = fit_bits(tmp_path, 6, tmp_path / "last.ckpt")
+    assert [row["epoch"] for row in whole.history] == [2, 4, 6]
+    assert whole.history[:2] == curve.history
+    assert whole.history[2]["decoder_calls"] == sum(medians) + sum(logged["train/decoder_calls_median"])
+
+
+def test_a_grid_of_images_that_are_not_square() -> None:
+    figure = _image_grid(torch.rand(2, 3, 10), ["a", "b"])
+    assert figure.axes[0].images[0].get_array().shape == (2 * 5, 3 * 5)
+
+
+def test_images_in_color_are_drawn_in_color() -> None:
+    pixels = torch.zeros(1, 2, 3, 4, 4)
+    pixels[0, 1, 2] = 1.0  # the second image is blue
+    sheet = _image_grid(pixels.flatten(2), ["a"]).axes[0].images[0].get_array()
+    assert sheet.shape == (5, 10, 3)
+    assert sheet[:4, 5:9].reshape(16, 3).tolist() == [[0, 0, 1]] * 16
+    assert not sheet[:4, :4].any()

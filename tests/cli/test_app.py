@@ -1,0 +1,406 @@
+"""The command line: what it prints, what it writes, and how it refuses."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lit_sparse.cli import build_cli, main
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.version import __version__
+from tests.conftest import CONFIGS, Command, metrics_of
+
+DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
+ONE = ("--trainer.devices=1", "--trainer.strategy=auto", "--trainer.accelerator=cpu")
+GAME = ("-c", str(CONFIGS / "signaling_game" / "digits.yaml"))
+BITS = ("-c", str(CONFIGS / "bitvector_vae" / "sparsemap_budget_32.yaml"))
+SHORT = ("--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu")
+QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a short training with gamma = 0.05."""
+    folder = tmp_path_factory.mktemp("trained")
+    arguments = ["fit", *DIGITS, *SHORT, *QUIET, "--output_dir", str(folder), "--model.init_args.mapping.init_args.gamma=0.05"]
+    assert main(arguments) == 0
+    return folder / "ssvae" / "digits" / "0"
+
+
+@pytest.mark.process
+def test_help_and_version_load_nothing_heavy() -> None:
+    for option, words in (("--help", "predict"), ("--version", __version__)):
+        code = f"import sys; from lit_sparse.cli import main; main(['{option}']); print('torch' in sys.modules)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+        assert words in done.stdout
+        assert done.stdout.strip().endswith("False")
+
+
+def test_a_run_folder_holds_everything(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = {str(path.relative_to(trained)) for path in trained.rglob("*") if path.is_file()}
+    pictures = {f"pictures/{name}.png" for name in ("decoder_calls", "reconstructions", "samples_by_class")}
+    assert {"config.yaml", "metrics.csv", "checkpoints/best.ckpt", "checkpoints/last.ckpt"} | pictures <= names
+    assert any("tfevents" in name for name in names)
+    logged = metrics_of(trained)
+    for stage in ("train", "val"):
+        for count in ("support_size", "decoder_calls"):
+            for statistic in ("mean", "p10", "median", "p90", "total"):
+                assert len(logged[f"{stage}/{count}_{statistic}"]) == 1
+    assert "val/accuracy" in logged
+
+
+def test_the_last_lines_say_where_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *DIGITS, *SHORT, *QUIET]) == 0
+    *_, hint, last = capsys.readouterr().out.strip().splitlines()
+    assert last == "run folder: runs/ssvae/digits/0"
+    command = hint.removeprefix("test it with: lit-sparse ").split()
+    assert main([*command, *QUIET]) == 0
+    assert capsys.readouterr().out.strip().splitlines()[-1] == "run folder: runs/ssvae/digits/0/test/0"
+    assert "test/accuracy" in metrics_of(Path("runs/ssvae/digits/0/test/0"))
+
+
+def test_options_override_configs_wherever_they_stand(tmp_path: Path) -> None:
+    before = ["--seed_everything=7", *QUIET, "--trainer.max_epochs", "1", "--trainer.limit_train_batches=2"]
+    before += ["--trainer.log_every_n_steps=1"]
+    assert main(["fit", *before, *DIGITS, "--config", str(CONFIGS / "trainer" / "ddp_cpu.yaml"), *ONE]) == 0
+    resolved = yaml.safe_load(Path("runs/ssvae/digits/0/config.yaml").read_text())
+    assert resolved["seed_everything"] == 7
+    assert (resolved["trainer"]["max_epochs"], str(resolved["trainer"]["devices"])) == (1, "1")
+    assert main(["fit", *before, *DIGITS, *ONE, "--model.init_args.mapping=Softmax"]) == 0
+    own = ["test", "-c", "runs/ssvae/digits/0/config.yaml", *QUIET, *ONE, "--ckpt_path", "last"]
+    assert main(own) == 0
+    assert Path("runs/ssvae/digits/0/test").is_dir(), "the run whose config is given, not the newest"
+    assert main(["test", *DIGITS, *QUIET, *ONE, "--ckpt_path", "last"]) == 0
+    assert Path("runs/ssvae/digits/1/test").is_dir()
+
+
+def test_every_command_scores_a_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = str(trained / "checkpoints" / "best.ckpt")
+    for command in ("validate", "test", "predict"):
+        assert main([command, *DIGITS, *QUIET, "--ckpt_path", best]) == 0
+    assert f"predictions: {trained / 'predict' / '0' / 'predictions.csv'}" in capsys.readouterr().out.splitlines()
+    lines = (trained / "predict" / "0" / "predictions.csv").read_text().splitlines()
+    assert len(lines) == 361
+    assert lines[0].startswith("index,class,probabilities_0")
+    assert lines[1].startswith("0,")
+
+
+def test_best_and_last_mean_the_newest_run(trained: Path) -> None:
+    where = ("--output_dir", str(trained.parents[2]))
+    for which in ("best", "last"):
+        cli = build_cli(["test", *DIGITS, *where, "--ckpt_path", which])
+        assert cli.config["test"]["ckpt_path"] == str(trained / "checkpoints" / f"{which}.ckpt")
+
+
+def test_build_cli_gives_the_parts_without_running() -> None:
+    cli = build_cli(["fit", *DIGITS, "--trainer.max_epochs=3"])
+    assert type(cli.model).__name__ == "SemiSupervisedVAE"
+    assert type(cli.datamodule).__name__ == "DigitsDataModule"
+    assert cli.trainer.max_epochs == 3
+    assert not Path("runs").exists()
+
+
+def test_scoring_takes_the_mapping_of_the_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = str(trained / "checkpoints" / "best.ckpt")
+    dense = ("-c", str(CONFIGS / "ssvae" / "digits_softmax.yaml"))
+    cli = build_cli(["test", *dense, "--ckpt_path", best])
+    assert repr(cli.model.mapping) == "Sparsemax(gamma=0.05, dim=-1)"
+    assert "the checkpoint was trained with" in capsys.readouterr().err
+    assert main(["test", *dense, *QUIET, "--ckpt_path", best]) == 0
+    logged = metrics_of(trained / "test" / max(p.name for p in (trained / "test").iterdir()))
+    assert logged["test/support_size_mean"][0] < 10
+
+
+def test_an_option_beside_a_checkpoint_is_used_in_training(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = str(trained / "checkpoints" / "last.ckpt")
+    for option in (
+        "--model.init_args.mapping.init_args.gamma=7",
+        "--model.mapping.gamma=7",
+        "--model.mapping.init_args.gamma=7",
+    ):
+        cli = build_cli(["fit", *DIGITS, "--ckpt_path", last, option])
+        assert cli.model.mapping.gamma == 7
+        assert "gamma was 0.05" in capsys.readouterr().err
+    optimizer = "--model.init_args.optimizer.init_args.lr=0.002"
+    where = ["--output_dir", str(trained.parents[2]), "--name=other"]
+    assert main(["fit", *DIGITS, *SHORT, *QUIET, *where, "--ckpt_path", last, "--trainer.max_epochs=2", optimizer]) == 0
+    saved = torch.load(trained.parents[2] / "other" / "0" / "checkpoints" / "last.ckpt", weights_only=True)
+    assert saved["optimizer_states"][0]["param_groups"][0]["lr"] == 0.002
+    cli = build_cli(["fit", "--data=DigitsDataModule", "--ckpt_path", last])  # nothing said of the model: the checkpoint's
+    assert cli.model.mapping.gamma == 0.05
+
+
+def test_what_a_checkpoint_cannot_continue_with_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = ["--ckpt_path", str(trained / "checkpoints" / "last.ckpt")]
+    for options, words in (
+        (["--model.init_args.optimizer", "torch.optim.SGD", "--model.init_args.optimizer.init_args.lr=0.1"], "start a new run"),
+        (["--model.init_args.classes=12"], "does not fit the model"),
+        (["--seed_everything=5"], "would be ignored"),
+    ):
+        message = refused(["fit", *DIGITS, *QUIET, *last, *options], capsys)
+        assert words.lower() in message.lower()
+
+
+def test_a_temperature_that_has_fallen_is_not_set_back(
+    tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was an argument and has been learnt or annealed since is refused, not lost; a warm start takes the new one."""
+    folder = tmp_path_factory.mktemp("annealed")
+    softened = (
+        "--model.init_args.mapping=Softmax",
+        "--model.init_args.estimator=GumbelSoftmax",
+        "--trainer.limit_train_batches=3",
+        "--trainer.log_every_n_steps=1",
+    )
+    arguments = ["fit", *DIGITS, *SHORT, *QUIET, *softened, "--output_dir", str(folder)]
+    assert main(arguments) == 0
+    last = folder / "ssvae" / "digits" / "0" / "checkpoints" / "last.ckpt"
+    colder = "--model.init_args.estimator.init_args.temperature=0.3"
+    assert "start a new run" in refused([*arguments, colder, "--ckpt_path", str(last)], capsys)
+    assert main([*arguments, colder, "--model.init_args.initial_weights", str(last)]) == 0
+    state = torch.load(folder / "ssvae" / "digits" / "1" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert float(state["estimator.temperature"]) == 0.3
+
+
+def test_changed_data_are_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    build_cli(["fit", *DIGITS, "--ckpt_path", str(trained / "checkpoints" / "last.ckpt"), "--data.init_args.val_size=100"])
+    assert "val_size was 180 when this run began and is 100" in capsys.readouterr().err
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run a command that must be refused in one message of at most 600 characters, and return it."""
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    lines = [line for line in error.splitlines() if "lit-sparse: error:" in line]
+    assert len(lines) == 1
+    assert "Traceback" not in error
+    assert len(lines[0]) < 600
+    return lines[0]
+
+
+def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    best = str(trained / "checkpoints" / "best.ckpt")
+    message = refused(["test", *DIGITS, "--ckpt_path", best, "--model.init_args.mapping.init_args.gamma=7"], capsys)
+    assert "contradicts the checkpoint" in message
+    assert "0.05" in message
+    message = refused(["validate", *DIGITS, "--ckpt_path", best, "--model.init_args.mapping", "Softmax"], capsys)
+    assert "contradicts the checkpoint" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fit", *DIGITS, "--model.init_args.mapping", "Sparsmax"], "Did you mean 'Sparsemax'?"),
+        (["fit", *DIGITS, "--model.init_args.mapping", "lit_sparse.mappings.Sparsmax"], "Did you mean 'Sparsemax'?"),
+        (["fit", *DIGITS, "--model.init_args.estimator", "Marginalise"], "Did you mean 'Marginalize'?"),
+        (["fit", *DIGITS, "--model", "SemiSupervizedVAE"], "Did you mean 'SemiSupervisedVAE'?"),
+        (["fit", *DIGITS, "--data", "DigitDataModule"], "Did you mean 'DigitsDataModule'?"),
+        (["fit", *DIGITS, "--model.init_args.optimizer", "torch.optim.Adm"], "Did you mean 'Adam'?"),
+        (["fit", *DIGITS, "--data.init_args.batchsize", "3"], "Did you mean 'batch_size'?"),
+        (["fit", *DIGITS, "--trainer.max_epchs", "3"], "Did you mean 'max_epochs'?"),
+        (
+            ["fit", *DIGITS, "--model.init_args.mapping.init_args.gama", "3"],
+            "'gama' here. Did you mean 'gamma'? The options are: gamma,",
+        ),
+        (["fit", *DIGITS, "--model.init_args.estimator.init_args.k", "3"], "The options are: mapping, decode."),
+        (["fit", *DIGITS, "--model.init_args.mapping", "lit_sparse.estimators.Marginalize"], "is none"),
+        (["fit", *DIGITS, "--model.init_args.mapping", "lit_sparse.mappings.SparseMapping"], "it does not define map"),
+        (["fit", *DIGITS, "--model.init_args.mapping", "nowhere.Mine"], "There is no module 'nowhere'"),
+        (["fit", *DIGITS, "--model.init_args.optimizer", "lit_sparse.mappings.Sparsemax"], "is none"),
+        (["fit", *DIGITS, "--trainer.max_epochs", "abc"], "Expected `max_epochs` to be an integer or null but got 'abc'"),
+        (["fit", *DIGITS, "--trainer.accelerator", "abacus"], "The trainer refuses"),
+        (["fit", *DIGITS, "--data=MNISTDataModule", "--data.init_args.source=debain"], "Did you mean 'debian'?"),
+        (["fit", *BITS, "--model.estimator.structure", "Buget"], "Did you mean 'Budget'? Known: Assignment, BitVector,"),
+        (["fit", *BITS, "--model.estimator.structure.bugdet", "3"], "Did you mean 'budget'? The options are: d, budget."),
+        (["fit", *BITS, "--model.estimator.structure.budget", "33"], "0 .. 32 but got 33"),
+        (["fti"], "Did you mean 'fit'?"),
+        (["--output_dir", "x", "fit"], "a command first"),
+        (["fit", *DIGITS, *QUIET, "--model.init_args.optimizer.init_args.lr=-1"], "The optimizer refuses"),
+        (["fit", *DIGITS, "--output_dir", "/proc/nowhere"], "Choose another --output_dir"),
+        (["fit"], "Give a config"),
+        (["fit", "-c", "nowhere.yaml"], "There is no config 'nowhere.yaml'."),
+        (["fit", "-c", str(CONFIGS / "ssvae/digit.yaml")], "Did you mean 'digits.yaml'?"),
+        (["fit", *DIGITS, "--trainer.max_epoch", "1"], "no option '--trainer.max_epoch'. Did you mean 'max_epochs'?"),
+        (["fit", *GAME, "--model.init_args.sender", "MPL"], "There is no 'MPL' for `sender`. Name a module by its full path"),
+        (
+            ["fit", *GAME, "--model.init_args.sender", "lit_sparse.nn.MPL"],
+            "no 'MPL' in 'lit_sparse.nn' for `sender`. Did you mean 'MLP'? It defines: ",
+        ),
+        (["fit", *GAME, *QUIET, "--model.init_args.in_features", "63"], "Train a model with in_features=64"),
+        (
+            ["fit", *GAME, *QUIET, "--model.init_args.sender.init_args.sizes=[63, 64]"],
+            "The sender, MLP, fails on images (180, 64)",
+        ),
+        (
+            ["fit", *GAME, "--model.init_args.estimator", "ScoreFunction", "--model.init_args.estimator.init_args.latent=bits"],
+            'a sampler with latent="categorical"',
+        ),
+        (
+            ["fit", *DIGITS, "--model.init_args.mapping.init_args.gamma=-1"],
+            "`gamma` to be a positive, finite number but got -1",
+        ),
+        (["fit", *DIGITS, "--model.init_args.mapping.init_args.gamma=abc"], "`gamma` to be a number but got 'abc'"),
+        (
+            ["fit", *DIGITS, "--model.init_args.mapping=Entmax", "--model.init_args.mapping.init_args.alpha=big"],
+            "`alpha` to be a number, or a class or function by its full path, but got 'big'",
+        ),
+        (
+            [
+                "fit",
+                *DIGITS,
+                "--model.init_args.mapping=RegularizedArgmax",
+                "--model.init_args.mapping.init_args.omega=no.where",
+            ],
+            "`omega` to be a number, or a class or function by its full path, but got 'no.where'",
+        ),
+        (["fit", *DIGITS, "--model.init_args.mapping", "TopKSparsemax"], "Missing: k"),
+        (["fit", *DIGITS, "--data", "MNISTDataModule"], "--data.init_args.folder=PATH"),
+        (
+            ["fit", *DIGITS, *QUIET, "--data", "MNISTDataModule", "--data.init_args.folder", "nowhere"],
+            "'nowhere' does not exist",
+        ),
+        (["fit", *DIGITS, *QUIET, "--model.init_args.in_features=784"], "in_features=64"),
+        (["fit", *DIGITS, *QUIET, "--model.init_args.initial_weights", "nothing.ckpt"], "'nothing.ckpt'"),
+        (["fit", *DIGITS, "--ckpt_path", "last"], "nothing to continue"),
+        (["fit", *DIGITS, "--ckpt_path", "nothing.ckpt"], "there is no such file"),
+        (["test", *DIGITS, "--ckpt_path", "nothing.ckpt"], "there is no such file"),
+        (["test", *DIGITS], "needs the checkpoint of a trained model"),
+        (["validate", *DIGITS], "needs the checkpoint of a trained model"),
+        (["predict", *DIGITS], "needs the checkpoint of a trained model"),
+    ],
+    ids=lambda value: " ".join(value).replace(str(CONFIGS), "")[:70] if isinstance(value, list) else "",
+)
+def test_bad_input_is_refused_in_one_message(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert words in refused(arguments, capsys)
+    assert not [path for path in Path().rglob("*") if path.name.isdigit()], "a run that never began leaves no folder"
+
+
+def test_without_a_logger_nothing_is_written_to_the_current_folder(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "runs"
+    short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.logger=false"]
+    assert main(["fit", *DIGITS, *QUIET, *short, "--output_dir", str(elsewhere)]) == 0
+    assert list(Path().iterdir()) == [elsewhere.relative_to(tmp_path)]
+
+
+@pytest.mark.parametrize("logger", ["CSVLogger", "false"])
+def test_a_logger_of_the_user_takes_nothing_from_the_run_folder(logger: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The package's csv file, the config, the pictures and the printed command are as without it."""
+    short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1"]
+    own = [f"--trainer.logger={logger}", *(["--trainer.logger.save_dir=logs"] if logger == "CSVLogger" else [])]
+    assert main(["fit", *DIGITS, *QUIET, *short, *own]) == 0
+    run = Path("runs/ssvae/digits/0")
+    assert (run / "config.yaml").is_file()
+    assert (run / "pictures" / "decoder_calls.png").is_file()
+    if logger == "CSVLogger":
+        assert metrics_of(run).keys() == metrics_of(Path("logs/lightning_logs/version_0")).keys() > {"train/loss"}
+    lines = capsys.readouterr().out.splitlines()
+    command = next(line.partition(": lit-sparse ")[2] for line in lines if line.startswith("test it with"))
+    assert main(command.split()) == 0
+
+
+@pytest.mark.parametrize("part", ["checkpoints", "pictures", "run_loggers"])
+def test_a_fit_that_fails_after_its_parts_were_built_leaves_no_folder(
+    part: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def failing(*_: object, **__: object) -> None:
+        raise ConfigurationError("nothing can be written here")
+
+    monkeypatch.setattr(f"lit_sparse.cli.app.{part}", failing)
+    assert "nothing can be written here" in refused(["fit", *DIGITS, *QUIET], capsys)
+    assert not [path for path in Path().rglob("*") if path.name.isdigit()]
+
+
+def test_a_callback_that_the_config_names_stands_for_ours(tmp_path: Path) -> None:
+    config = tmp_path / "own.yaml"
+    config.write_text("trainer: {callbacks: [CountLogger, {class_path: SuccessPlot, init_args: {folder: here}}]}")
+    short = [
+        "--trainer.max_epochs=1",
+        "--trainer.limit_train_batches=2",
+        "--trainer.log_every_n_steps=1",
+        "--trainer.check_val_every_n_epoch=1",
+    ]
+    assert main(["fit", *GAME, *QUIET, *short, "-c", str(config), "--output_dir", str(tmp_path)]) == 0
+    assert (tmp_path / "here" / "pictures" / "success.png").is_file()
+    assert [path.name for path in tmp_path.rglob("support_size.png")], "the others are ours"
+
+
+def test_labels_and_files_that_are_not_what_they_should_be(capsys: pytest.CaptureFixture[str]) -> None:
+    import numpy as np
+
+    from tests.data.images.test_mnist import idx
+
+    for prefix in ("train", "t10k"):
+        Path(f"{prefix}-images-idx3-ubyte").write_bytes(idx(np.zeros((30, 28, 28))))
+        Path(f"{prefix}-labels-idx1-ubyte").write_bytes(idx(np.full(30, 10)))
+    data = ["--data", "MNISTDataModule", "--data.init_args.folder=.", "--data.init_args.val_size=10"]
+    arguments = ["fit", *DIGITS, *QUIET, *data, "--model.init_args.in_features=784"]
+    assert "labels in 0 .. 9" in refused(arguments, capsys)
+    Path("train-images-idx3-ubyte").write_bytes(b"GIF89a, not idx")
+    assert "is not an idx file" in refused(arguments, capsys)
+
+
+@pytest.mark.parametrize("content", [b"not a checkpoint", b"", b"PK\x03\x04 half a zip file"])
+def test_a_corrupt_checkpoint(content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("corrupt.ckpt").write_bytes(content)
+    for command in ("fit", "test"):
+        assert "cannot be read as a checkpoint" in refused([command, *DIGITS, "--ckpt_path", "corrupt.ckpt"], capsys)
+
+
+def test_a_truncated_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = (trained / "checkpoints" / "last.ckpt").read_bytes()
+    Path("half.ckpt").write_bytes(whole[: len(whole) // 2])
+    assert "cannot be read as a checkpoint" in refused(["test", *DIGITS, "--ckpt_path", "half.ckpt"], capsys)
+    torch.save({"weights": torch.zeros(2)}, "foreign.ckpt")
+    assert "holds no state_dict" in refused(["test", *DIGITS, "--ckpt_path", "foreign.ckpt"], capsys)
+
+
+def test_parts_of_the_current_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A class in a file beside the config is found; one that cannot be imported says why."""
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    source = "from lit_sparse.mappings import Sparsemax\nclass Mine(Sparsemax):\n    pass\n"
+    Path("parts_of_mine.py").write_text(source)
+    Path("broken_parts.py").write_text(f"import there_is_no_such_thing\n{source}")
+    Path("parts_with_a_slip.py").write_text(f"{source}\n(")
+    arguments = ["fit", *DIGITS, *QUIET, "--trainer.fast_dev_run=true", "--model.mapping"]
+    assert main([*arguments, "parts_of_mine.Mine"]) == 0
+    message = refused([*arguments, "broken_parts.Mine"], capsys)
+    assert "'broken_parts.Mine' for `mapping` cannot be imported: ModuleNotFoundError: No module named 'there_is" in message
+    message = refused([*arguments, "parts_with_a_slip.Mine"], capsys)
+    assert "'parts_with_a_slip.Mine' for `mapping` cannot be imported: SyntaxError" in message
+    assert "Did you mean 'Mine'?" in refused([*arguments, "parts_of_mine.Mien"], capsys)
+
+
+@pytest.mark.parametrize(("step", "kept"), [(0, False), (2, True)])
+def test_a_run_that_fails_keeps_its_folder_once_it_has_trained(step: int, kept: bool) -> None:
+    """What the loggers wrote by then may be all that is left of hours."""
+    hook = "on_train_start" if step == 0 else "on_train_batch_end"
+    source = (
+        "import pytorch_lightning as pl\n"
+        "class Failing(pl.Callback):\n"
+        f"    def {hook}(self, trainer, *_):\n"
+        f"        if trainer.global_step == {step}:\n"
+        "            raise RuntimeError('as asked')\n"
+    )
+    name = f"failing_at_{step}"
+    Path(f"{name}.py").write_text(source)
+    with pytest.raises(RuntimeError, match="as asked"):
+        main(["fit", *DIGITS, *QUIET, f"--trainer.callbacks={name}.Failing"])
+    assert Path("runs/ssvae/digits/0/config.yaml").is_file() == kept
+
+
+@pytest.mark.process
+def test_exit_status_of_the_process(lit_sparse: Command) -> None:
+    done = lit_sparse("test", *DIGITS)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert done.stdout == ""

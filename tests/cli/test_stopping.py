@@ -1,0 +1,58 @@
+"""A run that is stopped, or that finds the disk full, leaves what it had and says how to go on."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.test_kills import DIGITS, run_all
+
+pytestmark = pytest.mark.process
+
+#: Name of a run -> the moment at which it gets a signal, the signal, and the exit status.
+STOPS = {"interrupted": ("batch_start 27", 2, 130), "terminated": ("validation 30", 15, 143)}
+FIT = ["fit", *DIGITS, "--trainer.max_epochs=5"]
+
+
+def test_a_stopped_run_draws_its_pictures_and_can_be_continued(tmp_path: Path) -> None:
+    runs = []
+    for name, (moment, number, _) in STOPS.items():
+        stop = ["--trainer.callbacks=interruptions.KillAtMoment", f"--trainer.callbacks.moment={moment}"]
+        runs.append([*FIT, f"--name={name}", *stop, f"--trainer.callbacks.send={number}"])
+    assert run_all(tmp_path, runs) == [status for _, _, status in STOPS.values()]
+    again = []
+    for place, name in enumerate(STOPS):
+        folder = f"runs/{name}/0"
+        lines = (tmp_path / f"{place}.log").read_text().splitlines()
+        assert sum(line == f"run folder: {folder}" for line in lines) == 2, "at the start, and at the end"
+        assert lines[-1] == f"run folder: {folder}"
+        assert not any("Traceback" in line for line in lines)
+        assert (tmp_path / folder / "pictures" / "decoder_calls.png").is_file()
+        said, _, command = lines[-2].partition(": lit-sparse ")
+        assert said == "continue it with"
+        again.append([*shlex.split(command), "--trainer.callbacks.moment=none"])
+    assert run_all(tmp_path, again) == [0, 0]
+    for name in STOPS:
+        assert [path.name for path in (tmp_path / "runs" / name).iterdir()] == ["0"]
+        last = torch.load(tmp_path / "runs" / name / "0" / "checkpoints" / "last.ckpt", weights_only=True)
+        assert last["global_step"] == 50
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint_whole(tmp_path: Path) -> None:
+    full = ["--trainer.callbacks=interruptions.FullDisk", "--trainer.callbacks.epoch=2"]
+    assert run_all(tmp_path, [[*FIT, "--name=full", *full]]) == [2]
+    log = (tmp_path / "0.log").read_text()
+    assert log.count("lit-sparse: error: ") == 1
+    assert "Traceback" not in log
+    message = log.partition("lit-sparse: error: ")[2]
+    assert "checkpoints/best.ckpt' but got: " in message, "which is written first at an epoch's end"
+    assert (
+        "continue it with: lit-sparse fit -c runs/full/0/config.yaml --ckpt_path runs/full/0/checkpoints/last.ckpt" in message
+    )
+    checkpoints = tmp_path / "runs" / "full" / "0" / "checkpoints"
+    assert torch.load(checkpoints / "last.ckpt", weights_only=True)["global_step"] == 20
+    assert torch.load(checkpoints / "best.ckpt", weights_only=True)["global_step"] <= 20
+    assert sorted(path.name for path in checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]

@@ -1,0 +1,497 @@
+"""Noisy labels: exact rates, the same noise at any time, files of labels, caches, and what data modules make of them."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.datasets import load_digits
+
+from lit_sparse.cli import main
+from lit_sparse.data import (
+    DigitsDataModule,
+    FeatureDependentNoise,
+    ImageDataModule,
+    LabelNoise,
+    LabelsFromFile,
+    MNISTDataModule,
+    SymmetricNoise,
+)
+from lit_sparse.data.images import label_noise
+from lit_sparse.data.images.base import Images
+from lit_sparse.errors import ConfigurationError, DataError
+from tests.conftest import CONFIGS
+
+from .test_mnist import idx
+
+SPLITS = ("train", "val", "test")
+
+
+@pytest.fixture(autouse=True)
+def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where caches go that are not told otherwise."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    return tmp_path / "caches" / "lit_sparse"
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[torch.Tensor, torch.Tensor]:
+    data = load_digits()
+    return torch.from_numpy(data.data).float() / 16, torch.from_numpy(data.target).long()
+
+
+@pytest.fixture
+def trainings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seeds of the classifiers that were trained, each of them for a shorter time than usual."""
+    monkeypatch.setattr(label_noise, "STEPS", 200)
+    seeds: list[int] = []
+    train = label_noise._probabilities
+
+    def counted(pixels: torch.Tensor, labels: torch.Tensor, classes: int, seed: int) -> torch.Tensor:
+        seeds.append(seed)
+        return train(pixels, labels, classes, seed)
+
+    monkeypatch.setattr(label_noise, "_probabilities", counted)
+    return seeds
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+def all_of(data: ImageDataModule, split: Any) -> dict[str, torch.Tensor]:
+    return data.fetch(split, 0, torch.arange(data.size(split)))
+
+
+def made(noise: LabelNoise | None, **options: Any) -> DigitsDataModule:
+    data = DigitsDataModule(**{"labelled": 1.0, "binarize": False, **options}, label_noise=noise)
+    data.setup()
+    return data
+
+
+@given(
+    rate=st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 0.999, 1.0]),
+    size=st.integers(1, 70),
+    classes=st.integers(2, 5),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_rate_of_symmetric_noise_is_exact(rate: float, size: int, classes: int, seed: int) -> None:
+    labels = torch.arange(size) % classes
+    before = labels.clone()
+    noisy = SymmetricNoise(rate, seed)(torch.zeros(size, 2), labels, classes)
+    assert int((noisy != labels).sum()) == round(rate * size)
+    assert bool(((noisy >= 0) & (noisy < classes)).all())
+    assert torch.equal(labels, before)
+    assert noisy.dtype == torch.int64
+
+
+def test_symmetric_noise_is_uniform() -> None:
+    labels = torch.arange(40_000) % 4
+    noisy = SymmetricNoise(0.75)(torch.zeros(40_000, 1), labels, 4)
+    counts = torch.zeros(4, 4).index_put((labels, noisy), torch.ones(40_000), accumulate=True)
+    torch.testing.assert_close(counts / 40_000, torch.full((4, 4), 1 / 16), atol=0.004, rtol=0)
+    assert not torch.equal(noisy, SymmetricNoise(0.75, seed=1)(torch.zeros(40_000, 1), labels, 4))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.25, 1.0])
+def test_the_rate_of_feature_dependent_noise_is_exact(digits: tuple[torch.Tensor, torch.Tensor], rate: float) -> None:
+    pixels, labels = digits
+    noisy = FeatureDependentNoise(rate)(pixels, labels, 10)
+    assert int((noisy != labels).sum()) == round(rate * len(labels))
+    assert bool(((noisy >= 0) & (noisy < 10)).all())
+
+
+def test_feature_dependent_noise_takes_small_margins_and_likely_classes(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    """A second, simpler classifier, the nearest mean, finds the same images doubtful, and the same classes likely."""
+    pixels, labels = digits
+    noisy = FeatureDependentNoise()(pixels, labels, 10)
+    flipped = noisy != labels
+    means = torch.stack([pixels[labels == label].mean(0) for label in range(10)])
+    distances = torch.cdist(pixels, means)
+    right = (distances.argmin(1) == labels).float()
+    assert float(right[flipped].mean()) < float(right[~flipped].mean()) - 0.15
+    others = distances.scatter(1, labels.unsqueeze(1), torch.inf).argsort(1)
+    assert float((others[flipped, 0] == noisy[flipped]).float().mean()) > 0.4, "1 / 9 by chance"
+
+
+def test_margins_by_hand() -> None:
+    probabilities = torch.tensor(
+        [[0.6, 0.3, 0.1], [0.5, 0.45, 0.05], [0.1, 0.5, 0.4], [0.0, 0.2, 0.8], [0.34, 0.33, 0.33]], dtype=torch.float64
+    )
+    labels = torch.tensor([0, 0, 0, 2, 2])
+    assert label_noise._flipped(probabilities, labels, 3).tolist() == [0, 1, 1, 2, 0]
+    assert label_noise._flipped(probabilities, labels, 4).tolist() == [1, 1, 1, 2, 0]
+    assert labels.tolist() == [0, 0, 0, 2, 2]
+
+
+def test_the_same_noise_beside_anything(
+    digits: tuple[torch.Tensor, torch.Tensor], tmp_path: Path, trainings: list[int], one_thread: None
+) -> None:
+    pixels, labels = digits
+    found = []
+    for place, (seed, threads) in enumerate(((0, 1), (7, 2), (7, 3))):
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads)
+        before = torch.get_rng_state()
+        with torch.inference_mode(place == 2):
+            found.append(FeatureDependentNoise(cache=str(tmp_path / str(place)))(pixels, labels, 10))
+        assert torch.equal(torch.get_rng_state(), before)
+        assert torch.get_num_threads() == threads
+    assert trainings == [0, 0, 0]
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
+    assert not torch.equal(found[0], FeatureDependentNoise(seed=1)(pixels, labels, 10))
+
+
+def test_caches(digits: tuple[torch.Tensor, torch.Tensor], caches: Path, tmp_path: Path, trainings: list[int]) -> None:
+    pixels, labels = digits
+    fresh = FeatureDependentNoise()(pixels, labels, 10)
+    (kept,) = caches.iterdir()
+    assert torch.equal(FeatureDependentNoise()(pixels, labels, 10), fresh)
+    assert trainings == [0]
+    own = tmp_path / "of" / "my" / "own"
+    assert torch.equal(FeatureDependentNoise(cache=str(own))(pixels, labels, 10), fresh)
+    assert [file.name for file in own.iterdir()] == [kept.name]
+    assert trainings == [0, 0]
+    other = labels.clone()
+    other[0] = (other[0] + 1) % 10
+    for noise, images, classes, some in (
+        (FeatureDependentNoise(0.2), pixels, labels, 10),
+        (FeatureDependentNoise(seed=1), pixels, labels, 10),
+        (FeatureDependentNoise(), pixels * 0.5, labels, 10),
+        (FeatureDependentNoise(), pixels, other, 10),
+        (FeatureDependentNoise(), pixels, labels, 11),
+    ):
+        noise(images, classes, some)
+    assert trainings == [0, 0, 0, 1, 0, 0, 0]
+    assert len(list(caches.iterdir())) == 6, "a file for each, and nothing else"
+
+
+def test_a_cache_file_that_is_not_what_it_should_be(
+    digits: tuple[torch.Tensor, torch.Tensor], caches: Path, trainings: list[int]
+) -> None:
+    pixels, labels = digits
+    fresh = FeatureDependentNoise()(pixels, labels, 10)
+    (kept,) = caches.iterdir()
+    whole = kept.read_bytes()
+
+    def saved(**arrays: Any) -> bytes:
+        np.savez(kept, **arrays)
+        return kept.read_bytes()
+
+    contents = [
+        b"",
+        b"no zip",
+        whole[:-30],
+        whole[:80] + bytes(byte ^ 255 for byte in whole[80:120]) + whole[120:],
+        saved(other=fresh.numpy()),
+        saved(labels=fresh.numpy()[1:]),
+        saved(labels=labels.numpy()),
+        saved(labels=fresh.numpy() + 1),
+        saved(labels=torch.where(fresh == labels, labels, 10).numpy()),
+        saved(labels=fresh.double().numpy()),
+    ]
+    for number, content in enumerate(contents, 1):
+        kept.write_bytes(content)
+        assert torch.equal(FeatureDependentNoise()(pixels, labels, 10), fresh)
+        assert len(trainings) == number + 1
+    assert torch.equal(FeatureDependentNoise()(pixels, labels, 10), fresh)
+    assert len(trainings) == len(contents) + 1, "the last one was replaced"
+
+
+def test_no_place_for_a_cache(
+    digits: tuple[torch.Tensor, torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trainings: list[int]
+) -> None:
+    pixels, labels = digits
+    fresh = FeatureDependentNoise()(pixels, labels, 10)
+    (tmp_path / "file").touch()
+    assert torch.equal(FeatureDependentNoise(cache=str(tmp_path / "file" / "below"))(pixels, labels, 10), fresh)
+
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setattr(Path, "home", homeless)
+    assert torch.equal(FeatureDependentNoise()(pixels, labels, 10), fresh)
+    assert len(trainings) == 3
+    monkeypatch.setattr(Path, "home", lambda: tmp_path / "home")
+    FeatureDependentNoise()(pixels, labels, 10)
+    assert len(list((tmp_path / "home" / ".cache" / "lit_sparse").iterdir())) == 1
+
+
+NOISY = np.array([3, 1, 0, 2, 3, 3, 0])
+
+
+def as_npy(path: Path) -> LabelsFromFile:
+    np.save(path / "a.npy", NOISY.astype(np.uint8))
+    return LabelsFromFile(str(path / "a.npy"))
+
+
+def as_npz(path: Path) -> LabelsFromFile:
+    np.savez(path / "a.npz", labels=NOISY[::-1], noisy=NOISY)
+    return LabelsFromFile(str(path / "a.npz"), key="noisy")
+
+
+def as_idx(path: Path) -> LabelsFromFile:
+    (path / "a-idx1-ubyte").write_bytes(idx(NOISY))
+    return LabelsFromFile(str(path / "a-idx1-ubyte"))
+
+
+def as_gzipped_idx(path: Path) -> LabelsFromFile:
+    (path / "a-idx1-ubyte.gz").write_bytes(gzip.compress(idx(NOISY)))
+    return LabelsFromFile(str(path / "a-idx1-ubyte.gz"))
+
+
+def as_text(path: Path) -> LabelsFromFile:
+    (path / "a.txt").write_text("".join(f"{label}\r\n" for label in NOISY) + "\n")
+    return LabelsFromFile(str(path / "a.txt"))
+
+
+def as_gzipped_csv(path: Path) -> LabelsFromFile:
+    (path / "a.csv.gz").write_bytes(gzip.compress("\n".join(map(str, NOISY)).encode()))
+    return LabelsFromFile(str(path / "a.csv.gz"))
+
+
+FORMS = [as_npy, as_npz, as_idx, as_gzipped_idx, as_text, as_gzipped_csv]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+def test_labels_from_every_form_of_file(tmp_path: Path, form: Callable[[Path], LabelsFromFile]) -> None:
+    noise = form(tmp_path)
+    found = noise(torch.zeros(7, 2), torch.zeros(7, dtype=torch.int64), 4)
+    assert found.tolist() == NOISY.tolist()
+    assert found.dtype == torch.int64
+    with pytest.raises(DataError, match=r"Expected 8 labels in .*but got an array \(7,\)"):
+        noise(torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64), 4)
+    with pytest.raises(DataError, match=r"labels in 0 \.\. 2 in .* the one at place 1 is 3 \(3 of 7 are outside\)"):
+        noise(torch.zeros(7, 2), torch.zeros(7, dtype=torch.int64), 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("a.npy", b"", "cannot be read as an array"),
+        ("a.npy", b"\x93NUMPY\x01\x00 and so on", "cannot be read as an array"),
+        ("a.npz", b"PK\x03\x04 and nothing more", "cannot be read as an array"),
+        ("a.txt", b"1\nlabel\n", "one label a line.*but line 2 is 'label'"),
+        ("a.txt", b"1\n\n2\n", "line 2 is ''"),
+        ("a.csv", b"-1\n", "line 1 is '-1'"),
+        ("a.csv", b"1" * 30, "line 1 is '1111"),
+        ("a.txt", b"", r"but got an array \(0,\)"),
+        ("a.gz", b"no gzip", "is not an idx file"),
+        ("a", gzip.compress(idx(NOISY), mtime=0)[:-9], "is not a whole gzip file"),
+        ("a", idx(NOISY.reshape(7, 1)), "is not an idx file of 1 dimensions"),
+    ],
+    ids=["npy-empty", "npy", "npz", "word", "gap", "negative", "digits", "empty", "gz", "cut", "dimensions"],
+)
+def test_files_without_labels(tmp_path: Path, name: str, content: bytes, words: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=words):
+        LabelsFromFile(str(tmp_path / name))(torch.zeros(7, 2), torch.zeros(7, dtype=torch.int64), 4)
+
+
+def test_arrays_that_are_no_labels(tmp_path: Path) -> None:
+    labels = torch.zeros(7, dtype=torch.int64)
+    np.save(tmp_path / "a.npy", NOISY.astype(np.float64))
+    with pytest.raises(DataError, match=r"Expected integers as labels .* but got float64"):
+        LabelsFromFile(str(tmp_path / "a.npy"))(torch.zeros(7, 2), labels, 4)
+    np.save(tmp_path / "a.npy", NOISY - 1)
+    with pytest.raises(DataError, match="the one at place 3 is -1"):
+        LabelsFromFile(str(tmp_path / "a.npy"))(torch.zeros(7, 2), labels, 4)
+    np.savez(tmp_path / "a.npz", label=NOISY)
+    with pytest.raises(DataError, match=r"no array 'labels' in .* but label\. Did you mean 'label'"):
+        LabelsFromFile(str(tmp_path / "a.npz"))(torch.zeros(7, 2), labels, 4)
+    with pytest.raises(DataError, match="no file of labels"):
+        LabelsFromFile(str(tmp_path / "none.npy"))(torch.zeros(7, 2), labels, 4)
+
+
+@pytest.mark.parametrize("noise", [SymmetricNoise(0.25), FeatureDependentNoise()], ids=repr)
+def test_digits_with_noise(noise: LabelNoise) -> None:
+    data, again, clean = made(noise), made(noise), made(None)
+    flips = 0
+    for split in SPLITS:
+        noisy, twice, true = (all_of(some, split) for some in (data, again, clean))
+        assert torch.equal(noisy["pixels"], true["pixels"])
+        assert torch.equal(noisy["true_label"], true["label"])
+        assert torch.equal(noisy["label"], twice["label"])
+        assert "true_label" not in true
+        flips += int((noisy["label"] != noisy["true_label"]).sum())
+        assert (split == "test") == torch.equal(noisy["label"], noisy["true_label"])
+    assert flips == round(0.25 * (data.size("train") + data.size("val")))
+
+
+def test_each_digit_is_in_one_split_with_its_label(digits: tuple[torch.Tensor, torch.Tensor]) -> None:
+    data = made(SymmetricNoise(0.25))
+    parts = [all_of(data, split) for split in SPLITS]
+    assert [len(part["label"]) for part in parts] == [1257, 180, 360]
+    found = torch.cat([torch.cat([part["pixels"], part["true_label"].unsqueeze(1)], 1) for part in parts])
+    assert sorted(found.tolist()) == sorted(torch.cat([digits[0], digits[1].unsqueeze(1)], 1).tolist())
+
+
+def test_labels_that_are_not_told_are_not_told_without_noise_either() -> None:
+    data, whole = made(SymmetricNoise(0.5), labelled=100), made(SymmetricNoise(0.5))
+    batch, told = all_of(data, "train"), all_of(whole, "train")
+    known = batch["label"] >= 0
+    assert int(known.sum()) == 100
+    for name in ("label", "true_label"):
+        assert torch.equal(batch[name][known], told[name][known])
+        assert batch[name][~known].unique().tolist() == [-100]
+        assert torch.equal(all_of(data, "val")[name], all_of(whole, "val")[name])
+    assert 20 < int((batch["label"] != batch["true_label"]).sum()) < 80
+
+
+def test_moved_images_keep_both_labels() -> None:
+    data, plain = made(SymmetricNoise(0.5), jitter=True), made(SymmetricNoise(0.5))
+    size = plain.size("train")
+    for name in ("label", "true_label"):
+        assert torch.equal(all_of(data, "train")[name], all_of(plain, "train")[name].repeat(9))
+    assert data.size("train") == 9 * size
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for prefix, size in (("train", 60), ("t10k", 20)):
+        (tmp_path / f"{prefix}-images-idx3-ubyte").write_bytes(idx(rng.integers(0, 256, (size, 28, 28))))
+        (tmp_path / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(rng.integers(0, 10, size)))
+    return tmp_path
+
+
+def test_mnist_takes_labels_in_the_order_of_its_file(folder: Path) -> None:
+    labels = np.arange(60) % 10
+    np.save(folder / "noisy.npy", labels)
+    for train_size in (None, 30):
+        data = MNISTDataModule(
+            folder=str(folder),
+            val_size=10,
+            train_size=train_size,
+            test_size=15,
+            labelled=1.0,
+            label_noise=LabelsFromFile(str(folder / "noisy.npy")),
+        )
+        data.setup()
+        assert all_of(data, "train")["label"].tolist() == labels[: train_size or 50].tolist()
+        assert all_of(data, "val")["label"].tolist() == labels[50:].tolist()
+        assert torch.equal(all_of(data, "test")["label"], all_of(data, "test")["true_label"])
+
+
+def test_noise_comes_before_images_are_left_out(folder: Path) -> None:
+    parts = []
+    for train_size in (50, 20):
+        data = MNISTDataModule(
+            folder=str(folder), val_size=10, train_size=train_size, labelled=1.0, label_noise=SymmetricNoise(0.4)
+        )
+        data.setup()
+        parts.append(all_of(data, "train")["label"])
+    assert torch.equal(parts[0][:20], parts[1])
+
+
+def test_labels_outside_the_classes(folder: Path) -> None:
+    (folder / "train-labels-idx1-ubyte").write_bytes(idx(np.full(60, 11)))
+    data = MNISTDataModule(folder=str(folder), val_size=10, labelled=0, label_noise=FeatureDependentNoise())
+    with pytest.raises(DataError, match="the training and validation images have the label 11"):
+        data.setup()
+
+
+class Wrong(LabelNoise):
+    """Returns what it is given."""
+
+    def __init__(self, found: torch.Tensor) -> None:
+        self.found = found
+
+    def __call__(self, pixels: torch.Tensor, labels: torch.Tensor, classes: int) -> torch.Tensor:
+        return self.found
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (torch.zeros(1437), r"Expected 1437 labels of int64 by Wrong\(.*\) but got torch\.float32"),
+        (torch.zeros(5, dtype=torch.int64), r"Expected 1437 labels of int64 .* \(5,\)"),
+        (torch.full((1437,), 10), r"labels in 0 \.\. 9 but the labels by Wrong\(.*\) have the label 10"),
+    ],
+    ids=["float", "few", "outside"],
+)
+def test_noise_that_breaks_its_promise(found: torch.Tensor, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        made(Wrong(found))
+
+
+class Forgetful(DigitsDataModule):
+    """Does not ask for the noise."""
+
+    def noisy(self, images: Images) -> Images:
+        return images
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: SymmetricNoise(1.5), "`rate`"),
+        (lambda: SymmetricNoise(float("nan")), "`rate`"),
+        (lambda: SymmetricNoise(0.5, seed=0.5), "`seed`"),  # type: ignore[arg-type]
+        (lambda: FeatureDependentNoise(-0.1), "`rate`"),
+        (lambda: SymmetricNoise(0.5)(torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64), 1), "at least 2 classes"),
+        (lambda: Forgetful(label_noise=SymmetricNoise(0.5)).setup(), "Forgetful has `label_noise` but its `load`"),
+    ],
+    ids=["above", "nan", "seed", "below", "classes", "load"],
+)
+def test_bad_arguments(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        call()
+
+
+def test_arguments_are_shown() -> None:
+    assert repr(FeatureDependentNoise(0.5)) == "FeatureDependentNoise(rate=0.5, seed=0, cache=None)"
+    assert repr(LabelsFromFile("a.npz")) == "LabelsFromFile(path='a.npz', key='labels')"
+
+
+RUN = (
+    "fit",
+    "-c",
+    str(CONFIGS / "ssvae" / "digits.yaml"),
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=1",
+    "--trainer.fast_dev_run=true",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+)
+
+
+def test_the_command_line_takes_noise(caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--data.init_args.label_noise", "FeatureDependentNoise", "--data.init_args.label_noise.init_args.rate=0.1"]
+    assert main([*RUN, *arguments]) == 0
+    assert len(list(caches.iterdir())) == 1
+
+
+def test_the_command_line_tells_a_misspelled_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*RUN, "--data.init_args.label_noise", "FeatureDependantNoise"]) == 2
+    assert "Did you mean 'FeatureDependentNoise'?" in capsys.readouterr().err
+
+
+def test_the_real_images(shared: Path) -> None:
+    data = MNISTDataModule(
+        folder=str(shared / "data" / "mnist"), labelled=1.0, binarize=False, label_noise=FeatureDependentNoise()
+    )
+    data.setup()
+    parts = [all_of(data, split) for split in ("train", "val")]
+    assert sum(int((part["label"] != part["true_label"]).sum()) for part in parts) == 15_000
+    assert torch.equal(all_of(data, "test")["label"], all_of(data, "test")["true_label"])
+    pairs = torch.cat([torch.stack([part["true_label"], part["label"]]) for part in parts], 1)
+    counts = torch.zeros(10, 10).index_put((pairs[0], pairs[1]), torch.ones(60_000), accumulate=True).fill_diagonal_(0)
+    assert int(counts[4].argmax()) == 9, "fours are taken for nines"

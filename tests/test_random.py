@@ -1,0 +1,37 @@
+"""Draws that are a function of (seed, index)."""
+
+from __future__ import annotations
+
+import torch
+
+from lit_sparse.random import seeded_normal, seeded_uniform
+
+
+def test_draws_do_not_depend_on_the_batch() -> None:
+    index = torch.tensor([5, 0, 123456, 5])
+    for draw in (seeded_uniform, seeded_normal):
+        all_at_once = draw(3, index, (4, 2))
+        assert all_at_once.shape == (4, 4, 2)
+        for i in range(4):
+            assert torch.equal(draw(3, index[i : i + 1], (4, 2))[0], all_at_once[i])
+        assert torch.equal(all_at_once[0], all_at_once[3])
+        assert not torch.equal(draw(4, index, (4, 2)), all_at_once)
+        assert not torch.equal(draw(3, index, (4, 2), stream=1), all_at_once)
+
+
+def test_uniform_moments() -> None:
+    x = seeded_uniform(0, torch.arange(2000), (500,)).double()
+    assert 0 <= float(x.min()) < 1e-5 < 1 - 1e-5 < float(x.max()) < 1
+    standard_error = (1 / 12) ** 0.5 / 1000
+    assert abs(float(x.mean()) - 0.5) < 4 * standard_error
+    correlations = torch.corrcoef(x[:, :50].T) - torch.eye(50, dtype=torch.float64)
+    assert float(correlations.abs().max()) < 5 / 2000**0.5
+
+
+def test_normal_moments() -> None:
+    x = seeded_normal(1, torch.arange(2000), (500,)).double()
+    assert bool(x.isfinite().all())
+    assert abs(float(x.mean())) < 4e-3
+    assert abs(float(x.var()) - 1) < 6e-3
+    assert abs(float((x**4).mean()) - 3) < 0.05
+    assert abs(float((x > 1.96).double().mean()) - 0.025) < 7e-4
