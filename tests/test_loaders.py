@@ -84,7 +84,7 @@ LOADERS: dict[str, list[tuple[Callable[[str], Any], Callable[[Path], str], str]]
     "data/images/label_noise.py": [(labels, npy, "a.npy"), (labels, npz, "a.npz")],
     "data/transport_samples.py": [(_from_file, npy, "a.npy")],
     "data/readers/arrays.py": [(arrays_of, npy, "a.npy"), (arrays_of, npz, "a.npz")],
-    "data/regression/base.py": [(lambda path: TableDataModule(path, features="X", target="Y").load(), npz, "a.npz")],
+    "data/regression/tables.py": [(lambda path: TableDataModule(path, features="X", target="Y").load(), npz, "a.npz")],
     "data/readers/word_vectors.py": [(lambda path: read_vectors(path, ["a"]), pt, "a.pt"), (carried, npy, "a.npy")],
     "text/vocabulary.py": [(Vocabulary.load, vocabulary, "a.json")],
 }

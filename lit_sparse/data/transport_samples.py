@@ -1,4 +1,4 @@
-"""Data of optimal transport: pairs of points drawn from two measures, one apart from the other."""
+"""Data of optimal transport: pairs of points drawn from two measures, and measures of the rows of a file."""
 
 from __future__ import annotations
 

@@ -23,87 +23,29 @@ from lit_sparse.kernels.cpu.rows import is_broken, plain_top, top_of, unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
 from lit_sparse.kernels.groups import label_of, write_odd_labels
+from lit_sparse.kernels.isotonic import (
+    COUNTS,
+    KEYS,
+    MEANS,
+    ORDER,
+    SPARE,
+    STARTS,
+    SUMS,
+    isotonic_blocks,
+    pool_sorted,
+    sort_decreasing,
+)
 from lit_sparse.kernels.row_kernel import RowKernel
 from lit_sparse.kernels.simplex import project_simplex
 
-__all__ = ["isotonic_blocks", "map_oscar", "pool_sorted"]
+__all__ = ["map_oscar"]
 
 cuda: Any = None  # in the program for GPUs it is numba.cuda, once that is compiled
 FLOAT_ROWS, INT_ROWS = 4, 4  # of the workspace on a GPU
 
 SECONDS = 10e-9  # for one element, on one thread
-KEYS, SPARE, SUMS, MEANS = 0, 1, 2, 3  # rows of the float workspace
-ORDER, SPARE_ORDER, STARTS, COUNTS = 0, 1, 2, 3  # rows of the integer workspace
-INSERTION = 8
 BUCKETS = 32
 HUGE, SCALE = 1e290, 2.0**-600
-
-
-@compile_rows()
-def sort_decreasing(n: Any, floats: Any, ints: Any) -> None:
-    """Sort the keys decreasingly, their places with them; stable. Merges sorted stretches, at first of 8."""
-    for first in range(0, n, INSERTION):
-        last = min(first + INSERTION, n)
-        for i in range(first + 1, last):
-            key, place = floats[KEYS, i], ints[ORDER, i]
-            j = i
-            while j > first and floats[KEYS, j - 1] < key:
-                floats[KEYS, j] = floats[KEYS, j - 1]
-                ints[ORDER, j] = ints[ORDER, j - 1]
-                j -= 1
-            floats[KEYS, j] = key
-            ints[ORDER, j] = place
-    width, source, target = INSERTION, KEYS, SPARE
-    while width < n:
-        for first in range(0, n, 2 * width):
-            middle, last = min(first + width, n), min(first + 2 * width, n)
-            i, j = first, middle
-            for k in range(first, last):
-                left = j >= last or (i < middle and floats[source, i] >= floats[source, j])
-                index = i if left else j
-                floats[target, k] = floats[source, index]
-                ints[target, k] = ints[source, index]
-                i += left
-                j += not left
-        source, target = target, source
-        width *= 2
-    if source != KEYS:
-        for i in range(n):
-            floats[KEYS, i] = floats[SPARE, i]
-            ints[ORDER, i] = ints[SPARE_ORDER, i]
-
-
-@compile_rows()
-def pool_sorted(n: Any, d: Any, lam: Any, floats: Any, ints: Any) -> Any:
-    """Pool adjacent violators: fit decreasing values to ``z_(i) - lam (d - i)`` of the first n sorted keys z.
-
-    Args:
-        n: how many keys there are.
-        d: how many entries the row has.
-        lam: strength of the penalty; for lam > 0 equal keys share a block.
-        floats: (4, >= n) float64 workspace, the keys in row KEYS; rows SUMS and MEANS receive sums and means of the blocks.
-        ints: (3, >= n + 1) int32 workspace; row STARTS receives where each block starts, and n after the last.
-
-    Returns:
-        The number of blocks.
-    """
-    blocks = 0
-    for i in range(n):
-        total, start = floats[KEYS, i] - lam * (d - 1 - i), i
-        mean = total
-        while blocks > 0 and (
-            floats[MEANS, blocks - 1] < mean or (lam > 0.0 and floats[KEYS, start - 1] == floats[KEYS, start])
-        ):
-            blocks -= 1
-            total += floats[SUMS, blocks]
-            start = ints[STARTS, blocks]
-            mean = total / (i + 1 - start)
-        floats[SUMS, blocks] = total
-        floats[MEANS, blocks] = mean
-        ints[STARTS, blocks] = start
-        blocks += 1
-    ints[STARTS, blocks] = n
-    return blocks
 
 
 @compile_rows()
@@ -313,32 +255,6 @@ def _map_cpu(
     exact: bool,
 ) -> None:
     over_rows(map_block, x.shape, SECONDS, out, labels, x, lams, gamma, exact)
-
-
-def isotonic_blocks(a: Tensor, tied: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the decreasing isotonic regression of rows, and the number of each entry's block.
-
-    Pools all violating neighbours at once until there are none; any order of pooling gives the same.
-
-    Args:
-        a: (..., d).
-        tied: (..., d - 1), where neighbours share a block in any case.
-    """
-    joined = tied
-    for _ in range(max(a.shape[-1] - 1, 0)):
-        ids, mean = _means(a, joined)
-        violating = ~joined & (mean[..., :-1] < mean[..., 1:])
-        if not a.is_meta and not bool(violating.any()):
-            break
-        joined = joined | violating
-    ids, mean = _means(a, joined)
-    return mean, ids
-
-
-def _means(a: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:
-    ids = torch.cat([torch.zeros_like(a[..., :1]).long(), (~joined).long()], -1).cumsum(-1)
-    size = torch.zeros_like(a).scatter_add(-1, ids, torch.ones_like(a))
-    return ids, (torch.zeros_like(a).scatter_add(-1, ids, a) / size.clamp_min(1)).gather(-1, ids)
 
 
 def _map_twin(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tuple[Tensor, Tensor]:

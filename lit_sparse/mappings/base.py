@@ -12,7 +12,7 @@ from typing_extensions import Self
 from lit_sparse.checks import check_integer, check_positive
 from lit_sparse.errors import ConfigurationError, shown_arguments
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
-from lit_sparse.mappings.row_function import allowed_scores
+from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.torch_internals import must_decompose
 
 __all__ = ["SparseMapping", "envelope", "with_slope"]

@@ -21,7 +21,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.convex_solver import FLOOR, Omega, Problem, one_number_a_row
-from lit_sparse.mappings.row_function import along_last
+from lit_sparse.mappings.masking import along_last
 
 __all__ = ["RegularizedArgmax", "regularized_argmax"]
 

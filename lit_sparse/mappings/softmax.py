@@ -9,7 +9,8 @@ from torch import Tensor
 
 from lit_sparse.checks import check_positive
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.row_function import RowFunction, along_last
+from lit_sparse.mappings.masking import along_last
+from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.torch_internals import can_read_values, must_decompose
 
 __all__ = ["Softmax", "softmax"]

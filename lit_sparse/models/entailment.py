@@ -22,9 +22,9 @@ from lit_sparse.models.base import Batch, Stage, StepOutput
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EntailmentNetwork, WordVectors
-from lit_sparse.nn.entailment import LABELS, check_labels
 from lit_sparse.random import seeded_uniform
 from lit_sparse.risks import Risk
+from lit_sparse.text.labels import LABELS, check_labels
 
 __all__ = ["EntailmentClassifier"]
 

@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number
-from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.encoder_decoder.base import length_mask
 
-__all__ = ["LABELS", "UNDECIDED", "EntailmentNetwork", "check_labels"]
+__all__ = ["EntailmentNetwork"]
 
-#: Names of the classes in the order of the numbers that the hub's SNLI and MultiNLI have.
-LABELS = ("entailment", "neutral", "contradiction")
-#: What stands in their place for a pair on which annotators did not agree.
-UNDECIDED = ("-", -1, None)
 #: First bias of the GRUs' update gates z, where a state becomes (1 - z) n + z h: at first a sentence is rather kept than lost.
 MEMORY = 1.0
 
@@ -128,15 +121,3 @@ def _run(gru: nn.GRU, inputs: Tensor, lengths: Tensor, start: Tensor) -> tuple[T
     outputs, last = gru(packed, start.unsqueeze(0))
     states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
     return states, torch.where((lengths > 0).unsqueeze(-1), last.squeeze(0), start)
-
-
-def check_labels(labels: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of classes.
-
-    Raises:
-        ConfigurationError: if they are not at least two different names.
-    """
-    names = () if isinstance(labels, str) else tuple(labels)
-    if len(set(names)) < max(2, len(names)) or not all(isinstance(name, str) and name not in UNDECIDED for name in names):
-        raise ConfigurationError(f"Expected argument `labels` to be at least two different names but got {labels!r}.")
-    return names

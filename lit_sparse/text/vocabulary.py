@@ -6,85 +6,24 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, trainers
 
 from lit_sparse.checks import check_choice, check_count
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
+from lit_sparse.text.spacing import join_words
+from lit_sparse.text.tokenization import KINDS, Kind, kind_of, make_tokenizer, with_breaks
 
-__all__ = ["BOS", "EOS", "PAD", "UNK", "Vocabulary", "VocabularyOptions"]
+__all__ = ["BOS", "EOS", "PAD", "UNK", "Vocabulary", "check_sizes"]
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 SPECIALS = (PAD, BOS, EOS, UNK)
 #: What other projects call them.
 SYNONYMS = {PAD: ("<blank>", "[PAD]"), BOS: ("<sos>", "<s>", "[BOS]"), EOS: ("</s>", "[EOS]"), UNK: ("[UNK]", "UNK")}
-KINDS = ("words", "spaces", "moses", "bpe")
 #: Tokens of the largest vocabulary, and the most that a token may have to occur. Memory is taken in advance for each token.
 LARGEST, OFTENEST = 10_000_000, 2**31
-#: Characters without a space after which a text is broken, where byte pairs are counted: the time grows with their square.
-UNBROKEN = 250
-#: What an apostrophe in a word begins, a number with its marks, a word with its inner hyphens, or one other character.
-WORDS = r"(?<=\w)['\u2019]\w+|\d+(?:[.,:]\d+)+|\w+(?:-\w+)*|[^\w\s]"
-#: Marks at a word's left, at its right, and those that are at its left at first and at its right the next time.
-OPENING, CLOSING, PAIRED = tuple("([{\u201c\u2018\u201e\u00bf\u00a1"), tuple(".,!?;:%)]}\u2026\u201d"), ('"', "'")
-APOSTROPHES = ("'", "\u2019")
-
-LONG_WORD = re.compile(rf"\S{{{UNBROKEN}}}(?=\S)")
-
-Kind = Literal["words", "spaces", "moses", "bpe"]
-
-
-@dataclass(frozen=True)
-class VocabularyOptions:
-    """How a vocabulary is made from the training text.
-
-    Attributes:
-        kind: what a token is: ``"words"`` and punctuation marks; whatever stands between ``"spaces"``, for text that is
-            tokenized already; the tokens of ``"moses"`` (extra ``text``); or pieces of words by byte-pair encoding, ``"bpe"``,
-            which alone gives back every text to the letter: with words, where spaces stood is guessed from the marks.
-        lowercase: whether text is lower-cased.
-        max_size: largest number of tokens, special ones included, at most 10,000,000.
-        min_count: how often a token must occur to be in the vocabulary; of pairs of pieces for ``"bpe"``.
-        language: for ``"moses"``, a code of two letters.
-        file: a vocabulary that was saved, in place of making one.
-
-    Raises:
-        ConfigurationError: for an unknown kind or a number below 1; and when it is made, for a file of another kind or case.
-    """
-
-    kind: Kind = "words"
-    lowercase: bool = True
-    max_size: int = 50_000
-    min_count: int = 1
-    language: str = "en"
-    file: str | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("kind", self.kind, KINDS)
-        _check_sizes(self.max_size, self.min_count)
-
-    def make(self, lines: Iterable[str]) -> Vocabulary:
-        """Return the vocabulary: that of the file, or one of the lines."""
-        if self.file is not None:
-            found = Vocabulary.load(self.file)
-            for name, default in (("kind", "words"), ("lowercase", True)):
-                asked, its = getattr(self, name), getattr(found, name)
-                if asked not in (default, its):
-                    raise ConfigurationError(
-                        f"The vocabulary {self.file!r} has {name}={its!r}, not {asked!r}. Leave `{name}` out."
-                    )
-            return found
-        return Vocabulary.build(
-            lines,
-            kind=self.kind,
-            lowercase=self.lowercase,
-            max_size=self.max_size,
-            min_count=self.min_count,
-            language=self.language,
-        )
 
 
 class Vocabulary:
@@ -154,9 +93,9 @@ class Vocabulary:
             ConfigurationError: for a size out of its range, or a count that leaves no token.
         """
         _check_many("lines", lines)
-        _check_sizes(max_size, min_count)
+        check_sizes(max_size, min_count)
         if check_choice("kind", kind, KINDS) == "bpe":
-            tokenizer = _frame(models.BPE(unk_token=UNK, fuse_unk=False), kind, lowercase)
+            tokenizer = make_tokenizer(models.BPE(unk_token=UNK, fuse_unk=False), kind, lowercase)
             trainer = trainers.BpeTrainer(
                 vocab_size=max_size,
                 min_frequency=max(2, min_count),
@@ -164,10 +103,12 @@ class Vocabulary:
                 limit_alphabet=max_size - len(SPECIALS),
                 show_progress=False,
             )
-            tokenizer.train_from_iterator(map(_with_breaks, lines), trainer)
+            tokenizer.train_from_iterator(map(with_breaks, lines), trainer)
             return cls(tokenizer, kind, language)
         empty = cls(
-            _frame(models.WordLevel({token: i for i, token in enumerate(SPECIALS)}, UNK), kind, lowercase), kind, language
+            make_tokenizer(models.WordLevel({token: i for i, token in enumerate(SPECIALS)}, UNK), kind, lowercase),
+            kind,
+            language,
         )
         counts: Counter[str] = Counter()
         for line in lines:
@@ -203,7 +144,7 @@ class Vocabulary:
             else:
                 known.append(special)
         stoi = {token: number for number, token in enumerate(known)}
-        return cls(_frame(models.WordLevel(stoi, UNK), kind, lowercase), kind, language)
+        return cls(make_tokenizer(models.WordLevel(stoi, UNK), kind, lowercase), kind, language)
 
     @classmethod
     def of(cls, source: Any) -> Vocabulary:
@@ -269,7 +210,7 @@ class Vocabulary:
             return text.strip()
         if self.kind == "moses":
             return str(self._moses_parts()[1].detokenize(list(tokens)))
-        return _spaced(tokens) if self.kind == "words" else " ".join(tokens)
+        return join_words(tokens) if self.kind == "words" else " ".join(tokens)
 
     def get_itos(self) -> list[str]:
         """Return all tokens by their number."""
@@ -323,7 +264,7 @@ class Vocabulary:
             described = json.loads(text)
             ours = "tokenizer" in described
             tokenizer = Tokenizer.from_str(json.dumps(described["tokenizer"]) if ours else text)
-            kind, language = (described["kind"], described["language"]) if ours else (_kind_of(tokenizer), "en")
+            kind, language = (described["kind"], described["language"]) if ours else (kind_of(tokenizer), "en")
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # the package raises Exception itself, and PanicException, which is not one
@@ -409,63 +350,10 @@ def _check_many(name: str, texts: Iterable[str]) -> None:
         raise ConfigurationError(f"Expected `{name}` to be a list of texts but got one text: write [{texts[:20]!r}].")
 
 
-def _check_sizes(max_size: int, min_count: int) -> None:
+def check_sizes(max_size: int, min_count: int) -> None:
     """Check the numbers of a vocabulary's options."""
     least = len(SPECIALS) + 1
     if check_count("max_size", max_size, least) > LARGEST:
         raise ConfigurationError(f"Expected argument `max_size` to be in {least} .. {LARGEST:,} but got {max_size:,}.")
     if check_count("min_count", min_count) > OFTENEST:
         raise ConfigurationError(f"Expected argument `min_count` to be in 1 .. {OFTENEST:,} but got {min_count:,}.")
-
-
-def _with_breaks(line: str) -> str:
-    """Return a line with a space after each ``UNBROKEN`` characters that have none.
-
-    Example:
-        >>> [len(word) for word in _with_breaks("so " + "x" * 600).split()]
-        [2, 250, 250, 100]
-    """
-    return LONG_WORD.sub(lambda word: f"{word[0]} ", line) if len(line) > UNBROKEN else line
-
-
-def _kind_of(tokenizer: Tokenizer) -> Kind:
-    """Return how the tokens of a foreign tokenizer are joined: by its own decoder, or as what they seem to be."""
-    if tokenizer.decoder is not None:
-        return "bpe"
-    return "words" if isinstance(tokenizer.model, models.WordLevel) and tokenizer.pre_tokenizer is not None else "spaces"
-
-
-def _frame(model: Any, kind: Kind, lowercase: bool) -> Tokenizer:
-    """Return a tokenizer with the steps before and after the model."""
-    tokenizer = Tokenizer(model)
-    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    if kind == "bpe":
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
-        tokenizer.decoder = decoders.Metaspace()
-    elif kind == "words":
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return tokenizer
-
-
-def _spaced(tokens: Sequence[str]) -> str:
-    """Join words and marks with spaces where people write them: none before a mark that closes, none behind one that opens.
-
-    Example:
-        >>> print(_spaced(["he", "said", ":", '"', "don", "'t", '"', "."]))
-        he said: "don't".
-    """
-    paired = {mark for mark in PAIRED if list(tokens).count(mark) % 2 == 0}
-    text, opened, near = "", set[str](), True
-    for token in tokens:
-        opens, closes = token in OPENING, token in CLOSING or (len(token) > 1 and token[0] in APOSTROPHES)
-        if token in paired:
-            opened ^= {token}
-            opens, closes = token in opened, token not in opened
-        elif token in APOSTROPHES:
-            closes = True
-        text += token if near or closes else f" {token}"
-        near = opens
-    return text

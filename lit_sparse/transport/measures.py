@@ -1,4 +1,4 @@
-"""Measures to draw points from: mixtures of normal distributions, and the rows of a data set."""
+"""Measures to draw points from: their base, and mixtures of normal distributions."""
 
 from __future__ import annotations
 

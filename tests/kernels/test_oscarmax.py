@@ -10,7 +10,8 @@ from sklearn.isotonic import IsotonicRegression
 from torch import Tensor
 
 from lit_sparse.kernels.groups import average_groups, code_of, group_product
-from lit_sparse.kernels.oscarmax import isotonic_blocks, map_oscar
+from lit_sparse.kernels.isotonic import isotonic_blocks
+from lit_sparse.kernels.oscarmax import map_oscar
 from tests.kernels.rows import assert_same_groups, by_twin, fixed_settings, rows, smooth_rows
 
 LAMS = st.sampled_from([0.0, 1e-7, 1.3e-4, 0.0031, 0.017, 0.11, 0.47, 3.3, 1e4])

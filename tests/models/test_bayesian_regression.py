@@ -22,7 +22,7 @@ from lit_sparse.coresets import (
 )
 from lit_sparse.coresets.posteriors import forward_kl, laplace_posterior, linear_posterior
 from lit_sparse.data.coreset import CoresetDataModule
-from lit_sparse.data.regression.base import SyntheticRegressionDataModule
+from lit_sparse.data.regression.synthetic import SyntheticRegressionDataModule
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.models import BayesianRegression
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.text import BOS, EOS, PAD, UNK, Vocabulary, VocabularyOptions
-from lit_sparse.text.vocabulary import _with_breaks
+from lit_sparse.text.tokenization import with_breaks
 
 LINES = ["A man's t-shirt, (red)!", "a man runs.", "The man sees a dog ...", "Ein Hund läuft über die Straße."]
 
@@ -247,8 +247,8 @@ def test_a_count_that_leaves_no_token_is_refused(kind: Any) -> None:
 
 def test_byte_pairs_of_a_line_without_spaces_take_no_longer_than_others() -> None:
     line = "".join(random.Random(0).choices("abcdefghij", k=40_000))
-    assert all(len(word) <= 250 for word in _with_breaks(line).split(" ")), "the time grows with the square of a word's length"
-    assert _with_breaks(line).replace(" ", "") == line
-    assert _with_breaks("a b " * 1000) == "a b " * 1000
+    assert all(len(word) <= 250 for word in with_breaks(line).split(" ")), "the time grows with the square of a word's length"
+    assert with_breaks(line).replace(" ", "") == line
+    assert with_breaks("a b " * 1000) == "a b " * 1000
     vocabulary = Vocabulary.build([line], kind="bpe", max_size=200)
     assert vocabulary.decode(vocabulary.encode([line])[0]) == line

@@ -15,12 +15,11 @@ from lit_sparse.checks import check_count
 from lit_sparse.data.base import Split
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.splits import read_split
-from lit_sparse.data.readers.vector_words import read_words
-from lit_sparse.data.readers.word_vectors import read_vectors
+from lit_sparse.data.readers.word_vectors import read_vectors, read_words
 from lit_sparse.data.text.base import WORDS, TextDataModule
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
-from lit_sparse.nn.entailment import LABELS, UNDECIDED, check_labels
 from lit_sparse.text import Vocabulary, VocabularyOptions
+from lit_sparse.text.labels import LABELS, UNDECIDED, check_labels
 
 __all__ = ["EntailmentDataModule"]
 

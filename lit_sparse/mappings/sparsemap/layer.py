@@ -14,7 +14,7 @@ from typing_extensions import Self
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
-from lit_sparse.mappings.row_function import allowed_scores
+from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.mappings.sparsemap.solver import Problem, potential_counts
 from lit_sparse.structures import Assignment, BitVector, Budget, Structure
 from lit_sparse.structures import Sequence as TagSequence

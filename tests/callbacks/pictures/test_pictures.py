@@ -17,7 +17,7 @@ from lit_sparse.callbacks import (
     PredictionWriter,
     ReconstructionPlot,
 )
-from lit_sparse.callbacks.pictures.base import _image_grid
+from lit_sparse.callbacks.pictures.images import _image_grid
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.estimators import Marginalize, TopKMarginalize
 from lit_sparse.mappings import Sparsemax

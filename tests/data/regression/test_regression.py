@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lit_sparse.data import RadialBases
-from lit_sparse.data.regression.base import RegressionDataModule, SyntheticRegressionDataModule, Table, TableDataModule
+from lit_sparse.data.regression.base import RegressionDataModule, Table
+from lit_sparse.data.regression.synthetic import SyntheticRegressionDataModule
+from lit_sparse.data.regression.tables import TableDataModule
 from lit_sparse.errors import ConfigurationError, DataError
 from tests.coresets import problems
 

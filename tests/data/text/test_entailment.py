@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from lit_sparse.data import EntailmentDataModule
-from lit_sparse.data.readers.vector_words import read_words
+from lit_sparse.data.readers.word_vectors import read_words
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.text import Vocabulary, VocabularyOptions
 

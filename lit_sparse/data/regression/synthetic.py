@@ -1,0 +1,91 @@
+"""Data of regression that are drawn from a model."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from lit_sparse.checks import MOST_EXAMPLES, check_choice, check_count, check_number
+from lit_sparse.data.base import Split
+from lit_sparse.data.regression.base import RegressionDataModule, Table
+from lit_sparse.errors import ConfigurationError
+
+__all__ = ["SyntheticRegressionDataModule"]
+
+FAMILIES = ("normal", "logistic", "poisson")
+
+
+class SyntheticRegressionDataModule(RegressionDataModule):
+    """Rows drawn from a model: standard normal features, and targets whose predictor is their product with coefficients.
+
+    Args:
+        family: of the targets: ``"normal"`` of variance ``noise``, ``"logistic"`` of the classes 0 and 1, or ``"poisson"`` of
+            rate ``ln(1 + e^eta)``.
+        size: rows for training, validation and test together.
+        coefficients: one for each feature, and one for the intercept if there is one.
+        noise: variance of normal targets.
+        whiten: turn and scale the features so that those of the training rows have the identity as their covariance.
+        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
+        intercept: add a feature that is 1.
+        val_size: rows held out for validation: a share of all if below 1.
+        test_size: rows held out for the test: a share of all if below 1.
+        batch_size: rows in a training batch of one process.
+        eval_batch_size: rows in a batch of validation, test and prediction.
+        num_workers: processes that fetch batches ahead.
+        seed: of rows, splits and orders.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Source: the logistic data of Zhang et al. (2021) have the coefficients 3, 3 and 0.
+    """
+
+    def __init__(
+        self,
+        family: Literal["normal", "logistic", "poisson"] = "logistic",
+        *,
+        size: int = 9000,
+        coefficients: tuple[float, ...] = (3.0, 3.0, 0.0),
+        noise: float = 1.0,
+        whiten: bool = False,
+        standardize: bool = False,
+        intercept: bool = True,
+        val_size: float = 0.1,
+        test_size: float = 0.1,
+        batch_size: int = 64,
+        eval_batch_size: int = 1024,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            whiten=whiten,
+            standardize=standardize,
+            intercept=intercept,
+            val_size=val_size,
+            test_size=test_size,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        self.family = check_choice("family", family, FAMILIES)
+        self.rows = check_count("size", size, 3, MOST_EXAMPLES)
+        self.coefficients = tuple(float(value) for value in coefficients)
+        if len(self.coefficients) <= int(intercept):
+            raise ConfigurationError("Expected argument `coefficients` to have one for each feature, but there is no feature.")
+        self.noise = check_number("noise", noise, 0.0, 1e12)
+
+    def load(self) -> dict[Split, Table]:
+        """Draw the rows."""
+        generator = torch.Generator().manual_seed(self.seed)
+        theta = torch.tensor(self.coefficients)
+        features = torch.randn(self.rows, len(theta) - int(self.intercept), generator=generator)
+        eta = features @ theta[: features.shape[1]] + (theta[-1] if self.intercept else 0.0)
+        if self.family == "normal":
+            target = eta + self.noise**0.5 * torch.randn(self.rows, generator=generator)
+        elif self.family == "logistic":
+            target = torch.bernoulli(eta.sigmoid(), generator=generator)
+        else:
+            target = torch.poisson(torch.nn.functional.softplus(eta), generator=generator)
+        return {"train": Table(features, target)}

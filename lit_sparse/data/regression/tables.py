@@ -1,0 +1,149 @@
+"""Data of regression from a table: a file of arrays, of columns, or of sparse rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from lit_sparse.data.base import Split
+from lit_sparse.data.readers.arrays import open_arrays
+from lit_sparse.data.readers.sizes import check_dense
+from lit_sparse.data.readers.text_files import ending_of, open_bytes
+from lit_sparse.data.regression.base import RegressionDataModule, Table
+from lit_sparse.data.regression.radial_bases import RadialBases
+from lit_sparse.errors import DataError
+
+__all__ = ["TableDataModule"]
+
+#: What readers raise for files that hold something else, or no more than a part.
+UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
+
+
+class TableDataModule(RegressionDataModule):
+    """Rows of a file of your own.
+
+    A ``.npz`` file holds the arrays that ``features`` and ``target`` name; its arrays ``{features}t`` and ``{target}t``, if
+    there are such, are the test rows. In a ``.csv`` file the arguments name columns, ``features`` several of them parted by
+    commas; it may be packed by gzip or bzip2. Any other file is read as LIBSVM's sparse rows, which have no names.
+
+    Args:
+        path: of the file.
+        features: name of the array (N, D), or names of columns parted by commas.
+        target: name of the array (N,), or of the column.
+        log_target: take the logarithm of the targets.
+        standardize_target: shift and scale targets, after the logarithm, to mean 0 and standard deviation 1 over the training
+            rows; ``target_mean`` and ``target_std`` turn them back.
+        drop_last: leave out the last feature, where it is an intercept already.
+        whiten: turn and scale the features so that those of the training rows have the identity as their covariance.
+        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
+        bases: in place of the features, radial bases of them; None for the features themselves.
+        intercept: add a feature that is 1.
+        train_size: training rows, the first in random order; None for all that are there.
+        val_size: rows held out for validation: a share of all if below 1.
+        test_size: rows held out for the test, unless the file has some: a share of all if below 1.
+        batch_size: rows in a training batch of one process.
+        eval_batch_size: rows in a batch of validation, test and prediction.
+        num_workers: processes that fetch batches ahead.
+        seed: of splits and orders.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+        DataError: if the file cannot be read, or has not what is asked for.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        features: str = "X",
+        target: str = "y",
+        log_target: bool = False,
+        standardize_target: bool = False,
+        drop_last: bool = False,
+        whiten: bool = False,
+        standardize: bool = False,
+        bases: RadialBases | None = None,
+        intercept: bool = True,
+        train_size: int | None = None,
+        val_size: float = 0.1,
+        test_size: float = 0.1,
+        batch_size: int = 64,
+        eval_batch_size: int = 1024,
+        num_workers: int = 0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(
+            whiten=whiten,
+            standardize=standardize,
+            bases=bases,
+            intercept=intercept,
+            standardize_target=standardize_target,
+            train_size=train_size,
+            val_size=val_size,
+            test_size=test_size,
+            batch_size=batch_size,
+            eval_batch_size=eval_batch_size,
+            num_workers=num_workers,
+            seed=seed,
+        )
+        self.path = path
+        self.features = features
+        self.target = target
+        self.log_target = log_target
+        self.drop_last = drop_last
+
+    def load(self) -> dict[Split, Table]:
+        """Read the file."""
+        path = Path(self.path).expanduser()
+        if not path.is_file():
+            raise DataError(f"The file {str(path)!r} does not exist.")
+        ending = ending_of(path)
+        readers = {".npz": self._from_npz, ".csv": self._from_csv}
+        try:
+            arrays = readers.get(ending, self._from_libsvm)(path)
+            tables = {split: self._table(x, y) for split, (x, y) in arrays.items()}
+        except DataError:
+            raise
+        except UNREADABLE as error:
+            kind = ending if ending in readers else "LIBSVM"
+            raise DataError(f"{str(path)!r} cannot be read as {kind} data: {error}") from error
+        if not len(tables["train"]):
+            raise DataError(f"{str(path)!r} holds no rows.")
+        widths = {split: table.features.shape[1] for split, table in tables.items()}
+        if len(set(widths.values())) > 1:
+            raise DataError(f"Expected as many features in all rows of {str(path)!r} but got {widths}.")
+        return tables
+
+    def _table(self, features: np.ndarray, target: np.ndarray) -> Table:
+        x = torch.from_numpy(np.ascontiguousarray(features, dtype=np.float64))
+        y = torch.from_numpy(np.ascontiguousarray(target, dtype=np.float64))
+        if self.log_target:
+            if not bool((y > 0).all()):
+                raise DataError("Expected positive targets with `log_target` but some of them are not.")
+            y = y.log()
+        return Table(x[:, :-1] if self.drop_last and x.ndim == 2 else x, y.float())
+
+    def _from_npz(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
+        with open_arrays(path) as arrays:
+            found: dict[Split, tuple[np.ndarray, np.ndarray]] = {"train": (arrays[self.features], arrays[self.target])}
+            if f"{self.features}t" in arrays and f"{self.target}t" in arrays:
+                found["test"] = (arrays[f"{self.features}t"], arrays[f"{self.target}t"])
+        return found
+
+    def _from_csv(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
+        from lit_sparse.data.readers.tables import from_tables
+
+        names = [name.strip() for name in self.features.split(",")]
+        columns = from_tables([path], {name: name for name in [*names, self.target]}, optional=())
+        x = np.array([columns[name] for name in names], dtype=np.float64).T
+        return {"train": (x, np.array(columns[self.target], dtype=np.float64))}
+
+    def _from_libsvm(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
+        from sklearn.datasets import load_svmlight_file
+
+        with open_bytes(path) as file:
+            x, y = load_svmlight_file(file)
+        check_dense(path, x.shape, x.nnz)
+        return {"train": (x.toarray(), y)}

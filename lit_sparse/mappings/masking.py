@@ -1,0 +1,107 @@
+"""Applies a function of rows along any dimension, with masked scores set to -inf."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import FLOATS, check_dim, check_mask
+from lit_sparse.errors import ConfigurationError, full_name
+
+__all__ = ["allowed_scores", "along_last"]
+
+
+def along_last(
+    scores: Tensor,
+    mask: Tensor | None,
+    dim: int,
+    function: Callable[..., Tensor],
+    *parameters: float | Tensor,
+) -> Tensor:
+    """Apply a function of rows along ``dim``, forbidden entries set to -inf.
+
+    Args:
+        scores: floating tensor of any shape.
+        mask: boolean, broadcastable to ``scores``; True where an entry is allowed.
+        dim: the dimension that is mapped.
+        function: takes (..., d), and the parameters with ``dim`` moved alike, and returns (..., d) or (...).
+        parameters: numbers, or tensors that broadcast to the scores with size 1 along ``dim``.
+
+    Raises:
+        ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
+    """
+    scores = allowed_scores(scores, mask, dim)
+    last = dim == -1 or dim == scores.dim() - 1
+    for parameter in parameters:
+        if isinstance(parameter, Tensor):
+            parameters = tuple([_aligned(parameter, scores, dim) for parameter in parameters])
+            break
+    if last:
+        return function(scores, *parameters)
+    rows = scores.movedim(dim, -1)
+    result = function(rows, *[p.movedim(dim, -1) if isinstance(p, Tensor) else p for p in parameters])
+    return result.movedim(-1, dim) if result.dim() == rows.dim() else result
+
+
+def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor:
+    """Return the scores with -inf wherever the mask is False.
+
+    Raises:
+        ConfigurationError: if the scores are not floating or do not have dimension ``dim``, or the mask is not boolean or does
+            not fit.
+    """
+    if not isinstance(scores, Tensor):
+        raise ConfigurationError(f"Expected scores in a torch tensor but got {full_name(scores)}.")
+    if scores.layout != torch.strided:
+        raise ConfigurationError(f"Expected dense scores but got a tensor of layout {scores.layout}. Call its to_dense().")
+    if scores.dtype not in FLOATS:
+        raise ConfigurationError(f"Expected scores of a floating dtype, one of {FLOATS}, but got {scores.dtype}.")
+    if mask is not None:
+        scores = _masked(scores, mask)
+    if scores.dim() == 0:
+        raise ConfigurationError("Expected scores with at least one dimension but got a tensor without any.")
+    if dim != -1:
+        check_dim(dim, scores, "scores")
+    return scores
+
+
+def _aligned(parameter: float | Tensor, scores: Tensor, dim: int) -> float | Tensor:
+    """Give a parameter as many dimensions as the scores; its size along ``dim`` must be 1."""
+    if not isinstance(parameter, Tensor):
+        return parameter
+    missing, given = scores.dim() - parameter.dim(), tuple(parameter.shape)
+    if missing > 0:
+        parameter = parameter.reshape((1,) * missing + parameter.shape)
+    fits = missing >= 0 and all(
+        p == 1 or (p == s and i != dim % scores.dim())
+        for i, (p, s) in enumerate(zip(parameter.shape, scores.shape, strict=True))
+    )
+    if not fits:
+        raise ConfigurationError(
+            f"Expected a tensor of parameters that can be broadcast to the scores' shape {tuple(scores.shape)}, with size 1"
+            f" along dimension {dim}, but got shape {given}. For one number a head of scores (B, H, L, L) give it (H, 1, 1)."
+        )
+    return parameter
+
+
+def _masked(scores: Tensor, mask: Tensor) -> Tensor:
+    mask = check_mask(mask, "an entry is allowed")
+    try:
+        shape = torch.broadcast_shapes(scores.shape, mask.shape)  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        shape = None
+    if shape != scores.shape:
+        raise ConfigurationError(
+            f"Expected a mask that can be broadcast to the scores' shape {tuple(scores.shape)}"
+            f" but got shape {tuple(mask.shape)}.{_padding_hint(mask, scores)}"
+        )
+    return torch.where(mask, scores, -torch.inf)
+
+
+def _padding_hint(mask: Tensor, scores: Tensor) -> str:
+    """Tell how a mask of examples and entries, as for padded batches, gets the dimensions between."""
+    if mask.dim() == 2 < scores.dim() and mask.shape == (scores.shape[0], scores.shape[-1]):
+        return f" Give it the dimensions between: mask[:, {'None, ' * (scores.dim() - 2)}:]."
+    return ""

@@ -1,0 +1,52 @@
+"""Tokenizers of each kind of vocabulary: the steps before and after the model that numbers the tokens."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+__all__ = ["KINDS", "Kind", "kind_of", "make_tokenizer", "with_breaks"]
+
+KINDS = ("words", "spaces", "moses", "bpe")
+#: Characters without a space after which a text is broken, where byte pairs are counted: the time grows with their square.
+UNBROKEN = 250
+#: What an apostrophe in a word begins, a number with its marks, a word with its inner hyphens, or one other character.
+WORDS = r"(?<=\w)['\u2019]\w+|\d+(?:[.,:]\d+)+|\w+(?:-\w+)*|[^\w\s]"
+
+LONG_WORD = re.compile(rf"\S{{{UNBROKEN}}}(?=\S)")
+
+Kind = Literal["words", "spaces", "moses", "bpe"]
+
+
+def with_breaks(line: str) -> str:
+    """Return a line with a space after each ``UNBROKEN`` characters that have none.
+
+    Example:
+        >>> [len(word) for word in with_breaks("so " + "x" * 600).split()]
+        [2, 250, 250, 100]
+    """
+    return LONG_WORD.sub(lambda word: f"{word[0]} ", line) if len(line) > UNBROKEN else line
+
+
+def kind_of(tokenizer: Tokenizer) -> Kind:
+    """Return how the tokens of a foreign tokenizer are joined: by its own decoder, or as what they seem to be."""
+    if tokenizer.decoder is not None:
+        return "bpe"
+    return "words" if isinstance(tokenizer.model, models.WordLevel) and tokenizer.pre_tokenizer is not None else "spaces"
+
+
+def make_tokenizer(model: Any, kind: Kind, lowercase: bool) -> Tokenizer:
+    """Return a tokenizer with the steps before and after the model."""
+    tokenizer = Tokenizer(model)
+    steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    if kind == "bpe":
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), pre_tokenizers.Punctuation()])
+        tokenizer.decoder = decoders.Metaspace()
+    elif kind == "words":
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(WORDS), "removed", invert=True)
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return tokenizer
