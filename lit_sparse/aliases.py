@@ -17,6 +17,8 @@ __all__ = ["ALIASES", "moved_names", "with_new_names"]
 ALIASES: dict[str, str] = {
     "lit_sparse.data.GaussianMixture": "lit_sparse.transport.GaussianMixture",
     "lit_sparse.data.Measure": "lit_sparse.transport.Measure",
+    "lit_sparse.mappings.rowwise.RowFunction": "lit_sparse.mappings.row_function.RowFunction",
+    "lit_sparse.mappings.rowwise.along_last": "lit_sparse.mappings.masking.along_last",
     "lit_sparse.nn.KernelPotentials": "lit_sparse.transport.KernelPotentials",
     "lit_sparse.nn.MLPPotentials": "lit_sparse.transport.MLPPotentials",
     "lit_sparse.nn.Potentials": "lit_sparse.transport.Potentials",
@@ -24,6 +26,12 @@ ALIASES: dict[str, str] = {
     "lit_sparse.nn.seed_generator": "lit_sparse.random.seed_generator",
     "lit_sparse.nn.seeded_normal": "lit_sparse.random.seeded_normal",
     "lit_sparse.nn.seeded_uniform": "lit_sparse.random.seeded_uniform",
+    "lit_sparse.vocab.BOS": "lit_sparse.text.BOS",
+    "lit_sparse.vocab.EOS": "lit_sparse.text.EOS",
+    "lit_sparse.vocab.PAD": "lit_sparse.text.PAD",
+    "lit_sparse.vocab.UNK": "lit_sparse.text.UNK",
+    "lit_sparse.vocab.Vocabulary": "lit_sparse.text.Vocabulary",
+    "lit_sparse.vocab.VocabularyOptions": "lit_sparse.text.VocabularyOptions",
 }
 
 
