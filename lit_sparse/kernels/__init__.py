@@ -1,4 +1,4 @@
-"""Row algorithms on raw arrays: compiled for CPU threads, with a plain-torch twin for every other device.
+"""Row algorithms on raw arrays: compiled for CPU threads, with a reference in plain torch operations for every other device.
 
 No autograd and no modules here: :mod:`lit_sparse.mappings` differentiates.
 """

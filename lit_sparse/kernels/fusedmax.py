@@ -299,7 +299,7 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Ten
     plain = ~odd & allowed.any(-1, keepdim=True)
     z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
     w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
-    y = project_simplex.twin(torch.where(plain & allowed, w, -torch.inf), 1.0, 0)
+    y = project_simplex.reference(torch.where(plain & allowed, w, -torch.inf), 1.0, 0)
     y = torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
     labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
     return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)
@@ -333,7 +333,7 @@ map_fused = RowKernel(
     _map_twin,
     _map_cuda,
     parameters=1,
-    kept=(torch.int32,),
+    auxiliary=(torch.int32,),
 )
 """Row kernel ``(x (..., d), lam (..., 1) or a number, gamma) -> (y, labels)``: fusedmax of ``x / gamma``, and its runs.
 

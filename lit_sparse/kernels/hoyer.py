@@ -486,7 +486,7 @@ threshold_hard = RowKernel(
     "(Tensor x, int k, bool nonneg) -> (Tensor, Tensor)",
     _threshold_cpu,
     _threshold_twin,
-    kept=(torch.uint8,),
+    auxiliary=(torch.uint8,),
 )
 """Row kernel ``(x (..., d), k, nonneg) -> (y, chosen)``: the k largest magnitudes (or positive entries) of a row, others zero.
 

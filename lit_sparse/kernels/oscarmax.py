@@ -281,12 +281,12 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tupl
     w = torch.zeros_like(x).scatter(-1, order, w)
     ids = torch.zeros_like(order).scatter(-1, order, ids)
     if exact:
-        y = project_simplex.twin(torch.where(use, w, -torch.inf), 1.0, 0)
+        y = project_simplex.reference(torch.where(use, w, -torch.inf), 1.0, 0)
         labels = torch.where((y > 0) & use, (ids << 3) | 2, -1)
     else:
         w = w.clamp_min(0)
         negative = x < 0
-        y = project_simplex.twin(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0)
+        y = project_simplex.reference(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0)
         labels = torch.where((w > 0) & use, (ids << 3) | torch.where(negative, 1, 3), -1)
     return torch.where(allowed & odd, torch.nan, y).to(x.dtype), torch.where(allowed & odd, 2, labels).to(torch.int32)
 
@@ -324,7 +324,7 @@ map_oscar = RowKernel(
     _map_twin,
     _map_cuda,
     parameters=1,
-    kept=(torch.int32,),
+    auxiliary=(torch.int32,),
 )
 """Row kernel ``(x (..., d), lam (..., 1) or a number, gamma, exact) -> (y, labels)``: oscarmax of ``x / gamma``, and groups.
 

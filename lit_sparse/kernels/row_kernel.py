@@ -41,11 +41,11 @@ class RowKernel:
         schema: its arguments and results, in the words of torch's operator schemas.
         cpu: ``cpu(*outs, *arrays, *numbers)`` writes the results. The arrays are contiguous float32 or float64 (rows, d),
             or of their own type if it is an integer; row parameters are float64, one for all rows or one for each.
-        twin: the same in plain torch operations on tensors, for every other device; returns what the kernel returns.
+        reference: the same in plain torch operations on tensors, for every other device; returns what the kernel returns.
         cuda: the same for CUDA tensors, half types as they come, where there is something faster. Returns what the kernel
-            returns, contiguous, or NotImplemented; ``twin`` serves then, and when it is None.
+            returns, contiguous, or NotImplemented; ``reference`` serves then, and when it is None.
         parameters: how many of the tensors in the schema are row parameters.
-        kept: dtypes of the results after the first; they have its shape.
+        auxiliary: dtypes of the results after the first; they have its shape.
         reduces: the result is one number a row, of rows that are not empty.
 
     Raises:
@@ -57,18 +57,18 @@ class RowKernel:
         name: str,
         schema: str,
         cpu: Callable[..., None],
-        twin: Callable[..., Any],
+        reference: Callable[..., Any],
         cuda: Callable[..., Any] | None = None,
         *,
         parameters: int = 0,
-        kept: tuple[torch.dtype, ...] = (),
+        auxiliary: tuple[torch.dtype, ...] = (),
         reduces: bool = False,
     ) -> None:
         self.name = name
         self.cpu = cpu
-        self.twin = twin
+        self.reference = reference
         self.cuda = cuda
-        self.kept = kept
+        self.auxiliary = auxiliary
         self.reduces = reduces
         if _OWNERS.setdefault(name, cpu.__module__) != cpu.__module__:
             raise ConfigurationError(
@@ -82,7 +82,7 @@ class RowKernel:
         return f"RowKernel({self.name!r})"
 
     def __call__(self, *args: Any) -> Any:
-        """Return the result, with whatever is kept beside it.
+        """Return the result, with whatever is auxiliary beside it.
 
         Half-precision input is computed in float32 and rounded once, at the end. The result has the dtype and shape of
         the first tensor, and is contiguous.
@@ -95,7 +95,7 @@ class RowKernel:
             if watched or (kind is not Tensor and kind is not Parameter) or is_legacy_batch(arg):
                 # A tensor that stands for others (fake, traced, a batch of the older vmap), or somebody who records each
                 # operation: the operator is what they can see.
-                return self._twin_or_operator(args)
+                return self._reference_or_operator(args)
         return self._compute(args)
 
     def _compute(self, args: tuple[Any, ...]) -> Any:
@@ -108,7 +108,7 @@ class RowKernel:
             result = self.cuda(*args)
             if result is not NotImplemented:
                 return result
-        return self._on_tensors(self.twin, args)
+        return self._on_tensors(self.reference, args)
 
     def traced(self, *args: Any) -> Any:
         """Return the same as a call, as one opaque operator that ``torch.compile`` and ``torch.export`` keep whole."""
@@ -120,9 +120,9 @@ class RowKernel:
     def _eagerly(self, *args: Any) -> Any:
         return self(*args)
 
-    def _twin_or_operator(self, args: tuple[Any, ...]) -> Any:
+    def _reference_or_operator(self, args: tuple[Any, ...]) -> Any:
         if self._operator is None:
-            return self._on_tensors(self.twin, args)
+            return self._on_tensors(self.reference, args)
         return self._operator(*self._with_tensors(args))
 
     def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -140,18 +140,23 @@ class RowKernel:
     def _on_cpu(self, args: tuple[Any, ...]) -> Any:
         first = args[0]
         dtype = first.dtype
-        if not self.kept and first.dim() == 2 and (dtype is torch.float32 or dtype is torch.float64) and first.is_contiguous():
+        if (
+            not self.auxiliary
+            and first.dim() == 2
+            and (dtype is torch.float32 or dtype is torch.float64)
+            and first.is_contiguous()
+        ):
             out = self._empty(first, dtype)
             if first.numel():
                 self.cpu(out.numpy(), *self._arrays(args, dtype))
             return out
-        width = dtype if dtype is torch.float32 or dtype is torch.float64 else torch.float32
+        width = dtype if wide else torch.float32
         out = self._empty(first, width)
-        kept = [torch.empty(first.shape, dtype=kind) for kind in self.kept]
+        auxiliary = [torch.empty(first.shape, dtype=kind) for kind in self.auxiliary]
         if first.numel():
-            self.cpu(*[_as_rows(tensor, tensor.dtype) for tensor in (out, *kept)], *self._arrays(args, width))
+            self.cpu(*[_as_rows(tensor, tensor.dtype) for tensor in (out, *auxiliary)], *self._arrays(args, width))
         result = out if width is dtype else out.to(dtype)
-        return (result, *kept) if kept else result
+        return (result, *auxiliary) if auxiliary else result
 
     def _arrays(self, args: tuple[Any, ...], width: torch.dtype) -> list[Any]:
         """Return the arguments as the compiled kernel takes them."""
@@ -167,16 +172,16 @@ class RowKernel:
         if first.numel() == 0:
             return self._like(first)
         results = implementation(*[arg.float() if isinstance(arg, Tensor) and arg.dtype in HALVES else arg for arg in args])
-        if not self.kept:
+        if not self.auxiliary:
             return results.to(first.dtype).contiguous()
-        result, *kept = results
-        return (result.to(first.dtype).contiguous(), *[k.to(kind) for k, kind in zip(kept, self.kept, strict=True)])
+        result, *auxiliary = results
+        return (result.to(first.dtype).contiguous(), *[k.to(kind) for k, kind in zip(auxiliary, self.auxiliary, strict=True)])
 
     def _like(self, first: Tensor) -> Any:
         result = self._empty(first, first.dtype)
-        if not self.kept:
+        if not self.auxiliary:
             return result
-        return (result, *[torch.empty(first.shape, dtype=kind, device=first.device) for kind in self.kept])
+        return (result, *[torch.empty(first.shape, dtype=kind, device=first.device) for kind in self.auxiliary])
 
     def _empty(self, first: Tensor, dtype: torch.dtype) -> Tensor:
         if self.reduces:
@@ -192,7 +197,7 @@ class RowKernel:
 
         def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
             moved = batch_first(info.batch_size, in_dims, args)
-            return operator(*moved), (0,) * (1 + len(self.kept)) if self.kept else 0
+            return operator(*moved), (0,) * (1 + len(self.auxiliary)) if self.auxiliary else 0
 
         operator = torch.library.custom_op(f"lit_sparse::{self.name}", run, mutates_args=(), schema=schema)
         operator.register_fake(fake)

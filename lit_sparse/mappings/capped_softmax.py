@@ -18,9 +18,9 @@ class _CappedSoftmax(RowFunction):
     """Capped softmax of rows / gamma; the number of allowed entries is read from the scores."""
 
     kernel = map_capped
-    product = staticmethod(capped_product)
-    jacobian = staticmethod(capped_product.twin)
-    keeps_scores = True
+    vjp_kernel = staticmethod(capped_product)
+    jvp = staticmethod(capped_product.reference)
+    saves_input = True
     piecewise_linear = False
 
 

@@ -28,18 +28,18 @@ class _Entmax(RowFunction):
 
     kernel = map_entmax
     piecewise_linear = False
-    sensitive = True
+    has_parameter_gradient = True
 
     @staticmethod
-    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         return entmax_jacobian(v, y, *args)
 
     @staticmethod
-    def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         return entmax_product(v, y, *args)  # type: ignore[no-any-return]
 
     @staticmethod
-    def sensitivity(y: Tensor, *args: Any) -> Tensor:
+    def parameter_jvp(y: Tensor, *args: Any) -> Tensor:
         """Return dy / dalpha, whose terms in 1 / (alpha - 1) are cancelled by hand.
 
         With L = log y, H = -sum y L and g(u) = (exp(-u) - 1 + u) / u^2, it is

@@ -27,20 +27,20 @@ class _Fusedmax(RowFunction):
     """Fusedmax of rows / gamma, differentiable in the scores and in lam; the runs are kept from the forward pass."""
 
     kernel = map_fused
-    sensitive = True
+    has_parameter_gradient = True
 
     @staticmethod
-    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         labels, _, gamma = args
         return average_groups(centered(v, y, gamma), labels, False)
 
     @staticmethod
-    def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         labels, _, gamma = args
         return group_product(v, y, labels, gamma, False)  # type: ignore[no-any-return]
 
     @staticmethod
-    def sensitivity(y: Tensor, *args: Any) -> Tensor:
+    def parameter_jvp(y: Tensor, *args: Any) -> Tensor:
         """Return dy / dlam: each run moves by (s_left - s_right) / n, the signs of the steps at its two ends."""
         labels = args[0]
         code = torch.where(labels >= 0, code_of(labels), 0).to(y.dtype)

@@ -22,7 +22,7 @@ class _HardThreshold(RowFunction):
     kernel = threshold_hard
 
     @staticmethod
-    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         return torch.where(args[0] != 0, v * torch.where(y.isnan(), torch.nan, 1.0).to(v.dtype), 0.0)
 
 

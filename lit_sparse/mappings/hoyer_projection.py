@@ -18,15 +18,15 @@ class _HoyerProjection(RowFunction):
     """Projection of rows onto a Hoyer sparseness and an l2 norm."""
 
     kernel = project_hoyer
-    keeps_scores = True
+    saves_input = True
     piecewise_linear = False
 
     @staticmethod
-    def product(v: Tensor, y: Tensor, *args: object) -> Tensor:
+    def vjp_kernel(v: Tensor, y: Tensor, *args: object) -> Tensor:
         return hoyer_product(v, y, args[0], args[3])  # type: ignore[no-any-return]
 
     @staticmethod
-    def jacobian(v: Tensor, y: Tensor, *args: object) -> Tensor:
+    def jvp(v: Tensor, y: Tensor, *args: object) -> Tensor:
         return hoyer_jacobian(v, y, args[0], args[3])  # type: ignore[arg-type]
 
 

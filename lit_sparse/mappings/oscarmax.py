@@ -31,17 +31,17 @@ class _Oscarmax(RowFunction):
     kernel = map_oscar
 
     @staticmethod
-    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         labels, _, gamma, exact = args
         return centered(average_groups(v, labels, not exact), y, gamma)
 
     @classmethod
-    def transposed(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
         labels, _, gamma, exact = args
         return average_groups(centered(v, y, gamma), labels, not exact)
 
     @staticmethod
-    def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         labels, _, gamma, exact = args
         return group_product(v, y, labels, gamma, not exact)  # type: ignore[no-any-return]
 

@@ -32,25 +32,25 @@ class RowFunction:
     """Base of differentiable functions of tensors (..., d) that treat every row alike.
 
     A subclass gives ``kernel``, which computes ``y``, or ``(y, *kept)`` with facts about ``y`` (its runs, say) that its
-    derivative needs, from ``(x, *args)``; and ``jacobian``. Call it by :meth:`along`.
+    derivative needs, from ``(x, *args)``; and ``jvp``. Call it by :meth:`along`.
 
-    The derivative is taken in ``x``, and in ``args[0]``, if it is a tensor, where the subclass gives :meth:`sensitivity`. All
+    The derivative is taken in ``x``, and in ``args[0]``, if it is a tensor, where the subclass gives :meth:`parameter_jvp`. All
     other arguments are numbers.
     """
 
     #: What computes the result from (x, *args): a RowKernel, or a static method.
     kernel: ClassVar[Any]
-    #: The derivative needs ``x`` itself: it follows ``y`` among the arguments of :meth:`jacobian`.
-    keeps_scores: ClassVar[bool] = False
+    #: The derivative needs ``x`` itself: it follows ``y`` among the arguments of :meth:`jvp`.
+    saves_input: ClassVar[bool] = False
     #: The function is affine wherever it is differentiable.
     piecewise_linear: ClassVar[bool] = True
     #: The derivative in ``args[0]`` is given.
-    sensitive: ClassVar[bool] = False
-    #: What computes :meth:`transposed` where nobody differentiates it further, from the same arguments.
-    product: ClassVar[Callable[..., Tensor] | None] = None
+    has_parameter_gradient: ClassVar[bool] = False
+    #: What computes :meth:`vjp` where nobody differentiates it further, from the same arguments.
+    vjp_kernel: ClassVar[Callable[..., Tensor] | None] = None
 
     @staticmethod
-    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         """Return J v (..., d) in plain torch operations, differentiable in ``v``, ``y`` and tensors that are not kept.
 
         Args:
@@ -61,13 +61,13 @@ class RowFunction:
         raise NotImplementedError
 
     @classmethod
-    def transposed(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
         """Return J^T v; the same as J v, for the gradient of a convex function has a symmetric Jacobian."""
-        return cls.jacobian(v, y, *args)
+        return cls.jvp(v, y, *args)
 
     @staticmethod
-    def sensitivity(y: Tensor, *args: Any) -> Tensor:
-        """Return the derivative (..., d) of ``y`` in ``args[0]``, a tensor (..., 1); arguments as for :meth:`jacobian`."""
+    def parameter_jvp(y: Tensor, *args: Any) -> Tensor:
+        """Return the derivative (..., d) of ``y`` in ``args[0]``, a tensor (..., 1); arguments as for :meth:`jvp`."""
         raise NotImplementedError
 
     @classmethod
@@ -138,17 +138,17 @@ class RowFunction:
         result = cls.kernel.traced(x.detach(), *parameters)
         y, kept = (result, ()) if isinstance(result, Tensor) else (result[0], result[1:])
         step = torch.where(x == -torch.inf, 0.0, x - x.detach())
-        move = args[0] - args[0].detach() if cls.sensitive and isinstance(args[0], Tensor) else None
+        move = args[0] - args[0].detach() if cls.has_parameter_gradient and isinstance(args[0], Tensor) else None
 
         def moved(point: Tensor, share: float) -> Tensor:
             """Return what the whole step changes at the derivative after a share of it, where the result is ``point``."""
             rest = (*kept, *parameters)
             if move is not None:
                 rest = (*kept, parameters[0] + share * move, *parameters[1:])
-            if cls.keeps_scores:
+            if cls.saves_input:
                 rest = (x.detach() + share * step, *rest)
-            change = cls.jacobian(step, point, *rest)
-            return change if move is None else change + move * cls.sensitivity(point, *rest)
+            change = cls.jvp(step, point, *rest)
+            return change if move is None else change + move * cls.parameter_jvp(point, *rest)
 
         answer = y + moved(y, 0.0)
         if not cls.piecewise_linear:
@@ -161,8 +161,8 @@ class RowFunction:
         if transforms_active():
             return cls._function.apply(*args)  # type: ignore[no-untyped-call]
         if no_autograd():
-            return cls.kernel(*_alive(args))
-        return cls._apply(*_alive(args))
+            return cls.kernel(*_unwrap_finished(args))
+        return cls._apply(*_unwrap_finished(args))
 
     #: The autograd function of this rule, and its ``apply`` without the binding of arguments to a signature.
     _function: ClassVar[type[_Derivative]]
@@ -174,16 +174,16 @@ class RowFunction:
         cls._apply = super(torch.autograd.Function, cls._function).apply  # type: ignore[misc]
 
     @classmethod
-    def times(cls, v: Tensor, *args: Any) -> Tensor:
+    def wide_jvp(cls, v: Tensor, *args: Any) -> Tensor:
         """Return J v, computed in float32 at least."""
-        return _wide_call(cls.jacobian, v, *args)
+        return _wide_call(cls.jvp, v, *args)
 
     @classmethod
-    def times_transposed(cls, v: Tensor, *args: Any) -> Tensor:
+    def wide_vjp(cls, v: Tensor, *args: Any) -> Tensor:
         """Return J^T v, computed in float32 at least."""
-        if cls.product is not None and no_autograd():
-            return cls.product(v, *args)
-        return _wide_call(cls.transposed, v, *args)
+        if cls.vjp_kernel is not None and no_autograd():
+            return cls.vjp_kernel(v, *args)
+        return _wide_call(cls.vjp, v, *args)
 
 
 class _Derivative(torch.autograd.Function):
@@ -200,14 +200,14 @@ class _Derivative(torch.autograd.Function):
         rest, ctx.parameter = inputs[1:], False
         saved: tuple[Tensor, ...]
         if isinstance(output, Tensor):
-            saved, ctx.kept = (output,), 0
+            saved, ctx.num_auxiliary = (output,), 0
         else:
-            saved, ctx.kept = output, len(output) - 1
+            saved, ctx.num_auxiliary = output, len(output) - 1
             ctx.mark_non_differentiable(*output[1:])
             ctx.set_materialize_grads(False)  # no zeros for what has no gradient
-        if cls.rule.keeps_scores:
+        if cls.rule.saves_input:
             saved = (output, inputs[0], *saved[1:])
-        if cls.rule.sensitive and isinstance(rest[0], Tensor):
+        if cls.rule.has_parameter_gradient and isinstance(rest[0], Tensor):
             saved, rest, ctx.parameter = (*saved, rest[0]), rest[1:], True
         ctx.rest = rest
         ctx.save_for_backward(*saved)
@@ -219,24 +219,24 @@ class _Derivative(torch.autograd.Function):
         if grads[0] is None:
             return (None,) * len(ctx.needs_input_grad)
         saved, rest = _restored(ctx)
-        grad = cls.rule.times_transposed(grads[0], *saved, *rest) if ctx.needs_input_grad[0] else None
+        grad = cls.rule.wide_vjp(grads[0], *saved, *rest) if ctx.needs_input_grad[0] else None
         if grad is not None and cls.rule.piecewise_linear:
             grad = constant_in(saved[0], grad)
-        if not cls.rule.sensitive or not ctx.needs_input_grad[1]:
+        if not cls.rule.has_parameter_gradient or not ctx.needs_input_grad[1]:
             return (grad, *NO_GRADIENTS[: len(rest)])
         # What arrives at a zero that cannot move, one behind a mask among them, is never looked at.
-        slope = cls.rule.sensitivity(*_widened(saved), *rest)
+        slope = cls.rule.parameter_jvp(*_widened(saved), *rest)
         pull = torch.where(slope != 0, grads[0] * slope, 0.0).sum(-1, keepdim=True)
         return (grad, pull.sum_to_size(rest[0].shape).to(rest[0].dtype), *NO_GRADIENTS[: len(rest) - 1])
 
     @classmethod
     def jvp(cls, ctx: Any, *tangents: Any) -> Any:
         saved, rest = _restored(ctx)
-        tangent = None if tangents[0] is None else cls.rule.times(tangents[0], *saved, *rest)
-        if cls.rule.sensitive and tangents[1] is not None:
-            push = (tangents[1] * cls.rule.sensitivity(*_widened(saved), *rest)).to(saved[0].dtype)
+        tangent = None if tangents[0] is None else cls.rule.wide_jvp(tangents[0], *saved, *rest)
+        if cls.rule.has_parameter_gradient and tangents[1] is not None:
+            push = (tangents[1] * cls.rule.parameter_jvp(*_widened(saved), *rest)).to(saved[0].dtype)
             tangent = push if tangent is None else tangent + push
-        return (tangent, *NO_GRADIENTS[: ctx.kept]) if ctx.kept else tangent
+        return (tangent, *NO_GRADIENTS[: ctx.num_auxiliary]) if ctx.num_auxiliary else tangent
 
     @classmethod
     def vmap(cls, info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Any, Any]:
@@ -273,6 +273,6 @@ def _widened(values: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple([v.float() if isinstance(v, Tensor) and v.dtype in HALVES else v for v in values])
 
 
-def _alive(args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _unwrap_finished(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Take the tensors out of wrappers that a finished transform left around them."""
     return tuple([unwrap_if_dead(arg) if type(arg) is Tensor else arg for arg in args])

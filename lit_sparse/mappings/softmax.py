@@ -28,16 +28,16 @@ class _Softmax(RowFunction):
         return _plain(x, gamma)
 
     @staticmethod
-    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         v = torch.where(y != 0, v, 0.0)  # what arrives at a forbidden entry is never looked at
         product: Tensor = y * (v - (y * v).sum(-1, keepdim=True)) / args[0]
         return product
 
     @staticmethod
-    def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         (gamma,) = args
         if y.dtype != v.dtype or y.numel() == 0:
-            return _Softmax.jacobian(v, y, gamma)
+            return _Softmax.jvp(v, y, gamma)
         if not (y.is_cpu and can_read_values() and bool(y.amin() > 0)):
             v = torch.where(y != 0, v, 0.0)
         grad = torch._softmax_backward_data(v, y, -1, y.dtype)

@@ -23,12 +23,12 @@ class Project(RowFunction):
     kernel = project_simplex
 
     @staticmethod
-    def product(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         """Return J v by the compiled kernel."""
         return center_on_support(v, y, args[0])  # type: ignore[no-any-return]
 
     @staticmethod
-    def jacobian(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
         """Return J v in differentiable operations."""
         return centered(v, y, args[0])
 

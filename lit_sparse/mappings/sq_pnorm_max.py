@@ -18,8 +18,8 @@ class _SqPNormMax(RowFunction):
     """sq-pnorm-max of rows / gamma."""
 
     kernel = map_pnorm
-    product = staticmethod(pnorm_product)
-    jacobian = staticmethod(pnorm_product.twin)
+    vjp_kernel = staticmethod(pnorm_product)
+    jvp = staticmethod(pnorm_product.reference)
     piecewise_linear = False
 
 

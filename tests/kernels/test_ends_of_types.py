@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float64]
 
 def both(kernel: RowKernel, *args: object) -> tuple[Tensor, Tensor]:
     """The results of a kernel and of its twin."""
-    found = [function(*args) for function in (kernel, kernel.twin)]
+    found = [function(*args) for function in (kernel, kernel.reference)]
     return tuple(part if isinstance(part, Tensor) else part[0] for part in found)  # type: ignore[return-value]
 
 

@@ -1,4 +1,4 @@
-"""The compiled kernels against their plain-torch twins and against sorting in float64."""
+"""The compiled kernels against their references in plain torch operations and against sorting in float64."""
 
 from __future__ import annotations
 
@@ -49,10 +49,10 @@ def test_kernels_equal_their_twins(d: int, seed: int, gamma: float, k: int, dtyp
     y = project_simplex(x, gamma, k)
     tolerance = 2e-2 if dtype == torch.bfloat16 else 2e-6
     torch.testing.assert_close(
-        y, project_simplex._on_tensors(project_simplex.twin, (x, gamma, k)), atol=tolerance, rtol=0, equal_nan=True
+        y, project_simplex._on_tensors(project_simplex.reference, (x, gamma, k)), atol=tolerance, rtol=0, equal_nan=True
     )
     v = torch.randn(12, d, generator=generator).to(dtype)
-    expected = center_on_support._on_tensors(center_on_support.twin, (v, y, gamma))
+    expected = center_on_support._on_tensors(center_on_support.reference, (v, y, gamma))
     torch.testing.assert_close(center_on_support(v, y, gamma), expected, atol=tolerance / gamma, rtol=0, equal_nan=True)
 
 

@@ -552,6 +552,7 @@ def test_points_of_a_data_set_are_moved() -> None:
 
 
 def test_the_script_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # where Python puts it for a script that is started
     spec = importlib.util.spec_from_file_location("logsumexp_transport", ROOT / "scripts" / "logsumexp_transport.py")
     assert spec is not None and spec.loader is not None
     script = importlib.util.module_from_spec(spec)

@@ -2,7 +2,7 @@
 
 A function that :func:`~lit_sparse.kernels.cpu.compile.compile_rows` compiled is translated by numba-cuda together with the
 functions it calls. Such a function works on scalars and on arrays that it is given, and neither allocates nor looks at bits.
-numba-cuda is imported by the first call; without it the torch twins serve.
+numba-cuda is imported by the first call; without it the references in torch serve.
 """
 
 from __future__ import annotations

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import torch
 
 from lit_sparse.callbacks import CountLogger
 
+MODULE: Any = SimpleNamespace(device=torch.device("cpu"))
+TRAINER: Any = None
+
 
 def test_counts_of_an_unfinished_epoch_survive_a_checkpoint() -> None:
     logger, other = CountLogger(max_count=10), CountLogger(max_count=10)
-    logger._reset("train", torch.device("cpu"))
-    logger._update("train", {"loss": torch.tensor(0.0), "decoder_calls": torch.tensor([1, 2, 9]), "support_size": None})
-    other._reset("train", torch.device("cpu"))
+    logger.on_stage_start(TRAINER, MODULE, "train")
+    outputs = {"loss": torch.tensor(0.0), "decoder_calls": torch.tensor([1, 2, 9]), "support_size": None}
+    logger.on_stage_batch_end(TRAINER, MODULE, outputs, "train")
+    other.on_stage_start(TRAINER, MODULE, "train")
     other.load_state_dict(logger.state_dict())
     for name in ("decoder_calls", "support_size"):
         expected, got = logger._metrics["train"][name].compute(), other._metrics["train"][name].compute()
@@ -22,5 +29,5 @@ def test_counts_of_an_unfinished_epoch_survive_a_checkpoint() -> None:
 
 def test_steps_that_return_no_counts_are_no_error() -> None:
     logger = CountLogger()
-    logger._update("val", {"loss": torch.tensor(0.0)})
-    logger._update("val", None)
+    logger.on_stage_batch_end(TRAINER, MODULE, {"loss": torch.tensor(0.0)}, "val")
+    logger.on_stage_batch_end(TRAINER, MODULE, None, "val")
