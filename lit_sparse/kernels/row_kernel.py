@@ -140,12 +140,8 @@ class RowKernel:
     def _on_cpu(self, args: tuple[Any, ...]) -> Any:
         first = args[0]
         dtype = first.dtype
-        if (
-            not self.auxiliary
-            and first.dim() == 2
-            and (dtype is torch.float32 or dtype is torch.float64)
-            and first.is_contiguous()
-        ):
+        wide = dtype is torch.float32 or dtype is torch.float64
+        if wide and not self.auxiliary and first.dim() == 2 and first.is_contiguous():
             out = self._empty(first, dtype)
             if first.numel():
                 self.cpu(out.numpy(), *self._arrays(args, dtype))
