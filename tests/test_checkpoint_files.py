@@ -16,7 +16,7 @@ from lit_sparse.checkpoint_files import read_checkpoint
 from lit_sparse.cli import main
 from lit_sparse.errors import CheckpointError
 from lit_sparse.models import SemiSupervisedVAE
-from lit_sparse.models.base import _weights
+from lit_sparse.models.warm_start import read_weights
 
 from .conftest import CONFIGS
 
@@ -134,7 +134,7 @@ def test_from_python_nan_is_said_and_weights_of_a_warm_start_are_refused(last: P
         model = SemiSupervisedVAE.load_from_checkpoint("nan.ckpt")
     assert bool(model.classifier[0].bias[0].isnan())
     with pytest.raises(CheckpointError, match="NaN"):
-        _weights("nan.ckpt")
+        read_weights("nan.ckpt")
 
 
 def test_a_checkpoint_of_another_model_is_refused(last: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,7 +157,7 @@ def test_a_flipped_bit_is_seen(last: Path) -> None:
             damaged = bytearray(whole)
             damaged[start + generator.randrange(size - 128)] ^= 1 << generator.randrange(8)
             Path("damaged.ckpt").write_bytes(damaged)
-            for read in (read_checkpoint, SemiSupervisedVAE.load_from_checkpoint, _weights):
+            for read in (read_checkpoint, SemiSupervisedVAE.load_from_checkpoint, read_weights):
                 with pytest.raises(CheckpointError, match=r"damaged\.ckpt"):
                     read("damaged.ckpt")  # type: ignore[operator]
     assert read_checkpoint(last)["global_step"] == 1

@@ -23,8 +23,8 @@ from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.word_vectors import _from_arrays, read_vectors
 from lit_sparse.data.transport_samples import _from_file
 from lit_sparse.errors import DataError, LitSparseError
-from lit_sparse.models.base import _weights
 from lit_sparse.models.text import _kept_vocabularies
+from lit_sparse.models.warm_start import read_weights
 from lit_sparse.text import Vocabulary
 
 from .conftest import ROOT
@@ -77,7 +77,7 @@ LOADERS: dict[str, list[tuple[Callable[[str], Any], Callable[[Path], str], str]]
     "checkpoint_files.py": [
         (lambda path: read_torch_file(path, path), pt, "a.ckpt"),
         (lambda path: LastLayerGradients(path)._read(), pt, "a.ckpt"),
-        (_weights, pt, "a.ckpt"),
+        (read_weights, pt, "a.ckpt"),
         (_kept_vocabularies, pt, "a.ckpt"),
     ],
     "coresets/coreset.py": [(Coreset.load, npz, "a.npz")],

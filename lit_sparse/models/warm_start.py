@@ -9,7 +9,7 @@ from lit_sparse.checkpoint_files import check_finite, read_torch_file
 from lit_sparse.errors import CheckpointError
 from lit_sparse.estimators import Sampler
 
-__all__ = ["RISK", "load_initial_weights"]
+__all__ = ["RISK", "load_initial_weights", "read_weights"]
 
 #: Prefixes of an estimator's and a risk's state in the state of a model.
 ESTIMATOR, RISK = "estimator.", "risk."
@@ -27,7 +27,7 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
     Raises:
         CheckpointError: if the file is not a checkpoint, or its weights do not fit the model.
     """
-    weights, own = _read(path), model.state_dict()
+    weights, own = read_weights(path), model.state_dict()
     sampler = isinstance(getattr(model, "estimator", None), Sampler)
 
     def stays(name: str) -> bool:
@@ -50,7 +50,12 @@ def _is_of_estimator(name: str) -> bool:
     return name.startswith(ESTIMATOR) and not name.startswith(f"{ESTIMATOR}mapping.")
 
 
-def _read(path: str) -> dict[str, Tensor]:
+def read_weights(path: str) -> dict[str, Tensor]:
+    """Return the weights in a checkpoint.
+
+    Raises:
+        CheckpointError: if the file is not a checkpoint, or holds NaN.
+    """
     source = f"{path!r} of `initial_weights`"
     checkpoint = read_torch_file(path, source)
     state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None

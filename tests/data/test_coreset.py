@@ -101,10 +101,10 @@ def test_names_of_the_other_are_its_own() -> None:
     """An argument of ours hides nothing that a model asks of the data."""
 
     class Named(DigitsDataModule):
-        vectors = k = selector = "its own"
+        vectors = classes = "its own"
 
     data = CoresetDataModule(Named(labelled=1.0), Uniform(), 5, pixels)
-    assert data.vectors == data.k == data.selector == "its own"
+    assert data.vectors == data.classes == "its own"
 
 
 def test_an_error_within_a_selection_is_told() -> None:
