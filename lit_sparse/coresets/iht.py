@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.coresets.exchange import exchanged
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.selector import CoresetSelector, Selection, largest
 from lit_sparse.coresets.vectors import Vectors
@@ -17,8 +18,12 @@ from lit_sparse.coresets.vectors import Vectors
 __all__ = ["IHT", "AcceleratedIHT"]
 
 
-#: Exchanges of the support at most, in polishing.
-EXCHANGES = 5
+#: Rounds of exchanges at most, in polishing.
+ROUNDS = 20
+#: Examples beyond the support, near in direction to the residual, that a round of exchanges chooses from.
+CANDIDATES = 128
+#: A round after which more than this fraction of the objective is left is the last one.
+ENOUGH = 0.95
 
 
 class _Point(NamedTuple):
@@ -34,8 +39,8 @@ class IHT(CoresetSelector):
 
     The step is the best one for the gradient on the current support and the k strongest entries beside it. The best weights
     that were met are returned, for the objective may rise. Polishing then replaces them by the best nonnegative weights for
-    their support, and exchanges members of the support as long as the objective falls. Polished weights are never worse.
-    The algorithm as it was published is ``polish=False``.
+    their support, and exchanges members of the support as long as the objective falls noticeably. Polished weights are never
+    worse. The algorithm as it was published is ``polish=False``.
 
     An iteration is one product with all vectors and a few with the selected ones: nearly the same for every k. The time of
     polishing grows with k.
@@ -93,7 +98,9 @@ class IHT(CoresetSelector):
         for _ in self.steps(self.max_iter):
             gradient = self._gradient(vectors, target, start, generator)
             step = self.step_scale * self._step(vectors, start, gradient, k)
-            following = self._improved(vectors, target, self._kept(vectors, start.weights + step * gradient, k))
+            weights = start.weights + step * gradient
+            kept = largest(weights, k)
+            following = self._improved(vectors, target, self._at(vectors, kept, weights[kept]))
             trace.append(float((target - following.made).square().sum()))
             if trace[-1] < least:
                 best, least = following, trace[-1]
@@ -109,46 +116,51 @@ class IHT(CoresetSelector):
         return (16 * torch.finfo(vectors.dtype).eps) ** 2 * float(vectors.total.square().sum())
 
     def _polished(self, vectors: Vectors, k: int, point: _Point, least: float) -> tuple[_Point, float]:
-        """Return a better point and its objective: the best weights for its support, then for the best k of more candidates."""
-        target, floor = vectors.total, self._floor(vectors)
-        following = self._fitted(vectors, point.support)
-        for exchange in range(EXCHANGES + 1):
-            objective = float((target - following.made.double()).square().sum())
-            if not objective < least:
+        """Return a better point and its objective: the best weights for its support, then for supports after exchanges."""
+        following = self._fitted(vectors, point)
+        for turn in range(ROUNDS + 1):
+            before, objective = least, float((vectors.total - following.made.double()).square().sum())
+            if objective < least:
+                point, least = following, objective
+            if turn == ROUNDS or least <= self._floor(vectors) or (turn and not least < ENOUGH * before):
                 break
-            point, least = following, objective
-            if least <= floor or exchange == EXCHANGES:
-                break
-            following = self._fitted(vectors, self._candidates(vectors, k, point, exchange))
-            if len(following.support) > k:
-                following = self._fitted(vectors, largest(following.weights, k))
+            following = self._fitted(vectors, self._exchanged(vectors, k, following, turn))
         return point, least
 
-    @staticmethod
-    def _candidates(vectors: Vectors, k: int, point: _Point, exchange: int) -> Tensor:
-        """Return the support, the k examples beyond it that are nearest in direction to the residual, and some from all over.
+    @classmethod
+    def _fitted(cls, vectors: Vectors, point: _Point) -> _Point:
+        """Return the best nonnegative weights for a support."""
+        weights = nonnegative_least_squares(vectors, point.support, point.weights[point.support])
+        return cls._at(vectors, point.support, weights)
 
-        Examples near in direction to the residual resemble each other. So where the support has fewer than k members, as many
-        evenly spaced examples as are missing join, others in each exchange.
+    @classmethod
+    def _exchanged(cls, vectors: Vectors, k: int, point: _Point, turn: int) -> _Point:
+        """Return a point after exchanges with the examples nearest in direction to the residual, and some from all over.
+
+        Examples near in direction to the residual resemble each other. So as many evenly spaced examples are candidates too,
+        others in each turn.
         """
-        strength = vectors.correlate((vectors.total - point.made.double()).to(vectors.dtype)) / vectors.norms.to(vectors.dtype)
-        strength = strength.nan_to_num(0.0, 0.0, 0.0)
-        strength[point.support] = torch.inf
-        size, chosen = vectors.shape[0], len(point.support)
-        wanted = torch.zeros(size, dtype=torch.bool, device=strength.device)
-        wanted[largest(strength, min(chosen + k, size))] = True
-        if chosen < k:
-            stride = max(1, size // (k - chosen))
-            wanted[exchange * stride // EXCHANGES :: stride] = True
-        return wanted.nonzero().squeeze(-1)
+        residual = vectors.total - point.made.double()
+        nearness = (vectors.correlate(residual.to(vectors.dtype)) / vectors.norms).nan_to_num(0.0, 0.0, 0.0)
+        nearness[point.support] = torch.inf
+        size = len(nearness)
+        wanted = torch.zeros(size, dtype=torch.bool, device=nearness.device)
+        wanted[largest(nearness, min(len(point.support) + CANDIDATES, size))] = True
+        stride = max(1, size // CANDIDATES)
+        wanted[turn * stride // ROUNDS :: stride] = True
+        indices = (wanted & (vectors.norms > 0)).nonzero().squeeze(-1)
+        lengths = vectors.norms[indices]
+        units = vectors.rows(indices).double() / lengths[:, None]
+        weights = exchanged(units, point.weights[indices] * lengths, residual, k) / lengths
+        return cls._at(vectors, indices, weights)
 
     @staticmethod
-    def _fitted(vectors: Vectors, support: Tensor) -> _Point:
-        """Return the best nonnegative weights on a support."""
-        found = nonnegative_least_squares(vectors, support).to(vectors.dtype)
-        there, kept = support[found > 0], found[found > 0]
-        weights = torch.zeros(vectors.shape[0], dtype=vectors.dtype, device=vectors.device).index_put((there,), kept)
-        return _Point(weights, vectors.combine(there, kept), there)
+    def _at(vectors: Vectors, indices: Tensor, weights: Tensor) -> _Point:
+        """Return the point with the positive ones of some examples' weights (n,)."""
+        there = weights > 0
+        support, kept = indices[there], weights[there].to(vectors.dtype)
+        everywhere = torch.zeros(vectors.shape[0], dtype=vectors.dtype, device=vectors.device)
+        return _Point(everywhere.index_put((support,), kept), vectors.combine(support, kept), support)
 
     def _gradient(self, vectors: Vectors, target: Tensor, point: _Point, generator: torch.Generator) -> Tensor:
         """Return the direction of steepest descent (N,), zero for examples that are not looked at."""
@@ -168,14 +180,6 @@ class IHT(CoresetSelector):
         beside = largest(strength, min(k, len(strength) - len(point.support)))
         subspace = torch.cat([point.support, beside])
         return best_step(vectors, subspace, gradient[subspace])[0]
-
-    @staticmethod
-    def _kept(vectors: Vectors, weights: Tensor, k: int) -> _Point:
-        """Return the projection of weights (N,): the k largest positive ones."""
-        support = largest(weights, k)
-        support = support[weights[support] > 0]
-        kept = torch.zeros_like(weights).index_put((support,), weights[support])
-        return _Point(kept, vectors.combine(support, weights[support]), support)
 
     def _improved(self, vectors: Vectors, target: Tensor, point: _Point) -> _Point:
         """Return a point after what is done on its own support."""

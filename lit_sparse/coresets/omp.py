@@ -45,14 +45,5 @@ class NonnegativeOMP(CoresetSelector):
     @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         fit = NonnegativeFit(vectors.total, k)
-        pursuit = Pursuit(fit, vectors.norms)
-        trace = []
-        for _ in self.steps(3 * k):
-            if len(fit.members) >= k or pursuit.stuck:
-                break
-            which = pursuit.next(vectors)
-            if which is None:
-                break
-            pursuit.enter(which, vectors.rows(torch.tensor([which], device=vectors.device))[0])
-            trace.append(fit.objective)
+        trace = list(Pursuit(fit, vectors.norms).run(vectors, k, self.steps(3 * k)))
         return Selection(fit.indices, fit.weights.to(vectors.dtype), trace)

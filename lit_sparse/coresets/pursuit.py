@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -57,6 +59,27 @@ class NonnegativeFit:
     def weights(self) -> Tensor:
         """Their weights (n,), positive."""
         return self._on_device(self._scaled) / self.lengths[: len(self.members)]
+
+    def begin(self, indices: list[int], vectors: Tensor, weights: Tensor) -> None:
+        """Let vectors (n, S) enter at once, from positive weights (n,) on, with the best weights for all.
+
+        They come in the order of their weights, up to the first one that is in the span of those before it.
+        """
+        lengths = vectors.norm(dim=1)
+        scaled = weights * lengths
+        order = scaled.argsort(descending=True, stable=True)[: len(self.units) - 1]
+        while n := len(order):
+            units = vectors[order] / lengths[order, None]
+            factor, failed = torch.linalg.cholesky_ex(units @ units.T)
+            pivots = factor.diagonal()[: int(failed) - 1 if failed else n].square()
+            good = int((pivots > DEPENDENT).long().cumprod(0).sum())
+            if good == n:
+                self.members = [indices[which] for which in order.tolist()]
+                self.units[:n], self.lengths[:n], self._factor[:n, :n] = units, lengths[order], factor.cpu().numpy()
+                self._products[:n], self._scaled = (units @ self.target).cpu().numpy(), scaled[order].cpu().numpy()
+                break
+            order = order[:good]
+        self._settle()
 
     def add(self, index: int, vector: Tensor) -> bool:
         """Let a vector (S,) enter, with the best weights for all; return whether it is not in the span of the others."""
@@ -167,26 +190,34 @@ class Pursuit:
             self._barred[which] = True
             self._idle.append(which)
 
+    def run(self, vectors: Vectors, k: int, steps: Iterable[int]) -> Iterator[float]:
+        """Let vectors enter, one in each step, until there are k of them or none helps; yield the objectives."""
+        for _ in steps:
+            which = None if len(self.fit.members) >= k or self.stuck else self.next(vectors)
+            if which is None:
+                return
+            self.enter(which, vectors.rows(torch.tensor([which], device=vectors.device))[0])
+            yield self.fit.objective
+
     @property
     def stuck(self) -> bool:
         """Whether what is left is rounding, or the last candidates, ten in a row, were no help."""
         return len(self._idle) >= 10 or float(self.fit.residual.norm()) <= 10 * self.least
 
 
-def nonnegative_least_squares(vectors: Vectors, indices: Tensor) -> Tensor:
+def nonnegative_least_squares(vectors: Vectors, indices: Tensor, start: Tensor | None = None) -> Tensor:
     """Return the nonnegative weights (n,) that bring the sum of some vectors nearest to that of all.
 
     Args:
         vectors: of a scale whose fourth power neither overflows nor vanishes.
         indices: (n,) which of them.
+        start: (n,) weights to start from.
     """
     rows = vectors.rows(indices).double()
-    some = DenseVectors(rows)
     fit = NonnegativeFit(vectors.total, len(indices))
-    pursuit = Pursuit(fit, rows.norm(dim=1))
-    for _ in range(3 * len(indices)):
-        which = pursuit.next(some)
-        if which is None or pursuit.stuck:
-            break
-        pursuit.enter(which, rows[which])
+    if start is not None:
+        given = (start > 0).nonzero().squeeze(-1)
+        fit.begin(given.tolist(), rows[given], start[given].double())
+    for _ in Pursuit(fit, rows.norm(dim=1)).run(DenseVectors(rows), len(indices), range(3 * len(indices))):
+        pass
     return torch.zeros(len(indices), dtype=torch.float64, device=rows.device).index_put((fit.indices,), fit.weights).to(rows)

@@ -1,0 +1,113 @@
+"""Exchanges of vectors on the support of a nonnegative least-squares problem for vectors beyond it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_sparse.coresets.pursuit import DEPENDENT
+
+__all__ = ["exchanged"]
+
+#: Exchanges at most, after which the weights should be computed anew.
+MOST = 100
+#: Decrease of the objective, as a fraction of it, that an exchange needs.
+SIGNIFICANT = 1e-3
+
+
+def exchanged(units: Tensor, weights: Tensor, residual: Tensor, k: int) -> Tensor:
+    """Return weights (n,) that bring the sum of unit vectors nearer to a target, at most k of them positive.
+
+    In each step one vector enters, and where k have a weight, one leaves. The pair is the one whose decrease of the objective
+    is largest, by its closed form. A vector whose best weight is then negative leaves too. Where this makes the objective
+    rise, the step is undone.
+
+    A table (n + 1, n + 1) of Gram products, with the target last, is kept swept on the support P. Its blocks are the negative
+    inverse of the Gram matrix of P, the coefficients of the other vectors' projections onto the span of P, and the products of
+    what remains of them. Its last row is the weights of P, the gradient of the others, and the objective. A vector enters or
+    leaves in O(n^2).
+
+    Args:
+        units: (n, S) vectors of unit length, float64.
+        weights: (n,) best weights of a support, positive, and zeros; the vectors on the support are linearly independent.
+        residual: (S,) target minus the weighted sum.
+        k: positive weights at most.
+
+    Source: Beaton (1964), The Use of Special Matrix Operators in Statistical Calculus, for the sweep; Lawson & Hanson (1974),
+    Solving Least Squares Problems, chapter 23, for the vectors that leave.
+    """
+    inside = weights > 0
+    table = _table(units, inside, weights, residual)
+    barred = torch.zeros_like(inside)
+    for _ in range(MOST):
+        objective = float(table[-1, -1])
+        swept = _best(table, inside, barred, k)
+        if not swept:
+            break
+        barred[swept[-1]] = True
+        for which in swept:
+            _sweep(table, inside, which)
+        swept += _settled(table, inside, weights)
+        if float(table[-1, -1]) < objective:
+            barred[swept] = False
+        else:
+            for which in reversed(swept):
+                _sweep(table, inside, which)
+        weights = torch.where(inside, table[-1, :-1], 0.0)
+    return weights
+
+
+def _table(units: Tensor, inside: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
+    """Return the table; by orthogonal factors, for Gram products double the digits that are lost."""
+    base, triangle = torch.linalg.qr(units[inside].T)
+    products = units[~inside] @ base
+    rest = units[~inside] - products @ base.T
+    coefficients = torch.linalg.solve_triangular(triangle, products.T, upper=True)
+    upper = torch.cat([-torch.cholesky_inverse(triangle, upper=True), coefficients], 1)
+    order = torch.cat([inside.nonzero(), (~inside).nonzero()])
+    table = units.new_zeros(len(units) + 1, len(units) + 1)
+    table[order, order.T] = torch.cat([upper, torch.cat([coefficients.T, rest @ rest.T], 1)])
+    table[-1, :-1] = table[:-1, -1] = torch.where(inside, weights, units @ residual)
+    table[-1, -1] = residual.square().sum()
+    return table
+
+
+def _best(table: Tensor, inside: Tensor, barred: Tensor, k: int) -> list[int]:
+    """Return which vector should leave, if k are inside, and which should enter; none where it is not significant."""
+    leaving, entering = inside.nonzero().squeeze(-1), (~inside & ~barred).nonzero().squeeze(-1)
+    gradient, distance, loss = table[-1, entering], table.diagonal()[entering], torch.zeros(())
+    if full := len(leaving) >= k:
+        coefficients = table[leaving[:, None], entering]
+        weights, inverse = table[-1, leaving, None], -table.diagonal()[leaving, None]
+        gradient = gradient + weights / inverse * coefficients
+        distance = distance + coefficients.square() / inverse
+        loss = weights.square() / inverse
+    gain = torch.where((gradient > 0) & (distance > DEPENDENT), gradient.square() / distance, 0.0) - loss
+    if not gain.numel() or not float(gain.max()) > SIGNIFICANT * abs(float(table[-1, -1])):  # rounding may leave it below 0
+        return []
+    out, into = divmod(int(gain.argmax()), len(entering))
+    return [int(leaving[out]), int(entering[into])] if full else [int(entering[into])]
+
+
+def _settled(table: Tensor, inside: Tensor, weights: Tensor) -> list[int]:
+    """Go from weights (n,) to the best ones for the support, and return which vectors leave on the way."""
+    left: list[int] = []
+    while True:
+        aim = torch.where(inside, table[-1, :-1], 0.0)
+        falling = inside & (aim <= 0)
+        if not bool(falling.any()):
+            return left
+        share = torch.where(falling, weights / (weights - aim).clamp_min(torch.finfo(aim.dtype).tiny), torch.inf)
+        left.append(int(share.argmin()))
+        weights = torch.where(inside, weights + share.min() * (aim - weights), 0.0)
+        _sweep(table, inside, left[-1])
+
+
+def _sweep(table: Tensor, inside: Tensor, which: int) -> None:
+    """Let a vector enter the support, or leave it."""
+    row = table[which].clone()
+    pivot = float(row[which])
+    table.addr_(row, row, alpha=-1.0 / pivot)
+    table[which] = table[:, which] = row / abs(pivot)
+    table[which, which] = -1.0 / pivot
+    inside[which] = ~inside[which]
