@@ -555,6 +555,7 @@ def test_the_script_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # where Python puts it for a script that is started
     spec = importlib.util.spec_from_file_location("logsumexp_transport", ROOT / "scripts" / "logsumexp_transport.py")
     assert spec is not None and spec.loader is not None
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # as for a script that is started
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
     for name, values in (("WIDTHS", (0.4, 0.7)), ("RHOS", (0.1, 0.01)), ("SAFE_STEPS", (0.3,)), ("DUAL_STEPS", (0.1, 1.0))):
