@@ -59,7 +59,7 @@ def coarse(score: Any) -> Any:
     return math.floor(score / STEP + 0.5) * STEP if abs(score) < FINE else score
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def select(values: Any, n: Any, k: Any) -> Any:
     """Return the k-th largest of the first n values, which it reorders; 1 <= k <= n."""
     low, high = 0, n - 1
@@ -84,7 +84,7 @@ def select(values: Any, n: Any, k: Any) -> Any:
     return values[k - 1]
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def best_bits(rows: Any, r: Any, z: Any, scratch: Any, budget: Any) -> None:
     """Write to row z the at most ``budget`` bits with the largest positive entries of row r, the first of equal ones.
 
@@ -115,7 +115,7 @@ def best_bits(rows: Any, r: Any, z: Any, scratch: Any, budget: Any) -> None:
                 left -= 1
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def best_tags(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, back: Any) -> None:
     """Write to row z the best tag of each position by the algorithm of Viterbi.
 
@@ -163,7 +163,7 @@ def best_tags(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, b
         place = back[place]
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def find_best(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, back: Any) -> None:
     """Write the best structure for the scores in row r to row z; arguments as for :func:`best_tags`."""
     if oracle.kind == SEQUENCE:
@@ -172,7 +172,7 @@ def find_best(oracle: Any, link: Any, rows: Any, r: Any, z: Any, scratch: Any, b
         best_bits(rows, r, z, scratch, oracle.budget)
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def links_of(oracle: Any, link: Any, rows: Any, z: Any) -> Any:
     """Return the links' share in the total of the tags in row z; arguments as for :func:`best_tags`.
 
@@ -190,7 +190,7 @@ def links_of(oracle: Any, link: Any, rows: Any, z: Any) -> Any:
     return extra
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def is_broken(oracle: Any, link: Any) -> Any:
     """Tell whether the links hold NaN or an infinity."""
     links, broken = oracle.links, False

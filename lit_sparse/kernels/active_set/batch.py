@@ -26,7 +26,7 @@ from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.oracles import CompiledOracle, find_best, is_broken, links_of
 
-__all__ = ["Array", "Solution", "Start", "solve_batch", "solve_one", "solve_with_oracle"]
+__all__ = ["Array", "Solution", "Start", "solve_batch", "solve_block", "solve_with_oracle"]
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -68,31 +68,7 @@ class Solution(NamedTuple):
     done: Any
 
 
-@compile_rows()
-def solve_row(oracle: Any, link: Any, work: Any, n: Any, max_iter: Any, tol: Any, scratch: Any, back: Any) -> Any:
-    """Solve a row that :func:`~lit_sparse.kernels.active_set.row.begin` has set up, with a support of size n.
-
-    Returns:
-        Size of the support, duality gap, and whether it is as small as asked for.
-    """
-    vectors = work.vectors
-    if n == 0:
-        find_best(oracle, link, vectors, RESIDUAL, FOUND, scratch, back)
-        n, _ = admit(work, n, links_of(oracle, link, vectors, FOUND))
-    newest, gap, done = -1, np.inf, False
-    for left in range(max_iter - 1, -1, -1):
-        n, stuck = advance(work, n, newest)
-        find_best(oracle, link, vectors, RESIDUAL, FOUND, scratch, back)
-        extra = links_of(oracle, link, vectors, FOUND)
-        gap, small = compare(work, n, extra, tol)
-        done = stuck or small
-        if done or left == 0 or not has_room(n, len(work.slots)):
-            break
-        n, newest = admit(work, n, extra)
-    return n, gap, done
-
-
-@compile_rows()
+@compile_rows(inline="source")
 def copy_out(row: Any, solution: Any, work: Any, n: Any) -> None:
     """Write what a workspace holds to one row of the solution."""
     d = work.vectors.shape[1]
@@ -106,29 +82,55 @@ def copy_out(row: Any, solution: Any, work: Any, n: Any) -> None:
 
 
 @compile_rows()
-def solve_one(
-    row: Any, solution: Any, scores: Any, oracle: Any, start: Any, max_iter: Any, tol: Any, work: Any, scratch: Any, back: Any
+def solve_block(
+    first: Any,
+    stop: Any,
+    solution: Any,
+    scores: Any,
+    oracle: Any,
+    start: Any,
+    max_iter: Any,
+    tol: Any,
+    work: Any,
+    scratch: Any,
+    back: Any,
 ) -> None:
-    """Solve one row in a workspace, with d more numbers in ``scratch`` and integers in ``back``; see :func:`solve_batch`."""
-    d = scores.shape[1]
-    link = row if len(oracle.links) > 1 else 0
-    odd = is_broken(oracle, link)
-    for i in range(d):
-        odd = odd or not scores[row, i] < np.inf
-    if odd:
-        solution.sizes[row], solution.gaps[row], solution.done[row], solution.probs[row, 0] = 1, np.nan, 1, np.nan
+    """Solve rows ``first .. stop - 1`` in one workspace, with d more numbers in ``scratch`` and integers in ``back``.
+
+    See :func:`solve_batch`.
+    """
+    d, vectors = scores.shape[1], work.vectors
+    for row in range(first, stop):
+        link = row if len(oracle.links) > 1 else 0
+        odd = is_broken(oracle, link)
         for i in range(d):
-            solution.marginals[row, i] = 0.0 if scores[row, i] == -np.inf else np.nan
-            solution.structures[row, 0, i] = 0
-        return
-    n = begin(work, scores[row], start.structures[row], start.probs[row], start.extra[row])
-    n, solution.gaps[row], solution.done[row] = solve_row(oracle, link, work, n, max_iter, tol, scratch, back)
-    copy_out(row, solution, work, n)
+            odd = odd or not scores[row, i] < np.inf
+        if odd:
+            solution.sizes[row], solution.gaps[row], solution.done[row], solution.probs[row, 0] = 1, np.nan, 1, np.nan
+            for i in range(d):
+                solution.marginals[row, i] = 0.0 if scores[row, i] == -np.inf else np.nan
+                solution.structures[row, 0, i] = 0
+            continue
+        n = begin(work, scores[row], start.structures[row], start.probs[row], start.extra[row])
+        newest, left, gap, done = -1, max_iter, np.inf, False
+        while True:  # one call of each function, because each call is a copy to compile
+            started, stuck = n > 0, False
+            if started:
+                n, stuck = advance(work, n, newest)
+            find_best(oracle, link, vectors, RESIDUAL, FOUND, scratch, back)
+            extra = links_of(oracle, link, vectors, FOUND)
+            if started:
+                left -= 1
+                gap, small = compare(work, n, extra, tol)
+                done = stuck or small
+                if done or left == 0 or not has_room(n, len(work.slots)):
+                    break
+            n, newest = admit(work, n, extra)
+        solution.gaps[row], solution.done[row] = gap, done
+        copy_out(row, solution, work, n)
 
 
-@compile_rows()
-def solve_block(first: Any, stop: Any, solution: Any, scores: Any, oracle: Any, start: Any, max_iter: Any, tol: Any) -> None:
-    """Solve rows ``first .. stop - 1``; see :func:`solve_batch`."""
+def _solve_part(first: int, stop: int, solution: Solution, scores: Array, *problem: Any) -> None:
     d, capacity = scores.shape[1], solution.probs.shape[1]
     work = Workspace(
         np.zeros((VECTORS, d)),
@@ -137,9 +139,7 @@ def solve_block(first: Any, stop: Any, solution: Any, scores: Any, oracle: Any, 
         np.empty((LISTS, capacity)),
         np.empty(capacity, np.int32),
     )
-    scratch, back = np.empty(d), np.empty(d, np.int32)
-    for row in range(first, stop):
-        solve_one(row, solution, scores, oracle, start, max_iter, tol, work, scratch, back)
+    solve_block(first, stop, solution, scores, *problem, work, np.empty(d), np.empty(d, np.int32))
 
 
 def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Solution:
@@ -154,7 +154,7 @@ def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: i
     """
     size, d = scores.shape
     solution = _empty(size, d, capacity_of(d, max_iter, start.structures.shape[1]))
-    over_rows(solve_block, (size, d), SECONDS * d, solution, scores, oracle, start, max_iter, tol)
+    over_rows(_solve_part, (size, d), SECONDS * d, solution, scores, oracle, start, max_iter, tol)
     return solution
 
 
@@ -169,7 +169,7 @@ def _empty(size: int, d: int, capacity: int) -> Solution:
     )
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def of_row(work: Any, row: Any) -> Any:
     """Return the workspace of one row of many."""
     return Workspace(work.vectors[row], work.matrix[row], work.factor[row], work.lists[row], work.slots[row])

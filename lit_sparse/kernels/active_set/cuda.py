@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.active_set.batch import Solution, Start, solve_one
+from lit_sparse.kernels.active_set.batch import Solution, Start, solve_block
 from lit_sparse.kernels.active_set.row import LISTS, VECTORS, Workspace, capacity_of
 from lit_sparse.kernels.gpu.numba_rows import ArraySpec, launch, numba_cuda, program_of
 from lit_sparse.kernels.oracles import CompiledOracle
@@ -48,7 +48,7 @@ def solve_rows(
         solution = Solution(marginals, structures, probs, sizes, gaps, done)
         oracle, start = CompiledOracle(kind, budget, tags, links), Start(first, first_probs, first_extra)
         work = Workspace(vectors[row], matrix[row], factor[row], lists[row], slots[row])
-        solve_one(row, solution, scores, oracle, start, max_iter, tol, work, scratch[row], back[row])
+        solve_block(row, row + 1, solution, scores, oracle, start, max_iter, tol, work, scratch[row], back[row])
 
 
 def solve_batch(scores: Tensor, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Any:

@@ -130,7 +130,7 @@ def gap_of(vectors: Any, lists: Any, n: Any, extra: Any) -> Any:
     return gap, size
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def compare(work: Any, n: Any, extra: Any, tol: Any) -> Any:
     """Return the duality gap that the structure in ``vectors[FOUND]`` shows, and whether it is as small as asked for.
 
@@ -140,13 +140,13 @@ def compare(work: Any, n: Any, extra: Any, tol: Any) -> Any:
     return max(gap, 0.0), gap <= max(0.5 * tol * tol, ROUNDING * (1.0 + size))
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def has_room(n: Any, capacity: Any) -> Any:
     """Tell whether a structure may enter a support of size n; for many sizes too."""
     return n + 1 < capacity
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def insert(work: Any, n: Any, squared: Any) -> None:
     """Append the structure whose forward-solved column is in ``lists[COLUMN]``, at that squared distance, to the factor."""
     factor, lists = work.factor, work.lists
@@ -235,7 +235,7 @@ def enter(work: Any, n: Any, extra: Any) -> Any:
         n -= 1
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def admit(work: Any, n: Any, extra: Any) -> Any:
     """Let the structure in ``vectors[FOUND]`` into the support, all of it if it is the first.
 
@@ -251,7 +251,7 @@ def admit(work: Any, n: Any, extra: Any) -> Any:
     return n, newest
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def settle(work: Any, n: Any, newest: Any) -> Any:
     """Move the probabilities to the best ones on the support, whoever falls to zero leaving.
 
@@ -287,7 +287,7 @@ def settle(work: Any, n: Any, newest: Any) -> Any:
         newest = -1
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def begin(work: Any, scores: Any, first: Any, first_probs: Any, first_extra: Any) -> Any:
     """Set up a workspace for a row of scores; return the size of the support to start from.
 
@@ -323,7 +323,7 @@ def begin(work: Any, scores: Any, first: Any, first_probs: Any, first_extra: Any
     return n
 
 
-@compile_rows()
+@compile_rows(inline="source")
 def advance(work: Any, n: Any, newest: Any) -> Any:
     """Settle the probabilities and compute marginals and residual; arguments and results as for :func:`settle`."""
     vectors = work.vectors

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numba
 import numpy as np
-from numba.core import event
+from numba.core import event, types
 from numba.extending import overload
+
+from lit_sparse.errors import ConfigurationError
 
 __all__ = ["REDUCTION_FLAGS", "bits_of", "compile_rows", "floats_of", "layout_of"]
 
@@ -41,22 +43,50 @@ class _Notice(event.Listener):
 event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
 
 
-def compile_rows(flags: frozenset[str] = frozenset()) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def compile_rows(
+    flags: frozenset[str] = frozenset(), *, inline: Literal["code", "source"] = "code"
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator that compiles a function on arrays to machine code that runs without the interpreter lock.
 
     Args:
         flags: LLVM fast-math flags; none by default.
+        inline: what compiled functions that call the function copy. ``"code"``: the machine code of the function, which is
+            compiled for each combination of argument types. ``"source"``: its source, which is compiled as a part of the
+            caller. For a function with one call this takes less time to compile. It cannot have flags.
+
+    Raises:
+        ConfigurationError: for flags with ``inline="source"``.
     """
+    if flags and inline == "source":
+        raise ConfigurationError(
+            f"Expected no flags with inline='source' but got {sorted(flags)}. A copied source has the caller's flags; "
+            "choose inline='code'."
+        )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags) or False, "forceinline": True}
+        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags) or False}
+        options |= {"inline": "always"} if inline == "source" else {"forceinline": True}
+        options["no_cfunc_wrapper"] = True  # only compiled functions and Python call it
         try:
             compiled = numba.njit(cache=True, **options)(function)
         except RuntimeError:  # neither the package folder nor a user folder is writable: compile in each process
             compiled = numba.njit(**options)(function)
+        if not flags:  # with flags, constants may change the order of a sum, and so its rounding
+            _share_among_constants(compiled)
         return compiled  # type: ignore[no-any-return]
 
     return decorate
+
+
+def _share_among_constants(compiled: Any) -> None:
+    """Make callers that pass constants use what is compiled for any integer: Numba would compile for each constant again."""
+    resolve = compiled.get_call_template
+
+    def resolve_types(args: Any, kws: Any) -> Any:
+        plain: Any = types.unliteral
+        return resolve(tuple(map(plain, args)), {name: plain(kind) for name, kind in kws.items()})
+
+    compiled.get_call_template = resolve_types
 
 
 def bits_of(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Kernels are compiled once, and say so."""
+"""Kernels are compiled once, say so, and compile only what a call needs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.process
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels import compile_rows
+
 NOTICE = "Compiling kernels for this processor"
 
 
@@ -19,7 +21,52 @@ def run(program: str, cache: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
 
 
+@pytest.mark.process
 def test_a_compilation_says_so_once_and_what_is_cached_does_not(tmp_path: Path) -> None:
     program = "import torch\nfrom lit_sparse.mappings import Sparsemax\nfor _ in range(2): Sparsemax()(torch.zeros(2, 3))"
     assert run(program, tmp_path).stderr.count(NOTICE) == 1
     assert NOTICE not in run(program, tmp_path).stderr
+
+
+def test_a_copied_source_has_no_flags() -> None:
+    with pytest.raises(ConfigurationError, match="choose inline='code'"):
+        compile_rows(frozenset({"contract"}), inline="source")
+
+
+COMPILED = """
+import torch
+from numba.core import event
+from lit_sparse.mappings import Entmax, LearnableEntmax, SparseMAP
+from lit_sparse.structures import Sequence
+
+class Compiled(event.Listener):
+    def on_start(self, event):
+        dispatcher = event.data["dispatcher"]
+        if dispatcher.py_func.__module__.startswith("lit_sparse."):
+            print(dispatcher.py_func.__name__, dispatcher.targetoptions.get("inline"))
+    def on_end(self, event): pass
+
+event.register("numba:compile", Compiled())
+y = {mapping}(torch.linspace(-1, 1, 15).reshape(1, 15).requires_grad_())
+y.square().sum().backward()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("mapping", "blocks", "most"),
+    [
+        ("LearnableEntmax()", {"map_squares_block", "root_product_block"}, 18),
+        ("LearnableEntmax(start=1.7)", {"map_block", "product_block"}, 27),
+        ("Entmax(2.5)", {"map_steep_block", "steep_product_block"}, 30),
+        ("SparseMAP(Sequence(5, 3))", {"solve_block"}, 19),
+    ],
+)
+def test_only_what_is_used_is_compiled(mapping: str, blocks: set[str], most: int, tmp_path: Path) -> None:
+    """In an empty cache. A copied source is never compiled by itself, others once for each combination of argument types."""
+    lines = run(COMPILED.format(mapping=mapping), tmp_path).stdout.splitlines()
+    compiled = [line.split()[0] for line in lines]
+    assert {name for name in compiled if name.endswith("_block")} == blocks
+    assert not [line for line in lines if line.endswith(" always")]
+    assert len(compiled) <= most, sorted(compiled)

@@ -1,0 +1,248 @@
+"""The rows of alpha-entmax for 1 <= alpha <= 2, compiled.
+
+With ``eps = alpha - 1`` and ``z = (x - max x) / gamma`` the result is ``y = [1 + eps (z - t)]_+^(1 / eps)``. Newton's method
+runs on ``(sum y)^eps = 1``: for alpha <= 2 its left side is a norm, convex in t and nearly linear.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, top_of, write_odd
+from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms_of_one_plus, workspace
+
+__all__ = ["FLAT", "gather_scores", "map_block", "map_squares_block", "solve", "write_normalized"]
+
+FLAT = 1e-9  # below this eps, softmax: the two differ by eps / 2 times the square of a score
+NEWTON_PASSES, PASSES = 30, 120
+CHUNK = 1024
+
+
+@compile_rows(frozenset({"contract"}))
+def deform(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> None:
+    """Write the deformed exponentials of ``z[:n] - t`` to ``work[0]``."""
+    e, shift, one, zero = z.dtype.type(eps), z.dtype.type(t), z.dtype.type(1), z.dtype.type(0)
+    if eps == 1.0:
+        for j in range(n):
+            m = one + (z[j] - shift)
+            work[0, j] = m if m > zero else zero
+    elif eps <= FLAT:
+        for j in range(n):
+            work[0, j] = z[j] - shift
+        exponentials(work, bits, n)
+    else:
+        least = z.dtype.type(-0.99999994 if z.itemsize == 4 else -0.9999999999999998)
+        power = z.dtype.type(1.0 / eps)
+        for j in range(n):
+            work[0, j] = max(e * (z[j] - shift), least)
+        logarithms_of_one_plus(work, bits, n)
+        for j in range(n):
+            work[0, j] = work[0, j] * power
+        exponentials(work, bits, n)
+        for j in range(n):
+            work[0, j] = work[0, j] if e * (z[j] - shift) > -one else zero
+
+
+@compile_rows(REDUCTION_FLAGS)
+def chunk_sums(z: Any, work: Any, first: Any, last: Any, e: Any, shift: Any) -> Any:
+    """Return the sums of y and of ``y^(1 - eps)``, in the type of y: for chunks that are short enough."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    total, slope = zero, zero
+    for j in range(first, last):
+        total += work[0, j]
+        m = one + e * (z[j] - shift)
+        slope += work[0, j] / m if m > zero else zero
+    return total, slope
+
+
+@compile_rows()
+def long_sums(z: Any, work: Any, n: Any, eps: Any, shift: Any) -> Any:
+    """Return the sums over any number of entries, added up in float64 from chunk to chunk."""
+    total, slope = 0.0, 0.0
+    for first in range(0, n, CHUNK):
+        part, part_slope = chunk_sums(z, work, first, min(first + CHUNK, n), z.dtype.type(eps), shift)
+        total += part
+        slope += part_slope
+    return total, slope
+
+
+@compile_rows(REDUCTION_FLAGS)
+def sum_of(work: Any, n: Any) -> Any:
+    """Return the sum of the first entries, in float64."""
+    total = 0.0
+    for j in range(n):
+        total += work[0, j]
+    return total
+
+
+@compile_rows(inline="source")
+def gather_scores(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, places: Any) -> Any:
+    """Collect ``(x - top) / gamma`` in the type of z where it may be in the support, with the places; return how many."""
+    limit = -np.inf if eps <= FLAT else -1.0 / eps
+    factor, bound = z.dtype.type(1.0 / gamma), z.dtype.type(limit)
+    n = 0
+    for i in range(x.shape[1]):
+        value = z.dtype.type(x[row, i] - top) * factor
+        z[n] = value
+        places[n] = i
+        n += value > bound
+    return n
+
+
+@compile_rows(inline="source")
+def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
+    """Leave the deformed exponentials, their sum almost 1, in ``work[0]``; return their t."""
+    # Of the last step. What it leaves behind is its square while y is smooth in t, and less so as alpha goes to 2.
+    tolerance = 1e-6 + math.exp(-16.0 * max(eps, 0.5)) if z.itemsize == 4 else 1e-9
+    if eps > 1.0:  # where y is small it is steep in t
+        tolerance = 1e-15
+    done = eps <= FLAT  # the result is exp(z) over its sum
+    lower, upper = 0.0, 0.0 if done else -math.expm1(-eps * math.log(n)) / eps
+    t, passes = 0.5 * upper, 0
+    while True:
+        deform(z, n, eps, t, work, bits)
+        if done:
+            return t
+        if n <= CHUNK:
+            part, part_slope = chunk_sums(z, work, 0, n, z.dtype.type(eps), z.dtype.type(t))
+            total, slope = float(part), float(part_slope)
+        else:
+            total, slope = long_sums(z, work, n, eps, z.dtype.type(t))
+        if total >= 1.0:
+            lower = t
+        else:
+            upper = t
+        ahead = t - total / slope * math.expm1(-eps * math.log(total)) / eps
+        if passes > NEWTON_PASSES or not lower <= ahead <= upper:
+            ahead = 0.5 * (lower + upper)
+        step = abs(ahead - t)
+        t = ahead
+        passes += 1
+        done = step <= tolerance or upper - lower <= 1e-15 * upper or passes == PASSES
+
+
+@compile_rows(inline="source")
+def write_normalized(row: Any, work: Any, n: Any, padded: Any, places: Any, out: Any) -> None:
+    """Write the first n entries of ``work[0]`` to their places, divided by the sum of all."""
+    scale = work.dtype.type(1.0 / sum_of(work, padded))
+    for j in range(n):
+        out[row, places[j]] = work[0, j] * scale
+
+
+@compile_rows(REDUCTION_FLAGS)
+def chunk_squares(z: Any, first: Any, last: Any, shift: Any) -> Any:
+    """Return the same for eps = 1/2, without a look at y, and the size of the support."""
+    zero = z.dtype.type(0)
+    total, slope, count = zero, zero, 0
+    one, half = z.dtype.type(1), z.dtype.type(0.5)
+    for j in range(first, last):
+        m = one + half * (z[j] - shift)
+        count += m > zero
+        m = m if m > zero else zero
+        total += m * m
+        slope += m
+    return total, slope, count
+
+
+@compile_rows()
+def long_squares(z: Any, n: Any, shift: Any) -> Any:
+    """Return the same for eps = 1/2."""
+    total, slope, count = 0.0, 0.0, 0
+    for first in range(0, n, CHUNK):
+        part, part_slope, part_count = chunk_squares(z, first, min(first + CHUNK, n), shift)
+        total += part
+        slope += part_slope
+        count += part_count
+    return total, slope, count
+
+
+@compile_rows(inline="source")
+def solve_squares(z: Any, n: Any) -> Any:
+    """Return the t at which the squares sum to 1, for eps = 1/2, and that sum.
+
+    On a given support the sum is a quadratic in t. Its root is on the other side of the solution than the t that gave the
+    support, so that roots close in from both sides; they meet where the support stays the same.
+    """
+    lower, upper = 0.0, 2.0 - 2.0 / math.sqrt(n)
+    t, size = 0.5 * upper, 0
+    for i in range(PASSES):
+        if n <= CHUNK:
+            part, part_slope, count = chunk_squares(z, 0, n, z.dtype.type(t))
+            total, slope = float(part), float(part_slope)
+        else:
+            total, slope, count = long_squares(z, n, z.dtype.type(t))
+        if count == size:
+            break
+        size = count
+        rest = slope * slope - count * (total - 1.0)
+        step = (slope - math.sqrt(rest)) / count if rest > 0.0 and i < NEWTON_PASSES else (total - math.sqrt(total)) / slope
+        if total >= 1.0:
+            lower = t
+        else:
+            upper = t
+        t = t + 2.0 * step
+        if not lower <= t <= upper:
+            t = 0.5 * (lower + upper)
+            size = 0
+    return t, total
+
+
+@compile_rows(frozenset({"contract"}))
+def shifted(x: Any, row: Any, top: Any, gamma: Any, z: Any) -> None:
+    """Write ``(x - top) / gamma`` of a whole row."""
+    factor = x.dtype.type(1.0 / gamma)
+    for i in range(x.shape[1]):
+        z[i] = (x[row, i] - top) * factor
+
+
+@compile_rows(frozenset({"contract"}))
+def write_squares(z: Any, row: Any, t: Any, total: Any, out: Any) -> None:
+    """Write the normalized squares."""
+    shift, scale = z.dtype.type(t), z.dtype.type(1.0 / total)
+    one, half, zero = z.dtype.type(1), z.dtype.type(0.5), z.dtype.type(0)
+    for i in range(out.shape[1]):
+        m = one + half * (z[i] - shift)
+        m = m if m > zero else zero
+        out[row, i] = m * m * scale
+
+
+@compile_rows()
+def map_squares_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
+    """Map those of the rows ``start .. stop - 1`` whose alpha is 3/2, where a look at every entry costs less than choosing."""
+    d = x.shape[1]
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    z = np.empty(d + SIMD_BLOCK, x.dtype)
+    for row in range(start, stop):
+        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
+        if eps == 0.5 and top_of(x, bits, row, out, cell, cell_bits):
+            shifted(x, row, cell[0], gamma, z)
+            t, total = solve_squares(z, pad(z, d))
+            write_squares(z, row, t, total, out)
+
+
+@compile_rows()
+def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
+    """Map those of the rows ``start .. stop - 1`` whose alpha is neither 3/2 nor above 2."""
+    d = x.shape[1] + SIMD_BLOCK
+    bits = bits_of(x)
+    cell = np.empty(1, x.dtype)
+    cell_bits = bits_of(cell)
+    z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
+    work, work_bits = workspace(x, d)
+    for row in range(start, stop):
+        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
+        if eps == 0.5 or eps > 1.0 or not top_of(x, bits, row, out, cell, cell_bits):
+            continue
+        if not eps >= 0.0:
+            write_odd(x, row, out)
+            continue
+        n = gather_scores(x, row, cell[0], eps, gamma, z, places)
+        padded = pad(z, n)
+        solve(z, padded, eps, work, work_bits)
+        write_normalized(row, work, n, padded, places, out)
