@@ -95,7 +95,7 @@ def mappings(options: argparse.Namespace) -> None:
         batch = {key: value.to(options.device) for key, value in batch.items()}
         for name in names[number % len(names) :] + names[: number % len(names)]:
             began = wait(options.device)
-            loss = models[name].step(batch, number, "train")["loss"]
+            loss = models[name].run_step(batch, number, "train")["loss"]
             optimizers[name].zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(models[name].parameters(), 5.0)

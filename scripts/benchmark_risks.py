@@ -89,7 +89,7 @@ def steps(repeats: int) -> None:
 
         def step(model: RobustClassifier = model, optimizer: torch.optim.Optimizer = optimizer) -> None:
             optimizer.zero_grad()
-            model.step(batch, 1, "train")["loss"].backward()
+            model.run_step(batch, 1, "train")["loss"].backward()
             optimizer.step()
 
         calls[name] = step

@@ -96,7 +96,7 @@ def loop(model: SupervisedOnlineAutoencoder, batch_size: int, steps: int) -> flo
         rows = slice(step * batch_size, (step + 1) * batch_size)
         batch = {"pixels": data.pixels[rows], "label": data.labels[rows]}
         optimizer.zero_grad()
-        loss: Tensor = model.step(batch, step, "train")["loss"]
+        loss: Tensor = model.run_step(batch, step, "train")["loss"]
         loss.backward()
         optimizer.step()
     return (time.perf_counter() - began) / steps

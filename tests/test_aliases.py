@@ -59,7 +59,7 @@ def test_a_config_and_an_option_may_have_former_names(tmp_path: Path, monkeypatc
     )
     cli = build_cli(["fit", "-c", "old.yaml"])
     assert isinstance(cli.model.potentials, MLPPotentials)
-    assert cli.model.potentials.hidden == [4]
+    assert list(cli.model.potentials.hidden) == [4]
     cli = build_cli(["fit", "-c", "old.yaml", "--model.init_args.potentials=lit_sparse.nn.KernelPotentials"])
     assert type(cli.model.potentials).__name__ == "KernelPotentials"
 

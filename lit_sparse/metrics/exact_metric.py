@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 from torchmetrics import Metric
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 __all__ = ["ExactMetric"]
 
@@ -21,10 +21,10 @@ class ExactMetric(Metric):
 
     full_state_update = False
 
-    def reset(self) -> None:
-        """Begin anew; in distributed evaluation a process may get no batch, which is no cause for a warning."""
-        super().reset()
-        self._update_count = 1
+    @property
+    @override
+    def update_called(self) -> bool:
+        return True  # torchmetrics warns before the first update, but in distributed evaluation a process may get no batch
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
         """Move the sums, and leave their dtype."""

@@ -64,7 +64,7 @@ class SignalingGame(LitSparseModule):
         >>> game = SignalingGame(Sparsemax(), Marginalize(), in_features=20, vocabulary=8)
         >>> images = torch.rand(3, 4, 20)
         >>> batch = {"target": images[:, 1], "candidates": images, "position": torch.ones(3).long(), "index": torch.arange(3)}
-        >>> game.step(batch, 0, "train")["loss"].isfinite().item()
+        >>> game.run_step(batch, 0, "train")["loss"].isfinite().item()
         True
     """
 

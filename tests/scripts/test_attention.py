@@ -34,7 +34,7 @@ def test_what_is_written_by_hand_computes_the_same() -> None:
         for name, value in zip(("weight_ih", "weight_hh", "bias_ih", "bias_hh"), parameters, strict=True):
             getattr(plain.cells[layer], name).data.copy_(value.data)
     batch = next(iter(data.train_dataloader()))
-    expected = ours.step(batch, 0, "train")["loss"]
+    expected = ours.run_step(batch, 0, "train")["loss"]
     torch.testing.assert_close(plain(batch["source"], batch["source_length"], batch["target"]), expected)
 
 
