@@ -159,10 +159,13 @@ def trainer(precision: str, **options: Any) -> pl.Trainer:
 
 
 def cells() -> list[Any]:
-    """Return the cells that run here; the common precision is left to the slow tests."""
+    """Return the cells that run here; a precision of each model is quick, and all of a model of text."""
     on_gpu = torch.cuda.is_available()
     found = [(name, precision) for name, precision, cell in table() if cell == "yes" or (cell == "GPU" and on_gpu)]
-    return [pytest.param(*cell, marks=[pytest.mark.slow] if cell[1] == "32-true" else []) for cell in found]
+    return [
+        pytest.param(*cell, marks=[] if cell[1] == "bf16-true" or "Recurrent" in cell[0] else [pytest.mark.slow])
+        for cell in found
+    ]
 
 
 def test_the_table_is_complete() -> None:
