@@ -19,8 +19,8 @@ def exchanged(units: Tensor, weights: Tensor, residual: Tensor, k: int) -> Tenso
     """Return weights (n,) that bring the sum of unit vectors nearer to a target, at most k of them positive.
 
     In each step one vector enters, and where k have a weight, one leaves. The pair is the one whose decrease of the objective
-    is largest, by its closed form. A vector whose best weight is then negative leaves too. Where this makes the objective
-    rise, the step is undone.
+    is largest, by its closed form. A vector whose best weight is then negative leaves too. A step after which the
+    decrease is not significant is undone.
 
     A table (n + 1, n + 1) of Gram products, with the target last, is kept swept on the support P. Its blocks are the negative
     inverse of the Gram matrix of P, the coefficients of the other vectors' projections onto the span of P, and the products of
@@ -48,7 +48,7 @@ def exchanged(units: Tensor, weights: Tensor, residual: Tensor, k: int) -> Tenso
         for which in swept:
             _sweep(table, inside, which)
         swept += _settled(table, inside, weights)
-        if float(table[-1, -1]) < objective:
+        if float(table[-1, -1]) < (1 - SIGNIFICANT) * objective:
             barred[swept] = False
         else:
             for which in reversed(swept):

@@ -17,12 +17,15 @@ from lit_sparse.coresets.pursuit import NonnegativeFit, nonnegative_least_square
 from lit_sparse.coresets.vectors import DenseVectors
 
 
-def problem(seed: int, size: int, draws: int, k: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Unit vectors (size, draws), the best nonnegative weights of the first k, and their sum's distance from the target."""
+def problem(seed: int, size: int, draws: int, k: int, decay: float = 0.0) -> tuple[Tensor, Tensor, Tensor]:
+    """Return unit vectors (size, draws), the best nonnegative weights of the first k, and the residual.
+
+    The numbers of a vector shrink from the first to the last one by 10 to the power of ``decay``.
+    """
     rng = np.random.default_rng(seed)
-    units = rng.normal(size=(size, draws)) + 0.3
+    units = (rng.normal(size=(size, draws)) + 0.1) * np.logspace(0, -decay, draws)
     units /= np.linalg.norm(units, axis=1, keepdims=True)
-    target = units.sum(0)
+    target = units.sum(0) + rng.normal(size=draws) * np.logspace(0, -decay, draws)
     weights = np.zeros(size)
     weights[:k] = nnls(units[:k].T, target)[0]
     return torch.from_numpy(units), torch.from_numpy(weights), torch.from_numpy(target - weights @ units)
@@ -97,6 +100,28 @@ def test_vectors_of_negative_weight_leave(monkeypatch: pytest.MonkeyPatch) -> No
         assert bool((found[support] > 0).all())
         assert float((target - found @ units).square().sum()) < float(residual.square().sum())
     assert left
+
+
+def test_a_step_that_does_not_help_is_undone_and_not_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[tuple[float, list[int]]] = []
+    best = exchange._best
+
+    def watched(table: Tensor, *given: object) -> list[int]:
+        steps.append((float(table[-1, -1]), list(swept := best(table, *given))))  # type: ignore[arg-type]
+        return swept
+
+    monkeypatch.setattr(exchange, "_best", watched)
+    undone = 0
+    for seed in range(20):
+        steps.clear()
+        units, weights, residual = problem(seed, 60, 20, 18, decay=3.0)
+        exchange.exchanged(units, weights, residual, 18)
+        for (before, first), (after, second) in itertools.pairwise(steps):
+            assert after <= before * (1 + 1e-9)
+            if after > before * (1 - exchange.SIGNIFICANT):
+                assert first[-1:] != second[-1:]
+                undone += 1
+    assert undone
 
 
 def test_a_fit_that_begins_with_many_vectors_is_that_of_one_after_the_other() -> None:
