@@ -284,9 +284,7 @@ def test_duplicates_share_what_one_would_get() -> None:
     assert len(thresholded) <= 6
     assert thresholded.objective < float(twice.sum(0).square().sum())
     for seed, k, debias in itertools.product(range(4), (3, 6), (False, True)):
-        often = torch.from_numpy(tiny(seed, 20, 8)).repeat(
-            5, 1
-        )  # equal vectors share a weight: one would leave room for others
+        often = torch.from_numpy(tiny(seed, 20, 8)).repeat(5, 1)  # one weight of equal vectors leaves room for others
         polished, unpolished = (AcceleratedIHT(debias=debias, polish=chosen)(often, k).objective for chosen in (True, False))
         assert polished < 0.5 * unpolished
 
