@@ -1,4 +1,4 @@
-"""Projection of rows onto a target of l1 and l2 norm (Hoyer 2004), in linear time, and its Jacobian; hard thresholding.
+"""Projection of rows onto a target of l1 and l2 norm (Hoyer 2004), in linear time.
 
 With z = x - max x, the projection is ``y = l2 (z - tau)_+ / ||(z - tau)_+||_2``, tau the root of the decreasing
 ``Psi = ||(z - tau)_+||_1 / ||(z - tau)_+||_2 - l1 / l2`` (Thom & Palm 2013; Thom, Rapp & Palm 2015). A set of entries that
@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
-from lit_sparse.kernels.cpu.rows import count_from, top_of, unit_of
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
+from lit_sparse.kernels.cpu.rows import top_of, unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
-__all__ = ["hoyer_product", "project_hoyer", "threshold_hard"]
+__all__ = ["project_hoyer"]
 
-SECONDS, PRODUCT_SECONDS, THRESHOLD_SECONDS = 2e-9, 0.6e-9, 4e-9  # for one element, on one thread
+SECONDS = 2e-9  # for one element, on one thread
 PASSES = 200
 NARROW, SHRINK, FLOOR = 1e-3, 1e-9, -1e4
 CANCELLED = 1e-4  # of a sum of squares: what is left when less of it remains has lost half of float32's digits
@@ -29,7 +29,6 @@ SLACK = 1e-9  # on the square of l1 / l2, against the number of equal largest en
 TINY = 1e-280  # below, float64 runs out of digits
 UP = 2.0**700  # powers of two that bring float64 back from the ends of its range
 DOWN = 2.0**-540
-LARGEST_SINGLE, LARGEST_DOUBLE = float(np.finfo(np.float32).max), float(np.finfo(np.float64).max)
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -296,199 +295,4 @@ project_hoyer = RowKernel(
 
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf gives NaN at its
 allowed entries.
-"""
-
-
-@compile_rows()
-def signed(v: Any, y: Any, x: Any, row: Any, origin: Any, scale: Any, side: Any, push: Any) -> None:
-    """Write x less the origin, scaled, and v, with the sign of y, where y is not zero, else 0.
-
-    In a function of its own: where sums may be reassociated, so may a second difference, and the digits are lost.
-    """
-    zero, factor = y.dtype.type(0), y.dtype.type(scale)
-    center = origin * factor
-    for i in range(y.shape[1]):
-        flip = y[row, i] < zero
-        side[i] = (-x[row, i] if flip else x[row, i]) * factor - center if y[row, i] != zero else zero
-        push[i] = (-v[row, i] if flip else v[row, i]) if y[row, i] != zero else zero
-
-
-@compile_rows()
-def centered(y: Any, row: Any, center: Any, side: Any) -> None:
-    """Take the center off, where y is not zero."""
-    zero = y.dtype.type(0)
-    for i in range(y.shape[1]):
-        side[i] = side[i] - center if y[row, i] != zero else zero
-
-
-@compile_rows(REDUCTION_FLAGS - {"nnan"})
-def support_sums(y: Any, row: Any, side: Any, push: Any) -> Any:
-    """Return the size of the support, and the sums of what :func:`signed` wrote, |y| and y^2."""
-    zero = y.dtype.type(0)
-    count = 0
-    scores, mass, total, energy = 0.0, 0.0, 0.0, 0.0
-    for i in range(y.shape[1]):
-        count += y[row, i] != zero
-        scores += side[i]
-        total += push[i]
-        mass += abs(y[row, i])
-        energy += y[row, i] * y[row, i]
-    return count, scores, mass, total, energy
-
-
-@compile_rows(REDUCTION_FLAGS - {"nnan"})
-def support_products(side: Any, push: Any) -> Any:
-    """Return the sums of distances, of their squares, and of distances times v."""
-    reach, spread, product = 0.0, 0.0, 0.0
-    for i in range(len(side)):
-        wide = np.float64(side[i])
-        reach += abs(wide)
-        spread += wide * wide
-        product += wide * push[i]
-    return reach, spread, product
-
-
-@compile_rows()
-def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonneg: Any) -> None:
-    """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
-    zero = y.dtype.type(0)
-    side, push = np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype)
-    for row in range(start, stop):
-        origin = zero  # one of the entries: distances of equal ones from it are exact zeros
-        for i in range(y.shape[1]):
-            if y[row, i] != zero:
-                origin = -x[row, i] if y[row, i] < zero else x[row, i]
-                break
-        scale = 1.0
-        while True:
-            signed(v, y, x, row, origin, scale, side, push)
-            count, scores, mass, total, energy = support_sums(y, row, side, push)
-            n = max(count, 1)
-            center = y.dtype.type(scores / n)
-            centered(y, row, center, side)
-            reach, spread, product = support_products(side, push)
-            if scale != 1.0 or reach == 0.0 or TINY < spread < np.inf:
-                break
-            scale = UP if spread <= TINY else (0.25 if y.itemsize == 4 else DOWN)
-        kappa, slope = 0.0, 0.0
-        if spread != 0.0:
-            kappa = math.sqrt(max(energy - mass * mass / n, 0.0) / spread) if mass == mass else np.nan
-            kappa = min(kappa * scale, LARGEST_SINGLE if y.itemsize == 4 else LARGEST_DOUBLE)
-            slope = product / spread
-        mean, factor, rate = y.dtype.type(total / n), y.dtype.type(kappa), y.dtype.type(slope)
-        for i in range(y.shape[1]):
-            value = factor * ((push[i] - mean) - rate * side[i])
-            out[row, i] = (-value if y[row, i] < zero else value) if y[row, i] != zero else zero
-
-
-def _product_cpu(
-    out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], x: np.ndarray[Any, Any], nonneg: bool
-) -> None:
-    over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, x, nonneg)
-
-
-def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
-    """Return the Jacobian of the projection of x at its result y, times v, in differentiable operations."""
-    support = y != 0
-    sign = torch.where(y < 0, -1.0, 1.0).to(y.dtype)
-    n = support.sum(-1, keepdim=True).clamp_min(1)
-    unit = unit_of(torch.where(support, x.abs(), 0.0))
-    x = sign * x / unit
-    largest = torch.where(support, x, -torch.inf).detach().amax(-1, keepdim=True)
-    a = torch.where(support, x - largest, 0.0)  # exact zeros for equal entries
-    distance = torch.where(support, a - a.sum(-1, keepdim=True) / n, 0.0)
-    spread = distance.square().sum(-1, keepdim=True)
-    flat = spread == 0
-    spread = torch.where(flat, 1.0, spread)
-    size = y.detach().abs()
-    rest = (size.square().sum(-1, keepdim=True) - size.sum(-1, keepdim=True).square() / n).clamp_min(0)
-    kappa = torch.where(flat, 0.0, rest.sqrt() / spread.sqrt()) / unit
-    kappa = kappa.clamp_max(torch.finfo(kappa.dtype).max)
-    w = torch.where(support, sign * v, 0.0)
-    w = w - w.sum(-1, keepdim=True) / n - distance * ((distance * w).sum(-1, keepdim=True) / spread)
-    return torch.where(support, sign * kappa * w, 0.0)
-
-
-hoyer_product = RowKernel(
-    "hoyer_product", "(Tensor v, Tensor y, Tensor x, bool nonneg) -> Tensor", _product_cpu, hoyer_jacobian
-)
-"""Row kernel ``(v, y, x (..., d), nonneg) -> (..., d)``: the Jacobian of the Hoyer projection of x at its result y, times v.
-
-Zero where the projection chose among equal entries: it is not differentiable there.
-"""
-
-
-@compile_rows()
-def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any, nonneg: Any) -> None:
-    """Keep the k largest magnitudes, or the k largest positive entries, of rows ``start .. stop - 1``."""
-    d = x.shape[1]
-    bits = bits_of(x)
-    cell = np.empty(1, x.dtype)
-    cell_bits = bits_of(cell)
-    size = np.empty((1, d), x.dtype)
-    size_bits, places = bits_of(size), np.empty(d, np.int32)
-    low, shift, _, highest = layout_of(x)
-    for row in range(start, stop):
-        for i in range(d):
-            chosen[row, i] = x[row, i] != -np.inf
-        if not top_of(x, bits, row, out, cell, cell_bits):
-            continue
-        n = 0
-        for i in range(d):
-            value = x[row, i]
-            size[0, n] = value if nonneg else abs(value)
-            places[n] = i
-            chosen[row, i] = 0
-            n += value > 0 if nonneg else value != -np.inf
-        key = size_bits.dtype.type(-1)
-        if n > k:  # the largest key that k entries reach: the bits of magnitudes order as they do
-            for j in range(n, d):
-                size[0, j] = 0
-            below = highest
-            key = size_bits.dtype.type(0)
-            while key + 1 < below:
-                middle = (key & below) + ((key ^ below) >> size_bits.dtype.type(1))
-                if count_from(size_bits, 0, low, shift, middle) >= k:
-                    key = middle
-                else:
-                    below = middle
-        left = k
-        for j in range(n):
-            left -= size_bits[0, j] > key
-        for j in range(n):
-            keep = size_bits[0, j] > key
-            if size_bits[0, j] == key and left > 0:
-                keep = True
-                left -= 1
-            if keep:
-                out[row, places[j]] = x[row, places[j]]
-                chosen[row, places[j]] = 1
-
-
-def _threshold_cpu(
-    out: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], x: np.ndarray[Any, Any], k: int, nonneg: bool
-) -> None:
-    over_rows(threshold_block, x.shape, THRESHOLD_SECONDS, out, chosen, x, k, nonneg)
-
-
-def _threshold_twin(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
-    allowed = x != -torch.inf
-    odd = ~(x.amax(-1, keepdim=True) < torch.inf) & allowed
-    size = torch.where(allowed & ((x > 0) | torch.tensor(not nonneg)), x.abs(), -1.0)
-    order = size.argsort(dim=-1, descending=True, stable=True)
-    first = torch.zeros_like(x).scatter(-1, order[..., :k], 1.0)
-    chosen = ((first > 0) & (size >= 0)) | odd
-    return torch.where(odd, torch.nan, torch.where(chosen, x, 0.0)), chosen.to(torch.uint8)
-
-
-threshold_hard = RowKernel(
-    "threshold_hard",
-    "(Tensor x, int k, bool nonneg) -> (Tensor, Tensor)",
-    _threshold_cpu,
-    _threshold_twin,
-    auxiliary=(torch.uint8,),
-)
-"""Row kernel ``(x (..., d), k, nonneg) -> (y, chosen)``: the k largest magnitudes (or positive entries) of a row, others zero.
-
-``chosen`` is 1 where an entry was kept. Ties go to the lowest index; odd rows as for the projection.
 """

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checks import check_count
-from lit_sparse.kernels.hoyer import threshold_hard
+from lit_sparse.kernels.hard_threshold import threshold_hard
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
 

@@ -7,7 +7,8 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checks import check_number, check_positive
-from lit_sparse.kernels.hoyer import hoyer_jacobian, hoyer_product, project_hoyer
+from lit_sparse.kernels.hoyer import project_hoyer
+from lit_sparse.kernels.hoyer_backward import hoyer_jacobian, hoyer_product
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
 

@@ -21,7 +21,9 @@ from lit_sparse.kernels.capped_softmax import capped_product, map_capped
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
 from lit_sparse.kernels.fusedmax import map_fused
 from lit_sparse.kernels.groups import group_product
-from lit_sparse.kernels.hoyer import hoyer_product, project_hoyer, threshold_hard
+from lit_sparse.kernels.hard_threshold import threshold_hard
+from lit_sparse.kernels.hoyer import project_hoyer
+from lit_sparse.kernels.hoyer_backward import hoyer_product
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.oscarmax import map_oscar
 from lit_sparse.kernels.simplex import center_on_support, project_simplex

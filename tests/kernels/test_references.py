@@ -12,7 +12,9 @@ from lit_sparse.kernels import center_on_support
 from lit_sparse.kernels.capped_softmax import capped_product, map_capped
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
 from lit_sparse.kernels.groups import group_product, label_of
-from lit_sparse.kernels.hoyer import hoyer_product, project_hoyer, threshold_hard
+from lit_sparse.kernels.hard_threshold import threshold_hard
+from lit_sparse.kernels.hoyer import project_hoyer
+from lit_sparse.kernels.hoyer_backward import hoyer_product
 from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
 from tests.kernels.rows import by_twin, fixed_settings, rows
 

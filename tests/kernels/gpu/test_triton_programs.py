@@ -207,6 +207,7 @@ def check_properties(device: str) -> None:
 def check_compiles(device: str) -> None:
     """Compile for a GPU that need not be there: the interpreter accepts what the compiler does not."""
     import triton
+    import triton.language as tl
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -216,7 +217,7 @@ def check_compiles(device: str) -> None:
         program = getattr(triton_programs, name)
         shape = triton_rows._shape(d, dtype, {"bf16": 2, "fp32": 4, "fp64": 8}[element])
         options = {"num_warps": shape.pop("num_warps")}
-        width = triton_programs.tl.float64 if dtype == torch.float64 else triton_programs.tl.float32
+        width = tl.float64 if dtype == torch.float64 else tl.float32
         fixed = {**shape, **constants, "width": width}
         numbers = {"n": "i32", "units": "i32", "k": "i32", "high": "fp32", "low": "fp32"}
         names = program.arg_names

@@ -1,304 +1,30 @@
-"""Triton programs for rows that are reduced as a whole: simplex projection, alpha-entmax, and their Jacobians.
-
-Only :mod:`lit_sparse.kernels.gpu.triton_rows` imports this, and only where Triton is installed.
-
-A program takes ``rows`` rows at a time and keeps them in registers: one read and one write, however often Newton's method looks
-at them. A row that is too long for that (``long``) is read anew, a tile at a time, for each look. Either way the first looks
-are at the maxima of groups of entries, which are few and hold nearly all of the support: a subset has less mass than the row,
-so its threshold bounds that of the row from the same side as Newton's method.
-
-Names that the programs share:
-
-- ``x``, ``y``, ``v`` point to tensors (n, d); in functions that a program calls, to the first column of its rows, (rows, 1, 1).
-- ``n`` is the number of rows; ``d = units * unit`` their length, written so that the compiler sees what divides it and loads
-  as many entries at once.
-- A tile (rows, depth, groups) holds consecutive columns, and what stands for nothing after the last. A group is what has the
-  same last index; it is in one thread, if ``groups`` entries are what a warp loads at once. ``z`` is a tile: the whole row, or
-  the first of a long one.
-- ``inside`` (rows,) tells which rows exist, ``live`` (rows,) which are still at work, ``width`` is the type to compute in.
-- A number that Python has in double precision comes as two floats, ``high`` and ``low``.
-"""
+"""alpha-entmax, and the Jacobians of entmax and of the projection onto the simplex."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import triton
 import triton.language as tl
 
-__all__ = ["apply_jacobian", "map_entmax", "project_simplex"]
+from lit_sparse.kernels.gpu.triton_programs.tiles import (
+    COARSE_PASSES,
+    HUGE,
+    NEWTON_PASSES,
+    PASSES,
+    any_of,
+    compiled,
+    load,
+    load_scores,
+    marked,
+    over,
+    peaks_of,
+    program,
+    rows_of,
+    store,
+    total,
+)
 
-compiled: Callable[[Callable[..., Any]], Any] = triton.jit
-program: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["n", "k"])
+__all__ = ["apply_jacobian", "map_entmax"]
 
-COARSE_PASSES = tl.constexpr(16)
-# Of Newton's method alone. Then bisection helps: there are rows, made rather than met, on which Newton's method gives up one
-# entry a pass.
-NEWTON_PASSES = tl.constexpr(24)
-PASSES = tl.constexpr(152)
 FLAT = tl.constexpr(1e-12)  # alpha - 1 from below: here entmax is softmax to all digits
-HUGE = tl.constexpr(float("inf"))
-
-
-@compiled
-def rows_of(n: tl.tensor, rows: tl.constexpr) -> tl.tensor:
-    """Return the numbers (rows,) of this program's rows, wide enough for any offset, and which of them exist."""
-    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
-    return row, row < n
-
-
-@compiled
-def over(value: tl.tensor) -> tl.tensor:
-    """Return a value for each row (rows,) as (rows, 1, 1)."""
-    return value[:, None, None]
-
-
-@compiled
-def total(tile: tl.tensor) -> tl.tensor:
-    """Return the sums (rows,) of a tile; first over depth, which is within threads."""
-    return tl.sum(tl.sum(tile, 1), 1)
-
-
-@compiled
-def any_of(flag: tl.tensor) -> tl.tensor:
-    """Tell whether one of (rows,) is set."""
-    return tl.max(flag.to(tl.int32), 0) > 0
-
-
-@compiled
-def columns(start: tl.tensor, depth: tl.constexpr, groups: tl.constexpr) -> tl.tensor:
-    """Return the numbers (1, depth, groups) of the columns from ``start`` on."""
-    return start + (tl.arange(0, depth) * groups)[None, :, None] + tl.arange(0, groups)[None, None, :]
-
-
-@compiled
-def load(
-    x: tl.tensor,
-    start: tl.tensor,
-    d: tl.tensor,
-    inside: tl.tensor,
-    nothing: tl.constexpr,
-    depth: tl.constexpr,
-    groups: tl.constexpr,
-    width: tl.constexpr,
-) -> tl.tensor:
-    """Load a tile from column ``start`` on, ``nothing`` standing where there is none."""
-    column = columns(start, depth, groups)
-    return tl.load(x + column, mask=over(inside) & (column < d), other=nothing).to(width)
-
-
-@compiled
-def load_scores(x: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor, like: tl.tensor) -> tl.tensor:
-    """Load scores as a tile of the shape and type of another."""
-    return load(x, start, d, inside, -HUGE, like.shape[1], like.shape[2], like.dtype)
-
-
-@compiled
-def store(y: tl.tensor, tile: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor) -> None:
-    """Store a tile from column ``start`` on."""
-    column = columns(start, tile.shape[1], tile.shape[2])
-    if y.dtype.element_ty == tl.bfloat16:  # there is no other way to it from float64 in the interpreter
-        tile = tile.to(tl.float32)
-    tl.store(y + column, tile.to(y.dtype.element_ty), mask=over(inside) & (column < d))
-
-
-@compiled
-def nan_to_inf(tile: tl.tensor) -> tl.tensor:
-    """Make one odd case of two."""
-    return tl.where(tile == tile, tile, HUGE)
-
-
-@compiled
-def peaks_of(z: tl.tensor, x: tl.tensor, d: tl.tensor, inside: tl.tensor, long: tl.constexpr) -> tl.tensor:
-    """Return the maxima of groups of a row's entries as a tile, a NaN counting as +inf."""
-    peaks = nan_to_inf(z)
-    if long:
-        size: tl.constexpr = z.shape[1] * z.shape[2]
-        for start in range(size, d, size):
-            peaks = tl.maximum(peaks, nan_to_inf(load_scores(x, start, d, inside, z)))
-    else:
-        peaks = tl.max(peaks, 1)[:, None, :]
-    return peaks
-
-
-@compiled
-def marked(z: tl.tensor, y: tl.tensor, odd: tl.tensor) -> tl.tensor:
-    """Return the result ``y`` for scores ``z``; where ``odd`` (rows,), NaN at their allowed entries."""
-    return tl.where(over(odd), tl.where(z == -HUGE, 0.0, float("nan")), y)
-
-
-# Projection onto the simplex
-
-
-@compiled
-def excess_over(
-    z: tl.tensor,
-    x: tl.tensor,
-    top: tl.tensor,
-    point: tl.tensor,
-    d: tl.tensor,
-    inside: tl.tensor,
-    long: tl.constexpr,
-) -> tl.tensor:
-    """Return ``sum (z - point)_+`` and the number of its positive terms, each (rows,); a long row is ``x - top``."""
-    if long:
-        mass = tl.zeros_like(point).to(tl.float64)
-        count = tl.zeros_like(point).to(tl.int32)
-        for start in range(0, d, z.shape[1] * z.shape[2]):
-            excess = load_scores(x, start, d, inside, z) - over(top) - over(point)
-            mass += total(tl.maximum(excess, 0.0)).to(tl.float64)
-            count += total((excess > 0).to(tl.int32))
-    else:
-        excess = z - over(point)
-        mass = total(tl.maximum(excess, 0.0))
-        count = total((excess > 0).to(tl.int32))
-    return mass, count
-
-
-@compiled
-def solve_projection(
-    z: tl.tensor,
-    x: tl.tensor,
-    top: tl.tensor,
-    tau: tl.tensor,
-    count: tl.tensor,
-    live: tl.tensor,
-    gamma: tl.tensor,
-    d: tl.tensor,
-    inside: tl.tensor,
-    halve: tl.constexpr,
-    passes: tl.constexpr,
-    long: tl.constexpr,
-) -> tl.tensor:
-    """Find the root tau of ``sum (z - tau)_+ = gamma``, where ``live``; a long row is ``x - top``.
-
-    ``tau`` is not above the root, and the threshold of ``count`` entries: where as many are above it, they are the support.
-    ``halve`` says to look at half of tau first, which for most rows is nearer to the root, and never much worse.
-
-    Returns:
-        tau; its count; and what rounding left between tau and the root, so that a long float32 row still sums to one.
-    """
-    upper = tl.zeros_like(tau)
-    rest = tl.zeros_like(tau)
-    i = 0
-    while any_of(live) & (i < passes):
-        between = (i % 2 == 0) & (i >= NEWTON_PASSES)
-        if halve:
-            between = between | (i == 0)
-        point = tl.where(between, 0.5 * (tau + upper), tau)
-        mass, above = excess_over(z, x, top, point, d, inside, long)
-        step = ((mass - gamma) / tl.maximum(above, 1)).to(tau.dtype)
-        ahead = point + step  # never beyond the root, from either side: the sum is convex in tau
-        upper = tl.where(step < 0, tl.minimum(upper, point), upper)
-        better = ahead > tau
-        settled = ((above == count) | ~better) & ~between
-        rest = tl.where(live & settled, step, rest)
-        moves = live & better & ~settled
-        tau = tl.where(moves, ahead, tau)
-        count = tl.where(moves, above, count)
-        live = live & ~settled
-        i += 1
-    return tau, count, rest
-
-
-@compiled
-def largest(x: tl.tensor, z: tl.tensor, k: tl.tensor, d: tl.tensor, inside: tl.tensor) -> tl.tensor:
-    """Return ``z`` with -inf outside the k largest entries of each row, ties going to the lowest index.
-
-    The k-th largest is found bit by bit on integers that order as the floats do.
-    """
-    value = load_scores(x, 0, d, inside, z)  # not z, in which subtraction may have made ties
-    if value.dtype == tl.float64:
-        bits = value.to(tl.int64, bitcast=True)
-        sign = 63
-    else:
-        bits = value.to(tl.int32, bitcast=True)
-        sign = 31
-    one = tl.zeros_like(bits) + 1
-    key = bits ^ ((bits >> sign) & ~(one << sign))
-    bit = tl.max(tl.max(one, 1), 1)
-    least = bit << sign
-    i = 0
-    while i <= sign:
-        ahead = least ^ (bit << (sign - i))
-        least = tl.where(total((key >= over(ahead)).to(tl.int32)) >= k, ahead, least)
-        i += 1
-    greater = key > over(least)
-    tied = (key == over(least)).to(tl.int32)
-    before = tl.sum(tied, 2)
-    before = tl.cumsum(before, 1) - before
-    place = tl.cumsum(tied, 2) + before[:, :, None]
-    left = k - total(greater.to(tl.int32))
-    return tl.where(greater | ((tied > 0) & (place <= over(left))), z, -HUGE)
-
-
-@compiled
-def projection(z: tl.tensor, tau: tl.tensor, rest: tl.tensor, gamma: tl.tensor, odd: tl.tensor) -> tl.tensor:
-    """Return ``(z - tau - rest)_+ / gamma``; tau and rest are not added first, for rounding would take rest."""
-    excess = z - over(tau)
-    y = tl.where(excess > 0, tl.maximum(excess - over(rest), 0.0) * over(1.0 / gamma), 0.0)
-    return marked(z, y, odd)
-
-
-@program
-def project_simplex(
-    y: tl.tensor,
-    x: tl.tensor,
-    n: tl.tensor,
-    units: tl.tensor,
-    high: tl.tensor,
-    low: tl.tensor,
-    k: tl.tensor,
-    some: tl.constexpr,
-    unit: tl.constexpr,
-    rows: tl.constexpr,
-    depth: tl.constexpr,
-    groups: tl.constexpr,
-    width: tl.constexpr,
-    long: tl.constexpr,
-) -> None:
-    """Project rows of ``x / gamma`` onto the simplex, ``gamma = high + low``.
-
-    If ``some``, only their k largest entries take part, and no row may be long.
-    """
-    d = units * unit
-    row, inside = rows_of(n, rows)
-    x += over(row) * d
-    y += over(row) * d
-    gamma = tl.zeros([rows], width) + high + low
-    z = load(x, 0, d, inside, -HUGE, depth, groups, width)
-    peaks = peaks_of(z, x, d, inside, long)
-    top = tl.max(tl.max(peaks, 1), 1)
-    odd = top == HUGE
-    live = (top > -HUGE) & ~odd
-    top = tl.where(live, top, 0.0)
-    z = z - over(top)
-    tau = -gamma
-    count = tl.full([rows], 1, tl.int32)
-    if long or depth > 1:
-        peaks = peaks - over(top)
-        tau, count, rest = solve_projection(peaks, x, top, tau, count, live, gamma, d, inside, True, COARSE_PASSES, False)
-        tau, count, rest = solve_projection(z, x, top, tau, count, live, gamma, d, inside, False, PASSES, long)
-    else:
-        tau, count, rest = solve_projection(z, x, top, tau, count, live, gamma, d, inside, True, PASSES, long)
-    if some:
-        crowded = live & (total((z > over(tau)).to(tl.int32)) > k)
-        if any_of(crowded):
-            z = tl.where(over(crowded), largest(x, z, k, d, inside), z)
-            tau = tl.where(crowded, -gamma, tau)
-            count = tl.where(crowded, 1, count)
-            tau, count, left = solve_projection(z, x, top, tau, count, crowded, gamma, d, inside, True, PASSES, False)
-            rest = tl.where(crowded, left, rest)
-    if long:
-        for start in range(0, d, depth * groups):
-            tile = load_scores(x, start, d, inside, z) - over(top)
-            store(y, projection(tile, tau, rest, gamma, odd), start, d, inside)
-    else:
-        store(y, projection(z, tau, rest, gamma, odd), 0, d, inside)
-
-
-# alpha-entmax
 
 
 @compiled
@@ -495,9 +221,6 @@ def map_entmax(
         mass = total(result)
         inverse = 1.0 / tl.where(mass > 0, mass, 1.0)
         store(y, marked(z, result * over(inverse), odd), 0, d, inside)
-
-
-# The Jacobians of both
 
 
 @compiled

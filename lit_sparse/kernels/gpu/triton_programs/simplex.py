@@ -1,0 +1,192 @@
+"""Projection onto the simplex."""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from lit_sparse.kernels.gpu.triton_programs.tiles import (
+    COARSE_PASSES,
+    HUGE,
+    NEWTON_PASSES,
+    PASSES,
+    any_of,
+    compiled,
+    load,
+    load_scores,
+    marked,
+    over,
+    peaks_of,
+    program,
+    rows_of,
+    store,
+    total,
+)
+
+__all__ = ["project_simplex"]
+
+
+@compiled
+def excess_over(
+    z: tl.tensor,
+    x: tl.tensor,
+    top: tl.tensor,
+    point: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    long: tl.constexpr,
+) -> tl.tensor:
+    """Return ``sum (z - point)_+`` and the number of its positive terms, each (rows,); a long row is ``x - top``."""
+    if long:
+        mass = tl.zeros_like(point).to(tl.float64)
+        count = tl.zeros_like(point).to(tl.int32)
+        for start in range(0, d, z.shape[1] * z.shape[2]):
+            excess = load_scores(x, start, d, inside, z) - over(top) - over(point)
+            mass += total(tl.maximum(excess, 0.0)).to(tl.float64)
+            count += total((excess > 0).to(tl.int32))
+    else:
+        excess = z - over(point)
+        mass = total(tl.maximum(excess, 0.0))
+        count = total((excess > 0).to(tl.int32))
+    return mass, count
+
+
+@compiled
+def solve_projection(
+    z: tl.tensor,
+    x: tl.tensor,
+    top: tl.tensor,
+    tau: tl.tensor,
+    count: tl.tensor,
+    live: tl.tensor,
+    gamma: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    halve: tl.constexpr,
+    passes: tl.constexpr,
+    long: tl.constexpr,
+) -> tl.tensor:
+    """Find the root tau of ``sum (z - tau)_+ = gamma``, where ``live``; a long row is ``x - top``.
+
+    ``tau`` is not above the root, and the threshold of ``count`` entries: where as many are above it, they are the support.
+    ``halve`` says to look at half of tau first, which for most rows is nearer to the root, and never much worse.
+
+    Returns:
+        tau; its count; and what rounding left between tau and the root, so that a long float32 row still sums to one.
+    """
+    upper = tl.zeros_like(tau)
+    rest = tl.zeros_like(tau)
+    i = 0
+    while any_of(live) & (i < passes):
+        between = (i % 2 == 0) & (i >= NEWTON_PASSES)
+        if halve:
+            between = between | (i == 0)
+        point = tl.where(between, 0.5 * (tau + upper), tau)
+        mass, above = excess_over(z, x, top, point, d, inside, long)
+        step = ((mass - gamma) / tl.maximum(above, 1)).to(tau.dtype)
+        ahead = point + step  # never beyond the root, from either side: the sum is convex in tau
+        upper = tl.where(step < 0, tl.minimum(upper, point), upper)
+        better = ahead > tau
+        settled = ((above == count) | ~better) & ~between
+        rest = tl.where(live & settled, step, rest)
+        moves = live & better & ~settled
+        tau = tl.where(moves, ahead, tau)
+        count = tl.where(moves, above, count)
+        live = live & ~settled
+        i += 1
+    return tau, count, rest
+
+
+@compiled
+def largest(x: tl.tensor, z: tl.tensor, k: tl.tensor, d: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Return ``z`` with -inf outside the k largest entries of each row, ties going to the lowest index.
+
+    The k-th largest is found bit by bit on integers that order as the floats do.
+    """
+    value = load_scores(x, 0, d, inside, z)  # not z, in which subtraction may have made ties
+    if value.dtype == tl.float64:
+        bits = value.to(tl.int64, bitcast=True)
+        sign = 63
+    else:
+        bits = value.to(tl.int32, bitcast=True)
+        sign = 31
+    one = tl.zeros_like(bits) + 1
+    key = bits ^ ((bits >> sign) & ~(one << sign))
+    bit = tl.max(tl.max(one, 1), 1)
+    least = bit << sign
+    i = 0
+    while i <= sign:
+        ahead = least ^ (bit << (sign - i))
+        least = tl.where(total((key >= over(ahead)).to(tl.int32)) >= k, ahead, least)
+        i += 1
+    greater = key > over(least)
+    tied = (key == over(least)).to(tl.int32)
+    before = tl.sum(tied, 2)
+    before = tl.cumsum(before, 1) - before
+    place = tl.cumsum(tied, 2) + before[:, :, None]
+    left = k - total(greater.to(tl.int32))
+    return tl.where(greater | ((tied > 0) & (place <= over(left))), z, -HUGE)
+
+
+@compiled
+def projection(z: tl.tensor, tau: tl.tensor, rest: tl.tensor, gamma: tl.tensor, odd: tl.tensor) -> tl.tensor:
+    """Return ``(z - tau - rest)_+ / gamma``; tau and rest are not added first, for rounding would take rest."""
+    excess = z - over(tau)
+    y = tl.where(excess > 0, tl.maximum(excess - over(rest), 0.0) * over(1.0 / gamma), 0.0)
+    return marked(z, y, odd)
+
+
+@program
+def project_simplex(
+    y: tl.tensor,
+    x: tl.tensor,
+    n: tl.tensor,
+    units: tl.tensor,
+    high: tl.tensor,
+    low: tl.tensor,
+    k: tl.tensor,
+    some: tl.constexpr,
+    unit: tl.constexpr,
+    rows: tl.constexpr,
+    depth: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
+    long: tl.constexpr,
+) -> None:
+    """Project rows of ``x / gamma`` onto the simplex, ``gamma = high + low``.
+
+    If ``some``, only their k largest entries take part, and no row may be long.
+    """
+    d = units * unit
+    row, inside = rows_of(n, rows)
+    x += over(row) * d
+    y += over(row) * d
+    gamma = tl.zeros([rows], width) + high + low
+    z = load(x, 0, d, inside, -HUGE, depth, groups, width)
+    peaks = peaks_of(z, x, d, inside, long)
+    top = tl.max(tl.max(peaks, 1), 1)
+    odd = top == HUGE
+    live = (top > -HUGE) & ~odd
+    top = tl.where(live, top, 0.0)
+    z = z - over(top)
+    tau = -gamma
+    count = tl.full([rows], 1, tl.int32)
+    if long or depth > 1:
+        peaks = peaks - over(top)
+        tau, count, rest = solve_projection(peaks, x, top, tau, count, live, gamma, d, inside, True, COARSE_PASSES, False)
+        tau, count, rest = solve_projection(z, x, top, tau, count, live, gamma, d, inside, False, PASSES, long)
+    else:
+        tau, count, rest = solve_projection(z, x, top, tau, count, live, gamma, d, inside, True, PASSES, long)
+    if some:
+        crowded = live & (total((z > over(tau)).to(tl.int32)) > k)
+        if any_of(crowded):
+            z = tl.where(over(crowded), largest(x, z, k, d, inside), z)
+            tau = tl.where(crowded, -gamma, tau)
+            count = tl.where(crowded, 1, count)
+            tau, count, left = solve_projection(z, x, top, tau, count, crowded, gamma, d, inside, True, PASSES, False)
+            rest = tl.where(crowded, left, rest)
+    if long:
+        for start in range(0, d, depth * groups):
+            tile = load_scores(x, start, d, inside, z) - over(top)
+            store(y, projection(tile, tau, rest, gamma, odd), start, d, inside)
+    else:
+        store(y, projection(z, tau, rest, gamma, odd), 0, d, inside)

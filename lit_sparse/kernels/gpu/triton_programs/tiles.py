@@ -1,0 +1,106 @@
+"""Loading, storing and reducing tiles in Triton programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import triton
+import triton.language as tl
+
+compiled: Callable[[Callable[..., Any]], Any] = triton.jit
+program: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["n", "k"])
+
+COARSE_PASSES = tl.constexpr(16)
+# Of Newton's method alone. Then bisection helps: there are rows, made rather than met, on which Newton's method gives up one
+# entry a pass.
+NEWTON_PASSES = tl.constexpr(24)
+PASSES = tl.constexpr(152)
+HUGE = tl.constexpr(float("inf"))
+
+
+@compiled
+def rows_of(n: tl.tensor, rows: tl.constexpr) -> tl.tensor:
+    """Return the numbers (rows,) of this program's rows, wide enough for any offset, and which of them exist."""
+    row = tl.program_id(0).to(tl.int64) * rows + tl.arange(0, rows)
+    return row, row < n
+
+
+@compiled
+def over(value: tl.tensor) -> tl.tensor:
+    """Return a value for each row (rows,) as (rows, 1, 1)."""
+    return value[:, None, None]
+
+
+@compiled
+def total(tile: tl.tensor) -> tl.tensor:
+    """Return the sums (rows,) of a tile; first over depth, which is within threads."""
+    return tl.sum(tl.sum(tile, 1), 1)
+
+
+@compiled
+def any_of(flag: tl.tensor) -> tl.tensor:
+    """Tell whether one of (rows,) is set."""
+    return tl.max(flag.to(tl.int32), 0) > 0
+
+
+@compiled
+def columns(start: tl.tensor, depth: tl.constexpr, groups: tl.constexpr) -> tl.tensor:
+    """Return the numbers (1, depth, groups) of the columns from ``start`` on."""
+    return start + (tl.arange(0, depth) * groups)[None, :, None] + tl.arange(0, groups)[None, None, :]
+
+
+@compiled
+def load(
+    x: tl.tensor,
+    start: tl.tensor,
+    d: tl.tensor,
+    inside: tl.tensor,
+    nothing: tl.constexpr,
+    depth: tl.constexpr,
+    groups: tl.constexpr,
+    width: tl.constexpr,
+) -> tl.tensor:
+    """Load a tile from column ``start`` on, ``nothing`` standing where there is none."""
+    column = columns(start, depth, groups)
+    return tl.load(x + column, mask=over(inside) & (column < d), other=nothing).to(width)
+
+
+@compiled
+def load_scores(x: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor, like: tl.tensor) -> tl.tensor:
+    """Load scores as a tile of the shape and type of another."""
+    return load(x, start, d, inside, -HUGE, like.shape[1], like.shape[2], like.dtype)
+
+
+@compiled
+def store(y: tl.tensor, tile: tl.tensor, start: tl.tensor, d: tl.tensor, inside: tl.tensor) -> None:
+    """Store a tile from column ``start`` on."""
+    column = columns(start, tile.shape[1], tile.shape[2])
+    if y.dtype.element_ty == tl.bfloat16:  # there is no other way to it from float64 in the interpreter
+        tile = tile.to(tl.float32)
+    tl.store(y + column, tile.to(y.dtype.element_ty), mask=over(inside) & (column < d))
+
+
+@compiled
+def nan_to_inf(tile: tl.tensor) -> tl.tensor:
+    """Make one odd case of two."""
+    return tl.where(tile == tile, tile, HUGE)
+
+
+@compiled
+def peaks_of(z: tl.tensor, x: tl.tensor, d: tl.tensor, inside: tl.tensor, long: tl.constexpr) -> tl.tensor:
+    """Return the maxima of groups of a row's entries as a tile, a NaN counting as +inf."""
+    peaks = nan_to_inf(z)
+    if long:
+        size: tl.constexpr = z.shape[1] * z.shape[2]
+        for start in range(size, d, size):
+            peaks = tl.maximum(peaks, nan_to_inf(load_scores(x, start, d, inside, z)))
+    else:
+        peaks = tl.max(peaks, 1)[:, None, :]
+    return peaks
+
+
+@compiled
+def marked(z: tl.tensor, y: tl.tensor, odd: tl.tensor) -> tl.tensor:
+    """Return the result ``y`` for scores ``z``; where ``odd`` (rows,), NaN at their allowed entries."""
+    return tl.where(over(odd), tl.where(z == -HUGE, 0.0, float("nan")), y)

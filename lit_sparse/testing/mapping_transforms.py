@@ -1,0 +1,184 @@
+"""Checks of mappings under differentiation, function transforms and compilation, and what checks of mappings share."""
+
+from __future__ import annotations
+
+import inspect
+import shutil
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
+
+from lit_sparse.mappings import SparseMapping
+
+__all__ = [
+    "compiles",
+    "constructor_arguments",
+    "derivatives",
+    "machine_code",
+    "random_scores",
+    "same",
+    "tolerance_of",
+    "transforms",
+    "with_gamma",
+]
+
+NAN = float("nan")
+
+
+def random_scores(*shape: int, seed: int = 0, scale: float = 2.0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Return normal scores of a shape, the same for each seed in every type."""
+    generator = torch.Generator().manual_seed(seed)
+    return scale * torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def tolerance_of(mapping: SparseMapping, dtype: torch.dtype = torch.float64) -> float:
+    """Return the tolerance of a mapping's results in a type."""
+    exact = {torch.float64: 1e-6, torch.float32: 1e-5, torch.bfloat16: 8e-3, torch.float16: 1e-3}[dtype]
+    return max(exact, 1e-5) if mapping.iterative else exact
+
+
+def same(actual: Tensor, expected: Tensor, mapping: SparseMapping, what: str, tolerance: float | None = None) -> None:
+    """Check that two results are equal to the tolerance of the mapping, NaN included."""
+    tolerance = tolerance_of(mapping, actual.dtype) if tolerance is None else tolerance
+
+    def message(detail: str) -> str:
+        return f"{what}: {detail}"
+
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance, equal_nan=True, msg=message)
+
+
+def constructor_arguments(mapping: SparseMapping) -> dict[str, Any]:
+    """Return the arguments that would make an equal mapping."""
+    names = [name for name in inspect.signature(type(mapping).__init__).parameters if name != "self"]
+    return {name: getattr(mapping, name) for name in names}
+
+
+def with_gamma(mapping: SparseMapping, gamma: float) -> SparseMapping:
+    """Return a copy of a mapping with another strength of its regularizer."""
+    return type(mapping)(**{**constructor_arguments(mapping), "gamma": gamma})
+
+
+def derivatives(mapping: SparseMapping) -> None:
+    """Check first and second derivatives in reverse and forward mode, of the mapping and of its value."""
+    x = random_scores(4, 6, seed=3).requires_grad_()
+    tolerance = 1e-4 if mapping.iterative else 1e-5
+    for function in (mapping, mapping.value) if mapping.has_value else (mapping,):
+        torch.autograd.gradcheck(function, x, check_forward_ad=True, atol=tolerance, rtol=1e-3)
+        torch.autograd.gradgradcheck(function, x, atol=tolerance, rtol=1e-3)
+    point, direction = x.detach(), random_scores(4, 6, seed=4)
+    y, tangent = jvp(mapping, (point,), (direction,))  # type: ignore[misc]
+    same(y, mapping(point), mapping, "jvp returns the result")
+    h = 1e-6
+    difference = (mapping(point + h * direction) - mapping(point - h * direction)) / (2 * h)
+    same(tangent, difference, mapping, "jvp equals a finite difference", 1e-3 if mapping.iterative else 1e-6)
+    if mapping.has_value:
+        (gradient,) = torch.autograd.grad(mapping.value(x).sum(), x)
+        same(gradient, mapping(point), mapping, "the gradient of the value is the mapping")
+
+
+def transforms(mapping: SparseMapping) -> None:
+    """Check that ``vmap`` equals the loop, and composes with grad, jacrev, jacfwd and hessian."""
+    if mapping.iterative:
+        return
+    x = random_scores(4, 6, seed=3)
+    weights = torch.arange(6, dtype=x.dtype)
+
+    def scalar(row: Tensor) -> Tensor:
+        return torch.sum(mapping(row) * weights)
+
+    same(vmap(mapping)(x), mapping(x), mapping, "vmap equals the loop")
+    same(vmap(mapping, in_dims=1, out_dims=1)(x.T), mapping(x).T, mapping, "vmap over dimension 1 equals the loop")
+    same(vmap(vmap(mapping))(x.expand(2, 4, 6)), mapping(x).expand(2, 4, 6), mapping, "nested vmap equals the loop")
+    mask = random_scores(4, 6, seed=5) > 0
+    same(vmap(mapping)(x, mask), mapping(x, mask), mapping, "vmap over scores and mask equals the loop")
+    if hasattr(torch.func, "linearize"):  # records operations as it goes
+        tangent = torch.func.linearize(mapping, x)[1](x.flip(0))
+        same(tangent, jvp(mapping, (x,), (x.flip(0),))[1], mapping, "linearize equals jvp")
+    jacobian = jacrev(mapping)(x[0])
+    same(jacobian, jacfwd(mapping)(x[0]), mapping, "jacrev equals jacfwd")
+    batched = torch.autograd.functional.jacobian(mapping, x[0], vectorize=True)  # type: ignore[no-untyped-call]
+    same(batched, jacobian, mapping, "a vectorized jacobian equals jacrev")
+    same(vmap(grad(scalar))(x), torch.stack([grad(scalar)(row) for row in x]), mapping, "vmap(grad) equals the loop")
+    second = torch.autograd.functional.hessian(scalar, x[0])  # type: ignore[no-untyped-call]
+    same(hessian(scalar)(x[0]), second, mapping, "hessian equals double backward")
+    same(jacfwd(jacfwd(scalar))(x[0]), second, mapping, "jacfwd(jacfwd) equals double backward")
+    if mapping.has_value:
+        same(jacfwd(jacfwd(mapping.value))(x[0]), jacobian, mapping, "jacfwd(jacfwd) of the value is the jacobian")
+        same(hessian(mapping.value)(x[0]), jacobian, mapping, "the hessian of the value is the jacobian")
+
+
+def compiles(mapping: SparseMapping) -> None:
+    """Check that ``torch.compile(fullgraph=True)`` with dynamic shapes and ``torch.export`` equal eager execution."""
+    if mapping.iterative or not hasattr(torch.library, "custom_op"):
+        return
+    backend = "aot_eager"  # all of torch's own tracing, and nothing after it
+    torch._dynamo.reset()
+    x, mask = random_scores(4, 6, seed=3), random_scores(4, 6, seed=5) > -1
+    mask[1] = False
+
+    def forward(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        return mapping(scores, mask)  # type: ignore[no-any-return]
+
+    compiled = torch.compile(forward, fullgraph=True, dynamic=True, backend=backend)
+    for scores in (x, random_scores(3, 9), random_scores(5, 2)):
+        same(compiled(scores), mapping(scores), mapping, f"compiled equals eager at {tuple(scores.shape)}")
+        ours, theirs = scores.clone().requires_grad_(), scores.clone().requires_grad_()
+        weights = random_scores(*scores.shape, seed=6)
+        (got,) = torch.autograd.grad(compiled(ours), ours, weights)
+        (expected,) = torch.autograd.grad(mapping(theirs), theirs, weights)
+        same(got, expected, mapping, "the compiled gradient equals the eager one")
+    leaf, twin = x.masked_fill(~mask, NAN).requires_grad_(), x.clone().requires_grad_()
+    same(compiled(leaf, mask), mapping(x, mask), mapping, "compiled with a mask equals eager")
+    (got,) = torch.autograd.grad(compiled(leaf, mask), leaf, x)
+    (expected,) = torch.autograd.grad(mapping(twin, mask), twin, x)
+    same(got, expected, mapping, "the compiled gradient under a mask equals the eager one")
+
+    broken = x.clone()
+    broken[2, 1] = NAN
+    gradients_of_broken = []
+    for function in (compiled, mapping):
+        leaf = broken.clone().requires_grad_()
+        gradients_of_broken.append(torch.autograd.grad(function(leaf), leaf, x)[0])
+    same(gradients_of_broken[0], gradients_of_broken[1], mapping, "the compiled gradient of a NaN row equals the eager one")
+
+    def along(scores: Tensor, direction: Tensor) -> Tensor:
+        return jvp(mapping, (scores,), (direction,))[1]  # type: ignore[no-any-return]
+
+    compiled_jvp = torch.compile(along, fullgraph=True, backend=backend)
+    same(compiled_jvp(x, x.flip(0)), along(x, x.flip(0)), mapping, "the compiled jvp equals the eager one")
+
+    def gradients(scores: Tensor) -> Tensor:
+        return vmap(grad(lambda row: (mapping(row) * row.detach().flip(0)).sum()))(scores)  # type: ignore[no-any-return]
+
+    compiled_gradients = torch.compile(gradients, fullgraph=True, backend=backend)
+    same(compiled_gradients(x), gradients(x), mapping, "compiled vmap(grad) equals eager")
+
+    if "gamma" in constructor_arguments(mapping) and not list(mapping.parameters()):  # a graph cannot make parameters
+        strength = torch.compile(lambda x, gamma: with_gamma(mapping, gamma / 2)(x), fullgraph=True, backend=backend)
+        for gamma in (1.0, 0.5, 2.0, 4.0):  # a strength that is computed from an argument must not be frozen
+            expected = with_gamma(mapping, gamma / 2)(x)
+            same(strength(x, gamma), expected, mapping, f"compiled with gamma={gamma}/2 equals eager")
+
+    if mapping.has_value:
+        compiled_value = torch.compile(mapping.value, fullgraph=True, backend=backend)
+        ours, theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
+        (got,) = torch.autograd.grad(compiled_value(ours).sum(), ours)
+        (expected,) = torch.autograd.grad(mapping.value(theirs).sum(), theirs)
+        same(got, expected, mapping, "the compiled gradient of the value equals the eager one")
+        same(compiled_value(x), mapping.value(x), mapping, "the compiled value equals the eager one")
+
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(mapping, (x,), dynamic_shapes=({0: batch},))
+    same(program.module()(random_scores(7, 6)), mapping(random_scores(7, 6)), mapping, "an exported program equals eager")
+
+
+def machine_code(mapping: SparseMapping) -> None:
+    """Check that ``torch.compile`` down to machine code equals eager execution."""
+    if mapping.iterative or not hasattr(torch.library, "custom_op") or not (shutil.which("c++") or shutil.which("g++")):
+        return
+    torch._dynamo.reset()
+    x, mask = random_scores(4, 6, seed=3), random_scores(4, 6, seed=5) > -1
+    compiled = torch.compile(lambda scores, mask: mapping(scores, mask), fullgraph=True, dynamic=True)
+    same(compiled(x, mask), mapping(x, mask), mapping, "compiled to machine code equals eager")
