@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import yaml
@@ -114,12 +115,14 @@ class Job:
             yield (file.fileno(),)
 
     def _same_as_begun(self) -> None:
-        asked = {"config": yaml.safe_load(Path(self.config).read_text()), "options": list(self.options)}
+        behind = [path for flag, path in pairwise(self.options) if flag == "-c"]
+        config, *overlays = (yaml.safe_load(Path(path).read_text()) for path in (self.config, *behind))
+        asked = {"config": config, "overlays": overlays, "options": list(self.options)}
         path = self.output / f"{self.name}.json"
         if path.is_file() and self.last.is_file():  # else there is nothing that others would have made
-            begun = json.loads(path.read_text())
+            begun = {"overlays": overlays, **json.loads(path.read_text())}  # older files have none
             if begun != asked:
-                key = "options" if begun["config"] == asked["config"] else "config"
+                key = next(key for key in asked if begun[key] != asked[key])
                 raise JobFailedError(
                     f"{self.folder} was begun with other {key}: {begun[key]}, now {asked[key]}. Choose another --output, or"
                     f" remove it with {path}."

@@ -23,8 +23,8 @@ from lit_sparse.errors import DataError
 from lit_sparse.risks import UnbalancedOTDRO
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs" / "robust"
-#: Name -> config.
-ARMS = {"mean": "mnist_mean", "safe KL": "mnist", "exponentials": "mnist_exponential"}
+#: Name -> name of its runs, and overlay.
+ARMS = {"mean": ("mnist_mean", "mean"), "safe KL": ("mnist", None), "exponentials": ("mnist_exponential", "exponential")}
 FIELDS = ("step", "train_loss", "val_accuracy", "test_accuracy", "overflows")
 ROBUST_EXAMPLES, VAL_EXAMPLES = 300, 2000
 
@@ -100,14 +100,15 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 def train_all(own: argparse.Namespace, options: Sequence[str]) -> int:
     """Train what is not finished, and write table and curves of what there is."""
-    for arm, config in ARMS.items():
+    for arm, (run, risk) in ARMS.items():
+        overlay = () if risk is None else ("-c", str(CONFIGS / "risk" / f"{risk}.yaml"))
         for seed in own.seeds if not own.only_tables and arm in own.arms else ():
-            train(CONFIGS / f"{config}.yaml", own.output / f"mnist_{config}_{seed}", seed, own.every, options)
+            train(own.output / f"mnist_{run}_{seed}", seed, own.every, (*overlay, *options))
     write(own)
     return 0
 
 
-def train(config: Path, folder: Path, seed: int, every: int, options: Sequence[str]) -> None:
+def train(folder: Path, seed: int, every: int, options: Sequence[str]) -> None:
     """Train one network, from where a killed run stands."""
     if (folder / "done").exists():
         return
@@ -115,7 +116,7 @@ def train(config: Path, folder: Path, seed: int, every: int, options: Sequence[s
     words = ("--seed_everything", str(seed), "--data.init_args.seed", str(seed), "--trainer.logger", "false")
     words += ("--trainer.enable_progress_bar", "false", "--trainer.limit_val_batches", "0", "--trainer.accelerator", "cpu")
     words += ("--trainer.enable_checkpointing", "false")  # ours is added below
-    cli: Any = build_cli(["fit", "-c", str(config), *words, *options])
+    cli: Any = build_cli(["fit", "-c", str(CONFIGS / "mnist.yaml"), *words, *options])
     last = folder / "last.ckpt"
     keeps = ModelCheckpoint(folder, filename="last", every_n_train_steps=every, enable_version_counter=False)
     cli.trainer.callbacks += [Curves(folder / "curves.csv", every), keeps]
@@ -137,9 +138,9 @@ def write(own: argparse.Namespace) -> None:
     stem = own.results / "logsumexp_mnist"
     runs = {
         (arm, seed): rows
-        for arm, config in ARMS.items()
+        for arm, (run, _) in ARMS.items()
         for seed in own.seeds
-        if (rows := rows_of(own.output / f"mnist_{config}_{seed}" / "curves.csv"))
+        if (rows := rows_of(own.output / f"mnist_{run}_{seed}" / "curves.csv"))
     }
     if not runs:
         return
@@ -173,7 +174,7 @@ def write(own: argparse.Namespace) -> None:
             f" {100 * float(last['val_accuracy']):.2f} | {float(last['train_loss']):.3f} | {reached} | {last['overflows']} |"
         )
     for (arm, seed), _ in runs.items():
-        done = own.output / f"mnist_{ARMS[arm]}_{seed}" / "done"
+        done = own.output / f"mnist_{ARMS[arm][0]}_{seed}" / "done"
         ended = done.read_text().strip() if done.exists() else "not finished"
         if ended != "finished":
             lines += ["", f"{arm}, seed {seed}: {ended}"]

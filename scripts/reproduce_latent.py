@@ -43,7 +43,8 @@ class Method:
     """One line of a table: how it is trained, and what was published of it."""
 
     title: str
-    config: str
+    #: Overlay beside the base, in the folder ``estimator``; None for the base alone.
+    overlay: str | None
     published: str
     calls: str
     warm: str = "Softmax"
@@ -55,6 +56,7 @@ class Method:
 class Experiment:
     """One table."""
 
+    base: str
     methods: dict[str, Method]
     #: Schedule -> options of every run, and those of warm starts.
     schedules: dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
@@ -64,6 +66,16 @@ class Experiment:
     curve: tuple[str, str]
     warm_start: str | None = None
     exact: bool = True
+
+    @property
+    def path(self) -> Path:
+        """The base."""
+        return ROOT / "configs" / self.base
+
+    def overlay(self, name: str) -> Path | None:
+        """Return the overlay of a method."""
+        overlay = self.methods[name].overlay
+        return None if overlay is None else self.path.parent / "estimator" / f"{overlay}.yaml"
 
 
 def epochs(number: int, validate: int = 1) -> tuple[str, ...]:
@@ -76,16 +88,17 @@ COST = {
     "decoder rows of training, millions": ("rows", 1e-6, 2),
 }
 SSVAE = Experiment(
+    base="ssvae/mnist.yaml",
     methods={
-        "sparse": Method("sparse marginalization (sparsemax)", "ssvae/mnist.yaml", "96.87", "1.01", warm="Sparsemax"),
-        "dense": Method("dense marginalization (softmax)", "ssvae/mnist_dense.yaml", "96.93", "10"),
-        "sfe": Method("SFE", "ssvae/mnist_sfe.yaml", "94.75", "1"),
-        "sfe_plus": Method("SFE+", "ssvae/mnist_sfe_plus.yaml", "96.53", "2"),
-        "nvil": Method("NVIL", "ssvae/mnist_nvil.yaml", "96.01", "1"),
-        "sum_and_sample": Method("Sum&Sample", "ssvae/mnist_sum_and_sample.yaml", "96.73", "2"),
-        "leave_one_out": Method("LeaveOneOut, k = 2", "ssvae/mnist_leave_one_out.yaml", "-", "-"),
-        "gumbel": Method("Gumbel-softmax", "ssvae/mnist_gumbel.yaml", "95.46", "1"),
-        "gumbel_st": Method("straight-through Gumbel-softmax", "ssvae/mnist_gumbel_st.yaml", "86.35", "1"),
+        "sparse": Method("sparse marginalization (sparsemax)", None, "96.87", "1.01", warm="Sparsemax"),
+        "dense": Method("dense marginalization (softmax)", "dense", "96.93", "10"),
+        "sfe": Method("SFE", "sfe", "94.75", "1"),
+        "sfe_plus": Method("SFE+", "sfe_plus", "96.53", "2"),
+        "nvil": Method("NVIL", "nvil", "96.01", "1"),
+        "sum_and_sample": Method("Sum&Sample", "sum_and_sample", "96.73", "2"),
+        "leave_one_out": Method("LeaveOneOut, k = 2", "leave_one_out", "-", "-"),
+        "gumbel": Method("Gumbel-softmax", "gumbel", "95.46", "1"),
+        "gumbel_st": Method("straight-through Gumbel-softmax", "gumbel_st", "86.35", "1"),
     },
     schedules={
         "full": (epochs(200, 5), epochs(100, 5)),
@@ -95,7 +108,7 @@ SSVAE = Experiment(
     columns={"test accuracy, %": ("accuracy", 100.0, 2), "test negative ELBO": ("nelbo", 1.0, 2), **COST},
     published="published accuracy (calls)",
     curve=("val/nelbo", "negative ELBO of validation, nats"),
-    warm_start="ssvae/mnist_warm_start.yaml",
+    warm_start="mnist_warm_start",
 )
 
 
@@ -110,20 +123,17 @@ def rate(value: str) -> dict[str, tuple[str, ...]]:
 
 
 GAME = Experiment(
+    base="signaling_game/imagenet.yaml",
     methods={
-        "sparse": Method(
-            "sparse marginalization (sparsemax)", "signaling_game/sparse.yaml", "93.35", "3.13", options=rate("1.0e-3")
-        ),
-        "dense": Method("dense marginalization (softmax)", "signaling_game/dense.yaml", "93.37", "256", options=rate("1.0e-3")),
-        "sfe": Method("SFE", "signaling_game/sfe.yaml", "33.05", "1", options=rate("5.0e-4")),
-        "sfe_plus": Method("SFE+", "signaling_game/sfe_plus.yaml", "44.32", "2", options=rate("5.0e-4")),
-        "nvil": Method("NVIL", "signaling_game/nvil.yaml", "37.04", "1", options=rate("5.0e-4")),
-        "leave_one_out": Method("LeaveOneOut, k = 2", "signaling_game/leave_one_out.yaml", "-", "-", options=rate("5.0e-4")),
-        "sum_and_sample": Method("Sum&Sample", "signaling_game/sum_and_sample.yaml", "-", "-", options=rate("5.0e-4")),
-        "gumbel": Method("Gumbel-softmax", "signaling_game/gumbel.yaml", "23.51", "1", options=rate("2.0e-3")),
-        "gumbel_st": Method(
-            "straight-through Gumbel-softmax", "signaling_game/gumbel_st.yaml", "27.42", "1", options=rate("1.0e-3")
-        ),
+        "sparse": Method("sparse marginalization (sparsemax)", None, "93.35", "3.13", options=rate("1.0e-3")),
+        "dense": Method("dense marginalization (softmax)", "dense", "93.37", "256", options=rate("1.0e-3")),
+        "sfe": Method("SFE", "sfe", "33.05", "1", options=rate("5.0e-4")),
+        "sfe_plus": Method("SFE+", "sfe_plus", "44.32", "2", options=rate("5.0e-4")),
+        "nvil": Method("NVIL", "nvil", "37.04", "1", options=rate("5.0e-4")),
+        "leave_one_out": Method("LeaveOneOut, k = 2", "leave_one_out", "-", "-", options=rate("5.0e-4")),
+        "sum_and_sample": Method("Sum&Sample", "sum_and_sample", "-", "-", options=rate("5.0e-4")),
+        "gumbel": Method("Gumbel-softmax", "gumbel", "23.51", "1", options=rate("2.0e-3")),
+        "gumbel_st": Method("straight-through Gumbel-softmax", "gumbel_st", "27.42", "1", options=rate("1.0e-3")),
     },
     schedules={
         "full": (("--trainer.max_steps", "50000", "--trainer.max_epochs", "-1"), ()),
@@ -136,15 +146,16 @@ GAME = Experiment(
 )
 CUT_BITS = ("-c", "configs/bitvector_vae/cut.yaml")
 BITS = Experiment(
+    base="bitvector_vae/fashion_mnist.yaml",
     methods={
-        "topk": Method("top-k sparsemax, k = 10", "bitvector_vae/topk_32.yaml", "3.62", "8 -> 2"),
-        "sparsemap": Method("SparseMAP", "bitvector_vae/sparsemap_32.yaml", "3.72", "3 -> 1"),
-        "budget": Method("SparseMAP, budget", "bitvector_vae/sparsemap_budget_32.yaml", "3.64", "-"),
-        "sfe": Method("SFE", "bitvector_vae/sfe_32.yaml", "3.74", "1"),
-        "sfe_plus": Method("SFE+", "bitvector_vae/sfe_plus_32.yaml", "3.61", "2"),
-        "nvil": Method("NVIL", "bitvector_vae/nvil_32.yaml", "3.65", "1"),
-        "gumbel": Method("Gumbel-softmax", "bitvector_vae/gumbel_32.yaml", "3.57", "1"),
-        "gumbel_st": Method("straight-through Gumbel-softmax", "bitvector_vae/gumbel_st_32.yaml", "3.53", "1"),
+        "topk": Method("top-k sparsemax, k = 10", None, "3.62", "8 -> 2"),
+        "sparsemap": Method("SparseMAP", "sparsemap", "3.72", "3 -> 1"),
+        "budget": Method("SparseMAP, budget", "sparsemap_budget", "3.64", "-"),
+        "sfe": Method("SFE", "sfe", "3.74", "1"),
+        "sfe_plus": Method("SFE+", "sfe_plus", "3.61", "2"),
+        "nvil": Method("NVIL", "nvil", "3.65", "1"),
+        "gumbel": Method("Gumbel-softmax", "gumbel", "3.57", "1"),
+        "gumbel_st": Method("straight-through Gumbel-softmax", "gumbel_st", "3.53", "1"),
     },
     schedules={
         "full": ((), ()),
@@ -177,18 +188,19 @@ class Plan:
         """The experiment."""
         return EXPERIMENTS[self.name]
 
-    def job(self, config: str, part: str, seed: int, options: Sequence[str]) -> Job:
+    def job(self, overlay: Path | None, part: str, seed: int, options: Sequence[str]) -> Job:
         """Return the training of a method, or of a warm start."""
         seeds = ("--seed_everything", str(seed), "--data.init_args.seed", str(seed))
+        behind = () if overlay is None else ("-c", str(overlay))
         found = [str(ROOT / option) if option.startswith("configs/") else option for option in options]
         name = f"{self.name}/{self.schedule}/{part}/seed_{seed}"
-        return Job(str(ROOT / "configs" / config), name, self.output, [*found, *seeds, *self.extra], self.every)
+        return Job(str(self.experiment.path), name, self.output, [*behind, *found, *seeds, *self.extra], self.every)
 
     def warm_start(self, mapping: str, seed: int) -> Job:
         """Return the training of a warm start."""
-        assert self.experiment.warm_start is not None
+        overlay = self.experiment.path.with_name(f"{self.experiment.warm_start}.yaml")
         options = [*self.experiment.schedules[self.schedule][1], "--model.init_args.mapping", mapping]
-        return self.job(self.experiment.warm_start, f"warm_start_{mapping}", seed, options)
+        return self.job(overlay, f"warm_start_{mapping}", seed, options)
 
     def training(self, name: str, seed: int) -> Job:
         """Return the training of a method."""
@@ -196,7 +208,7 @@ class Plan:
         options = [*self.experiment.schedules[self.schedule][0], *method.options.get(self.schedule, ())]
         if self.experiment.warm_start is not None:
             options += ["--model.init_args.initial_weights", str(self.warm_start(method.warm, seed).last)]
-        return self.job(method.config, name, seed, options)
+        return self.job(self.experiment.overlay(name), name, seed, options)
 
 
 def train_and_score(plan: Plan, name: str, seed: int, threads: int) -> None:

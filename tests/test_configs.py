@@ -1,18 +1,21 @@
-"""Every config runs, and is short enough to read."""
+"""Every config runs, alone or behind its base, and is short enough to read."""
 
 from __future__ import annotations
 
+import difflib
+import itertools
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import yaml
+from jsonargparse import ArgumentParser, Namespace
 
-from lit_sparse.cli import build_cli, main
+from lit_sparse.cli import main
+from lit_sparse.cli.app import LitSparseCLI
 
 from .conftest import CONFIGS
 from .data.images.test_mnist import idx
@@ -31,25 +34,47 @@ def label(path: Path) -> str:
     return str(path.relative_to(CONFIGS))
 
 
+def commanded(path: Path) -> Path:
+    """Return the base in the command of an overlay."""
+    return CONFIGS / re.findall(r"-c configs/(\S+) -c", path.read_text())[0]
+
+
+def is_base(path: Path) -> bool:
+    """Return whether a config trains by itself; others are overlays."""
+    return "class_path" in content(path).get("data", {})
+
+
 ALL = sorted(CONFIGS.rglob("*.yaml"))
-EXPERIMENTS = [path for path in ALL if "class_path" in content(path).get("data", {})]
-#: Configs that differ from another in the estimator or an argument alone: they take long and find little.
-LIKE_ANOTHER = re.compile("_128$|sfe|nvil|sum_and_sample|gumbel_st|leave_one_out|^mnist_gumbel$|^gumbel$")
+BASES = [path for path in ALL if is_base(path)]
 LABELS = ("entailment", "neutral", "contradiction")
 #: Folders whose models attend, by the mapping of an overlay.
 ATTEND = ("translation", "summarization", "entailment")
-#: What an overlay meets: one experiment of each folder for each set of settings of the trainer.
-DIFFERENT = list({(path.parent, *sorted(content(path)["trainer"])): path for path in reversed(EXPERIMENTS)}.values())
-#: An overlay among experiments is for those beside it, one in the folder ``trainer`` for all.
-OVERLAID = [
-    (path, overlay)
-    for overlay in ALL
-    if overlay not in EXPERIMENTS
-    for path in DIFFERENT
-    if overlay.parent.name == "trainer"
-    or overlay.parent == path.parent
-    or (overlay.parent.name == "mapping" and path.parent.name in ATTEND)
-]
+#: What an overlay of the trainer meets: one base of each folder for each set of settings of the trainer.
+DIFFERENT = list({(path.parent, *sorted(content(path)["trainer"])): path for path in reversed(BASES)}.values())
+
+
+def bases_of(overlay: Path) -> list[Path]:
+    """Return the bases that an overlay serves.
+
+    One in a folder of a task is for the base whose name begins its own, else for all bases beside it; one in a folder below
+    is for all bases above; those in ``mapping`` and ``trainer`` are for those of several tasks.
+    """
+    if overlay.parent.name == "trainer":
+        return DIFFERENT
+    if overlay.parent.name == "mapping":
+        return [path for path in DIFFERENT if path.parent.name in (*ATTEND, "ssvae", "signaling_game")]
+    beside = [path for path in BASES if path.parent == overlay.parent]
+    if not beside:
+        return [path for path in BASES if path.parent == overlay.parent.parent]
+    return [path for path in beside if overlay.stem.startswith(f"{path.stem}_")] or beside
+
+
+#: Overlay -> bases.
+SERVED = {overlay: bases_of(overlay) for overlay in ALL if overlay not in BASES}
+#: Overlays that differ from another in an argument alone: they take long and find little.
+LIKE_ANOTHER = re.compile("_128|sfe|nvil|sum_and_sample|gumbel_st|leave_one_out|(ssvae|game)/estimator/gumbel|variants|cut")
+RUNS = [(path,) for path in BASES]
+RUNS += [(commanded(path), path) for path in SERVED if path.parent.name not in ("mapping", "trainer")]
 
 
 @pytest.fixture(scope="session")
@@ -159,59 +184,100 @@ def stand_in(path: Path, images: Path, features: Path, texts: Path) -> list[str]
     return [f"--data.init_args.{option}" for option in options] + shorter.get(content(path)["model"]["class_path"], [])
 
 
+def settings(path: Path) -> list[str]:
+    """Return the lines of a config without its comments."""
+    lines = [line.split("  #")[0].rstrip() for line in path.read_text().splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def nearly_equal(folder: Path) -> list[tuple[str, str]]:
+    """Return the pairs of configs of a folder that have more than 80 % of their lines in common."""
+    return [
+        (one.name, other.name)
+        for one, other in itertools.combinations(sorted(folder.glob("*.yaml")), 2)
+        if difflib.SequenceMatcher(None, settings(one), settings(other), autojunk=False).ratio() > 0.8
+    ]
+
+
 @pytest.mark.parametrize("path", ALL, ids=label)
 def test_a_config_is_short_and_explains_itself(path: Path) -> None:
-    lines = path.read_text().splitlines()
-    assert len(lines) <= 30
-    assert lines[0].startswith("# ")
+    first, *comments = itertools.takewhile(lambda line: line.startswith("# "), path.read_text().splitlines())
+    named = f"configs/{label(path)}"
+    if path in SERVED:
+        assert first.startswith("# Overlay: ")
+        assert len(settings(path)) <= 8
+        assert commanded(path) in [*SERVED[path], *BASES[: -1 if path.parent.name == "trainer" else 0]]
+        named = f"configs/{label(commanded(path))} -c {named}"
+    assert len(path.read_text().splitlines()) <= 30
+    assert any(line.startswith("# lit-sparse fit -c ") and f"-c {named}" in line for line in comments)
+
+
+def test_no_two_configs_of_a_folder_are_nearly_equal(tmp_path: Path) -> None:
+    assert {path.parent.name: pairs for path in ALL if (pairs := nearly_equal(path.parent))} == {}
+    for number, rate in enumerate(("3.0e-3", "1.0e-3")):
+        text = (CONFIGS / "signaling_game" / "digits.yaml").read_text()
+        (tmp_path / f"{number}.yaml").write_text(text.replace("lr: 3.0e-3", f"lr: {rate}"))
+    assert nearly_equal(tmp_path) == [("0.yaml", "1.yaml")]
 
 
 @pytest.mark.filterwarnings("ignore:TemperatureAnnealing")  # the run is too short for it
 @pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=[pytest.mark.slow] if LIKE_ANOTHER.search(path.stem) else []) for path in EXPERIMENTS],
-    ids=label,
+    "paths",
+    [pytest.param(paths, marks=[pytest.mark.slow] if LIKE_ANOTHER.search(label(paths[-1])) else []) for paths in RUNS],
+    ids=lambda paths: label(paths[-1]),
 )
 def test_a_config_runs(
-    path: Path, images: Path, features: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    paths: tuple[Path, ...], images: Path, features: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     limits = [f"--trainer.limit_{stage}_batches=2" for stage in ("train", "val", "test")]
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", *limits]
-    if "moses" in path.read_text():
+    if "moses" in paths[0].read_text():
         pytest.importorskip("sacremoses", reason="the tokens of Moses need the extra 'text'")
-    options = ["-c", str(path), *stand_in(path, images, features, texts), *quiet]
+    options = [*(f"-c={path}" for path in paths), *stand_in(paths[0], images, features, texts), *quiet]
     assert main(["fit", *options, "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]) == 0
     assert main(["test", *options, "--ckpt_path", "best"]) == 0
 
 
-def leaves(tree: dict[str, Any], *above: str) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the path and the value of every setting but the model's, whose parts may be given by their names alone."""
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            yield from leaves(value, *above, name)
-        elif name != "class_path" and above[:1] != ("model",):
-            yield (*above, name), value
+@pytest.fixture(scope="session")
+def parser() -> ArgumentParser:
+    """The parser of ``fit``, which is described once."""
+
+    class Described(LitSparseCLI):
+        def parse_arguments(self, parser: Any, args: Any) -> None:
+            raise GeneratorExit(parser)
+
+    with pytest.raises(GeneratorExit) as caught:
+        Described(["fit"])
+    return caught.value.args[0]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize(("path", "overlay"), OVERLAID, ids=lambda path: label(path))
-def test_overlays_change_what_they_name(path: Path, overlay: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lit_sparse.cli.app.LitSparseCLI.instantiate_trainer", lambda self: None)  # there may be no GPU
-    needed = {"folder", "path"} & set(content(path)["data"]["init_args"])
-    somewhere = [f"--data.init_args.{name}=somewhere" for name in needed]
-    asked = build_cli(["fit", "-c", str(path), "-c", str(overlay), *somewhere]).config["fit"]
-    expected = dict(leaves(content(path))) | dict(leaves(content(overlay)))
-    expected |= {("data", "init_args", name): "somewhere" for name in needed}
-    for keys, value in expected.items():
-        found = asked
-        for key in keys:
-            found = found[key]
-        if keys == ("trainer", "callbacks"):  # objects, with every argument spelled out
-            found = [one["class_path"].rsplit(".", 1)[-1] for one in found]
-            value = [one["class_path"] for one in value]
-        found = list(found) if isinstance(found, tuple) else found  # YAML has no tuples
-        if isinstance(value, str) and not isinstance(found, str) and "class_path" in (found or ()):  # a part by its name alone
-            found = found["class_path"].rsplit(".", 1)[-1]
-        assert found == value or str(found) == str(value), keys
-    assert asked["model"]["class_path"].endswith(f".{content(path)['model']['class_path']}")
+def agree(found: Any, asked: Any) -> bool:
+    """Return whether a resolved value is that of a config, which may name a part alone and leave arguments out."""
+    if isinstance(asked, dict):
+        return all(agree(found.get(name, {}), value) for name, value in asked.items())
+    if isinstance(asked, list):
+        return len(found) == len(asked) and all(itertools.starmap(agree, zip(found, asked, strict=True)))
+    if isinstance(asked, str) and isinstance(found, (dict, Namespace)):
+        found = found["class_path"]
+    return found == asked or str(found) == str(asked) or (isinstance(asked, str) and str(found).endswith(f".{asked}"))
+
+
+def merged(base: Any, overlay: Any) -> Any:
+    """Return a mapping with the values of another written over its own."""
+    if not isinstance(base, dict) or not isinstance(overlay, dict):
+        return overlay
+    return base | {name: merged(base.get(name), value) for name, value in overlay.items()}
+
+
+@pytest.mark.parametrize("overlay", SERVED, ids=label)
+def test_overlays_change_what_they_name(overlay: Path, parser: ArgumentParser) -> None:
+    """Over each base that it serves; what else a model has may change with the class of one of its parts."""
+    changed = content(overlay)
+    for path in SERVED[overlay]:
+        base = content(path)
+        asked = parser.parse_args(["fit", "-c", str(path), "-c", str(overlay)])["fit"]
+        assert agree(asked, changed), path
+        for part in ("trainer", "data"):
+            assert agree(asked[part], merged(base[part], changed.get(part, {}))), path
+        assert agree(asked["model"]["class_path"], base["model"]["class_path"]), path

@@ -18,7 +18,8 @@ from tests.conftest import CONFIGS, Command, metrics_of
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
 ONE = ("--trainer.devices=1", "--trainer.strategy=auto", "--trainer.accelerator=cpu")
 GAME = ("-c", str(CONFIGS / "signaling_game" / "digits.yaml"))
-BITS = ("-c", str(CONFIGS / "bitvector_vae" / "sparsemap_budget_32.yaml"))
+VECTORS = CONFIGS / "bitvector_vae"
+BITS = ("-c", str(VECTORS / "fashion_mnist.yaml"), "-c", str(VECTORS / "estimator" / "sparsemap_budget.yaml"))
 SHORT = ("--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--trainer.accelerator=cpu")
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
@@ -112,7 +113,7 @@ def test_build_cli_gives_the_parts_without_running() -> None:
 
 def test_scoring_takes_the_mapping_of_the_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = str(trained / "checkpoints" / "best.ckpt")
-    dense = ("-c", str(CONFIGS / "ssvae" / "digits_softmax.yaml"))
+    dense = (*DIGITS, "-c", str(CONFIGS / "mapping" / "softmax.yaml"))
     cli = build_cli(["test", *dense, "--ckpt_path", best])
     assert repr(cli.model.mapping) == "Sparsemax(gamma=0.05, dim=-1)"
     assert "the checkpoint was trained with" in capsys.readouterr().err

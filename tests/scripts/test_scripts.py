@@ -258,9 +258,28 @@ def test_a_job_that_was_cut_before_its_first_checkpoint_begins_anew(tmp_path: Pa
     assert job.last.is_file()
     assert (job.folder / "finished").is_file()
     assert (tmp_path / "some" / "run" / "cut_0" / "config.yaml").read_text() == "begun", "nothing is thrown away"
-    other = jobs.Job(str(SCRIPTS.parent / "configs" / "ssvae" / "digits_softmax.yaml"), "some/run", tmp_path, TINY)
+    other = jobs.Job(str(SCRIPTS.parent / "configs" / "soae" / "digits.yaml"), "some/run", tmp_path, TINY)
     with pytest.raises(jobs.JobFailedError, match="other config"):
         other.train(1)
+
+
+def test_a_job_is_not_that_of_another_overlay(tmp_path: Path) -> None:
+    jobs, overlay = load("jobs"), tmp_path / "overlay.yaml"
+    overlay.write_text("trainer: {max_epochs: 1}")
+    config = str(SCRIPTS.parent / "configs" / "ssvae" / "digits.yaml")
+    job = jobs.Job(config, "run", tmp_path, ["-c", str(overlay)])
+    job.last.parent.mkdir(parents=True)
+    for path in (job.last, job.folder / "finished"):
+        path.touch()
+    job.train(1)
+    job.train(1)
+    overlay.write_text("trainer: {max_epochs: 2}")
+    with pytest.raises(jobs.JobFailedError, match=r"other overlays.*'max_epochs': 1.*now.*'max_epochs': 2"):
+        job.train(1)
+    begun = json.loads((tmp_path / "run.json").read_text())
+    del begun["overlays"]  # as an older version wrote it
+    (tmp_path / "run.json").write_text(json.dumps(begun))
+    job.train(1)
 
 
 @pytest.mark.process
@@ -393,8 +412,12 @@ def test_coresets_of_an_older_table_are_kept(
 def test_every_method_of_the_tables_has_its_config() -> None:
     script = load("reproduce_latent")
     for experiment in script.EXPERIMENTS.values():
-        for method in experiment.methods.values():
-            assert (script.ROOT / "configs" / method.config).is_file()
+        assert experiment.path.is_file()
+        overlays = {
+            path.stem for path in (experiment.path.parent / "estimator").glob("*.yaml") if not path.stem.endswith("_128")
+        }
+        assert {method.overlay for method in experiment.methods.values()} == {None, *overlays}
+    assert script.SSVAE.path.with_name(f"{script.SSVAE.warm_start}.yaml").is_file()
     assert {"sparse", "dense", "sfe", "sfe_plus", "nvil", "gumbel", "gumbel_st"} <= set(script.SSVAE.methods)
 
 
