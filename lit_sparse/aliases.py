@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["ALIASES", "moved_names", "with_new_names"]
+__all__ = ["ALIASES", "former_method", "moved_names", "with_new_names"]
 
 #: Former path -> path of the same object now.
 ALIASES: dict[str, str] = {
@@ -22,6 +22,7 @@ ALIASES: dict[str, str] = {
     "lit_sparse.nn.KernelPotentials": "lit_sparse.transport.KernelPotentials",
     "lit_sparse.nn.MLPPotentials": "lit_sparse.transport.MLPPotentials",
     "lit_sparse.nn.Potentials": "lit_sparse.transport.Potentials",
+    "lit_sparse.nn.Seq2SeqBody": "lit_sparse.nn.EncoderDecoder",
     "lit_sparse.nn.RadialBases": "lit_sparse.data.RadialBases",
     "lit_sparse.nn.seed_generator": "lit_sparse.random.seed_generator",
     "lit_sparse.nn.seeded_normal": "lit_sparse.random.seeded_normal",
@@ -65,3 +66,19 @@ def moved_names(module: str) -> Callable[[str], Any]:
         return getattr(import_module(home), called)
 
     return find
+
+
+def former_method(old: str, new: str) -> Callable[..., Any]:
+    """Return a method of a former name. It warns, and calls the method of the new name.
+
+    Args:
+        old: former name.
+        new: name of the method now.
+    """
+
+    def call(self: Any, *args: Any, **options: Any) -> Any:
+        name = type(self).__name__
+        warnings.warn(f"{name}.{old} is now {name}.{new}.", DeprecationWarning, stacklevel=2)
+        return getattr(self, new)(*args, **options)
+
+    return call

@@ -227,7 +227,7 @@ def search(options: argparse.Namespace) -> None:
     for beam in (1, 5):
         model.beam_size, model.max_output = beam, 20
         began = wait(options.device)
-        tokens = sum(len(line.split()) for line in model.write(lines))
+        tokens = sum(len(line.split()) for line in model.generate(lines))
         print(f"| {beam} | {wait(options.device) - began:.1f} | {tokens} |")
 
 

@@ -20,7 +20,7 @@ from lit_sparse.errors import LitSparseError, did_you_mean, error_chain
 from lit_sparse.estimators import Estimator
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import TextMetric
-from lit_sparse.nn import Seq2SeqBody
+from lit_sparse.nn import EncoderDecoder
 from lit_sparse.risks import Risk
 from lit_sparse.structures import Structure
 from lit_sparse.transport import Measure, Potentials
@@ -32,7 +32,7 @@ BASES: dict[str, type] = {
     "output_mapping": SparseMapping,
     "estimator": Estimator,
     "risk": Risk,
-    "body": Seq2SeqBody,
+    "body": EncoderDecoder,
     "metrics": TextMetric,
     "structure": Structure,
     "model": pl.LightningModule,

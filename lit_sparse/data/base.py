@@ -1,4 +1,4 @@
-"""What all data modules share: seeded orders, shares of processes, and a place that survives a killed run."""
+"""What all data modules share: seeded orders, shares of processes, and a position that survives a killed run."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def warn_without_test(check: Callable[[], None]) -> None:
 class ResumableDataModule(pl.LightningDataModule, ABC):
     """Base of data modules: a subclass says how many examples there are and makes a batch of some of them.
 
-    Training shuffles by (seed, epoch), each process taking every n-th example of the same permutation; the place in the
+    Training shuffles by (seed, epoch), each process taking every n-th example of the same permutation; the position in the
     epoch is part of ``state_dict``. Validation, test and prediction go through the examples in one order, each process taking
     every n-th, none of them twice.
 
@@ -75,7 +75,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         self.num_workers = num_workers
         self.seed = seed
         self._train_loader: EpochLoader | None = None
-        self._place: dict[str, int] | None = None
+        self._position: dict[str, int] | None = None
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), **options: Any) -> Self:
@@ -112,7 +112,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return torch.arange(self.size("train"))
 
     def train_dataloader(self) -> EpochLoader:
-        """Return the training loader, at the place of a restored run."""
+        """Return the training loader, at the position of a restored run."""
         rank, processes = self._process()
         loader = EpochLoader(
             lambda epoch: self.train_batches(epoch, rank, processes),
@@ -123,8 +123,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         )
         if self._train_loader is not None:  # made anew between epochs: it goes on where the last one stands
             loader.load_state_dict(self._train_loader.state_dict())
-        elif self._place is not None:
-            loader.load_state_dict(self._place)
+        elif self._position is not None:
+            loader.load_state_dict(self._position)
         self._train_loader = loader
         return loader
 
@@ -145,16 +145,16 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return torch.arange(self.size(split))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the training data."""
+        """Return the position in the training data."""
         if self._train_loader is not None:
             return {"train": self._train_loader.state_dict()}
-        return {} if self._place is None else {"train": self._place}
+        return {} if self._position is None else {"train": self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue at a saved place in the training data."""
-        self._place = state_dict.get("train")
-        if self._train_loader is not None and self._place is not None:
-            self._train_loader.load_state_dict(self._place)
+        """Continue at a saved position in the training data."""
+        self._position = state_dict.get("train")
+        if self._train_loader is not None and self._position is not None:
+            self._train_loader.load_state_dict(self._position)
 
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()

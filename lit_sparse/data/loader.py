@@ -1,4 +1,4 @@
-"""A loader whose order is a function of (seed, epoch) and whose place in it can be saved and restored."""
+"""A loader whose order is a function of (seed, epoch) and whose position in it can be saved and restored."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.errors import CheckpointError
 
-__all__ = ["Batch", "EpochLoader", "Fetch", "Plan"]
+__all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 
 #: Tensors, and lists of text.
 Batch = dict[str, Any]
-#: ``plan(epoch)`` lists the batches of an epoch, each as the indices of its examples; all epochs have as many.
-Plan = Callable[[int], Sequence[Tensor]]
+#: ``batch_indices(epoch)`` lists the batches of an epoch, each as the indices of its examples; all epochs have as many.
+BatchIndices = Callable[[int], Sequence[Tensor]]
 #: ``fetch(epoch, indices)`` makes one batch.
 Fetch = Callable[[int, Tensor], Batch]
 
@@ -23,11 +23,11 @@ Fetch = Callable[[int, Tensor], Batch]
 class EpochLoader:
     """Iterates over the batches of one epoch after another; each ``iter`` is an epoch.
 
-    It is no ``torch.utils.data.DataLoader``, so Lightning leaves its order alone on several processes: the plan already
-    holds this process's share.
+    It is not a ``torch.utils.data.DataLoader``, so Lightning does not divide its batches among processes: ``batch_indices``
+    already holds this process's share.
 
     Args:
-        plan: which examples make up each batch of an epoch.
+        batch_indices: function that returns which examples make up each batch of an epoch.
         fetch: makes a batch of them.
         num_workers: processes that fetch ahead; 0 fetches in this one.
         pin_memory: whether worker processes' batches are copied to pinned memory.
@@ -36,14 +36,14 @@ class EpochLoader:
 
     def __init__(
         self,
-        plan: Plan,
+        batch_indices: BatchIndices,
         fetch: Fetch,
         *,
         num_workers: int = 0,
         pin_memory: bool = False,
         limit: Callable[[], float] | None = None,
     ) -> None:
-        self.plan = plan
+        self.batch_indices = batch_indices
         self.fetch = fetch
         self.num_workers = num_workers
         self.pin_memory = pin_memory
@@ -51,7 +51,7 @@ class EpochLoader:
         self.epoch = 0
         self.batch = 0  # how many batches of the epoch were handed out
         self._restored = False
-        self._length = len(plan(0))
+        self._length = len(batch_indices(0))
 
     def __len__(self) -> int:
         return self._length
@@ -61,51 +61,48 @@ class EpochLoader:
             self.epoch, self.batch = self.epoch + 1, 0
         self._restored = False
         epoch, start = self.epoch, self.batch
-        for number, batch in enumerate(self._batches(epoch, self.plan(epoch)[start:]), start + 1):
+        for number, batch in enumerate(self._batches(epoch, self.batch_indices(epoch)[start:]), start + 1):
             self.batch = number
             yield batch
 
-    def _batches(self, epoch: int, plan: Sequence[Tensor]) -> Iterator[Batch]:
+    def _batches(self, epoch: int, batch_indices: Sequence[Tensor]) -> Iterator[Batch]:
         if self.num_workers == 0:
-            return (self.fetch(epoch, indices) for indices in plan)
-        return iter(
-            DataLoader(
-                _Planned(self.fetch, epoch, plan), batch_size=None, num_workers=self.num_workers, pin_memory=self.pin_memory
-            )
-        )
+            return (self.fetch(epoch, indices) for indices in batch_indices)
+        batches = _Batches(self.fetch, epoch, batch_indices)
+        return iter(DataLoader(batches, batch_size=None, num_workers=self.num_workers, pin_memory=self.pin_memory))
 
     def state_dict(self) -> dict[str, int]:
-        """Return the place after the last batch handed out: the epoch and the number of its batches that are done."""
+        """Return the position after the last batch handed out: the epoch and the number of its batches that are done."""
         used = len(self) if self.limit is None else min(len(self), self.limit())
         if self.batch >= used:
             return {"epoch": self.epoch + 1, "batch": 0}
         return {"epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved place; the next iteration yields what is left of its epoch.
+        """Go to a saved position; the next iteration yields what is left of its epoch.
 
         Raises:
-            CheckpointError: if it is not a place.
+            CheckpointError: if it is not a position.
         """
-        places = [state.get(key) for key in ("epoch", "batch")] if isinstance(state, dict) else [None]
-        if not all(isinstance(place, int) and place >= 0 for place in places):
-            raise CheckpointError(f"Expected a place in the training data, of an epoch and a batch, but got {state!r}.")
+        positions = [state.get(key) for key in ("epoch", "batch")] if isinstance(state, dict) else [None]
+        if not all(isinstance(position, int) and position >= 0 for position in positions):
+            raise CheckpointError(f"Expected a position in the training data, of an epoch and a batch, but got {state!r}.")
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
         self._restored = True
 
 
-class _Planned(Dataset[Batch]):
+class _Batches(Dataset[Batch]):
     """The batches of one epoch, fetched in worker processes."""
 
-    def __init__(self, fetch: Fetch, epoch: int, plan: Sequence[Tensor]) -> None:
+    def __init__(self, fetch: Fetch, epoch: int, batch_indices: Sequence[Tensor]) -> None:
         self.fetch = fetch
         self.epoch = epoch
-        self.plan = plan
+        self.batch_indices = batch_indices
 
     def __len__(self) -> int:
-        return len(self.plan)
+        return len(self.batch_indices)
 
     def __getitem__(self, index: int) -> Batch:
-        if index >= len(self.plan):
+        if index >= len(self.batch_indices):
             raise IndexError(index)
-        return self.fetch(self.epoch, self.plan[index])
+        return self.fetch(self.epoch, self.batch_indices[index])

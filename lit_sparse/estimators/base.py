@@ -25,11 +25,11 @@ class LatentBatch:
 
     Attributes:
         values: (R, K) one-hot for a categorical variable, (R, D) bits for a bit vector; always floating.
-        rows: (R,) int64, sorted: which example of the batch each value belongs to.
+        example_index: (R,) int64, sorted: which example of the batch each value belongs to.
     """
 
     values: Tensor
-    rows: Tensor
+    example_index: Tensor
 
 
 LossFunction = Callable[[LatentBatch], Tensor]
@@ -41,19 +41,19 @@ class Expectation:
 
     Attributes:
         loss: (B,) the estimate; ``loss.sum().backward()`` gives the estimator's gradient in scores and in the decoder.
-        probs: (B, K) probabilities; for bit vectors (R,), aligned with ``rows``.
-        rows: (R,) int64: the example of each decoded row.
+        probs: (B, K) probabilities; for bit vectors (R,), aligned with ``example_index``.
+        example_index: (R,) int64: the example of each decoded row.
         support_size: (B,) int64, number of values with probability above zero; None where it is not enumerated.
         decoder_calls: (B,) int64, number of rows really decoded for each example.
-        known_entropy: (B,) the entropy where it is known without the support; see :meth:`entropy`.
+        analytic_entropy: (B,) the entropy where it is known without the support; see :meth:`entropy`.
     """
 
     loss: Tensor
     probs: Tensor
-    rows: Tensor
+    example_index: Tensor
     support_size: Tensor | None
     decoder_calls: Tensor
-    known_entropy: Tensor | None = None
+    analytic_entropy: Tensor | None = None
 
     def entropy(self) -> Tensor:
         """Return the entropy (B,) of the distribution in nats, ``-sum p log p`` over its support, with a gradient.
@@ -61,15 +61,15 @@ class Expectation:
         Raises:
             ConfigurationError: where it is not known, nor the support enumerated.
         """
-        if self.known_entropy is not None:
-            return self.known_entropy
+        if self.analytic_entropy is not None:
+            return self.analytic_entropy
         if self.support_size is None:
             raise ConfigurationError(
                 "Expected an estimator that enumerates its support: without it there is no sum for the entropy."
             )
         inside = torch.where(self.probs > 0, self.probs, 1.0)
         terms = -inside * inside.log()
-        return terms.sum(-1) if terms.dim() == 2 else Estimator.sum_by_example(terms, self.rows, len(self.loss))
+        return terms.sum(-1) if terms.dim() == 2 else Estimator.sum_by_example(terms, self.example_index, len(self.loss))
 
 
 class Estimator(nn.Module, ABC):
@@ -131,7 +131,7 @@ class Estimator(nn.Module, ABC):
         self.mapping = mapping
         return self
 
-    def expect_context(self, features: int) -> Self:
+    def set_context_features(self, features: int) -> Self:
         """Prepare for contexts of that many features, which a model tells when it is built. Only learnt baselines need it."""
         return self
 
@@ -185,11 +185,11 @@ class Estimator(nn.Module, ABC):
             ConfigurationError: if it is not of shape (R,).
         """
         losses = loss_fn(batch)
-        if not isinstance(losses, Tensor) or losses.shape != batch.rows.shape:
+        if not isinstance(losses, Tensor) or losses.shape != batch.example_index.shape:
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise ConfigurationError(
-                f"Expected loss_fn to return one loss for each of the {len(batch.rows)} rows, a tensor of shape"
-                f" ({len(batch.rows)},), but got {shape}."
+                f"Expected loss_fn to return one loss for each of the {len(batch.example_index)} rows, a tensor of shape"
+                f" ({len(batch.example_index)},), but got {shape}."
             )
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 
@@ -207,7 +207,7 @@ class Estimator(nn.Module, ABC):
         losses = self.losses(loss_fn, LatentBatch(values[rows, places], rows))
         loss = self.sum_by_example(listed * losses, rows, len(probs))
         size = support.sum(-1)
-        return Expectation(loss=loss, probs=listed, rows=rows, support_size=size, decoder_calls=size)
+        return Expectation(loss=loss, probs=listed, example_index=rows, support_size=size, decoder_calls=size)
 
     @staticmethod
     def sum_by_example(values: Tensor, rows: Tensor, size: int) -> Tensor:

@@ -88,22 +88,22 @@ def marginal_likelihood(
     Example:
         >>> import torch
         >>> support = LatentBatch(torch.tensor([[0.0, 0.0]]), torch.tensor([0]))
-        >>> same = marginal_likelihood(lambda latent: torch.full(latent.rows.shape, 3.0), support, torch.tensor([0]))
+        >>> same = marginal_likelihood(lambda latent: torch.full(latent.example_index.shape, 3.0), support, torch.tensor([0]))
         >>> round(float(same.log_likelihood), 6), float(same.standard_error)
         (-3.0, 0.0)
     """
     if samples < 2:
         raise ConfigurationError(f"Expected argument `samples` to be at least 2, to have an error, but got {samples}.")
     examples, bits = len(index), support.values.shape[1]
-    sizes = torch.bincount(support.rows, minlength=examples)
+    sizes = torch.bincount(support.example_index, minlength=examples)
     log_prior = -bits * math.log(2.0)
-    places = torch.arange(len(support.rows), device=index.device) - (sizes.cumsum(0) - sizes)[support.rows]
+    places = torch.arange(len(support.example_index), device=index.device) - (sizes.cumsum(0) - sizes)[support.example_index]
     width = max(1, int(sizes.max())) if examples else 1
     terms = torch.full((examples, width), -torch.inf, dtype=torch.float64, device=index.device)
     signs = support.values.new_zeros(examples, width, bits)  # +1 and -1; the zeros of no vector match none
-    if len(support.rows):
-        terms[support.rows, places] = log_prior - loss_fn(support).double()
-        signs[support.rows, places] = 2 * support.values - 1
+    if len(support.example_index):
+        terms[support.example_index, places] = log_prior - loss_fn(support).double()
+        signs[support.example_index, places] = 2 * support.values - 1
     log_likelihood, error = terms.logsumexp(-1), torch.zeros(examples, dtype=torch.float64, device=index.device)
     log_outside = torch.log1p(-sizes.double() * 2.0**-bits)  # -inf where the support holds all values
     open_ended = (log_outside > -torch.inf).nonzero().squeeze(-1)

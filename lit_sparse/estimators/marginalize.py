@@ -68,7 +68,7 @@ class Marginalize(Estimator):
         losses = self.losses(loss_fn, LatentBatch(one_hot, rows))
         loss = self.sum_by_example(probs[rows, values] * losses, rows, len(probs))
         size = support.sum(-1)
-        return Expectation(loss=loss, probs=probs, rows=rows, support_size=size, decoder_calls=size)
+        return Expectation(loss=loss, probs=probs, example_index=rows, support_size=size, decoder_calls=size)
 
     def _over_all(self, probs: Tensor, support: Tensor, loss_fn: LossFunction) -> Expectation:
         examples, values = probs.shape
@@ -77,4 +77,4 @@ class Marginalize(Estimator):
         losses = self.losses(loss_fn, LatentBatch(one_hot, rows)).view(examples, values)
         loss = (probs * torch.where(support, losses, 0.0)).sum(-1)
         calls = torch.full((examples,), values, dtype=torch.int64, device=probs.device)
-        return Expectation(loss=loss, probs=probs, rows=rows, support_size=support.sum(-1), decoder_calls=calls)
+        return Expectation(loss=loss, probs=probs, example_index=rows, support_size=support.sum(-1), decoder_calls=calls)

@@ -29,13 +29,13 @@ class Decoded:
         values: (B, n, .).
         there: (B, n), which of them were decoded.
         losses: (B, n), zero where nothing was.
-        rows: (R,) the example of each decoded row.
+        example_index: (R,) the example of each decoded row.
     """
 
     values: Tensor
     there: Tensor
     losses: Tensor
-    rows: Tensor
+    example_index: Tensor
 
 
 class Sampler(Estimator):
@@ -123,10 +123,10 @@ class Sampler(Estimator):
         return Expectation(
             loss=torch.where(latent.broken, torch.nan, loss),
             probs=latent.reported(decoded.values if near is None else near, decoded.there),
-            rows=decoded.rows,
+            example_index=decoded.example_index,
             support_size=latent.support_size,
             decoder_calls=decoded.there.sum(-1),
-            known_entropy=latent.entropy(),
+            analytic_entropy=latent.entropy(),
         )
 
 

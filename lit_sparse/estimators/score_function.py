@@ -73,7 +73,7 @@ class ScoreFunction(Sampler):
         self.mean = RunningMean() if baseline != "self_critic" else None
         self.network: nn.Module | None = None
         if context_features is not None:
-            self.expect_context(check_count("context_features", context_features, most=MOST_INPUTS))
+            self.set_context_features(check_count("context_features", context_features, most=MOST_INPUTS))
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -87,7 +87,7 @@ class ScoreFunction(Sampler):
         return f"baseline={self.baseline!r}, latent={self.latent!r}"
 
     @override
-    def expect_context(self, features: int) -> Self:
+    def set_context_features(self, features: int) -> Self:
         if self.baseline == "learnt" and self.context_features != features:
             if self.context_features is not None:
                 raise ConfigurationError(

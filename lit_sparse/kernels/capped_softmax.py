@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import top_of, write_odd
+from lit_sparse.kernels.cpu.rows import top_of, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -23,7 +23,7 @@ from lit_sparse.kernels.row_kernel import RowKernel
 __all__ = ["capped_product", "map_capped"]
 
 SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
-NEWTON_PASSES, PASSES, TWIN_PASSES = 30, 200, 64
+NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 200, 64
 DEEP = 64.0  # a range of scores over which float32 loses digits of the small ones beside the largest
 NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
 ENOUGH = 40.0  # beyond, what is left of a sigma is less than rounding
@@ -127,7 +127,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
             continue
         rho = rhos[row if len(rhos) > 1 else 0]
         if not 0.0 < rho < 1.0:
-            write_odd(x, row, out)
+            write_invalid(x, row, out)
             continue
         factor, n, least = x.dtype.type(1.0 / gamma), 0, cell[0]
         for i in range(d):
@@ -152,31 +152,31 @@ def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rhos: np.ndarra
     over_rows(map_block, x.shape, SECONDS, out, x, rhos, gamma)
 
 
-def _map_twin(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
+def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     """Bisect for the threshold, relative to the score at which hard caps would end."""
     rho = torch.as_tensor(rho, dtype=x.dtype, device=x.device)
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    odd = ~(top < torch.inf) | ~((rho > 0) & (rho < 1))
+    invalid = ~(top < torch.inf) | ~((rho > 0) & (rho < 1))
     n = allowed.sum(-1, keepdim=True).clamp_min(1)
     target = rho * n
-    scores = torch.where(allowed, torch.where(odd, 0.0, x), -torch.inf)
+    scores = torch.where(allowed, torch.where(invalid, 0.0, x), -torch.inf)
     ranked = scores.sort(dim=-1, descending=True).values
-    rank = torch.where(odd, 0.0, target).long().clamp_max(n - 1)
+    rank = torch.where(invalid, 0.0, target).long().clamp_max(n - 1)
     z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)
     # Farther away the sum is right but for rounding.
-    upper = ENOUGH + math.log(x.shape[-1]) - torch.where(odd, 1.0, rho).log()
+    upper = ENOUGH + math.log(x.shape[-1]) - torch.where(invalid, 1.0, rho).log()
     lower = -upper
-    for _ in range(TWIN_PASSES):
+    for _ in range(REFERENCE_PASSES):
         middle = lower + 0.5 * (upper - lower)
         above = torch.where(allowed, torch.sigmoid(z - middle), 0.0).sum(-1, keepdim=True) >= target
         lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
     y = torch.where(allowed, torch.sigmoid(z - lower), 0.0)
     y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
-map_capped = RowKernel("map_capped", "(Tensor x, Tensor rho, float gamma) -> Tensor", _map_cpu, _map_twin, parameters=1)
+map_capped = RowKernel("map_capped", "(Tensor x, Tensor rho, float gamma) -> Tensor", _map_cpu, _map_reference, parameters=1)
 """Row kernel ``(x (..., d), rho (..., 1) or a number, gamma) -> y (..., d)``: capped softmax of ``x / gamma``.
 
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a rho outside
@@ -230,7 +230,7 @@ def _product_cpu(
     over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, x, rhos, gamma)
 
 
-def _product_twin(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
+def _product_reference(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     rho = torch.as_tensor(rho, dtype=y.dtype, device=y.device)
     support = y != 0
     c = y * (1 - rho * (x != -torch.inf).sum(-1, keepdim=True) * y)
@@ -244,7 +244,7 @@ capped_product = RowKernel(
     "capped_product",
     "(Tensor v, Tensor y, Tensor x, Tensor rho, float gamma) -> Tensor",
     _product_cpu,
-    _product_twin,
+    _product_reference,
     parameters=1,
 )
 """Row kernel ``(v, y, x (..., d), rho, gamma) -> (..., d)``: the Jacobian of capped softmax of x at its result y, times v."""

@@ -25,7 +25,7 @@ from lit_sparse.kernels.row_kernel import RowKernel
 __all__ = ["entmax_jacobian", "entmax_product", "map_entmax"]
 
 SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
-TWIN_PASSES = 60
+REFERENCE_PASSES = 60
 # Kinds of alpha: 3/2, others up to 2 (or NaN), and above 2. Each has its own functions, so that only what is used is compiled.
 MAPS = (map_squares_block, map_block, map_steep_block)
 PRODUCTS = (root_product_block, product_block, steep_product_block)
@@ -61,13 +61,13 @@ def _product_cpu(
         over_rows(PRODUCTS[kind], y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
 
 
-def _map_twin(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
+def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     """Bracket the threshold and bisect, in the scale on which the largest score is 1."""
     eps = torch.as_tensor(alpha, dtype=x.dtype, device=x.device) - 1
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    odd = ~(top < torch.inf) | ~(eps >= 0)
-    z = torch.where(odd | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+    invalid = ~(top < torch.inf) | ~(eps >= 0)
+    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
     safe = eps.clamp_min(1e-6)
     flat = eps < 1e-6
 
@@ -81,17 +81,22 @@ def _map_twin(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     lower = torch.zeros_like(top)
     upper = torch.where(flat, math.log(size), -torch.expm1(-safe * math.log(size)) / safe) + 1e-3
     upper = upper.expand_as(lower)
-    for _ in range(TWIN_PASSES):
+    for _ in range(REFERENCE_PASSES):
         middle = 0.5 * (lower + upper)
         above = deformed(middle).sum(-1, keepdim=True) >= 1
         lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
     y = deformed(lower)
     y = y / y.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-    return torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
 map_entmax = RowKernel(
-    "map_entmax", "(Tensor x, Tensor alpha, float gamma) -> Tensor", _map_cpu, _map_twin, triton_rows.map_entmax, parameters=1
+    "map_entmax",
+    "(Tensor x, Tensor alpha, float gamma) -> Tensor",
+    _map_cpu,
+    _map_reference,
+    triton_rows.map_entmax,
+    parameters=1,
 )
 """Row kernel ``(x (..., d), alpha (..., 1) or a number, gamma) -> y (..., d)``: alpha-entmax of ``x / gamma``.
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, top_of, write_odd
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms_of_one_plus, workspace
 
 __all__ = ["FLAT", "gather_scores", "map_block", "map_squares_block", "solve", "write_normalized"]
@@ -240,7 +240,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
         if eps == 0.5 or eps > 1.0 or not top_of(x, bits, row, out, cell, cell_bits):
             continue
         if not eps >= 0.0:
-            write_odd(x, row, out)
+            write_invalid(x, row, out)
             continue
         n = gather_scores(x, row, cell[0], eps, gamma, z, places)
         padded = pad(z, n)

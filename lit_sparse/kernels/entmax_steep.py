@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, top_of, write_odd
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, workspace
 from lit_sparse.kernels.entmax_backward import gather_support
 from lit_sparse.kernels.entmax_forward import gather_scores, solve, write_normalized
@@ -107,7 +107,7 @@ def map_steep_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma:
         if not eps > 1.0 or not top_of(x, bits, row, out, cell, cell_bits):
             continue
         if eps == np.inf:
-            write_odd(x, row, out)
+            write_invalid(x, row, out)
             continue
         n = gather_scores(x, row, cell[0], eps, gamma, z, places)
         padded = pad(z, n)

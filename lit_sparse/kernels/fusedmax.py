@@ -21,7 +21,7 @@ from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
 from lit_sparse.kernels.cpu.rows import is_broken, plain_top, top_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
-from lit_sparse.kernels.groups import label_of, write_odd_labels
+from lit_sparse.kernels.groups import label_of, write_invalid_labels
 from lit_sparse.kernels.row_kernel import RowKernel
 from lit_sparse.kernels.simplex import project_simplex
 
@@ -224,7 +224,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
         if ordinary and lam >= 0.0 and lam < np.inf:
             fuse_row(x, row, np.float64(cell[0]), gamma, lam, out, labels, places, work)
             continue
-        write_odd_labels(x, row, ordinary or is_broken(out, row), out, labels)
+        write_invalid_labels(x, row, ordinary or is_broken(out, row), out, labels)
 
 
 def _map_cpu(
@@ -291,16 +291,16 @@ def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tenso
     return mean + lam * code / size, ((ids << 3) | (code.long() + 2)).to(torch.int32)
 
 
-def _map_twin(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
+def _map_reference(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    odd = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
-    plain = ~odd & allowed.any(-1, keepdim=True)
+    invalid = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
+    plain = ~invalid & allowed.any(-1, keepdim=True)
     z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
     w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
     y = project_simplex.reference(torch.where(plain & allowed, w, -torch.inf), 1.0, 0)
-    y = torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
+    y = torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
     labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
     return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)
 
@@ -314,7 +314,7 @@ def fused_rows(out: Any, labels: Any, x: Any, lams: Any, places: Any, work: Any,
         if state == 0 and lam >= 0.0 and lam < np.inf:
             fuse_row(x, row, top, gamma, lam, out, labels, places[row], work[row])
         else:
-            write_odd_labels(x, row, state != 1, out, labels)
+            write_invalid_labels(x, row, state != 1, out, labels)
 
 
 def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
@@ -330,7 +330,7 @@ map_fused = RowKernel(
     "map_fused",
     "(Tensor x, Tensor lam, float gamma) -> (Tensor, Tensor)",
     _map_cpu,
-    _map_twin,
+    _map_reference,
     _map_cuda,
     parameters=1,
     auxiliary=(torch.int32,),

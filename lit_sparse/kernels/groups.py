@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
-from lit_sparse.kernels.cpu.rows import write_odd, write_zeros
+from lit_sparse.kernels.cpu.rows import write_invalid, write_zeros
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
-__all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", "write_odd_labels"]
+__all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", "write_invalid_labels"]
 
 PRODUCT_SECONDS = 1.5e-9  # for one element, on one thread
 
@@ -29,10 +29,10 @@ def label_of(group: Any, code: Any) -> Any:
 
 
 @compile_rows()
-def write_odd_labels(x: Any, row: Any, broken: Any, out: Any, labels: Any) -> None:
+def write_invalid_labels(x: Any, row: Any, broken: Any, out: Any, labels: Any) -> None:
     """Write zeros for a row where nothing is allowed; for a broken one NaN, in one group, whose derivative is NaN then."""
     if broken:
-        write_odd(x, row, out)
+        write_invalid(x, row, out)
     else:
         write_zeros(row, out)
     for i in range(x.shape[1]):
@@ -120,7 +120,7 @@ def _product_cpu(
     over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, labels, gamma, signed)
 
 
-def _product_twin(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signed: bool) -> Tensor:
+def _product_reference(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signed: bool) -> Tensor:
     support = y != 0
     count = support.sum(-1, keepdim=True).clamp_min(1)
     mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count
@@ -129,6 +129,6 @@ def _product_twin(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signed: bo
 
 
 group_product = RowKernel(
-    "group_product", "(Tensor v, Tensor y, Tensor labels, float gamma, bool signed) -> Tensor", _product_cpu, _product_twin
+    "group_product", "(Tensor v, Tensor y, Tensor labels, float gamma, bool signed) -> Tensor", _product_cpu, _product_reference
 )
 """Row kernel ``(v, y, labels (..., d), gamma, signed) -> (..., d)``: v, centered on the support of y, averaged over groups."""

@@ -71,21 +71,21 @@ def _threshold_cpu(
     over_rows(threshold_block, x.shape, SECONDS, out, chosen, x, k, nonneg)
 
 
-def _threshold_twin(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
+def _threshold_reference(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
     allowed = x != -torch.inf
-    odd = ~(x.amax(-1, keepdim=True) < torch.inf) & allowed
+    invalid = ~(x.amax(-1, keepdim=True) < torch.inf) & allowed
     size = torch.where(allowed & ((x > 0) | torch.tensor(not nonneg)), x.abs(), -1.0)
     order = size.argsort(dim=-1, descending=True, stable=True)
     first = torch.zeros_like(x).scatter(-1, order[..., :k], 1.0)
-    chosen = ((first > 0) & (size >= 0)) | odd
-    return torch.where(odd, torch.nan, torch.where(chosen, x, 0.0)), chosen.to(torch.uint8)
+    chosen = ((first > 0) & (size >= 0)) | invalid
+    return torch.where(invalid, torch.nan, torch.where(chosen, x, 0.0)), chosen.to(torch.uint8)
 
 
 threshold_hard = RowKernel(
     "threshold_hard",
     "(Tensor x, int k, bool nonneg) -> (Tensor, Tensor)",
     _threshold_cpu,
-    _threshold_twin,
+    _threshold_reference,
     auxiliary=(torch.uint8,),
 )
 """Row kernel ``(x (..., d), k, nonneg) -> (y, chosen)``: the k largest magnitudes (or positive entries) of a row, others zero.

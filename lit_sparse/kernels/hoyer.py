@@ -240,16 +240,16 @@ def _project_cpu(
     over_rows(project_block, x.shape, SECONDS, out, x, sparsenesses, norms, nonneg)
 
 
-def _project_twin(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Tensor:
+def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Tensor:
     """Project by sorting: the support is the first d entries that keep the next one out."""
     allowed = x != -torch.inf
     n = allowed.sum(-1, keepdim=True)
-    odd = ~(x.amax(-1, keepdim=True) < torch.inf)
-    unit = unit_of(torch.where(allowed & ~odd, x.abs(), 0.0))
+    invalid = ~(x.amax(-1, keepdim=True) < torch.inf)
+    unit = unit_of(torch.where(allowed & ~invalid, x.abs(), 0.0))
     a = (x if nonneg else x.abs()) / unit
     top = torch.where(allowed, a, -torch.inf).amax(-1, keepdim=True)
-    z = torch.where(odd | (n == 0) | ~allowed, torch.full_like(x, -torch.inf), a - top)
-    z = torch.where(odd & allowed, 0.0, z)
+    z = torch.where(invalid | (n == 0) | ~allowed, torch.full_like(x, -torch.inf), a - top)
+    z = torch.where(invalid & allowed, 0.0, z)
     root = n.clamp_min(1).to(x.dtype).sqrt()
     ratio = torch.minimum((root - sparseness * (root - 1)).clamp_min(1), root)
     total = norm * ratio
@@ -280,7 +280,7 @@ def _project_twin(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, n
     p = torch.where(inside, total / size + kappa * centered, 0.0).clamp_min(0)
     y = torch.zeros_like(x).scatter(-1, order, p)
     y = y if nonneg else torch.where(x < 0, -y, y)
-    y = torch.where(odd, torch.full_like(y, torch.nan), y)
+    y = torch.where(invalid, torch.full_like(y, torch.nan), y)
     return torch.where(allowed & (n > 0), y, torch.zeros_like(y))
 
 
@@ -288,7 +288,7 @@ project_hoyer = RowKernel(
     "project_hoyer",
     "(Tensor x, Tensor sparseness, Tensor norm, bool nonneg) -> Tensor",
     _project_cpu,
-    _project_twin,
+    _project_reference,
     parameters=2,
 )
 """Row kernel ``(x (..., d), sparseness, norm, nonneg) -> y (..., d)``: nearest point of that Hoyer sparseness and l2 norm.

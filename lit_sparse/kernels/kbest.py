@@ -114,7 +114,7 @@ def _best_cpu(bits: Tensor, counts: Tensor, x: Tensor) -> None:
     over_rows(best_block, (rows, d), seconds / d, bits.numpy(), counts.numpy(), x.numpy())
 
 
-def _best_twin(bits: Tensor, counts: Tensor, x: Tensor) -> None:
+def _best_reference(bits: Tensor, counts: Tensor, x: Tensor) -> None:
     """Do the same for all rows at once. NaN, which sorts last, stands for what is forbidden."""
     rows, k, d = bits.shape
     n = min(d, k - 1)
@@ -178,5 +178,5 @@ def best_bits(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     bits = torch.empty(rows, size, d, dtype=x.dtype, device=x.device)
     counts = torch.ones(rows, dtype=torch.int64, device=x.device)
     if rows and d:
-        (_best_cpu if x.is_cpu else _best_twin)(bits, counts, x)
+        (_best_cpu if x.is_cpu else _best_reference)(bits, counts, x)
     return bits.to(scores.dtype), counts

@@ -22,7 +22,7 @@ from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
 from lit_sparse.kernels.cpu.rows import is_broken, plain_top, top_of, unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
-from lit_sparse.kernels.groups import label_of, write_odd_labels
+from lit_sparse.kernels.groups import label_of, write_invalid_labels
 from lit_sparse.kernels.isotonic import (
     COUNTS,
     KEYS,
@@ -243,7 +243,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
             else:
                 compose_row(x, row, gamma, lam, out, labels, floats, ints)
             continue
-        write_odd_labels(x, row, ordinary or is_broken(out, row), out, labels)
+        write_invalid_labels(x, row, ordinary or is_broken(out, row), out, labels)
 
 
 def _map_cpu(
@@ -257,13 +257,13 @@ def _map_cpu(
     over_rows(map_block, x.shape, SECONDS, out, labels, x, lams, gamma, exact)
 
 
-def _map_twin(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tuple[Tensor, Tensor]:
+def _map_reference(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tuple[Tensor, Tensor]:
     lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
     allowed = x != -torch.inf
     n = allowed.sum(-1, keepdim=True)
     top = x.amax(-1, keepdim=True)
-    odd = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
-    plain = ~odd & (n > 0)
+    invalid = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
+    plain = ~invalid & (n > 0)
     use = plain & allowed
     scale = torch.ones_like(top)
     if not exact:  # sums of the largest numbers would be infinite: all is computed at this scale
@@ -288,7 +288,7 @@ def _map_twin(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tupl
         negative = x < 0
         y = project_simplex.reference(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0)
         labels = torch.where((w > 0) & use, (ids << 3) | torch.where(negative, 1, 3), -1)
-    return torch.where(allowed & odd, torch.nan, y).to(x.dtype), torch.where(allowed & odd, 2, labels).to(torch.int32)
+    return torch.where(allowed & invalid, torch.nan, y).to(x.dtype), torch.where(allowed & invalid, 2, labels).to(torch.int32)
 
 
 def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any, gamma: Any, exact: Any) -> None:
@@ -305,7 +305,7 @@ def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any,
             else:
                 compose_row(x, row, gamma, lam, out, labels, floats[row], ints[row])
         else:
-            write_odd_labels(x, row, state != 1, out, labels)
+            write_invalid_labels(x, row, state != 1, out, labels)
 
 
 def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
@@ -321,7 +321,7 @@ map_oscar = RowKernel(
     "map_oscar",
     "(Tensor x, Tensor lam, float gamma, bool exact) -> (Tensor, Tensor)",
     _map_cpu,
-    _map_twin,
+    _map_reference,
     _map_cuda,
     parameters=1,
     auxiliary=(torch.int32,),

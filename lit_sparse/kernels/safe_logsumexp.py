@@ -22,7 +22,7 @@ from lit_sparse.kernels.row_kernel import RowKernel
 __all__ = ["mass_tolerance", "safe_threshold", "weighted_safe_threshold"]
 
 SECONDS = 5e-9  # for one element, on one thread
-NEWTON_PASSES, PASSES, TWIN_PASSES = 40, 400, 64
+NEWTON_PASSES, PASSES, REFERENCE_PASSES = 40, 400, 64
 SATURATED = 45.0  # beyond, what is left of a sigma is less than rounding
 DEEP = 1e4  # a range of scores over which float64 loses digits of differences around the threshold
 NARROW = 64.0  # a range of scores over which float32 keeps all digits of the small ones beside the largest
@@ -93,25 +93,25 @@ def _solve(z: Any, w: Any, n: Any, least: Any, rho: Any, mass: Any, work: Any, b
 
 @compile_rows()
 def _gather(x: Any, row: Any, weights: Any, of: Any, v: Any, w: Any) -> Any:
-    """Collect the scores that count, and their weights; return their number, mass, least and largest, and what is odd.
+    """Collect the scores that count, and their weights; return their number, mass, least and largest, and their state.
 
-    That is 1 for a row with NaN or a weight that cannot be, else 2 for one with +inf, else 0.
+    The state is 1 for a row with NaN or a weight that cannot be, else 2 for one with +inf, else 0.
     """
-    n, mass, odd, least, top = 0, 0.0, 0, np.inf, -np.inf
+    n, mass, state, least, top = 0, 0.0, 0, np.inf, -np.inf
     for j in range(x.shape[1]):
         weight, value = np.float64(weights[of, j]), np.float64(x[row, j])
         if weight == 0.0:
             continue  # what stands there is not looked at
         if not 0.0 < weight < np.inf or value != value:
-            odd = 1
+            state = 1
         elif value == np.inf:
-            odd = max(odd, 2) if odd != 1 else 1
+            state = max(state, 2) if state != 1 else 1
         elif value != -np.inf:
             v[n], w[n] = value, weight
             mass += weight
             least, top = min(least, value), max(top, value)
             n += 1
-    return n, mass, least, top, odd
+    return n, mass, least, top, state
 
 
 @compile_rows()
@@ -149,10 +149,10 @@ def _threshold_block(start: Any, stop: Any, out: Any, x: Any, weights: Any, rho:
     work, bits = workspace(x, d)
     wide, wide_bits = workspace(v, d)
     for row in range(start, stop):
-        n, mass, least, top, odd = _gather(x, row, weights, row if len(weights) > 1 else 0, v, w)
-        if odd == 1:
+        n, mass, least, top, state = _gather(x, row, weights, row if len(weights) > 1 else 0, v, w)
+        if state == 1:
             out[row, 0] = np.nan
-        elif odd == 2:
+        elif state == 2:
             out[row, 0] = np.inf
         elif n == 0 or mass < rho * (1.0 - slack):
             out[row, 0] = -np.inf
@@ -183,11 +183,11 @@ def _weighted_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], w: np.ndar
     over_rows(_threshold_block, x.shape, SECONDS, out, x, w, rho)
 
 
-def _twin(x: Tensor, rho: float) -> Tensor:
-    return _weighted_twin(x, torch.ones_like(x), rho)
+def _reference(x: Tensor, rho: float) -> Tensor:
+    return _weighted_reference(x, torch.ones_like(x), rho)
 
 
-def _weighted_twin(x: Tensor, w: Tensor, rho: float) -> Tensor:
+def _weighted_reference(x: Tensor, w: Tensor, rho: float) -> Tensor:
     """Bisect for the same."""
     slack = mass_tolerance(x.dtype)
     if x.device.type != "mps":  # which has no float64
@@ -209,15 +209,15 @@ def _weighted_twin(x: Tensor, w: Tensor, rho: float) -> Tensor:
     limit = 2 * (SATURATED + (mass / rho).clamp_min(1).log())
     z = torch.where(used & ordinary, torch.minimum(torch.maximum(x - origin, -limit), limit), 0.0)
     lower, upper = z.amin(-1, keepdim=True) + room, z.amax(-1, keepdim=True) + room
-    for _ in range(TWIN_PASSES):
+    for _ in range(REFERENCE_PASSES):
         middle = lower + 0.5 * (upper - lower)
         above = (w * torch.sigmoid(z - middle)).sum(-1, keepdim=True) >= rho
         lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
-    odd = torch.where(broken, torch.nan, torch.where(infinite, torch.inf, -torch.inf))
-    return torch.where(ordinary, origin + (lower + math.log(rho)), odd)
+    special = torch.where(broken, torch.nan, torch.where(infinite, torch.inf, -torch.inf))
+    return torch.where(ordinary, origin + (lower + math.log(rho)), special)
 
 
-safe_threshold = RowKernel("safe_threshold", "(Tensor x, float rho) -> Tensor", _cpu, _twin, reduces=True)
+safe_threshold = RowKernel("safe_threshold", "(Tensor x, float rho) -> Tensor", _cpu, _reference, reduces=True)
 """Row kernel ``(x (..., d), rho) -> a (..., 1)`` for points of weight one.
 
 Points at -inf are left out. NaN for a row with NaN, +inf for one with +inf, -inf where the points that are left have a mass
@@ -225,7 +225,7 @@ below rho.
 """
 
 weighted_safe_threshold = RowKernel(
-    "weighted_safe_threshold", "(Tensor x, Tensor w, float rho) -> Tensor", _weighted_cpu, _weighted_twin, reduces=True
+    "weighted_safe_threshold", "(Tensor x, Tensor w, float rho) -> Tensor", _weighted_cpu, _weighted_reference, reduces=True
 )
 """Row kernel ``(x, w (..., d), rho) -> a (..., 1)`` for points of weights w; those of weight zero are not looked at.
 

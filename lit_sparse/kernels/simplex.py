@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, floats_of, layout_of
-from lit_sparse.kernels.cpu.rows import count_from, key_range, write_odd
+from lit_sparse.kernels.cpu.rows import count_from, key_range, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -138,7 +138,7 @@ def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k
         j = row - start
         counts[j] = 0
         if most >= highest or least < lowest:
-            write_odd(x, row, y)
+            write_invalid(x, row, y)
         elif most == lowest:  # nothing is allowed
             for i in range(x.shape[1]):
                 y[row, i] = 0
@@ -208,14 +208,14 @@ def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: floa
     over_rows(project_block, x.shape, PROJECT_SECONDS, x, out, gamma, k)
 
 
-def _project_twin(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
+def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
     """Project by sorting (Held, Wolfe & Crowder 1974): slower than the kernel, and independent of it."""
     d = x.shape[-1]
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    odd = ~(top < torch.inf)  # NaN compares false
+    invalid = ~(top < torch.inf)  # NaN compares false
     empty = ~allowed.any(-1, keepdim=True)
-    z = torch.where(odd | empty, torch.zeros_like(x), x - top)
+    z = torch.where(invalid | empty, torch.zeros_like(x), x - top)
     order = z.argsort(dim=-1, descending=True, stable=True)
     ranked = z.gather(-1, order)
     count = torch.arange(1, d + 1, device=x.device)
@@ -229,7 +229,7 @@ def _project_twin(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
     # What rounding tau left over is shared out among small numbers, where it is exact.
     excess = torch.where(inside, excess - (excess.sum(-1, keepdim=True) - gamma) / support, excess).clamp_min(0)
     y = torch.zeros_like(x).scatter(-1, order, excess / gamma)
-    y = torch.where(odd, torch.full_like(y, torch.nan), y)
+    y = torch.where(invalid, torch.full_like(y, torch.nan), y)
     return torch.where(allowed & ~empty, y, torch.zeros_like(y))
 
 
@@ -237,7 +237,7 @@ project_simplex = RowKernel(
     "project_simplex",
     "(Tensor x, float gamma, int k) -> Tensor",
     _project_cpu,
-    _project_twin,
+    _project_reference,
     triton_rows.project_simplex,
 )
 """Row kernel ``(x (..., d), gamma, k) -> y (..., d)``: projection of ``x / gamma`` onto the simplex.
@@ -275,7 +275,7 @@ def _center_cpu(out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarra
     over_rows(center_block, y.shape, CENTER_SECONDS, v, y, out, gamma)
 
 
-def _center_twin(v: Tensor, y: Tensor, gamma: float) -> Tensor:
+def _center_reference(v: Tensor, y: Tensor, gamma: float) -> Tensor:
     support = y != 0
     zero = torch.zeros_like(v)
     count = support.sum(-1, keepdim=True).clamp_min(1)
@@ -288,7 +288,7 @@ center_on_support = RowKernel(
     "center_on_support",
     "(Tensor v, Tensor y, float gamma) -> Tensor",
     _center_cpu,
-    _center_twin,
+    _center_reference,
     triton_rows.center_on_support,
 )
 """Row kernel ``(v (..., d), y (..., d), gamma) -> (..., d)``: ``(v - mean of v over the support of y) / gamma`` there, else 0.

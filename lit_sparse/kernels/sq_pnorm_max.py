@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, pad, top_of, write_odd
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, pad, top_of, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -23,7 +23,7 @@ from lit_sparse.kernels.row_kernel import RowKernel
 __all__ = ["map_pnorm", "pnorm_product"]
 
 SECONDS, PRODUCT_SECONDS = 4e-9, 1e-9  # for one element, on one thread
-NEWTON_PASSES, PASSES, TWIN_PASSES = 30, 120, 64
+NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 120, 64
 
 
 @compile_rows(frozenset({"contract"}))
@@ -104,7 +104,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> N
             continue
         p = ps[row if len(ps) > 1 else 0]
         if not 1.0 < p <= 2.0:
-            write_odd(x, row, out)
+            write_invalid(x, row, out)
             continue
         n = gather_above(x, row, cell[0], 1.0 / gamma, -1.0, z, places)
         scale = x.dtype.type(1.0 / solve(z, pad(z, n), n, p, work, work_bits))
@@ -116,21 +116,21 @@ def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], ps: np.ndarray[
     over_rows(map_block, x.shape, SECONDS, out, x, ps, gamma)
 
 
-def _map_twin(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
+def _map_reference(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
     """Bisect for the threshold."""
     p = torch.as_tensor(p, dtype=x.dtype, device=x.device)
     r = 1 / (p - 1)
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    odd = ~(top < torch.inf) | ~((p > 1) & (p <= 2))
-    z = torch.where(odd | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
+    invalid = ~(top < torch.inf) | ~((p > 1) & (p <= 2))
+    z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
 
     def powers(tau: Tensor) -> tuple[Tensor, Tensor]:
         m = torch.where(allowed, (1 - z / tau), 0.0).clamp_min(0)
         return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
 
     lower, upper = torch.full_like(top, -1.0), torch.full_like(top, -torch.finfo(x.dtype).tiny)
-    for _ in range(TWIN_PASSES):
+    for _ in range(REFERENCE_PASSES):
         middle = 0.5 * (lower + upper)
         m, u = powers(middle)
         high = (u * m).sum(-1, keepdim=True)
@@ -138,10 +138,10 @@ def _map_twin(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
         lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
     u = powers(lower)[1]
     y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
-    return torch.where(allowed & odd, torch.full_like(y, torch.nan), y)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
-map_pnorm = RowKernel("map_pnorm", "(Tensor x, Tensor p, float gamma) -> Tensor", _map_cpu, _map_twin, parameters=1)
+map_pnorm = RowKernel("map_pnorm", "(Tensor x, Tensor p, float gamma) -> Tensor", _map_cpu, _map_reference, parameters=1)
 """Row kernel ``(x (..., d), p (..., 1) or a number, gamma) -> y (..., d)``: sq-pnorm-max of ``x / gamma``.
 
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a p outside
@@ -208,7 +208,7 @@ def _product_cpu(
     over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, ps, gamma)
 
 
-def _product_twin(v: Tensor, y: Tensor, p: float | Tensor, gamma: float) -> Tensor:
+def _product_reference(v: Tensor, y: Tensor, p: float | Tensor, gamma: float) -> Tensor:
     p = torch.as_tensor(p, dtype=y.dtype, device=y.device)
     support = y != 0
     size = torch.where(support, y, 1.0)
@@ -226,7 +226,7 @@ pnorm_product = RowKernel(
     "pnorm_product",
     "(Tensor v, Tensor y, Tensor p, float gamma) -> Tensor",
     _product_cpu,
-    _product_twin,
+    _product_reference,
     parameters=1,
 )
 """Row kernel ``(v (..., d), y (..., d), p, gamma) -> (..., d)``: the Jacobian of sq-pnorm-max at its result y, times v."""

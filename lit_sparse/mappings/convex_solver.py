@@ -16,7 +16,7 @@ from torch.func import functional_call, grad, grad_and_value
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.simplex import project_simplex
 
-__all__ = ["FLOOR", "Omega", "Problem", "one_number_a_row"]
+__all__ = ["FLOOR", "Omega", "SimplexProblem", "one_number_a_row"]
 
 Omega = Callable[[Tensor], Tensor]
 
@@ -52,7 +52,7 @@ class _Point(NamedTuple):
         return change.nan_to_num(torch.inf, torch.inf), torch.minimum(spread.clamp_min(0), rounding).nan_to_num(0.0)
 
 
-class Problem:
+class SimplexProblem:
     """``min Omega(y) - <y, z>`` over y in the simplex for rows z = scores / gamma, and the derivatives of its solution.
 
     Arithmetic is in float64 where the device has it, and so is Omega unless its own tensors are narrower. Parameters of a

@@ -20,7 +20,7 @@ from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping
-from lit_sparse.mappings.convex_solver import FLOOR, Omega, Problem, one_number_a_row
+from lit_sparse.mappings.convex_solver import FLOOR, Omega, SimplexProblem, one_number_a_row
 from lit_sparse.mappings.masking import along_last
 
 __all__ = ["RegularizedArgmax", "regularized_argmax"]
@@ -30,7 +30,7 @@ class _Argmax(torch.autograd.Function):
     """The solution as a function of the scores and of Omega's parameters, by the implicit function theorem."""
 
     @staticmethod
-    def forward(x: Tensor, problem: Problem, *parameters: Tensor) -> Tensor:
+    def forward(x: Tensor, problem: SimplexProblem, *parameters: Tensor) -> Tensor:
         return problem.solve(x.detach(), tuple([parameter.detach() for parameter in parameters]))
 
     @staticmethod
@@ -85,7 +85,7 @@ def _groups(allowed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
-def _rows(x: Tensor, problem: Problem) -> Tensor:
+def _rows(x: Tensor, problem: SimplexProblem) -> Tensor:
     """Map (..., d), rows of one number of allowed entries at a time, their forbidden entries dropped."""
     if x.is_meta or x.numel() == 0:
         return x.clone()
@@ -140,7 +140,7 @@ def regularized_argmax(
     """
     omega, gamma = _check_omega(omega), check_positive("gamma", gamma)
     max_iter, tol = check_count("max_iter", max_iter), check_positive("tol", tol)
-    problem = Problem(omega, gamma, max_iter, tol)
+    problem = SimplexProblem(omega, gamma, max_iter, tol)
     y = along_last(scores, mask, dim, lambda x: _rows(x, problem))
     if problem.unfinished:
         warnings.warn(

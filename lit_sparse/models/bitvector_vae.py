@@ -105,7 +105,7 @@ class BitVectorVAE(LitSparseModule):
         self.pixel_features = check_count("pixel_features", pixel_features, most=MOST_FEATURES)
         self.levels = check_count("levels", levels, 2, MOST_FEATURES)
         self.importance_samples = check_count("importance_samples", importance_samples, 2, MOST_EXAMPLES)
-        self.estimator = estimator.expect_context(in_features)
+        self.estimator = estimator.set_context_features(in_features)
         self.sample_seed = sample_seed
         self.encoder = MLP([in_features, *check_widths("encoder_hidden", encoder_hidden), bits])
         self.decoder = MLP([bits, *check_widths("decoder_hidden", decoder_hidden), in_features * pixel_features])
@@ -118,7 +118,7 @@ class BitVectorVAE(LitSparseModule):
     def distortion(self, pixels: Tensor, latent: LatentBatch) -> Tensor:
         """Return ``-log p(x|z)`` (R,) in nats of images (B, P) and bit vectors (R, D)."""
         grey = (pixels * (self.levels - 1)).round().long()
-        likelihood: Tensor = self.likelihood(self._features(latent.values), grey[latent.rows])
+        likelihood: Tensor = self.likelihood(self._features(latent.values), grey[latent.example_index])
         return -likelihood
 
     def generate(self, values: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class BitVectorVAE(LitSparseModule):
             marginals = self(batch["pixels"]).sigmoid()
         else:
             marginals = latent.values.new_zeros(len(batch["index"]), self.bits)
-            marginals = marginals.index_add(0, out.rows, out.probs.unsqueeze(-1) * latent.values)
+            marginals = marginals.index_add(0, out.example_index, out.probs.unsqueeze(-1) * latent.values)
         nelbo = out.loss + self.bits * math.log(2.0) - out.entropy()
         return {"index": batch["index"], "nelbo": nelbo, "marginals": marginals}
 
@@ -192,12 +192,12 @@ class BitVectorVAE(LitSparseModule):
 
     def _drawn(self, pixels: Tensor, out: Expectation, latent: LatentBatch) -> dict[str, Tensor]:
         """Return images beside what the model expects of those vectors of their posterior that were decoded."""
-        some = out.rows < len(pixels)
+        some = out.example_index < len(pixels)
         probs = out.probs[some].detach()
         probs = torch.where(probs == 0, torch.finfo(probs.dtype).tiny, probs)  # of many bits it may be too small for the type
-        shares = probs / Estimator.sum_by_example(probs, out.rows[some], len(pixels))[out.rows[some]]
+        shares = probs / Estimator.sum_by_example(probs, out.example_index[some], len(pixels))[out.example_index[some]]
         means = shares.unsqueeze(-1) * self.generate(latent.values[some])
-        made = torch.zeros_like(pixels).index_add(0, out.rows[some], means.to(pixels.dtype))
+        made = torch.zeros_like(pixels).index_add(0, out.example_index[some], means.to(pixels.dtype))
         return {"images": pixels.detach(), "reconstructions": made}
 
 

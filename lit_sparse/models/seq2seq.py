@@ -14,6 +14,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
+from lit_sparse.aliases import former_method
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
@@ -21,7 +22,7 @@ from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
-from lit_sparse.nn import Hypothesis, RecurrentBody, Seq2SeqBody, State, beam_search, length_mask
+from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, State, beam_search, length_mask
 from lit_sparse.risks import Risk
 from lit_sparse.text import EOS
 
@@ -45,9 +46,8 @@ class Seq2Seq(TextModule):
             cross-entropy.
         tied_embeddings: whether the output layer has the weights of the target's embeddings.
         label_smoothing: share of the probability of the target that is spread over all tokens in ``loss``, not in ``nll``.
-        loss_per: whether the loss of a batch is the mean over tokens, or their sum divided by the number of sentences. The mean
-            over tokens is one of each process, and of each batch of an accumulated gradient: where their sentences are not of
-            one length, their tokens do not count exactly alike.
+        loss_per: divisor of the loss of a batch, its tokens or its sentences. With tokens, each process and each accumulated
+            batch has a mean of its own, so batches of different lengths weight their tokens slightly differently.
         init_range: weights are drawn uniformly from [-init_range, init_range] at first; None for torch's own, and tied
             embeddings from a Gaussian of variance 1 / width.
         beam_size: open sequences in the search.
@@ -72,7 +72,7 @@ class Seq2Seq(TextModule):
         >>> from lit_sparse.text import Vocabulary
         >>> model = Seq2Seq(Fusedmax(), RecurrentBody(16, layers=1))
         >>> words = {"source": Vocabulary.build(["ein Hund"]), "target": Vocabulary.build(["a dog"])}
-        >>> len(model.build(words).write(["ein Hund", ""]))
+        >>> len(model.build(words).generate(["ein Hund", ""]))
         2
     """
 
@@ -86,7 +86,7 @@ class Seq2Seq(TextModule):
     def __init__(
         self,
         mapping: SparseMapping,
-        body: Seq2SeqBody | None = None,
+        body: EncoderDecoder | None = None,
         *,
         output_mapping: SparseMapping | None = None,
         tied_embeddings: bool = False,
@@ -106,7 +106,7 @@ class Seq2Seq(TextModule):
         initial_weights: str | None = None,
     ) -> None:
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
-        check_parts(mapping=(mapping, SparseMapping), body=(body, Seq2SeqBody | None))
+        check_parts(mapping=(mapping, SparseMapping), body=(body, EncoderDecoder | None))
         self.mapping = mapping
         self.body = (RecurrentBody() if body is None else body).bind(mapping)
         self.output_mapping = output_mapping
@@ -244,7 +244,7 @@ class Seq2Seq(TextModule):
         )
 
     @torch.no_grad()
-    def write(self, lines: Sequence[str], batch_size: int = 64) -> list[str]:
+    def generate(self, lines: Sequence[str], batch_size: int = 64) -> list[str]:
         """Return the best output for each input line: its translation, or its summary.
 
         Args:
@@ -275,6 +275,8 @@ class Seq2Seq(TextModule):
         finally:
             self.train(training)
         return found
+
+    write = former_method("write", "generate")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return ``index`` (B,), the B best output ``lines``, ``candidates`` with their scores, and the attention."""

@@ -89,7 +89,7 @@ class SignalingGame(LitSparseModule):
         self.mapping = mapping
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.vocabulary = check_count("vocabulary", vocabulary, most=MOST_FEATURES)
-        self.estimator = estimator.bind(mapping).expect_context(in_features)
+        self.estimator = estimator.bind(mapping).set_context_features(in_features)
         self.sender = Sender(in_features, vocabulary) if sender is None else sender
         self.receiver = Receiver(in_features, vocabulary) if receiver is None else receiver
         self.entropy_weight = entropy_weight
@@ -111,17 +111,17 @@ class SignalingGame(LitSparseModule):
         heard: list[LatentBatch] = []
 
         def loss_fn(latent: LatentBatch) -> Tensor:
-            picks = self._pick(candidates, latent.values, latent.rows)
+            picks = self._pick(candidates, latent.values, latent.example_index)
             picked.append(picks.detach().argmax(-1))
             heard.append(latent)
-            right: Tensor = torch.nn.functional.cross_entropy(picks, position[latent.rows], reduction="none")
+            right: Tensor = torch.nn.functional.cross_entropy(picks, position[latent.example_index], reduction="none")
             return right
 
         out = self.estimator(self(target), loss_fn, context=target)
         entropy = out.entropy()
         losses = out.loss - self.entropy_weight * entropy
-        messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.rows for part in heard]))
-        right = (torch.cat(picked) == position[messages.rows]).to(target.dtype)
+        messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.example_index for part in heard]))
+        right = (torch.cat(picked) == position[messages.example_index]).to(target.dtype)
         success, expected = _successes(out, messages, right)
         return StepOutput(
             losses,
@@ -185,14 +185,14 @@ def _successes(out: Expectation, heard: LatentBatch, right: Tensor) -> tuple[Ten
         right: (R,) whether the receiver picked the right image.
     """
     size = len(out.loss)
-    weights = (out.probs.detach()[heard.rows] * heard.values.detach()).sum(-1).nan_to_num(0.0).clamp_min(0.0)
+    weights = (out.probs.detach()[heard.example_index] * heard.values.detach()).sum(-1).nan_to_num(0.0).clamp_min(0.0)
     best = torch.full((size,), -math.inf, dtype=weights.dtype, device=weights.device)
-    best = best.scatter_reduce(0, heard.rows, weights, "amax")
+    best = best.scatter_reduce(0, heard.example_index, weights, "amax")
     # Several symbols of the same probability count alike.
-    most = (weights == best[heard.rows]).to(right.dtype)
+    most = (weights == best[heard.example_index]).to(right.dtype)
     zeros = torch.zeros(size, dtype=right.dtype, device=right.device)
-    number = zeros.index_add(0, heard.rows, most).clamp_min(1.0)
-    success = zeros.index_add(0, heard.rows, most * right) / number
-    total = zeros.index_add(0, heard.rows, weights.to(right.dtype))
-    share = zeros.index_add(0, heard.rows, weights.to(right.dtype) * right)
+    number = zeros.index_add(0, heard.example_index, most).clamp_min(1.0)
+    success = zeros.index_add(0, heard.example_index, most * right) / number
+    total = zeros.index_add(0, heard.example_index, weights.to(right.dtype))
+    share = zeros.index_add(0, heard.example_index, weights.to(right.dtype) * right)
     return success, share / total.clamp_min(torch.finfo(right.dtype).tiny)

@@ -131,7 +131,7 @@ class SemiSupervisedVAE(LitSparseModule):
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.classes = check_count("classes", classes, most=MOST_FEATURES)
         self.style_features = check_count("style_features", style_features, 0, MOST_FEATURES)
-        self.estimator = estimator.bind(mapping).expect_context(in_features)
+        self.estimator = estimator.bind(mapping).set_context_features(in_features)
         self.unlabelled_weight = unlabelled_weight
         self.sample_seed = sample_seed
         self.classifier = MLP([in_features, *check_widths("classifier_hidden", classifier_hidden), classes])
@@ -230,12 +230,12 @@ class SemiSupervisedVAE(LitSparseModule):
         """
 
         def loss_fn(latent: LatentBatch) -> Tensor:
-            rows = Decoding(pixels[latent.rows], latent.values, noise[latent.rows, latent.values.argmax(-1)])
+            rows = Decoding(pixels[latent.example_index], latent.values, noise[latent.example_index, latent.values.argmax(-1)])
             if beside is None or beside.losses is not None:
                 return self._losses(rows)
             found = self._losses(rows.and_also(beside))  # the networks run once for both
-            beside.losses = found[len(latent.rows) :]
-            return found[: len(latent.rows)]
+            beside.losses = found[len(latent.example_index) :]
+            return found[: len(latent.example_index)]
 
         out = self.estimator(scores, loss_fn, context=pixels)
         allowed = torch.full_like(out.decoder_calls, self.classes)

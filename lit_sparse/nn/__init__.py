@@ -6,7 +6,7 @@ from lit_sparse.aliases import moved_names
 from lit_sparse.nn.attention import MultiheadAttention, attention
 from lit_sparse.nn.beam_search import Hypothesis, beam_search
 from lit_sparse.nn.conv import ConvNet
-from lit_sparse.nn.encoder_decoder import RecurrentBody, Seq2SeqBody, State, TransformerBody, length_mask
+from lit_sparse.nn.encoder_decoder import EncoderDecoder, RecurrentBody, State, TransformerBody, length_mask
 from lit_sparse.nn.entailment import EntailmentNetwork
 from lit_sparse.nn.initial_bases import InitialBases, NoiseBases, SampleBases, SparseCodingBases
 from lit_sparse.nn.mlp import MLP
@@ -18,6 +18,7 @@ from lit_sparse.nn.word_vectors import WordVectors
 __all__ = [
     "MLP",
     "ConvNet",
+    "EncoderDecoder",
     "EntailmentNetwork",
     "Hypothesis",
     "InitialBases",
@@ -27,7 +28,6 @@ __all__ = [
     "RecurrentBody",
     "SampleBases",
     "Sender",
-    "Seq2SeqBody",
     "SharedCategorical",
     "SparseCodingBases",
     "State",

@@ -207,7 +207,7 @@ class _SafeLogSumExp(torch.autograd.Function):
 def _value(x: Tensor, w: Tensor | None, rho: float) -> tuple[Tensor, Tensor]:
     """Return the result (...) and the threshold (..., 1), without a gradient, in as few operations as there can be."""
     a = safe_threshold_of(x, rho, w)
-    if x.device.type != "cpu" or not bool((a.abs() < PLAIN).all()):  # odd rows, or such that rounding shows
+    if x.device.type != "cpu" or not bool((a.abs() < PLAIN).all()):  # invalid rows, or such that rounding shows
         return _Rows(x, w, rho, a).value(), a
     terms = softplus(x.detach().sub(a).add_(math.log(rho)))  # what is -inf gives nothing
     if w is not None:

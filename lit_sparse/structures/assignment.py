@@ -82,7 +82,7 @@ class Assignment(OnePerRow):
             )
         return rows, columns
 
-    def of_block(self, rows: int, columns: int) -> Assignment | None:
+    def joint_over_queries(self, rows: int, columns: int) -> Assignment | None:
         """Return the assignment of queries to keys; None if this one is over a single query's keys."""
         if self.rows in (None, rows) and self.columns in (None, columns):
             return Assignment(rows, columns)

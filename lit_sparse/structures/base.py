@@ -30,7 +30,7 @@ class Structure(ABC):
         has_potentials: it has scores besides those of single entries, such as those of a tag after another, and so
             :meth:`potential_scores`.
         has_nested: it has :meth:`nested`.
-        couples_queries: in attention it is over all queries and keys together, and :meth:`of_block` makes it.
+        couples_queries: in attention it is over all queries and keys together, and :meth:`joint_over_queries` makes it.
 
     Example:
         >>> import torch
@@ -68,7 +68,7 @@ class Structure(ABC):
         Args:
             scores: (B, d), finite or -inf. Treat a score of size 1e-9 or less as zero, and zero as no gain, if you can: what is
                 left of a score that was met exactly is rounding.
-            potentials: other scores, as given or as :meth:`arrange` returns them; None where there are none.
+            potentials: other scores, as given or as :meth:`batch_potentials` returns them; None where there are none.
 
         Returns:
             Tensor (B, d) of the scores' dtype, zeros and ones.
@@ -145,11 +145,11 @@ class Structure(ABC):
             raise ConfigurationError(f"{type(self).__name__} has no potentials besides its scores, but some were given.")
         return potentials
 
-    def arrange(self, potentials: Tensor, d: int) -> Tensor:
+    def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
         """Return potentials with a leading dimension for the rows, of length 1 where all rows share them; check their shape.
 
         Args:
-            potentials: as the structure documents them, or arranged already.
+            potentials: as the structure documents them, or batched already.
             d: number of entries.
 
         Raises:
@@ -182,14 +182,14 @@ class Structure(ABC):
 
         Args:
             structures: (B, S, d) of {0, 1}.
-            potentials: as :meth:`arrange` returns them.
+            potentials: as :meth:`batch_potentials` returns them.
 
         Returns:
             Tensor (B, S).
         """
         raise NotImplementedError(f"{type(self).__name__} has potentials, so it must have `potential_scores`.")
 
-    def widen(self, scores: Tensor) -> Tensor:
+    def expand_scores(self, scores: Tensor) -> Tensor:
         """Return the scores of all entries, (..., D), from those that a user gives, (..., d). By default they are the same."""
         return scores
 
@@ -200,11 +200,11 @@ class Structure(ABC):
         """
         return scores
 
-    def narrow(self, structures: Tensor) -> Tensor:
+    def select_entries(self, structures: Tensor) -> Tensor:
         """Return the entries that a user sees, (..., d), of all, (..., D). By default they are the same."""
         return structures
 
-    def of_block(self, rows: int, columns: int) -> Structure | None:
+    def joint_over_queries(self, rows: int, columns: int) -> Structure | None:
         """Return the structure over all queries and keys of attention together; None if each query has one of its own."""
         return None
 
@@ -244,7 +244,7 @@ class Structure(ABC):
         """Return what a compiled solver needs to do without :meth:`maximize`; None if there is no such thing.
 
         Args:
-            potentials: as :meth:`arrange` returns them.
+            potentials: as :meth:`batch_potentials` returns them.
         """
         return None
 

@@ -80,7 +80,7 @@ class Sequence(OnePerRow):
             tags = f"tags={self.tags}" if self.select is None else f"one tag, select={self.select}"
             raise ConfigurationError(f"Expected scores for {lengths} times {tags} but got {d}.")
 
-    def arrange(self, potentials: Tensor, d: int) -> Tensor:
+    def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
         """Return potentials as (rows or 1, length - 1 or 1, tags, tags)."""
         self.check_potentials(potentials)
         square, links = (self.tags, self.tags), max(d // self.tags - 1, 0)
@@ -105,7 +105,7 @@ class Sequence(OnePerRow):
             )
         return potentials
 
-    def widen(self, scores: Tensor) -> Tensor:
+    def expand_scores(self, scores: Tensor) -> Tensor:
         """Return scores (..., length * tags), zero but for the selected tag's; forbidden for a position that is."""
         if self.select is None:
             return scores
@@ -122,7 +122,7 @@ class Sequence(OnePerRow):
             )
         return entries.reshape(*entries.shape[:-1], length, self.tags)
 
-    def narrow(self, structures: Tensor) -> Tensor:
+    def select_entries(self, structures: Tensor) -> Tensor:
         """Return the selected tag's entries."""
         return structures if self.select is None else structures[..., self.select :: self.tags]
 
@@ -195,7 +195,7 @@ class Sequence(OnePerRow):
     def _links(self, potentials: Tensor | None, scores: Tensor) -> Tensor:
         if potentials is None:
             return scores.new_zeros(1, 1, self.tags, self.tags)
-        return self.arrange(potentials, scores.shape[-1]).to(scores.dtype)
+        return self.batch_potentials(potentials, scores.shape[-1]).to(scores.dtype)
 
 
 def _first_best(totals: Tensor) -> tuple[Tensor, Tensor]:

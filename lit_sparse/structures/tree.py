@@ -77,7 +77,7 @@ class Tree(OnePerRow):
         self.check(entries.shape[-1])
         return entries.reshape(*entries.shape[:-1], nodes, nodes)
 
-    def of_block(self, rows: int, columns: int) -> Tree | None:
+    def joint_over_queries(self, rows: int, columns: int) -> Tree | None:
         """Return the tree over queries and keys; None if this one is over a single query's keys.
 
         Raises:

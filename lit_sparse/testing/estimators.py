@@ -14,12 +14,12 @@ from torch import Tensor, nn
 
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch
 from lit_sparse.mappings import Softmax, Sparsemax
-from lit_sparse.testing.promises import Promises, refuses
+from lit_sparse.testing.checks import Checks, refuses
 
 __all__ = ["ESTIMATOR_CHECKS", "check_estimator"]
 
 #: Name -> check. Each takes an estimator without a mapping and raises an AssertionError.
-ESTIMATOR_CHECKS: Promises[Estimator] = Promises()
+ESTIMATOR_CHECKS: Checks[Estimator] = Checks()
 
 EXAMPLES, VALUES = 7, 5  # VALUES categories, or as many bits
 DRAWS = 20_000  # of samplers, to tell their mean
@@ -31,7 +31,7 @@ def check_estimator(estimator: Estimator) -> None:
     Raises:
         AssertionError: naming the promise that was broken.
     """
-    ESTIMATOR_CHECKS.hold_for(estimator)
+    ESTIMATOR_CHECKS.run(estimator)
 
 
 class Decoder(nn.Module):
@@ -47,11 +47,11 @@ class Decoder(nn.Module):
 
     def forward(self, latent: LatentBatch) -> Tensor:
         assert latent.values.is_floating_point(), "values are floating"
-        assert latent.rows.dtype == torch.int64, "rows are int64"
-        assert bool((latent.rows.diff() >= 0).all()), "rows are sorted"
-        self.rows += len(latent.rows)
+        assert latent.example_index.dtype == torch.int64, "example indices are int64"
+        assert bool((latent.example_index.diff() >= 0).all()), "example indices are sorted"
+        self.rows += len(latent.example_index)
         self.calls += 1
-        return (latent.values @ self.weight - self.inputs[latent.rows]).square().sum(-1)
+        return (latent.values @ self.weight - self.inputs[latent.example_index]).square().sum(-1)
 
 
 def _scores() -> Tensor:
@@ -95,7 +95,7 @@ def _table(estimator: Estimator, scores: Tensor) -> Tensor:
     out = _run(estimator, scores, decoder)
     match = (decoder.latent.values.unsqueeze(1) == values).all(-1)
     assert bool((match.sum(-1) == 1).all()), "every decoded row is a value of the variable"
-    pairs = out.rows * len(values) + match.long().argmax(-1)
+    pairs = out.example_index * len(values) + match.long().argmax(-1)
     assert int(pairs.bincount().max()) == 1, "no value is decoded twice for an example"
     return torch.zeros(len(scores) * len(values), dtype=scores.dtype).index_add(0, pairs, out.probs).view(len(scores), -1)
 
@@ -129,9 +129,10 @@ def _interface(estimator: Estimator) -> None:
         assert out.loss.shape == (EXAMPLES,), f"loss has shape {tuple(out.loss.shape)}"
         assert out.decoder_calls.shape == (EXAMPLES,), "one count of decoder calls an example"
         assert not out.decoder_calls.is_floating_point(), "counts are integers"
-        assert int(out.decoder_calls.sum()) == decoder.rows == len(out.rows), "counts equal the rows that were decoded"
-        assert torch.equal(torch.bincount(out.rows, minlength=EXAMPLES), out.decoder_calls), "rows belong to their examples"
-        shape = out.rows.shape if ready.latent == "bits" else (EXAMPLES, VALUES)
+        assert int(out.decoder_calls.sum()) == decoder.rows == len(out.example_index), "counts equal the rows that were decoded"
+        decoded = torch.bincount(out.example_index, minlength=EXAMPLES)
+        assert torch.equal(decoded, out.decoder_calls), "rows belong to their examples"
+        shape = out.example_index.shape if ready.latent == "bits" else (EXAMPLES, VALUES)
         assert out.probs.shape == shape, f"probabilities have shape {tuple(out.probs.shape)} instead of {tuple(shape)}"
 
 
@@ -312,7 +313,7 @@ def _cost(estimator: Estimator) -> None:
 
 
 @ESTIMATOR_CHECKS.add
-def _odd_scores(estimator: Estimator) -> None:
+def _invalid_scores(estimator: Estimator) -> None:
     """A NaN row stays in its row; what is forbidden costs and weighs nothing."""
     for ready in _ready(estimator):
         scores = _scores().detach().clone()
@@ -326,7 +327,7 @@ def _odd_scores(estimator: Estimator) -> None:
         if type(estimator).exact:
             torch.testing.assert_close(out.loss[others], _run(ready, _scores(), Decoder()).loss[others])
         assert bool(out.loss[others].isfinite().all()), "a NaN row harms no other"
-        values = decoder.latent.values[decoder.latent.rows == 3]
+        values = decoder.latent.values[decoder.latent.example_index == 3]
         if ready.latent == "bits":
             assert len(values), "without one bit, the others are left"
             assert not bool(values[:, 0].any()), "a forbidden bit is never set"

@@ -129,10 +129,10 @@ def compiles(mapping: SparseMapping) -> None:
         (got,) = torch.autograd.grad(compiled(ours), ours, weights)
         (expected,) = torch.autograd.grad(mapping(theirs), theirs, weights)
         same(got, expected, mapping, "the compiled gradient equals the eager one")
-    leaf, twin = x.masked_fill(~mask, NAN).requires_grad_(), x.clone().requires_grad_()
+    leaf, other = x.masked_fill(~mask, NAN).requires_grad_(), x.clone().requires_grad_()
     same(compiled(leaf, mask), mapping(x, mask), mapping, "compiled with a mask equals eager")
     (got,) = torch.autograd.grad(compiled(leaf, mask), leaf, x)
-    (expected,) = torch.autograd.grad(mapping(twin, mask), twin, x)
+    (expected,) = torch.autograd.grad(mapping(other, mask), other, x)
     same(got, expected, mapping, "the compiled gradient under a mask equals the eager one")
 
     broken = x.clone()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
+from lit_sparse.testing.checks import Checks, refuses
 from lit_sparse.testing.mapping_transforms import (
     compiles,
     constructor_arguments,
@@ -24,12 +25,11 @@ from lit_sparse.testing.mapping_transforms import (
     transforms,
     with_gamma,
 )
-from lit_sparse.testing.promises import Promises, refuses
 
 __all__ = ["MAPPING_CHECKS", "check_mapping"]
 
 #: Name -> check. Each takes a mapping that works along the last dimension and raises an AssertionError.
-MAPPING_CHECKS: Promises[SparseMapping] = Promises()
+MAPPING_CHECKS: Checks[SparseMapping] = Checks()
 
 INF = float("inf")
 NAN = float("nan")
@@ -41,7 +41,7 @@ def check_mapping(mapping: SparseMapping) -> None:
     Raises:
         AssertionError: naming the promise that was broken.
     """
-    MAPPING_CHECKS.hold_for(mapping)
+    MAPPING_CHECKS.run(mapping)
 
 
 @MAPPING_CHECKS.add
@@ -140,20 +140,20 @@ def _masks(mapping: SparseMapping) -> None:
 
 
 @MAPPING_CHECKS.add
-def _odd_rows(mapping: SparseMapping) -> None:
+def _invalid_rows(mapping: SparseMapping) -> None:
     """NaN or +inf at an allowed entry makes its own row NaN and leaves the others alone."""
     x = random_scores(6, 5)
     clean = mapping(x)
-    for odd in (NAN, -NAN, INF):
+    for invalid in (NAN, -NAN, INF):
         dirty = x.clone()
-        dirty[2, 3], dirty[4] = odd, -INF
+        dirty[2, 3], dirty[4] = invalid, -INF
         leaf = dirty.requires_grad_()
         y = mapping(leaf)
-        assert bool(y[2].isnan().all()), f"{odd} makes its row NaN"
-        same(y[[0, 1, 3, 5]].detach(), clean[[0, 1, 3, 5]], mapping, f"{odd} leaves other rows alone", 0.0)
+        assert bool(y[2].isnan().all()), f"{invalid} makes its row NaN"
+        same(y[[0, 1, 3, 5]].detach(), clean[[0, 1, 3, 5]], mapping, f"{invalid} leaves other rows alone", 0.0)
         assert bool((y[4] == 0).all()), "a row of -inf is zero"
         (got,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
-        assert bool(got[[0, 1, 3, 4, 5]].isfinite().all()), f"the gradient of other rows is finite beside {odd}"
+        assert bool(got[[0, 1, 3, 4, 5]].isfinite().all()), f"the gradient of other rows is finite beside {invalid}"
         assert bool((got[4] == 0).all()), "the gradient of a row of -inf is zero"
 
 
@@ -236,8 +236,8 @@ def _devices(mapping: SparseMapping) -> None:
 def _objects(mapping: SparseMapping) -> None:
     """Pickle and deepcopy; nothing in ``state_dict`` but what is learnt; ``repr`` shows the arguments."""
     x = random_scores(4, 6)
-    for twin in (pickle.loads(pickle.dumps(mapping)), copy.deepcopy(mapping)):
-        same(twin(x), mapping(x), mapping, "a copy does the same", 0.0)
+    for copied in (pickle.loads(pickle.dumps(mapping)), copy.deepcopy(mapping)):
+        same(copied(x), mapping(x), mapping, "a copy does the same", 0.0)
     learnt = {name for name, _ in mapping.named_parameters()}
     assert set(mapping.state_dict()) <= learnt, f"state_dict holds {set(mapping.state_dict()) - learnt}, which is not learnt"
     arguments = constructor_arguments(mapping)

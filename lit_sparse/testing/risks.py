@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lit_sparse.errors import DataError
 from lit_sparse.risks import DualRisk, Risk
-from lit_sparse.testing.promises import Promises, refuses
+from lit_sparse.testing.checks import Checks, refuses
 
 __all__ = ["RISK_CHECKS", "check_risk"]
 
 #: Name -> check. Each takes a risk and raises an AssertionError.
-RISK_CHECKS: Promises[Risk] = Promises()
+RISK_CHECKS: Checks[Risk] = Checks()
 
 SIZE = 12
 
@@ -30,7 +30,7 @@ def check_risk(risk: Risk) -> None:
         >>> from lit_sparse.risks import CVaR
         >>> check_risk(CVaR(0.3))
     """
-    RISK_CHECKS.hold_for(risk)
+    RISK_CHECKS.run(risk)
 
 
 def _losses(seed: int = 0, size: int = SIZE) -> Tensor:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from lit_sparse.coresets import BlockVectors, Coreset, CoresetSelector
 from lit_sparse.errors import DataError
-from lit_sparse.testing.promises import Promises, refuses
+from lit_sparse.testing.checks import Checks, refuses
 
 __all__ = ["SELECTOR_CHECKS", "check_selector"]
 
 #: Name -> check. Each takes a selector and raises an AssertionError.
-SELECTOR_CHECKS: Promises[CoresetSelector] = Promises()
+SELECTOR_CHECKS: Checks[CoresetSelector] = Checks()
 
 SIZE, DRAWS = 60, 12
 
@@ -30,7 +30,7 @@ def check_selector(selector: CoresetSelector) -> None:
         >>> from lit_sparse.coresets import GIGA
         >>> check_selector(GIGA())
     """
-    SELECTOR_CHECKS.hold_for(selector)
+    SELECTOR_CHECKS.run(selector)
 
 
 def _vectors(seed: int = 0, size: int = SIZE, shift: float = 0.5) -> Tensor:

@@ -15,12 +15,12 @@ from torch import Tensor
 from lit_sparse.mappings import SparseMAP
 from lit_sparse.mappings import functional as F
 from lit_sparse.structures import Structure
-from lit_sparse.testing.promises import Promises
+from lit_sparse.testing.checks import Checks
 
 __all__ = ["STRUCTURE_CHECKS", "check_structure"]
 
 #: Name -> check. Each takes a structure and raises an AssertionError.
-STRUCTURE_CHECKS: Promises[Structure] = Promises()
+STRUCTURE_CHECKS: Checks[Structure] = Checks()
 
 ROWS, MOST_ENTRIES = 12, 12
 
@@ -35,7 +35,7 @@ def check_structure(structure: Structure) -> None:
         >>> from lit_sparse.structures import Budget
         >>> check_structure(Budget(6, 2))
     """
-    STRUCTURE_CHECKS.hold_for(structure)
+    STRUCTURE_CHECKS.run(structure)
 
 
 def _sizes(structure: Structure) -> list[int]:
@@ -46,7 +46,7 @@ def _sizes(structure: Structure) -> list[int]:
             structure.check(d)
         except ValueError:  # as ConfigurationError is
             continue
-        if structure.widen(torch.zeros(d)).shape[-1] <= MOST_ENTRIES:
+        if structure.expand_scores(torch.zeros(d)).shape[-1] <= MOST_ENTRIES:
             found.append(d)
     assert found, f"expected a structure that can have {MOST_ENTRIES} entries or fewer, to look at all of its elements"
     return [found[0], *found[1:][-2:]]
@@ -79,8 +79,8 @@ def _totals(structure: Structure, scores: Tensor, potentials: Tensor | None, ele
     gains = torch.where(elements > 0, scores, 0.0).sum(-1)
     if potentials is None:
         return gains
-    arranged = structure.arrange(potentials, len(scores))
-    return gains + structure.potential_scores(elements.unsqueeze(0), arranged).squeeze(0)
+    batched = structure.batch_potentials(potentials, len(scores))
+    return gains + structure.potential_scores(elements.unsqueeze(0), batched).squeeze(0)
 
 
 def _check_best(structure: Structure, scores: Tensor, potentials: Tensor | None) -> None:
@@ -104,7 +104,7 @@ def _check_best(structure: Structure, scores: Tensor, potentials: Tensor | None)
 def _best(structure: Structure) -> None:
     """What is found is the best of all elements: for any scores, ties, and scores that dwarf others."""
     for x, potentials in _problems(structure):
-        wide = structure.widen(x)
+        wide = structure.expand_scores(x)
         for scores in (wide, wide.round(), torch.zeros_like(wide[:1]), wide * 1e6, wide - 3.0, wide + 3.0):
             _check_best(structure, scores, potentials)
 
@@ -115,16 +115,16 @@ def _forbidden(structure: Structure) -> None:
     for x, potentials in _problems(structure):
         for seed in range(3):
             allowed = _draw(*x.shape, seed=seed) > -0.7
-            _check_best(structure, structure.widen(x.masked_fill(~allowed, -torch.inf)), potentials)
+            _check_best(structure, structure.expand_scores(x.masked_fill(~allowed, -torch.inf)), potentials)
 
 
 @STRUCTURE_CHECKS.add
 def _nothing_allowed(structure: Structure) -> None:
     """A row in which everything is forbidden has marginals of zero, and leaves the others alone."""
     for x, potentials in _problems(structure):
-        odd = x.clone()
-        odd[1] = -torch.inf
-        got, whole = F.sparsemap(odd, structure, potentials=potentials), F.sparsemap(x, structure, potentials=potentials)
+        invalid = x.clone()
+        invalid[1] = -torch.inf
+        got, whole = F.sparsemap(invalid, structure, potentials=potentials), F.sparsemap(x, structure, potentials=potentials)
         assert bool((got.marginals[1] == 0).all()), "marginals are zero where nothing is allowed"
         assert float(got.probs[1].sum()) == 1.0, "its probabilities sum to one"
         torch.testing.assert_close(got.marginals[2:], whole.marginals[2:], rtol=0, atol=1e-12)
@@ -134,7 +134,7 @@ def _nothing_allowed(structure: Structure) -> None:
 def _batches(structure: Structure) -> None:
     """Zeros and ones of the scores' type come back, row by row the same, and scores stay as they were."""
     for x, potentials in _problems(structure):
-        wide = structure.widen(x)
+        wide = structure.expand_scores(x)
         before = wide.clone()
         found = structure.maximize(wide, potentials)
         assert torch.equal(wide, before), "maximize leaves the scores as they are"
@@ -150,7 +150,7 @@ def _batches(structure: Structure) -> None:
 def _enumeration(structure: Structure) -> None:
     """``enumerate`` gives every element once, and ``validate`` accepts each."""
     for d in _sizes(structure):
-        wide = structure.widen(torch.zeros(d)).shape[-1]
+        wide = structure.expand_scores(torch.zeros(d)).shape[-1]
         every = structure.enumerate(wide)
         accepted = _elements(structure, torch.ones(wide, dtype=torch.bool))
         assert bool(structure.validate(every).all()), "`validate` accepts what `enumerate` gives"
@@ -166,17 +166,17 @@ def _marginals(structure: Structure) -> None:
         for gamma, some in ((1.0, False), (0.3, False), (1.0, True)):
             if some:  # forbidden, where that leaves elements in each row
                 masked = x.masked_fill(_draw(*x.shape, seed=9) < -0.5, -torch.inf)
-                wide = structure.widen(masked)
+                wide = structure.expand_scores(masked)
                 left = torch.tensor(
                     [bool((row > -torch.inf).any()) and len(_elements(structure, row > -torch.inf)) > 0 for row in wide]
                 )
                 x = torch.where(left.unsqueeze(-1), masked, x)
             out = F.sparsemap(x, structure, potentials=potentials, gamma=gamma)
             means = torch.einsum("bs,bsd->bd", out.probs, out.entries)
-            torch.testing.assert_close(structure.narrow(means), out.marginals)
+            torch.testing.assert_close(structure.select_entries(means), out.marginals)
             torch.testing.assert_close(out.probs.sum(-1), torch.ones(ROWS, dtype=x.dtype))
             assert bool((out.probs >= 0).all()), "probabilities are not negative"
-            for row, mean, probs, entries in zip(structure.widen(x), means, out.probs, out.entries, strict=True):
+            for row, mean, probs, entries in zip(structure.expand_scores(x), means, out.probs, out.entries, strict=True):
                 elements = _elements(structure, row > -torch.inf)
                 residual, links = row - gamma * mean, potentials
                 best = _totals(structure, residual, links, elements).max()
@@ -205,7 +205,7 @@ def _shortcuts(structure: Structure) -> None:
     for x, potentials in _problems(structure):
         if potentials is not None:
             continue
-        wide = structure.widen(x)
+        wide = structure.expand_scores(x)
         elements = _elements(structure, torch.ones(wide.shape[-1], dtype=torch.bool))
         point, marginals = structure.project(x), F.sparsemap(x, structure).marginals
         if point is not None:
@@ -233,7 +233,7 @@ def _persistence(structure: Structure) -> None:
     for again in (pickle.loads(pickle.dumps(structure)), copy.deepcopy(structure)):
         assert repr(again) == repr(structure), "a copy shows the same arguments"
         for x, potentials in _problems(structure):
-            wide = structure.widen(x)
+            wide = structure.expand_scores(x)
             assert torch.equal(again.maximize(wide, potentials), structure.maximize(wide, potentials))
 
 

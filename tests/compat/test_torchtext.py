@@ -83,7 +83,7 @@ def test_a_model_trains_on_a_vocabulary_of_theirs(theirs: torchtext.vocab.Vocab,
     assert model.vocabularies["source"].get_itos() == theirs.get_itos()
     trainer.save_checkpoint(tmp_path / "it.ckpt")
     again = Seq2Seq.load_from_checkpoint(tmp_path / "it.ckpt", weights_only=True)
-    assert again.write(["ein Hund läuft"]) == model.write(["ein Hund läuft"])
+    assert again.generate(["ein Hund läuft"]) == model.generate(["ein Hund läuft"])
 
 
 def test_the_command_line_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,8 @@ class Table:
         self.rows = 0
 
     def __call__(self, latent: LatentBatch) -> Tensor:
-        self.rows += len(latent.rows)
-        return -self.logs[latent.rows, (latent.values @ CODES).long()]
+        self.rows += len(latent.example_index)
+        return -self.logs[latent.example_index, (latent.values @ CODES).long()]
 
     def best(self, size: int) -> LatentBatch:
         """The values of largest likelihood, for each example."""
@@ -91,9 +91,9 @@ def test_supports_of_different_sizes() -> None:
     table = Table(1.0)
     parts = [table.best(size) for size in (0, 3, 256, 20)]
     sizes = torch.arange(EXAMPLES) % 4
-    kept = [(part.rows[:, None] == (sizes == i).nonzero()[:, 0]).any(-1) for i, part in enumerate(parts)]
+    kept = [(part.example_index[:, None] == (sizes == i).nonzero()[:, 0]).any(-1) for i, part in enumerate(parts)]
     values = torch.cat([part.values[keep] for part, keep in zip(parts, kept, strict=True)])
-    rows, order = torch.cat([part.rows[keep] for part, keep in zip(parts, kept, strict=True)]).sort(stable=True)
+    rows, order = torch.cat([part.example_index[keep] for part, keep in zip(parts, kept, strict=True)]).sort(stable=True)
     found = marginal_likelihood(table, LatentBatch(values[order], rows), torch.arange(EXAMPLES))
     for i, size in enumerate((0, 3, 256, 20)):
         alone = estimate(table, size)
@@ -110,7 +110,7 @@ def test_draws_depend_on_index_and_seed_alone() -> None:
     support = table.best(5)
     table.logs = table.logs[7:9]
     part = marginal_likelihood(
-        table, LatentBatch(support.values[35:45], support.rows[35:45] - 7), torch.tensor([7, 8]), samples=64
+        table, LatentBatch(support.values[35:45], support.example_index[35:45] - 7), torch.tensor([7, 8]), samples=64
     )
     torch.testing.assert_close(part.log_likelihood, whole.log_likelihood[7:9], rtol=1e-12, atol=0)
     alike = Table(1.0)

@@ -24,7 +24,7 @@ def test_decoding_all_compiles_whole() -> None:
 
     def expected(scores: Tensor) -> Tensor:
         def loss_fn(latent: LatentBatch) -> Tensor:
-            return (latent.values @ weight).square() * (1 + latent.rows)
+            return (latent.values @ weight).square() * (1 + latent.example_index)
 
         return layer(scores, loss_fn).loss
 

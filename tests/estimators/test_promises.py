@@ -143,7 +143,7 @@ class _MissesEntropy(ScoreFunction):
 
     def expectation(self, *arguments: Any, **options: Any) -> Expectation:
         out = super().expectation(*arguments, **options)
-        return dataclasses.replace(out, known_entropy=out.entropy().detach())
+        return dataclasses.replace(out, analytic_entropy=out.entropy().detach())
 
 
 class _MissesCalls(ScoreFunction):
@@ -162,14 +162,14 @@ class _MissesCalls(ScoreFunction):
         (_Doubles(), "unbiased"),
         (_DrawsInEvaluation(), "evaluation"),
         (_CountsForItself(), "state"),
-        (_SpreadsNaN(1), "odd_scores"),
+        (_SpreadsNaN(1), "invalid_scores"),
         (_MissesEntropy(), "entropy"),
         (_MissesEntropy(latent="bits"), "entropy"),
         (_MissesCalls("self_critic"), "interface"),
         (_DecodesEverything(), "cost"),
         (_ForgetsProbabilities(), "value_and_gradient"),
         (_ForgetsScores(3), "value_and_gradient"),
-        (_IgnoresNaN(3), "odd_scores"),
+        (_IgnoresNaN(3), "invalid_scores"),
         (_DecodesTwice(3), "cost"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,

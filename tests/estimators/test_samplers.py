@@ -221,7 +221,7 @@ def test_a_learnt_baseline_learns_and_leaves_all_else_alone() -> None:
     for _ in range(150):
         scores = torch.zeros(256, 3, requires_grad=True)
         target = 5 * context[:, 0] - context[:, 1]
-        out = estimator(scores, lambda batch, target=target: weight * target[batch.rows].detach(), context=context)
+        out = estimator(scores, lambda batch, target=target: weight * target[batch.example_index].detach(), context=context)
         torch.testing.assert_close(out.loss, target, msg="its squared error is no part of the loss")
         optimizer.zero_grad()
         for leaf in (weight, context):
@@ -242,7 +242,7 @@ def test_baselines_see_what_was_decoded(baseline: Literal["mean", "learnt"]) -> 
     estimator = ScoreFunction(baseline, mapping=Softmax(), context_features=2)
     scores, context = torch.zeros(5, 3), torch.ones(5, 2)
     scores[1], scores[3] = -torch.inf, torch.nan
-    out = estimator(scores.requires_grad_(), lambda latent: 4.0 + latent.rows, context=context)
+    out = estimator(scores.requires_grad_(), lambda latent: 4.0 + latent.example_index, context=context)
     assert float(estimator.mean.count) == 3  # type: ignore[union-attr]
     assert float(estimator.mean.value) == pytest.approx((4 + 6 + 8) / 3)  # type: ignore[union-attr]
     if baseline == "learnt":
@@ -294,7 +294,7 @@ def _baselines(rank: int, world: int) -> dict[str, Tensor]:
     for batch in numbers:
         mine = batch[rank::world] if rank < 1 or batch[0] > 0 else batch[:0]
         mine = batch if world == 1 else mine
-        estimator(torch.zeros(len(mine), 4), lambda latent, mine=mine: mine[latent.rows])
+        estimator(torch.zeros(len(mine), 4), lambda latent, mine=mine: mine[latent.example_index])
     return {name: value.clone() for name, value in estimator.state_dict().items()}
 
 
@@ -316,7 +316,7 @@ def test_baselines_agree_between_one_and_two_processes(tmp_path: Path) -> None:
         (lambda: ScoreFunction(latent="words"), "'bits'"),  # type: ignore[arg-type]
         (lambda: ScoreFunction(evaluation="never"), "'sample'"),  # type: ignore[arg-type]
         (lambda: ScoreFunction("learnt", context_features=0), "`context_features`"),
-        (lambda: ScoreFunction("learnt", context_features=3).expect_context(4), "3 features"),
+        (lambda: ScoreFunction("learnt", context_features=3).set_context_features(4), "3 features"),
         (lambda: LeaveOneOut(1), "`k` to be an integer of at least 2"),
         (lambda: SumAndSample(0), "`k`"),
         (lambda: GumbelSoftmax(0.0), "`temperature`"),

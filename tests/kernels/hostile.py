@@ -52,8 +52,8 @@ def scores(draw: st.DrawFn) -> Tensor:
         x = x.cumsum(-1)
     elif kind == "steps":
         x = np.repeat(x, 5, -1)[:, :d]
-    odd = rng.random((ROWS, d)) < draw(st.sampled_from([0.0, 0.02, 0.5]))
-    x = np.where(odd, rng.choice(HOSTILE, (ROWS, d)), x)
+    invalid = rng.random((ROWS, d)) < draw(st.sampled_from([0.0, 0.02, 0.5]))
+    x = np.where(invalid, rng.choice(HOSTILE, (ROWS, d)), x)
     return torch.from_numpy(x)
 
 

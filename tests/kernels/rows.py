@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_sparse.kernels import RowKernel
 from lit_sparse.kernels.groups import code_of
 
-__all__ = ["assert_same_groups", "by_twin", "fixed_settings", "rows", "smooth_rows"]
+__all__ = ["assert_same_groups", "by_reference", "fixed_settings", "rows", "smooth_rows"]
 
 
 def fixed_settings(examples: int) -> settings:
@@ -21,7 +21,7 @@ def fixed_settings(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, derandomize=True, database=None)
 
 
-def by_twin(kernel: RowKernel, *args: Any) -> Any:
+def by_reference(kernel: RowKernel, *args: Any) -> Any:
     """Compute in plain torch operations what the kernel computes."""
     return kernel._on_tensors(kernel.reference, args)
 

@@ -1,4 +1,4 @@
-"""Rows whose entries nearly tie, or stand at the ends of their type, through kernels and twins."""
+"""Rows whose entries nearly tie, or stand at the ends of their type, through kernels and references."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DTYPES = [torch.float32, torch.float64]
 
 
 def both(kernel: RowKernel, *args: object) -> tuple[Tensor, Tensor]:
-    """The results of a kernel and of its twin."""
+    """The results of a kernel and of its reference."""
     found = [function(*args) for function in (kernel, kernel.reference)]
     return tuple(part if isinstance(part, Tensor) else part[0] for part in found)  # type: ignore[return-value]
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.fusedmax import map_fused, total_variation_prox
 from lit_sparse.kernels.groups import average_groups, code_of, group_product
-from tests.kernels.rows import assert_same_groups, by_twin, fixed_settings, rows, smooth_rows
+from tests.kernels.rows import assert_same_groups, by_reference, fixed_settings, rows, smooth_rows
 
 LAMS = st.sampled_from([0.0, 1e-6, 0.0031, 0.047, 0.29, 1.7, 40.3, 1e5])
 GAMMAS = st.sampled_from([0.37, 1.0, 4.1])
@@ -17,9 +17,9 @@ GAMMAS = st.sampled_from([0.37, 1.0, 4.1])
 
 @fixed_settings(250)
 @given(smooth_rows(), LAMS, GAMMAS)
-def test_values_and_labels_equal_those_of_the_twin(x: Tensor, lam: float, gamma: float) -> None:
+def test_values_and_labels_equal_those_of_the_reference(x: Tensor, lam: float, gamma: float) -> None:
     y, labels = map_fused(x, lam, gamma)
-    expected, others = by_twin(map_fused, x, lam, gamma)
+    expected, others = by_reference(map_fused, x, lam, gamma)
     slack = 1e-12 * (1 + lam)
     torch.testing.assert_close(y, expected, atol=max(slack, 1e-9), rtol=0)
     clear = (y - expected).abs().amax(-1) == 0
@@ -30,12 +30,12 @@ def test_values_and_labels_equal_those_of_the_twin(x: Tensor, lam: float, gamma:
 
 @fixed_settings(120)
 @given(rows(), LAMS, GAMMAS)
-def test_values_equal_those_of_the_twin_with_ties_and_odd_rows(x: Tensor, lam: float, gamma: float) -> None:
+def test_values_equal_those_of_the_reference_with_ties_and_invalid_rows(x: Tensor, lam: float, gamma: float) -> None:
     y, labels = map_fused(x, lam, gamma)
     expected = map_fused(x.double(), lam, gamma)[0]
     torch.testing.assert_close(y, expected.to(x.dtype), atol=1e-6, rtol=0, equal_nan=True)
-    twin = by_twin(map_fused, x.double(), lam, gamma)[0]
-    torch.testing.assert_close(expected, twin, atol=max(1e-9, 1e-12 * lam), rtol=0, equal_nan=True)
+    reference = by_reference(map_fused, x.double(), lam, gamma)[0]
+    torch.testing.assert_close(expected, reference, atol=max(1e-9, 1e-12 * lam), rtol=0, equal_nan=True)
     assert torch.equal(labels >= 0, y != 0)
 
 

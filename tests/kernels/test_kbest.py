@@ -20,11 +20,11 @@ from tests.kernels.rows import fixed_settings
 Search = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 
 
-def by_twin(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def by_reference(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """The same by the torch operations of other devices."""
     size = min(k, 2 ** scores.shape[1])
     bits, counts = torch.full((len(scores), size, scores.shape[1]), 7.0, dtype=scores.dtype), torch.zeros(len(scores)).long()
-    kbest._best_twin(bits, counts, scores)
+    kbest._best_reference(bits, counts, scores)
     return bits, counts
 
 
@@ -56,7 +56,7 @@ def bit_scores(draw: st.DrawFn) -> Tensor:
     return torch.from_numpy(x)
 
 
-@pytest.mark.parametrize("search", [best_bits, by_twin])
+@pytest.mark.parametrize("search", [best_bits, by_reference])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @fixed_settings(40)
 @given(scores=bit_scores(), k=st.sampled_from([1, 2, 3, 10, 70, 600, 2000]))
@@ -74,12 +74,12 @@ def test_equals_brute_force(search: Search, dtype: torch.dtype, scores: Tensor, 
 
 @pytest.mark.parametrize("k", [1, 10, 65, 66, 200])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equals_its_twin_where_vectors_are_many(dtype: torch.dtype, k: int) -> None:
+def test_equals_its_reference_where_vectors_are_many(dtype: torch.dtype, k: int) -> None:
     scores = torch.randn(9, 300, generator=torch.Generator().manual_seed(k), dtype=torch.float64).to(dtype)
     scores[1] = scores[1].round()
     scores[2, 5:] = -torch.inf
     scores[3] *= 1e300 if dtype is torch.float64 else 1e38
-    (bits, counts), (expected, others) = best_bits(scores, k), by_twin(scores, k)
+    (bits, counts), (expected, others) = best_bits(scores, k), by_reference(scores, k)
     assert torch.equal(bits, expected)
     assert torch.equal(counts, others)
     values = torch.einsum("bkd,bd->bk", bits.double(), scores.double().clamp_min(torch.finfo(torch.float64).min))
@@ -88,7 +88,7 @@ def test_equals_its_twin_where_vectors_are_many(dtype: torch.dtype, k: int) -> N
     assert all(len(found.unique(dim=0)) == k for found in bits[ordinary])
 
 
-@pytest.mark.parametrize("search", [best_bits, by_twin])
+@pytest.mark.parametrize("search", [best_bits, by_reference])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_a_broken_row_harms_no_other(search: Search, bad: float) -> None:
     scores = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))

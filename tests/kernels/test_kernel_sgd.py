@@ -26,7 +26,7 @@ def bumps(point: np.ndarray, centres: np.ndarray, width: float) -> np.ndarray:
     return np.exp(-((centres - point) ** 2).sum(1) / (2 * width**2))
 
 
-def twin(
+def reference(
     x: np.ndarray, y: np.ndarray, *, width: float, step_size: float, eps: float, rho: float, objective: str
 ) -> tuple[np.ndarray, np.ndarray, int]:
     """The iterations as they are written in the publications; returns sums, coefficients, and how many are not finite."""
@@ -60,7 +60,7 @@ def ran(x: Tensor, y: Tensor, cuts: tuple[int, ...] = (), **options: Any) -> tup
 def test_iterations_are_those_of_the_publications(n: int, d: int, objective: str) -> None:
     x, y = pairs(n, d)
     options = {**OPTIONS, "step_size": 0.4 if objective == "safe" else 0.05, "objective": objective}
-    sums, b, broken = twin(x.numpy(), y.numpy(), **options)
+    sums, b, broken = reference(x.numpy(), y.numpy(), **options)
     found = ran(x, y, **options)
     np.testing.assert_allclose(found[1], b, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(found[0], sums, rtol=1e-9, atol=1e-12)
@@ -96,7 +96,7 @@ def test_overflows_happen_and_are_counted() -> None:
     y[0] = 3.0  # everything to gain at first: b_1 = C
     x[6:], y[6:] = 100.0, 100.0  # far from what is infinite: inf times zero
     options = {**OPTIONS, "step_size": 300.0, "objective": "dual"}
-    sums, b, broken = twin(x.numpy(), y.numpy(), **options)
+    sums, b, broken = reference(x.numpy(), y.numpy(), **options)
     found = ran(x, y, **options)
     assert found[2] == broken == 7
     assert found[1][1] == b[1] == -math.inf
@@ -116,7 +116,7 @@ def test_points_that_are_not_numbers_are_counted(place: str, value: float) -> No
     if math.isnan(value):
         assert ran(x, y, **options)[2] == 5, "it, and all that follow"
         return
-    _, b, broken = twin(x.numpy(), y.numpy(), **options)
+    _, b, broken = reference(x.numpy(), y.numpy(), **options)
     found = ran(x, y, **options)
     assert found[2] == broken
     np.testing.assert_allclose(found[1][:4], b[:4], rtol=1e-9)

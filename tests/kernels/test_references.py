@@ -16,7 +16,7 @@ from lit_sparse.kernels.hard_threshold import threshold_hard
 from lit_sparse.kernels.hoyer import project_hoyer
 from lit_sparse.kernels.hoyer_backward import hoyer_product
 from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
-from tests.kernels.rows import by_twin, fixed_settings, rows
+from tests.kernels.rows import by_reference, fixed_settings, rows
 
 GAMMAS = st.sampled_from([0.3, 1.0, 5.0])
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 3e-5, torch.bfloat16: 1e-2}
@@ -37,10 +37,10 @@ def test_entmax(x: Tensor, gamma: float, alpha: float) -> None:
     y = map_entmax(x, alpha, gamma)
     expected = map_entmax(x.double(), alpha, gamma)
     same(y, expected.to(x.dtype))
-    same(expected, by_twin(map_entmax, x.double(), alpha, gamma), scale=100.0)
+    same(expected, by_reference(map_entmax, x.double(), alpha, gamma), scale=100.0)
     whole = expected[~expected.isnan().any(-1)]
     v = directions(whole)
-    same(entmax_product(v, whole, alpha, gamma), by_twin(entmax_product, v, whole, alpha, gamma), scale=1 / gamma)
+    same(entmax_product(v, whole, alpha, gamma), by_reference(entmax_product, v, whole, alpha, gamma), scale=1 / gamma)
 
 
 @fixed_settings(40)
@@ -49,9 +49,9 @@ def test_entmax_with_an_alpha_for_each_row(x: Tensor, gamma: float) -> None:
     x = x.double()
     alpha = torch.linspace(0.8, 3.0, len(x), dtype=torch.float64).unsqueeze(-1)
     y = map_entmax(x, alpha, gamma)
-    same(y, by_twin(map_entmax, x, alpha, gamma), scale=10.0)
+    same(y, by_reference(map_entmax, x, alpha, gamma), scale=10.0)
     v = directions(y)
-    same(entmax_product(v, y, alpha, gamma), by_twin(entmax_product, v, y, alpha, gamma), scale=1 / gamma)
+    same(entmax_product(v, y, alpha, gamma), by_reference(entmax_product, v, y, alpha, gamma), scale=1 / gamma)
 
 
 @fixed_settings(80)
@@ -60,9 +60,9 @@ def test_pnorm(x: Tensor, gamma: float, p: float) -> None:
     y = map_pnorm(x, p, gamma)
     expected = map_pnorm(x.double(), p, gamma)
     same(y, expected.to(x.dtype))
-    same(expected, by_twin(map_pnorm, x.double(), p, gamma))
+    same(expected, by_reference(map_pnorm, x.double(), p, gamma))
     v = directions(expected)
-    same(pnorm_product(v, expected, p, gamma), by_twin(pnorm_product, v, expected, p, gamma), scale=1 / (gamma * (p - 1)))
+    same(pnorm_product(v, expected, p, gamma), by_reference(pnorm_product, v, expected, p, gamma), scale=1 / (gamma * (p - 1)))
 
 
 @fixed_settings(80)
@@ -71,11 +71,11 @@ def test_capped(x: Tensor, gamma: float, rho: float) -> None:
     y = map_capped(x, rho, gamma)
     expected = map_capped(x.double(), rho, gamma)
     same(y, expected.to(x.dtype))
-    same(expected, by_twin(map_capped, x.double(), rho, gamma))
+    same(expected, by_reference(map_capped, x.double(), rho, gamma))
     v = directions(expected)
     same(
         capped_product(v, expected, x.double(), rho, gamma),
-        by_twin(capped_product, v, expected, x.double(), rho, gamma),
+        by_reference(capped_product, v, expected, x.double(), rho, gamma),
         scale=1 / gamma,
     )
 
@@ -85,13 +85,13 @@ def test_capped(x: Tensor, gamma: float, rho: float) -> None:
 def test_hoyer(x: Tensor, sparseness: float, nonneg: bool) -> None:
     x = x.double()
     y = project_hoyer(x, sparseness, 1.5, nonneg)
-    same(y, by_twin(project_hoyer, x, sparseness, 1.5, nonneg), scale=100.0)
+    same(y, by_reference(project_hoyer, x, sparseness, 1.5, nonneg), scale=100.0)
     support = torch.where(y != 0, x.abs(), torch.nan)
     size = torch.where(y != 0, x.abs(), 0.0).amax(-1, keepdim=True)
     spread = size - torch.where(support.isnan(), torch.inf, support).amin(-1, keepdim=True)
     clear = ((spread > 1e-3 * size) & (size < torch.inf)).squeeze(-1)  # else all entries are equal, but for rounding
     v = directions(y) * torch.where(clear.unsqueeze(-1), spread, 1.0)
-    got, expected = hoyer_product(v, y, x, nonneg), by_twin(hoyer_product, v, y, x, nonneg)
+    got, expected = hoyer_product(v, y, x, nonneg), by_reference(hoyer_product, v, y, x, nonneg)
     same(got[clear], expected[clear], scale=1e3)
     broken = y.isnan().any(-1)
     assert bool(got[broken].isnan().any(-1).all())
@@ -102,7 +102,7 @@ def test_hoyer(x: Tensor, sparseness: float, nonneg: bool) -> None:
 @given(rows(), st.sampled_from([1, 2, 5, 60]), st.booleans())
 def test_hard_threshold(x: Tensor, k: int, nonneg: bool) -> None:
     y, chosen = threshold_hard(x, k, nonneg)
-    expected, others = by_twin(threshold_hard, x, k, nonneg)
+    expected, others = by_reference(threshold_hard, x, k, nonneg)
     torch.testing.assert_close(y, expected, atol=0, rtol=0, equal_nan=True)
     assert torch.equal(chosen, others)
 
@@ -123,7 +123,7 @@ def test_group_product(d: int, seed: int, gamma: float, signed: bool) -> None:
     y = torch.rand(8, d, generator=generator, dtype=torch.float64) * (torch.rand(8, d, generator=generator) < 0.7)
     y[0], y[1] = 0.0, torch.nan
     v = directions(y)
-    same(group_product(v, y, labels, gamma, signed), by_twin(group_product, v, y, labels, gamma, signed), scale=1 / gamma)
+    same(group_product(v, y, labels, gamma, signed), by_reference(group_product, v, y, labels, gamma, signed), scale=1 / gamma)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ PRODUCTS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_a_broken_row_has_a_broken_derivative(name: str, dtype: torch.dtype) -> None:
-    """In the kernel as in its twin; other rows have theirs."""
+    """In the kernel as in its reference; other rows have theirs."""
     product, arguments = PRODUCTS[name]
     y = torch.tensor([[torch.nan, torch.nan, 0.0], [0.25, 0.75, 0.0]], dtype=dtype)
     v = torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, torch.nan]], dtype=dtype)

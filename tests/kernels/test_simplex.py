@@ -41,7 +41,7 @@ def test_projection_equals_sorting(d: int, seed: int, gamma: float, tied: bool) 
     st.sampled_from([0, 1, 2, 7]),
     st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
 )
-def test_kernels_equal_their_twins(d: int, seed: int, gamma: float, k: int, dtype: torch.dtype) -> None:
+def test_kernels_equal_their_references(d: int, seed: int, gamma: float, k: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(seed)
     x = (2 * torch.randn(12, d, generator=generator)).to(dtype)
     x[0], x[1, 0], x[2, -1], x[3] = -torch.inf, torch.nan, torch.inf, x[3].round()

@@ -70,7 +70,7 @@ class _NoOmega(Sparsemax):
     [
         (_NotProjected(), "simplex"),
         (_WrongValue(), "simplex"),
-        (_SpreadsNan(), "odd_rows"),
+        (_SpreadsNan(), "invalid_rows"),
         (_IgnoresMask(), "masks"),
         (_NoSecondDerivative(), "derivatives"),
         (_NoOmega(), "loss"),

@@ -179,13 +179,13 @@ def test_greedy_search_is_a_beam_of_one_and_no_output_depends_on_others(name: st
     lines = [*write_pairs(folder, "more", 23), "", "nie gesehen"]
     with torch.no_grad():
         expected = [greedy(model, line) if line else "" for line in lines]
-    assert model.write(lines) == expected
+    assert model.generate(lines) == expected
     assert len(set(expected)) > 5
     for beam in (1, 4):
         model.beam_size = beam
-        whole = model.write(lines, batch_size=64)
+        whole = model.generate(lines, batch_size=64)
         for size in (1, 7):
-            assert model.write(lines, batch_size=size) == whole
+            assert model.generate(lines, batch_size=size) == whole
 
 
 def test_a_sparse_output_layer_writes_only_what_has_a_probability(folder: Path) -> None:
@@ -216,7 +216,7 @@ def test_metrics_of_outputs_are_logged_with_their_signatures(folder: Path, tmp_p
     assert "case:lc" in signatures
     lines = data.texts("test")
     outside = Bleu(lowercase=True)
-    outside.update(model.write(lines["source"]), [[line] for line in lines["target"]])
+    outside.update(model.generate(lines["source"]), [[line] for line in lines["target"]])
     assert found["test/bleu"] == pytest.approx(float(outside.compute()["bleu"]), rel=1e-6)
     assert found["test/perplexity"] == pytest.approx(math.exp(found["test/nll"]), rel=1e-5)
     for name in ("source", "target"):
@@ -243,7 +243,10 @@ def test_a_checkpoint_brings_mapping_body_and_vocabularies(
     assert again.vocabularies == model.vocabularies
     assert again.metrics[0].lowercase
     lines = write_pairs(folder, "more", 5)
-    assert again.write(lines) == model.write(lines)
+    written = model.generate(lines)
+    assert again.generate(lines) == written
+    with pytest.warns(DeprecationWarning, match=r"Seq2Seq\.write is now Seq2Seq\.generate"):
+        assert model.write(lines) == written
     # other data than it was trained on: the model's vocabularies are used
     (folder / "train.de").write_text("ganz andere Wörter\n" * 3)
     (folder / "train.en").write_text("something else\n" * 3)
@@ -308,10 +311,10 @@ def test_unknown_words_are_copied_from_where_the_model_looks(folder: Path) -> No
     model.build(vocabularies).eval()
     with torch.no_grad():
         model.output.bias[vocabularies["target"].unk] = 50.0
-    for text in model.write(["ein Hund"]):
+    for text in model.generate(["ein Hund"]):
         assert set(text.split()) <= {"ein", "hund"}
         assert text
-    (name,) = model.write(["Schwarzenegger"])
+    (name,) = model.generate(["Schwarzenegger"])
     assert set(name.split()) == {"schwarzenegger"}, "a word that the source's vocabulary does not have either"
 
 
@@ -367,17 +370,17 @@ def test_what_is_no_text_is_not_written_about(folder: Path) -> None:
         (["a", "\ud800"], "number 1"),
     ):
         with pytest.raises(ConfigurationError, match=words):
-            model.write(lines)  # type: ignore[arg-type]
+            model.generate(lines)  # type: ignore[arg-type]
     for size in (0, -1):
         with pytest.raises(ConfigurationError, match="`batch_size`"):
-            model.write(["a"], batch_size=size)
-    assert model.write([]) == []
+            model.generate(["a"], batch_size=size)
+    assert model.generate([]) == []
 
 
 def test_parts_of_another_kind_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="`mapping` to be an object of SparseMapping but got 'fusedmax'"):
         Seq2Seq("fusedmax")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="`body` to be an object of Seq2SeqBody or None but got 'lstm'"):
+    with pytest.raises(ConfigurationError, match="`body` to be an object of EncoderDecoder or None but got 'lstm'"):
         Seq2Seq(Softmax(), "lstm")  # type: ignore[arg-type]
 
 

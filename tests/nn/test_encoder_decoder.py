@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Entmax, Fusedmax, LearnableEntmax, Softmax, SparseMAP, Sparsemax
-from lit_sparse.nn import RecurrentBody, Seq2SeqBody, TransformerBody
+from lit_sparse.nn import EncoderDecoder, RecurrentBody, TransformerBody
 from lit_sparse.structures import Assignment, Sequence
 
 BODIES = {
@@ -25,7 +25,7 @@ LENGTHS = torch.tensor([5, 3, 0, 1])
 
 
 @pytest.fixture(params=BODIES, ids=str)
-def body(request: pytest.FixtureRequest) -> Seq2SeqBody:
+def body(request: pytest.FixtureRequest) -> EncoderDecoder:
     torch.manual_seed(0)
     return BODIES[request.param]().bind(Sparsemax(gamma=0.3)).eval().double()
 
@@ -38,7 +38,7 @@ def inputs(seed: int = 0) -> tuple[Tensor, Tensor]:
     )
 
 
-def test_steps_give_what_the_whole_gives(body: Seq2SeqBody) -> None:
+def test_steps_give_what_the_whole_gives(body: EncoderDecoder) -> None:
     source, target = inputs()
     memory = body.encode(source, LENGTHS)
     hidden, weights = body.decode(target, memory)
@@ -49,7 +49,7 @@ def test_steps_give_what_the_whole_gives(body: Seq2SeqBody) -> None:
         torch.testing.assert_close(looked, weights[:, :, t])
 
 
-def test_a_prepared_memory_gives_the_same_steps(body: Seq2SeqBody) -> None:
+def test_a_prepared_memory_gives_the_same_steps(body: EncoderDecoder) -> None:
     memory = body.encode(inputs()[0], LENGTHS)
     prepared = body.prepare(memory)
     states = [body.start(memory), body.start(prepared)]
@@ -61,7 +61,7 @@ def test_a_prepared_memory_gives_the_same_steps(body: Seq2SeqBody) -> None:
             torch.testing.assert_close(left, right)
 
 
-def test_no_token_depends_on_a_later_one(body: Seq2SeqBody) -> None:
+def test_no_token_depends_on_a_later_one(body: EncoderDecoder) -> None:
     source, target = inputs()
     memory = body.encode(source, LENGTHS)
     changed = target.clone()
@@ -69,7 +69,7 @@ def test_no_token_depends_on_a_later_one(body: Seq2SeqBody) -> None:
     torch.testing.assert_close(body.decode(changed, memory)[0][:, :3], body.decode(target, memory)[0][:, :3])
 
 
-def test_padding_and_other_rows_change_nothing(body: Seq2SeqBody) -> None:
+def test_padding_and_other_rows_change_nothing(body: EncoderDecoder) -> None:
     source, target = inputs()
     hidden, weights = body.decode(target, body.encode(source, LENGTHS))
     other = source.clone()
@@ -84,14 +84,14 @@ def test_padding_and_other_rows_change_nothing(body: Seq2SeqBody) -> None:
         torch.testing.assert_close(looked[0], weights[row, :, :, : max(1, length)])
 
 
-def test_every_parameter_gets_a_gradient(body: Seq2SeqBody) -> None:
+def test_every_parameter_gets_a_gradient(body: EncoderDecoder) -> None:
     source, target = inputs()
     hidden, _ = body.train().decode(target, body.encode(source, LENGTHS))
     hidden.square().sum().backward()
     assert [name for name, parameter in body.named_parameters() if parameter.grad is None] == []
 
 
-def test_a_body_that_is_trained_is_random_and_one_that_is_not_is_not(body: Seq2SeqBody) -> None:
+def test_a_body_that_is_trained_is_random_and_one_that_is_not_is_not(body: EncoderDecoder) -> None:
     source, target = inputs()
 
     def run() -> Tensor:

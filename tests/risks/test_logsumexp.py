@@ -13,7 +13,7 @@ from scipy.optimize import brentq
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.safe_logsumexp import _twin, _weighted_twin, safe_threshold, weighted_safe_threshold
+from lit_sparse.kernels.safe_logsumexp import _reference, _weighted_reference, safe_threshold, weighted_safe_threshold
 from lit_sparse.mappings import functional as F
 from lit_sparse.risks import safe_logsumexp
 
@@ -234,7 +234,7 @@ def test_shares_in_float32_have_mass_one() -> None:
 
 
 @pytest.mark.fuzz
-def test_kernel_equals_its_twin() -> None:
+def test_kernel_equals_its_reference() -> None:
     generator = torch.Generator().manual_seed(9)
     for dtype in (torch.float32, torch.float64):
         for d in (1, 2, 7, 64):
@@ -246,15 +246,15 @@ def test_kernel_equals_its_twin() -> None:
                 w = torch.rand(40, d, generator=generator).to(dtype) * (torch.rand(40, d, generator=generator) > 0.3)
                 w[5, 0], w[6, 0], w[7] = -1.0, math.nan, 0.0
                 tolerance = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 2e-6, "equal_nan": True}
-                torch.testing.assert_close(safe_threshold(x, rho), _twin(x, rho).to(dtype), **tolerance)
+                torch.testing.assert_close(safe_threshold(x, rho), _reference(x, rho).to(dtype), **tolerance)
                 found = weighted_safe_threshold(x, w, rho)
-                torch.testing.assert_close(found, _weighted_twin(x, w, rho).to(dtype), **tolerance)
+                torch.testing.assert_close(found, _weighted_reference(x, w, rho).to(dtype), **tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scale", [1e15, 1e30])
 def test_gradients_have_mass_one_at_any_scale(scale: float, dtype: torch.dtype) -> None:
-    """The threshold lies next to one score and far from the others; in the kernel, in operations and in the twin."""
+    """The threshold lies next to one score and far from the others; in the kernel, in operations and in the reference."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(30, 20, generator=generator, dtype=torch.float64) * scale
     x[10:20] = torch.where(torch.rand(10, 20, generator=generator) < 0.5, x[10:20], x[10:20] / scale)
@@ -271,5 +271,5 @@ def test_gradients_have_mass_one_at_any_scale(scale: float, dtype: torch.dtype) 
                 torch.testing.assert_close(mass, torch.ones_like(mass), rtol=0, atol=1e-5)
             center = safe_threshold(x.detach(), 0.9)
             left = x.detach() - center
-            shares = torch.sigmoid(left - _twin(left, 0.9).to(dtype) + math.log(0.9)).double().sum(-1) / 0.9
+            shares = torch.sigmoid(left - _reference(left, 0.9).to(dtype) + math.log(0.9)).double().sum(-1) / 0.9
             torch.testing.assert_close(shares, torch.ones_like(shares), rtol=0, atol=1e-5)

@@ -19,7 +19,7 @@ def totals(structure: Structure, scores: Tensor, potentials: Tensor | None = Non
     every = structure.enumerate()
     gains = scores @ every.T
     if potentials is not None:
-        links = structure.arrange(potentials, scores.shape[-1]).expand(len(scores), -1, -1, -1)
+        links = structure.batch_potentials(potentials, scores.shape[-1]).expand(len(scores), -1, -1, -1)
         gains = gains + structure.potential_scores(every.expand(len(scores), *every.shape), links)
     return every, gains
 
@@ -31,8 +31,8 @@ def test_viterbi_with_links_equals_enumeration(shape: tuple[int, ...]) -> None:
     links = torch.randn(shape, generator=generator(2), dtype=torch.float64)
     found = structure.maximize(scores, links)
     _, gains = totals(structure, scores, links)
-    arranged = structure.arrange(links, 12)
-    mine = (found * scores).sum(-1) + structure.potential_scores(found.unsqueeze(1), arranged).squeeze(1)
+    batched = structure.batch_potentials(links, 12)
+    mine = (found * scores).sum(-1) + structure.potential_scores(found.unsqueeze(1), batched).squeeze(1)
     assert torch.allclose(mine, gains.amax(-1))
 
 
@@ -49,7 +49,7 @@ def test_masked_positions_are_left_out_and_neighbours_become_adjacent() -> None:
     found, short = structure.maximize(masked, links), structure.maximize(scores, links)
     assert bool((found[:, 2:4] == 0).all())
     assert torch.equal(found[:, [0, 1, 4, 5, 6, 7]], short)
-    wide = structure.arrange(links, 8)
+    wide = structure.batch_potentials(links, 8)
     assert torch.equal(
         structure.potential_scores(found.unsqueeze(1), wide), structure.potential_scores(short.unsqueeze(1), wide)
     )
@@ -157,9 +157,9 @@ def test_noise_is_a_tie() -> None:
         (lambda: Sequence(tags=2).check(5), "tags=2"),
         (lambda: Assignment().check(6), "square"),
         (lambda: Assignment(4).check(6), "rows <= columns"),
-        (lambda: Sequence(3, tags=2).arrange(torch.zeros(3, 3), 6), r"\(2, 2\)"),
-        (lambda: Sequence(3, tags=2).arrange(torch.zeros(3, 2, 2), 6), r"\(2, 2, 2\)"),
-        (lambda: BitVector(4).arrange(torch.zeros(2, 2), 4), "no potentials"),
+        (lambda: Sequence(3, tags=2).batch_potentials(torch.zeros(3, 3), 6), r"\(2, 2\)"),
+        (lambda: Sequence(3, tags=2).batch_potentials(torch.zeros(3, 2, 2), 6), r"\(2, 2, 2\)"),
+        (lambda: BitVector(4).batch_potentials(torch.zeros(2, 2), 4), "no potentials"),
         (lambda: Assignment(2, 2).topk(torch.zeros(1, 4), 2), "no exact k-best"),
         (lambda: BitVector(5).maximize(torch.zeros(2, 6)), "length 5"),
         (lambda: Budget(5, 2).maximize(torch.zeros(2, 5), torch.zeros(2, 2)), "no potentials"),

@@ -102,10 +102,10 @@ def solve_block(
     d, vectors = scores.shape[1], work.vectors
     for row in range(first, stop):
         link = row if len(oracle.links) > 1 else 0
-        odd = is_broken(oracle, link)
+        invalid = is_broken(oracle, link)
         for i in range(d):
-            odd = odd or not scores[row, i] < np.inf
-        if odd:
+            invalid = invalid or not scores[row, i] < np.inf
+        if invalid:
             solution.sizes[row], solution.gaps[row], solution.done[row], solution.probs[row, 0] = 1, np.nan, 1, np.nan
             for i in range(d):
                 solution.marginals[row, i] = 0.0 if scores[row, i] == -np.inf else np.nan

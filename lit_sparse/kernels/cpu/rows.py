@@ -1,4 +1,4 @@
-"""What the kernels of single rows share: a look at the row, its odd cases, and the few entries that matter."""
+"""What the kernels of single rows share: a look at the row, its invalid rows, and the few entries that matter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "plain_top",
     "top_of",
     "unit_of",
-    "write_odd",
+    "write_invalid",
     "write_zeros",
 ]
 SIMD_BLOCK = 32
@@ -53,7 +53,7 @@ def count_from(bits: Any, row: Any, low: Any, shift: Any, key: Any) -> Any:
 
 
 @compile_rows()
-def write_odd(x: Any, row: Any, y: Any) -> None:
+def write_invalid(x: Any, row: Any, y: Any) -> None:
     """Write NaN at the allowed entries of a row that holds NaN or +inf, and 0 where a score is -inf."""
     for i in range(x.shape[1]):
         y[row, i] = x.dtype.type(0) if x[row, i] == -np.inf else x.dtype.type(np.nan)
@@ -84,7 +84,7 @@ def top_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> An
     low, shift, lowest, highest = layout_of(x)
     least, most = key_range(bits, row, low, shift)
     if most >= highest or least < lowest:
-        write_odd(x, row, y)
+        write_invalid(x, row, y)
         return False
     write_zeros(row, y)
     if most == lowest:
@@ -121,12 +121,12 @@ def plain_top(x: Any, row: Any) -> Any:
 
     The state is 0 for an ordinary row, 1 for one where nothing is allowed, 2 for one with NaN or +inf.
     """
-    top, odd = -np.inf, False
+    top, invalid = -np.inf, False
     for i in range(x.shape[1]):
         value = np.float64(x[row, i])
-        odd = odd or value != value or value == np.inf
+        invalid = invalid or value != value or value == np.inf
         top = max(top, value)
-    return (2 if odd else (1 if top == -np.inf else 0)), top
+    return (2 if invalid else (1 if top == -np.inf else 0)), top
 
 
 @compile_rows()

@@ -15,7 +15,7 @@ from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
 from lit_sparse.mappings.masking import allowed_scores
-from lit_sparse.mappings.sparsemap.solver import Problem, potential_counts
+from lit_sparse.mappings.sparsemap.solver import StructureProblem, potential_counts
 from lit_sparse.structures import Assignment, BitVector, Budget, Structure
 from lit_sparse.structures import Sequence as TagSequence
 
@@ -89,7 +89,7 @@ def sparsemap(
         ([0.55, 0.45, 0.0], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     """
     max_iter, tol = check_count("max_iter", max_iter), check_positive("tol", tol)
-    problem = Problem(check_structure(structure), _start_of(start), max_iter, tol, _warn)
+    problem = StructureProblem(check_structure(structure), _start_of(start), max_iter, tol, _warn)
     links = None if potentials is None else _as_tensor(potentials)
     return _distribution(allowed_scores(scores, mask), problem, links, check_positive("gamma", gamma))  # type: ignore[no-any-return]
 
@@ -109,14 +109,14 @@ def _warn(text: str) -> None:
 
 
 @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
-def _distribution(x: Tensor, problem: Problem, potentials: Tensor | None, gamma: float) -> SparseMAPOutput:
+def _distribution(x: Tensor, problem: StructureProblem, potentials: Tensor | None, gamma: float) -> SparseMAPOutput:
     """See :func:`sparsemap`; scores (..., d) with -inf where they are masked."""
     structure = problem.structure
     structure.check(x.shape[-1])
-    wide = structure.widen(x)
+    wide = structure.expand_scores(x)
     rows = structure.centered(wide.reshape(wide.shape[:-1].numel(), wide.shape[-1]).double()) / gamma
     if potentials is not None:
-        potentials = structure.arrange(potentials, rows.shape[-1]).double() / gamma
+        potentials = structure.batch_potentials(potentials, rows.shape[-1]).double() / gamma
         if len(potentials) not in (1, len(rows)):
             raise ConfigurationError(
                 f"Expected potentials for all {len(rows)} rows, or the same for each, but got them for {len(potentials)}."
@@ -125,9 +125,9 @@ def _distribution(x: Tensor, problem: Problem, potentials: Tensor | None, gamma:
     batch, dtype = x.shape[:-1], x.dtype
     entries = structures.to(dtype).reshape(*batch, *structures.shape[1:])
     return SparseMAPOutput(
-        structure.narrow(marginals.to(dtype).reshape(wide.shape)),
+        structure.select_entries(marginals.to(dtype).reshape(wide.shape)),
         probs.to(dtype).reshape(*batch, probs.shape[-1]),
-        structure.narrow(entries),
+        structure.select_entries(entries),
         (gap * gamma).to(dtype).reshape(batch),
         entries,
     )
@@ -244,7 +244,7 @@ class SparseMAP(SparseMapping):
         x = allowed_scores(scores, mask)
         if x.numel() == 0 and self.couples_queries:
             return x
-        block = self.structure.of_block(*x.shape[-2:]) if x.dim() > 1 else None
+        block = self.structure.joint_over_queries(*x.shape[-2:]) if x.dim() > 1 else None
         if block is None:
             return super().map_block(scores, mask)
         if x.is_meta:
@@ -276,7 +276,7 @@ class SparseMAP(SparseMapping):
             structure: in place of the layer's own.
             start: where to start.
         """
-        problem = Problem(structure or self.structure, _start_of(start), self.max_iter, self.tol, self._warn_once)
+        problem = StructureProblem(structure or self.structure, _start_of(start), self.max_iter, self.tol, self._warn_once)
         return _distribution(allowed_scores(scores, mask), problem, self.potentials, self.gamma)  # type: ignore[no-any-return]
 
     def _warn_once(self, text: str) -> None:
@@ -305,7 +305,7 @@ class SparseMAP(SparseMapping):
         if x.shape[-1] == 0:
             return given.sum(-1).fill_(-torch.inf)
         out = self.solve(x)
-        links = self.structure.arrange(self.potentials, out.entries.shape[-1]).double()
+        links = self.structure.batch_potentials(self.potentials, out.entries.shape[-1]).double()
         entries = out.entries.reshape(-1, *out.entries.shape[-2:])
         probs = out.probs.reshape(entries.shape[:2])
         counts = potential_counts(self.structure, entries, links.detach().expand(len(entries), *links.shape[1:]), probs)
@@ -336,7 +336,7 @@ class SparseMAP(SparseMapping):
             ConfigurationError: if the target does not hold structures of that shape.
         """
         x = allowed_scores(scores, mask)
-        wide = self.structure.widen(x.detach())
+        wide = self.structure.expand_scores(x.detach())
         if not isinstance(target, Tensor) or target.shape != wide.shape:
             shape = tuple(target.shape) if isinstance(target, Tensor) else full_name(target)
             raise ConfigurationError(f"Expected structures of shape {tuple(wide.shape)} as target but got {shape}.")
@@ -344,9 +344,10 @@ class SparseMAP(SparseMapping):
         everything = torch.ones_like(target, dtype=torch.bool)
         if not bool((self.structure.fits(target, everything) | self.structure.fits(target, wide > -torch.inf)).all()):
             raise ConfigurationError(f"Expected structures of {self.structure!r} as target, but some are none.")
-        total = torch.where(self.structure.narrow(target) > 0, x, 0.0).sum(-1) - 0.5 * self.gamma * target.square().sum(-1)
+        selected = torch.where(self.structure.select_entries(target) > 0, x, 0.0)
+        total = selected.sum(-1) - 0.5 * self.gamma * target.square().sum(-1)
         if self.potentials is not None:
-            links = self.structure.arrange(self.potentials, target.shape[-1]).to(x.dtype)
+            links = self.structure.batch_potentials(self.potentials, target.shape[-1]).to(x.dtype)
             single = target.reshape(-1, 1, target.shape[-1])
             total = total + self.structure.potential_scores(single, links).reshape(total.shape)
         return self.value_along(scores, mask, -1) - total

@@ -17,7 +17,7 @@ from lit_sparse.kernels.oracles import CompiledOracle
 from lit_sparse.mappings.row_function import constant_in
 from lit_sparse.structures import Structure
 
-__all__ = ["Problem", "potential_counts"]
+__all__ = ["StructureProblem", "potential_counts"]
 
 
 class _Distribution(torch.autograd.Function):
@@ -28,7 +28,7 @@ class _Distribution(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(x: Tensor, potentials: Tensor | None, problem: Problem) -> tuple[Tensor, ...]:
+    def forward(x: Tensor, potentials: Tensor | None, problem: StructureProblem) -> tuple[Tensor, ...]:
         return problem.solve(x.detach(), None if potentials is None else potentials.detach())
 
     @staticmethod
@@ -141,7 +141,7 @@ def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Problem:
+class StructureProblem:
     """What to solve beside scores and potentials.
 
     Attributes:
@@ -255,16 +255,16 @@ def _with_others(found: Solution, whole: Tensor, broken: Tensor, scores: Tensor)
     """
     size, d = scores.shape
     places = max(found.probs.shape[1], 1)
-    odd = torch.where(broken, torch.nan, 0.0).to(scores)
+    invalid = torch.where(broken, torch.nan, 0.0).to(scores)
     every = Solution(
-        odd.unsqueeze(-1).where(scores != -torch.inf, 0.0),
+        invalid.unsqueeze(-1).where(scores != -torch.inf, 0.0),
         found.structures.new_zeros(size, places, d),
         scores.new_zeros(size, places),
         found.sizes.new_ones(size),
-        odd.clone(),
+        invalid.clone(),
         found.done.new_ones(size),
     )
-    every.probs[:, 0] = 1.0 + odd
+    every.probs[:, 0] = 1.0 + invalid
     for all_rows, some in zip(every, found, strict=True):
         if some.dim() > 1 and len(whole):
             all_rows[whole, : some.shape[1]] = some

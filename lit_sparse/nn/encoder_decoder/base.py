@@ -12,7 +12,7 @@ from lit_sparse.checks import MOST_FEATURES, MOST_LAYERS, check_count, check_num
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
 
-__all__ = ["Seq2SeqBody", "State", "length_mask"]
+__all__ = ["EncoderDecoder", "State", "length_mask"]
 
 #: Tensors whose first dimension are the rows of a batch.
 State = dict[str, Tensor]
@@ -23,7 +23,7 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
     return torch.arange(size, device=lengths.device) < lengths.unsqueeze(-1)
 
 
-class Seq2SeqBody(nn.Module, ABC):
+class EncoderDecoder(nn.Module, ABC):
     """From embedded sources and embedded prefixes of targets to hidden vectors, by attention with any mapping.
 
     It knows neither words nor vocabularies; :class:`~lit_sparse.models.Seq2Seq` puts embeddings before it and an output layer

@@ -12,12 +12,12 @@ from typing_extensions import override
 
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.nn.encoder_decoder.base import Seq2SeqBody, State, length_mask
+from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
 
 __all__ = ["RecurrentBody"]
 
 
-class RecurrentBody(Seq2SeqBody):
+class RecurrentBody(EncoderDecoder):
     """LSTMs or GRUs; at each step the decoder's top state h attends to the encoder's states by ``h^T W s``.
 
     The hidden vector is ``tanh(V [c; h])``, c the attended mean; with input feeding it is part of the next step's input. The

@@ -14,12 +14,12 @@ from typing_extensions import Self, override
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.attention import MultiheadAttention
-from lit_sparse.nn.encoder_decoder.base import Seq2SeqBody, State, length_mask
+from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
 
 __all__ = ["TransformerBody"]
 
 
-class TransformerBody(Seq2SeqBody):
+class TransformerBody(EncoderDecoder):
     """Self-attention and cross-attention in residual layers, normalized before each part, with sinusoidal positions.
 
     Every attention has its own copy of the mapping; one with parameters, such as ``LearnableEntmax(shape=(8, 1, 1))``, learns

@@ -61,9 +61,9 @@ def cases(seed: int, lengths: tuple[int, ...] = LENGTHS, count: int = 9) -> Iter
             x[2, rng.random(length) < 0.5] = -math.inf  # a mask
             x[3] = -math.inf  # nothing is allowed
             x[4] = 7.5  # a constant
-            odd = rng.random((count, length)) < 0.2
-            odd[:5] = False
-            x = np.where(odd, rng.choice(HOSTILE, (count, length)), x)
+            invalid = rng.random((count, length)) < 0.2
+            invalid[:5] = False
+            x = np.where(invalid, rng.choice(HOSTILE, (count, length)), x)
             x[5, 0], x[6, -1] = math.nan, math.inf
             limit = torch.finfo(dtype).max
             scores = torch.from_numpy(np.where(np.isfinite(x), x.clip(-limit, limit), x)).to(dtype)

@@ -36,8 +36,8 @@ class Plain(Structure):
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         return self.of.maximize(scores, potentials)
 
-    def arrange(self, potentials: Tensor, d: int) -> Tensor:
-        return self.of.arrange(potentials, d)
+    def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
+        return self.of.batch_potentials(potentials, d)
 
     def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:
         return self.of.potential_scores(structures, potentials)
@@ -59,7 +59,7 @@ def best_of_all(structure: Structure, x: Tensor, links: Tensor | None, gamma: fl
     every = structure.enumerate(x.shape[-1])
     extra = torch.zeros(len(x), len(every), dtype=x.dtype)
     if links is not None:
-        arranged = structure.arrange(links, x.shape[-1]).expand(len(x), -1, -1, -1)
+        arranged = structure.batch_potentials(links, x.shape[-1]).expand(len(x), -1, -1, -1)
         extra = structure.potential_scores(every.expand(len(x), *every.shape), arranged)
     step = 1.0 / (gamma * torch.linalg.matrix_norm(every, 2).clamp_min(1.0) ** 2)
     xi = torch.full_like(extra, 1 / len(every))

@@ -120,7 +120,7 @@ def test_value_with_potentials() -> None:
     links = layer.potentials
     assert links is not None
     out = F.sparsemap(x, structure, potentials=links, gamma=0.6)
-    gain = (structure.potential_scores(out.structures, structure.arrange(links, 8)) * out.probs).sum(-1)
+    gain = (structure.potential_scores(out.structures, structure.batch_potentials(links, 8)) * out.probs).sum(-1)
     expected = (out.marginals * x).sum(-1) + gain - 0.3 * out.marginals.square().sum(-1)
     torch.testing.assert_close(layer.value(x), expected)
 
@@ -155,7 +155,7 @@ def test_loss_of_structures(structure: Structure, links_too: bool) -> None:
     if links_too:
         (slope,) = torch.autograd.grad(loss.sum(), layer.potentials)
         out = F.sparsemap(x, structure, potentials=layer.potentials, gamma=0.8)
-        shared = structure.arrange(layer.potentials, x.shape[-1]).detach().requires_grad_()
+        shared = structure.batch_potentials(layer.potentials, x.shape[-1]).detach().requires_grad_()
         mean = (structure.potential_scores(out.structures, shared) * out.probs).sum()
         gold = structure.potential_scores(target.unsqueeze(1), shared).sum()
         torch.testing.assert_close(slope, torch.autograd.grad(mean - gold, shared)[0].reshape(slope.shape))

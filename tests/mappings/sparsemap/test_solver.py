@@ -1,4 +1,4 @@
-"""SparseMAP against enumeration and a second solver, its derivatives, its odd rows, and both of its implementations."""
+"""SparseMAP against enumeration and a second solver, its derivatives, its invalid rows, and both of its implementations."""
 
 import warnings
 
@@ -229,9 +229,9 @@ def test_offsets_that_all_structures_share_cost_no_digits(structure: Structure, 
     out = F.sparsemap(x + shift, structure)
     torch.testing.assert_close(out.marginals, F.sparsemap(x, structure).marginals, rtol=0, atol=1e-9)
     assert float(out.gap.max()) < 1e-12
-    odd = x.clone()
-    odd[0, 0], odd[1, 0], odd[2, 1] = torch.nan, torch.inf, -torch.inf
-    got = F.sparsemap(odd, structure).marginals
+    invalid = x.clone()
+    invalid[0, 0], invalid[1, 0], invalid[2, 1] = torch.nan, torch.inf, -torch.inf
+    got = F.sparsemap(invalid, structure).marginals
     assert bool(got[:2].isnan().all()) and float(got[2, 1]) == 0.0 and bool(got[2:].isfinite().all())
 
 
@@ -255,7 +255,7 @@ class _Ising(Structure):
 
     has_potentials = True
 
-    def arrange(self, potentials: Tensor, d: int) -> Tensor:
+    def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
         return potentials.reshape(-1, 1)
 
     def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:

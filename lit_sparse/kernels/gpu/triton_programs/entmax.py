@@ -189,14 +189,14 @@ def map_entmax(
             return
     x += over(row) * d
     y += over(row) * d
-    odd = ~((eps >= 0) & (eps < HUGE))
-    eps = tl.maximum(tl.where(odd, 0.5, eps), FLAT)
+    invalid = ~((eps >= 0) & (eps < HUGE))
+    eps = tl.maximum(tl.where(invalid, 0.5, eps), FLAT)
     halves = ~any_of(eps != 0.5)
     z = load(x, 0, d, inside, -HUGE, depth, groups, width)
     peaks = peaks_of(z, x, d, inside, long)
     top = tl.max(tl.max(peaks, 1), 1)
-    odd = odd | (top == HUGE)
-    live = (top > -HUGE) & ~odd
+    invalid = invalid | (top == HUGE)
+    live = (top > -HUGE) & ~invalid
     top = tl.where(live, top, 0.0)
     factor = tl.where(live, tl.zeros([rows], width) + high + low, 1.0)
     z = (z - over(top)) * over(factor)
@@ -215,12 +215,12 @@ def map_entmax(
         for start in range(0, d, depth * groups):
             tile = (load_scores(x, start, d, inside, z) - over(top)) * over(factor)
             result, _slope = deformed(tile, t, eps, halves, squares)
-            store(y, marked(tile, result * over(inverse), odd), start, d, inside)
+            store(y, marked(tile, result * over(inverse), invalid), start, d, inside)
     else:
         result, _slope = deformed(z, t, eps, halves, squares)
         mass = total(result)
         inverse = 1.0 / tl.where(mass > 0, mass, 1.0)
-        store(y, marked(z, result * over(inverse), odd), 0, d, inside)
+        store(y, marked(z, result * over(inverse), invalid), 0, d, inside)
 
 
 @compiled

@@ -128,11 +128,11 @@ def largest(x: tl.tensor, z: tl.tensor, k: tl.tensor, d: tl.tensor, inside: tl.t
 
 
 @compiled
-def projection(z: tl.tensor, tau: tl.tensor, rest: tl.tensor, gamma: tl.tensor, odd: tl.tensor) -> tl.tensor:
+def projection(z: tl.tensor, tau: tl.tensor, rest: tl.tensor, gamma: tl.tensor, invalid: tl.tensor) -> tl.tensor:
     """Return ``(z - tau - rest)_+ / gamma``; tau and rest are not added first, for rounding would take rest."""
     excess = z - over(tau)
     y = tl.where(excess > 0, tl.maximum(excess - over(rest), 0.0) * over(1.0 / gamma), 0.0)
-    return marked(z, y, odd)
+    return marked(z, y, invalid)
 
 
 @program
@@ -164,8 +164,8 @@ def project_simplex(
     z = load(x, 0, d, inside, -HUGE, depth, groups, width)
     peaks = peaks_of(z, x, d, inside, long)
     top = tl.max(tl.max(peaks, 1), 1)
-    odd = top == HUGE
-    live = (top > -HUGE) & ~odd
+    invalid = top == HUGE
+    live = (top > -HUGE) & ~invalid
     top = tl.where(live, top, 0.0)
     z = z - over(top)
     tau = -gamma
@@ -187,6 +187,6 @@ def project_simplex(
     if long:
         for start in range(0, d, depth * groups):
             tile = load_scores(x, start, d, inside, z) - over(top)
-            store(y, projection(tile, tau, rest, gamma, odd), start, d, inside)
+            store(y, projection(tile, tau, rest, gamma, invalid), start, d, inside)
     else:
-        store(y, projection(z, tau, rest, gamma, odd), 0, d, inside)
+        store(y, projection(z, tau, rest, gamma, invalid), 0, d, inside)

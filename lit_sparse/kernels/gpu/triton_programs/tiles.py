@@ -83,7 +83,7 @@ def store(y: tl.tensor, tile: tl.tensor, start: tl.tensor, d: tl.tensor, inside:
 
 @compiled
 def nan_to_inf(tile: tl.tensor) -> tl.tensor:
-    """Make one odd case of two."""
+    """Count NaN and +inf as one invalid case."""
     return tl.where(tile == tile, tile, HUGE)
 
 
@@ -101,6 +101,6 @@ def peaks_of(z: tl.tensor, x: tl.tensor, d: tl.tensor, inside: tl.tensor, long: 
 
 
 @compiled
-def marked(z: tl.tensor, y: tl.tensor, odd: tl.tensor) -> tl.tensor:
-    """Return the result ``y`` for scores ``z``; where ``odd`` (rows,), NaN at their allowed entries."""
-    return tl.where(over(odd), tl.where(z == -HUGE, 0.0, float("nan")), y)
+def marked(z: tl.tensor, y: tl.tensor, invalid: tl.tensor) -> tl.tensor:
+    """Return the result ``y`` for scores ``z``; where ``invalid`` (rows,), NaN at their allowed entries."""
+    return tl.where(over(invalid), tl.where(z == -HUGE, 0.0, float("nan")), y)

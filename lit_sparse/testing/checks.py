@@ -7,12 +7,12 @@ from typing import Generic, TypeVar
 
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["Promises", "refuses"]
+__all__ = ["Checks", "refuses"]
 
 Part = TypeVar("Part")
 
 
-class Promises(dict[str, Callable[[Part], None]], Generic[Part]):
+class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
     """Name -> check of a part. Each check takes the part and raises an AssertionError where it breaks its promise."""
 
     def add(self, check: Callable[[Part], None]) -> Callable[[Part], None]:
@@ -20,7 +20,7 @@ class Promises(dict[str, Callable[[Part], None]], Generic[Part]):
         self[check.__name__.removeprefix("_")] = check
         return check
 
-    def hold_for(self, part: Part) -> None:
+    def run(self, part: Part) -> None:
         """Run every check.
 
         Raises:
