@@ -79,6 +79,7 @@ class Seq2Seq(TextModule):
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
     count_name: ClassVar[str] = "tokens"
     vocabulary_names: ClassVar[frozenset[str]] = frozenset({"source", "target"})
+    write = former_method("write", "generate")
     inference_arguments: ClassVar[frozenset[str]] = frozenset(
         {"beam_size", "n_best", "length_penalty", "max_output", "replace_unknown", "metrics", "validation_beam_size"}
     )
@@ -275,8 +276,6 @@ class Seq2Seq(TextModule):
         finally:
             self.train(training)
         return found
-
-    write = former_method("write", "generate")
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return ``index`` (B,), the B best output ``lines``, ``candidates`` with their scores, and the attention."""

@@ -30,7 +30,7 @@ def test_values_and_labels_equal_those_of_the_reference(x: Tensor, lam: float, g
 
 @fixed_settings(120)
 @given(rows(), LAMS, GAMMAS)
-def test_values_equal_those_of_the_reference_with_ties_and_invalid_rows(x: Tensor, lam: float, gamma: float) -> None:
+def test_values_equal_the_reference_with_ties_and_invalid_rows(x: Tensor, lam: float, gamma: float) -> None:
     y, labels = map_fused(x, lam, gamma)
     expected = map_fused(x.double(), lam, gamma)[0]
     torch.testing.assert_close(y, expected.to(x.dtype), atol=1e-6, rtol=0, equal_nan=True)
