@@ -94,8 +94,8 @@ UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "an optimizer of another type": (put("optimizer_states", value=[3]), "does not fit"),
     "no state of an optimizer": (put("optimizer_states", value=[]), "no optimizer_states"),
     "loops of another type": (put("loops", value=3), "does not fit"),
-    "a place that is text": (put("DigitsDataModule", "train", value="a"), "place in the training data"),
-    "a place of other types": (put("DigitsDataModule", "train", value={"epoch": "a"}), "place in the training data"),
+    "a place that is text": (put("DigitsDataModule", "train", value="a"), "position in the training data"),
+    "a place of other types": (put("DigitsDataModule", "train", value={"epoch": "a"}), "position in the training data"),
 }
 
 
@@ -105,7 +105,7 @@ def refused(command: str, change: Callable[[Content], Any], last: Path, capsys: 
     assert main([command, *DIGITS, *(longer if command == "fit" else ()), "--ckpt_path", "changed.ckpt"]) == 2
     told = capsys.readouterr().err
     assert "lit-sparse: error: " in told
-    assert any(word in told for word in ("changed.ckpt", "Expected `in_features`", "Expected a place"))
+    assert any(word in told for word in ("changed.ckpt", "Expected `in_features`", "Expected a position"))
     return " ".join(told.split())
 
 

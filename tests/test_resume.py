@@ -157,7 +157,7 @@ def test_what_acts_on_weights_goes_on(
 def test_nothing_to_resume_is_an_error(lit_sparse: Command, tmp_path: Path) -> None:
     done = lit_sparse(*COMMON, "--ckpt_path", "last")
     assert done.returncode == 2
-    assert "nothing to continue" in done.stderr
+    assert "holds a last checkpoint" in done.stderr
     assert not (tmp_path / "runs").exists()
 
 

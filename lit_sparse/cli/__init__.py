@@ -28,7 +28,7 @@ COMMANDS = {
 
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
-#: Environment variables by which a user chooses how OpenMP threads wait: the standard's, GNU's and LLVM's.
+#: Environment variables that set how OpenMP threads wait: of the standard, GNU and LLVM.
 WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
 HELP = "\n".join(
@@ -51,7 +51,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        args: what follows ``lit-sparse``; the process's own arguments by default.
+        args: arguments after ``lit-sparse``; those of the process by default.
 
     Returns:
         Exit status: 0, 2 after a message about what to change, 130 after Ctrl-C, 143 after SIGTERM.
@@ -83,16 +83,16 @@ def main(args: Sequence[str] | None = None) -> int:
 
 
 def wait_passively() -> None:
-    """Let idle OpenMP threads sleep, unless an environment variable of OpenMP's says how to wait or torch is loaded.
+    """Let idle OpenMP threads sleep, unless an OpenMP variable sets how they wait or torch is already imported.
 
-    Threads that spin take the cores from other processes. torch reads the variable once, when it is imported.
+    Spinning threads take the cores from other processes. torch reads the variable once, when it is imported.
     """
     if "torch" not in sys.modules and not WAIT_VARIABLES & os.environ.keys():
         os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def _find_parts_here() -> None:
-    """Let classes of the current folder be named, as ``python -m lit_sparse`` does; installed ones come first."""
+    """Make modules of the current folder importable, as ``python -m lit_sparse`` does; installed ones come first."""
     here = str(Path.cwd())
     if here not in sys.path and "" not in sys.path:
         sys.path.append(here)
@@ -102,7 +102,7 @@ def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:
     """Build model, data and trainer as the command line would, for a notebook or a script.
 
     Args:
-        args: what would follow ``lit-sparse``, such as ``["fit", "-c", "configs/ssvae/digits.yaml"]``.
+        args: arguments after ``lit-sparse``, e.g. ``["fit", "-c", "configs/ssvae/digits.yaml"]``.
         run: also run the command.
 
     Returns:

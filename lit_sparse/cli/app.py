@@ -1,4 +1,4 @@
-"""The command line proper: LightningCLI with run folders, checkpoints that are taken at their word, and short messages."""
+"""LightningCLI with run folders, checkpoints that determine the model, and short messages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class LitSparseCLI(LightningCLI):
     """Parse a command, build its model, data and trainer, and run it.
 
     Args:
-        args: what follows ``lit-sparse``; the command first.
+        args: arguments after ``lit-sparse``; the command first.
         execute: whether to run the command once everything is built.
 
     Raises:
@@ -106,34 +106,34 @@ class LitSparseCLI(LightningCLI):
             )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return this command alone: describing the arguments of four takes four times as long."""
+        """Return only this command: describing the arguments of all four takes four times as long."""
         return {self.command: LightningCLI.subcommands()[self.command]}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add the arguments that say where runs are kept."""
+        """Add the arguments for the run folder, the checkpoints and the trusted classes."""
         parser.add_argument("--output_dir", type=str, default="runs", help="Folder of all runs.")
         parser.add_argument(
             "--name",
             type=str | None,
             default=None,
-            help="Name of the experiment; by default that of its config, as in ssvae/digits.",
+            help="Name of the experiment; by default the name of its config, as in ssvae/digits.",
         )
         parser.add_argument(
             "--checkpoint_every_n_steps",
             type=int | None,
             default=None,
-            help="Also write the last checkpoint every so many steps, not only after each epoch.",
+            help="Number of steps after which the last checkpoint is also written, besides after each epoch.",
         )
 
         parser.add_argument(
             "--trust",
             type=list[str] | str | None,
             default=None,
-            help="A class or function that the checkpoint may name, such as my_package.MyMapping; may be repeated.",
+            help="A class or function that the checkpoint may name, e.g. my_package.MyMapping; may be repeated.",
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments, and make the checkpoint and what was asked for agree."""
+        """Parse the arguments, and merge them with the checkpoint."""
         rest = configs_first(without(args[1:], "--trust"))
         if self._trusted:
             rest.append(f"--trust={json.dumps(self._trusted)}")
@@ -165,7 +165,7 @@ class LitSparseCLI(LightningCLI):
     def _merge(
         self, parser: LightningArgumentParser, rest: list[str], hyperparameters: dict[str, Any], state: dict[str, Any]
     ) -> None:
-        """Parse the model of a checkpoint: as asked for if it is trained on, as it was trained if it is scored."""
+        """Merge the model of a checkpoint with the options: changed for `fit`, as it was trained for other commands."""
         if "_class_path" not in hyperparameters:
             self.config = parser.parse_args([self.command, *rest])
             return
@@ -186,7 +186,7 @@ class LitSparseCLI(LightningCLI):
             _say(f"note: {note}")
 
     def _parse_ckpt_path(self) -> None:
-        """Do nothing: Lightning would let the checkpoint override the command line in silence."""
+        """Do nothing: Lightning would let the checkpoint silently override the command line."""
 
     def _options(self) -> Namespace:
         options: Namespace = self.config[self.command]
@@ -201,7 +201,7 @@ class LitSparseCLI(LightningCLI):
         return experiment_folder(str(options["output_dir"]), str(options["name"]))
 
     def _choose_folder(self) -> None:
-        """Choose the run folder: a new one, that of the run which is continued, or one beside the scored checkpoint."""
+        """Choose the run folder: a new one, the continued run's, or a new one next to the scored checkpoint."""
         parent = self._experiment(self._args[1:])
         if not self._execute or self._options()["trainer"].get("fast_dev_run"):
             return
@@ -215,7 +215,7 @@ class LitSparseCLI(LightningCLI):
             self.run_folder = claim_folder((run or parent) / self.command, first_process=first)
 
     def instantiate_classes(self) -> None:
-        """Build the parts, with the checkpoint's weights if the command is not run; refuse an argument in one message."""
+        """Build the parts, with the checkpoint's weights if the command is not run; report a bad argument in one message."""
         try:
             super().instantiate_classes()
         except LitSparseError:
@@ -229,22 +229,22 @@ class LitSparseCLI(LightningCLI):
             load_weights(self.model, self._checkpoint)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Build the trainer with the package's loggers and callbacks, where the config leaves them to us."""
+        """Build the trainer, with the package's loggers and callbacks unless the config sets them."""
         with self._folder_if_used():
-            self._choose_folder()  # now that all parts were built
+            self._choose_folder()  # only after all parts were built
             try:
                 return self._build_trainer(**kwargs)
             except LitSparseError:
                 raise
             except (MisconfigurationException, ValueError, TypeError) as error:
-                raise ConfigurationError(f"The trainer refuses its arguments: {error}") from error
+                raise ConfigurationError(f"The trainer does not accept its arguments: {error}") from error
             except RuntimeError as error:
-                found = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
-                if found is None:
+                duplicate = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
+                if duplicate is None:
                     raise
                 raise ConfigurationError(
-                    f"There are two {found[1]} for the same thing in `trainer.callbacks`. To change the last one of a config,"
-                    " give its options alone, such as --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
+                    f"Expected different callbacks in `trainer.callbacks` but got two equal {duplicate[1]}. To change the last"
+                    " callback of a config, set its options by --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
                 ) from error
 
     def _build_trainer(self, **kwargs: Any) -> pl.Trainer:
@@ -280,7 +280,7 @@ class LitSparseCLI(LightningCLI):
 
     @contextmanager
     def _folder_if_used(self) -> Iterator[None]:
-        """Take the run folder away again if what follows fails before the first step."""
+        """Remove the run folder if the block fails before the first step."""
         try:
             yield
         except BaseException:
@@ -290,7 +290,7 @@ class LitSparseCLI(LightningCLI):
             raise
 
     def _set_seed(self) -> None:
-        """Check the numbers that Lightning takes before the parts are built, and set the seed."""
+        """Check the numbers that Lightning does not check, and set the seed."""
         check_numbers(self._options())
         super()._set_seed()
 
@@ -320,9 +320,9 @@ class LitSparseCLI(LightningCLI):
         self._print_end(continue_it=False)
 
     def _run_or_refuse(self, subcommand: str) -> None:
-        """Run the command; what the user can change is raised as one message."""
+        """Run the command; raise errors that the user can correct as one message."""
         with warnings.catch_warnings(), self._folder_if_used():
-            if subcommand != "fit":  # what wrote the checkpoint has no part in scoring it
+            if subcommand != "fit":  # the callbacks of training are not needed for scoring
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
             try:
                 super()._run_subcommand(subcommand)
@@ -341,7 +341,7 @@ class LitSparseCLI(LightningCLI):
         return "" if self.run_folder is None else next_command(self.run_folder, command, names)
 
     def _print_end(self, *, continue_it: bool) -> None:
-        """Print what to do next, and where the run is."""
+        """Print the next command and the run folder."""
         if self.run_folder is None or not self.trainer.is_global_zero or not self.run_folder.is_dir():
             return
         if self.command == "fit":
@@ -354,7 +354,7 @@ class LitSparseCLI(LightningCLI):
 
 
 def _is_first() -> bool:
-    """Tell whether this is the first process, before a trainer knows."""
+    """Return whether this is the first process, before a trainer exists."""
     return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
 
 

@@ -1,4 +1,4 @@
-"""What the command line does with words, configs and checkpoint files before anything is built."""
+"""Functions of the command line's arguments and configs, called before anything is built."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ def value_of(args: list[str], option: str) -> str | None:
 
 def values_of(args: list[str], option: str) -> list[str]:
     """Return all values of an option."""
-    found = []
+    values = []
     while (value := value_of(args, option)) is not None:
-        found.append(value)
+        values.append(value)
         place = next(i for i, arg in enumerate(args) if arg == option or arg.startswith(f"{option}="))
         args = args[place + (2 if args[place] == option else 1) :]
-    return found
+    return values
 
 
 def without(args: list[str], option: str) -> list[str]:
-    """Return the arguments less an option and its value."""
+    """Return the arguments without an option and its value."""
     kept, skip = [], False
     for arg in args:
         if skip:
@@ -63,7 +63,7 @@ def without(args: list[str], option: str) -> list[str]:
 
 
 def configs_first(args: list[str]) -> list[str]:
-    """Put configs before the options, which override them wherever they stand."""
+    """Move configs before the options, so that options override them in any order."""
     configs: list[str] = []
     others: list[str] = []
     waiting = list(args)
@@ -78,7 +78,7 @@ def configs_first(args: list[str]) -> list[str]:
 
 
 def split_model_options(args: list[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into those that set something of the model and all others."""
+    """Split arguments into options of the model and all others."""
     model: list[str] = []
     others: list[str] = []
     chosen = others
@@ -91,7 +91,7 @@ def split_model_options(args: list[str]) -> tuple[list[str], list[str]]:
 
 
 def chosen_options(args: list[str], names: Collection[str]) -> list[str]:
-    """Return those of the model's options that set an argument of one of some names, or something within it."""
+    """Return the model's options that set an argument of the given names, or a part of it."""
     kept: list[str] = []
     chosen = False
     for arg in args:
@@ -104,23 +104,23 @@ def chosen_options(args: list[str], names: Collection[str]) -> list[str]:
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """List the keys in which two configs differ, with both values."""
+    """List the keys whose values differ between two configs, with both values."""
     old, new = (dict(value) if isinstance(value, Namespace) else value for value in (old, new))
     if isinstance(old, dict) and isinstance(new, dict):
-        found = []
+        changes = []
         for key in dict.fromkeys([*old, *new]):
-            found += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-        return found
+            changes += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+        return changes
     if isinstance(old, list | tuple) and isinstance(new, list | tuple):
         old, new = list(old), list(new)
     return [] if old == new else [(prefix, old, new)]
 
 
 def named_by_user(args: list[str]) -> tuple[list[str], set[str], set[str]]:
-    """Return what the user names: by ``--trust``; in configs and options of the model; and as classes of all parts.
+    """Return the names by ``--trust``, the names in configs and options of the model, and the classes of all parts.
 
     Args:
-        args: what follows the command.
+        args: arguments after the command.
     """
     trusted: list[str] = []
     texts: set[str] = set()
@@ -140,23 +140,23 @@ def named_by_user(args: list[str]) -> tuple[list[str], set[str], set[str]]:
 
 
 def _listed(value: Any) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else [] if value is None else [str(value)]
+    return [str(item) for item in value] if isinstance(value, list) else [] if value is None else [str(value)]
 
 
 def model_named_by_user(args: list[str]) -> str | None:
-    """Return the class of the model that configs and options name, the last of them; None where they name none."""
-    found: Any = None
+    """Return the last class of the model that configs and options name, or None."""
+    name: Any = None
     for path in values_of(args, "-c") + values_of(args, "--config"):
         config = _yaml_of(path)
         model = config.get("model") if isinstance(config, dict) else None
-        found = (model.get("class_path") if isinstance(model, dict) else model) or found
+        name = (model.get("class_path") if isinstance(model, dict) else model) or name
     for option in ("--model", "--model.class_path"):
-        found = ([found, *values_of(args, option)])[-1]
-    return found if isinstance(found, str) and re.fullmatch(r"[\w.]+", found) and not found.endswith(".yaml") else None
+        name = ([name, *values_of(args, option)])[-1]
+    return name if isinstance(name, str) and re.fullmatch(r"[\w.]+", name) and not name.endswith(".yaml") else None
 
 
 def _yaml_of(path: str) -> Any:
-    """Return the content of a config; None for one that the parser will refuse."""
+    """Return the content of a config, or None if the parser will refuse it."""
     try:
         return yaml.safe_load(Path(path).read_text())
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
@@ -165,8 +165,8 @@ def _yaml_of(path: str) -> Any:
 
 @contextmanager
 def as_yaml_file(content: dict[str, Any]) -> Iterator[str]:
-    """Give the path of a YAML file with this content, for as long as it is needed."""
+    """Write a temporary YAML file with this content and give its path."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "checkpoint.yaml"
-        path.write_text(yaml.safe_dump(json.loads(json.dumps(content))))  # plain dicts and lists alone
+        path.write_text(yaml.safe_dump(json.loads(json.dumps(content))))  # only plain dicts and lists
         yield str(path)

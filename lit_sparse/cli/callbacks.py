@@ -31,12 +31,12 @@ from lit_sparse.errors import ConfigurationError
 __all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "not_named", "pictures"]
 
 
-#: Options of an optimizer that are not for the dual variable of a risk.
+#: Options of an optimizer that do not apply to the dual variable of a risk.
 KEPT = ("lr", "weight_decay")
 
 
 class SaveConfig(SaveConfigCallback):
-    """Keep the resolved config in the run folder; a resumed run keeps its own beside the first.
+    """Write the resolved config to the run folder; a resumed run adds a second file.
 
     Args:
         folder: the run folder; None for the logger's folder.
@@ -47,14 +47,14 @@ class SaveConfig(SaveConfigCallback):
         self.folder = folder
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
+        """Read the logger's folder, which is broadcast, while all processes are in this hook."""
         if self.folder is None and trainer.loggers and trainer.log_dir is not None:
             self.folder = Path(trainer.log_dir)
         super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write the file under the first name that is free; Lightning calls this on the first process alone."""
-        if self.folder is None:  # without a logger it would be the current folder
+        """Write the file under the first free name; Lightning calls this only on the first process."""
+        if self.folder is None:  # without a logger this would be the current folder
             return
         number, path = 0, self.folder / self.config_filename
         while path.exists():
@@ -65,39 +65,41 @@ class SaveConfig(SaveConfigCallback):
 
 
 class OptimizerOptions(pl.Callback):
-    """Give the optimizer of a continued run the options that were asked for, once its state is restored.
+    """Set changed options in the optimizer of a continued run after its state is restored.
 
     Args:
-        options: name -> value, for every group of parameters.
+        options: name -> value, for all groups of parameters.
     """
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.options = options
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Set them.
+        """Set the options.
 
         Raises:
             ConfigurationError: if a scheduler sets the learning rate.
         """
         if trainer.lr_scheduler_configs and "lr" in self.options:
-            raise ConfigurationError("The learning rate of this run is set by its scheduler; it cannot be changed beside it.")
+            raise ConfigurationError(
+                "Expected no change of `lr` but got one for a run whose scheduler sets the learning rate. Leave `lr` out."
+            )
         for optimizer in trainer.optimizers:
             for group in optimizer.param_groups:
-                dual = group.get("dual", False)  # what a risk minimizes over has a rate of its own, and does not decay
+                dual = group.get("dual", False)  # the dual variable of a risk has a separate rate and no decay
                 group.update({name: value for name, value in self.options.items() if not dual or name not in KEPT})
 
 
 def measures() -> list[pl.Callback]:
-    """Return what logs numbers, for every run."""
+    """Return the callbacks that log numbers, for all runs."""
     return [CountLogger(max_count=4096), SecondsLogger()]
 
 
 def pictures(folder: str | None) -> list[pl.Callback]:
-    """Return what draws and writes into a run folder; each leaves models alone that have nothing for it.
+    """Return the callbacks that draw pictures and write predictions; each skips models that it does not apply to.
 
     Args:
-        folder: where they write; None for the logger's folder.
+        folder: output folder; None for the logger's folder.
     """
     kinds = (DecoderCallsPlot, SupportSizePlot, NegativeELBOPlot, SuccessPlot)
     return [
@@ -109,30 +111,30 @@ def pictures(folder: str | None) -> list[pl.Callback]:
 
 
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:
-    """Return what keeps the best and the last checkpoint.
+    """Return the callbacks that write the best and the last checkpoint.
 
     Args:
-        folder: where they are kept.
-        model: its ``monitor`` says which is best.
-        every_n_steps: steps after which the last is written, besides after each epoch.
+        folder: folder of the checkpoints.
+        model: model whose ``monitor`` names the metric for the best checkpoint.
+        every_n_steps: number of steps after which the last checkpoint is also written, besides after each epoch.
     """
     key, mode = getattr(model, "monitor", ("val/loss", "min"))
     common: dict[str, Any] = {"dirpath": folder, "enable_version_counter": False, "auto_insert_metric_name": False}
-    found: list[pl.Callback] = [
+    callbacks: list[pl.Callback] = [
         ModelCheckpoint(filename="best", monitor=key, mode=mode, **common),
         ModelCheckpoint(filename="last", every_n_epochs=1, save_on_train_epoch_end=True, **common),
     ]
     if every_n_steps:
-        found.append(ModelCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
-    return found
+        callbacks.append(ModelCheckpoint(filename="last", every_n_train_steps=every_n_steps, **common))
+    return callbacks
 
 
 def not_named(callbacks: list[pl.Callback], config: Any) -> list[pl.Callback]:
-    """Return callbacks less those whose kind a config names itself; of checkpoints there may be several.
+    """Return the callbacks whose class the config does not name; checkpoint callbacks are always returned.
 
     Args:
-        callbacks: to choose from.
-        config: what stands under ``trainer.callbacks``: nothing, one or several.
+        callbacks: default callbacks.
+        config: value of ``trainer.callbacks``: None, one callback or a list.
     """
     asked = [] if config is None else config if isinstance(config, list | tuple) else [config]
     kinds = {type(callback) for callback in asked}

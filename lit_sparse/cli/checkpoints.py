@@ -1,4 +1,4 @@
-"""Checkpoints on the command line: reading them, and merging their model with the config."""
+"""Reads checkpoints for the command line, and merges their model with the config."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def read_for(command: str, path: Path, classes: Collection[str]) -> dict[str, An
     """Return a checkpoint that a command can use.
 
     Args:
-        command: ``"fit"`` needs more of it than the others.
-        path: of the checkpoint.
-        classes: those that the user names, whose modules the checkpoint may name too.
+        command: name of the command; ``"fit"`` also needs the state of the optimizer.
+        path: path of the checkpoint.
+        classes: classes that the user names; the checkpoint may name others of their modules.
 
     Raises:
-        CheckpointError: if it is not a checkpoint, names what may not be used, or holds NaN.
+        CheckpointError: if it is not a checkpoint, names a class that is not allowed, or holds NaN.
     """
     for module in {name.rpartition(".")[0] for name in classes} - {""}:
-        with suppress(Exception):  # the parser says what is wrong with it
+        with suppress(Exception):  # the parser reports the error
             import_module(module)
     source = repr(str(path))
     checkpoint = read_checkpoint(path)
@@ -56,20 +56,20 @@ def read_for(command: str, path: Path, classes: Collection[str]) -> dict[str, An
 
 
 def check_model(asked: str | None, kept: str, path: Path) -> None:
-    """Check that a checkpoint is of the class that the config names.
+    """Check that the class of a checkpoint's model is the class that the config names.
 
     Raises:
-        CheckpointError: if it is of another.
+        CheckpointError: if the classes differ.
     """
     if asked is not None and asked.rpartition(".")[2] != kept.rpartition(".")[2]:
         raise CheckpointError(
-            f"Expected a checkpoint of a {asked}, which the config names, but {str(path)!r} is one of a {kept}. Give the config"
-            " that it was trained with, such as config.yaml of its run folder."
+            f"Expected a checkpoint of a {asked}, as in the config, but got {str(path)!r} of a {kept}. Give the config that it"
+            " was trained with, e.g. config.yaml of its run folder."
         )
 
 
 def load_weights(model: LightningModule, path: Path) -> None:
-    """Give a model the weights of its checkpoint, and put it into evaluation.
+    """Load the weights of a checkpoint into a model, and set it to evaluation mode.
 
     Raises:
         CheckpointError: if they do not fit.
@@ -84,7 +84,7 @@ def load_weights(model: LightningModule, path: Path) -> None:
 
 
 def is_restoring(error: BaseException) -> bool:
-    """Tell whether an error was raised while Lightning restored a checkpoint."""
+    """Return whether an error was raised while Lightning restored a checkpoint."""
     codes = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(
         code.co_filename.endswith("checkpoint_connector.py") and code.co_name.lstrip("_").startswith(("restore", "resume"))
@@ -94,7 +94,7 @@ def is_restoring(error: BaseException) -> bool:
 
 @dataclass(frozen=True)
 class MergedModel:
-    """A command whose model is described by a checkpoint, parsed with more and more of what the user says about the model.
+    """A command over the model of a checkpoint, parsed in four steps with more and more of the user's options.
 
     Attributes:
         path: path of the checkpoint.
@@ -123,7 +123,7 @@ class MergedModel:
         Args:
             parser: parser of the command line.
             command: name of the command.
-            options: options that follow the command.
+            options: arguments after the command.
             described: hyper-parameters of the checkpoint, ``_class_path`` among them.
             path: path of the checkpoint.
         """
@@ -145,7 +145,7 @@ class MergedModel:
             )
 
     def for_fit(self, state: Collection[str]) -> tuple[Namespace, list[str]]:
-        """Return the config of a run that continues, and notes on what it changes.
+        """Return the config of a continued run, and notes on its changes.
 
         Args:
             state: names in the state of the checkpoint's model.
@@ -157,25 +157,24 @@ class MergedModel:
         for key, old, new in changes:
             if key.replace("init_args.", "") in state:
                 raise ConfigurationError(
-                    f"model.{key} = {new} was {old} when this run began, and is part of what it has learnt since, which"
-                    " goes on. Leave it out, or start a new run from its weights: --model.init_args.initial_weights"
-                    " CHECKPOINT"
+                    f"Expected model.{key} = {old}, which is part of the trained state, but got {new}. Leave it out, or"
+                    " start a new run from the weights: --model.init_args.initial_weights CHECKPOINT"
                 )
         notes = [f"model.{key} was {old} when {self.path} was written and is {new} from here on" for key, old, new in changes]
         return self.configured, notes
 
     def for_scoring(self) -> tuple[Namespace, list[str]]:
-        """Return the config that scores the model as it was trained, and notes on what the config says otherwise.
+        """Return the config that scores the model as it was trained, and notes on ignored values of the config.
 
         Raises:
             ConfigurationError: if the command line contradicts the checkpoint.
         """
         if refused := self._changes(self.used, self.asked):
             key, old, new = refused[0]
-            may = f" Others may differ: {', '.join(sorted(self.inference))}." if self.inference else ""
+            may = f" These may differ: {', '.join(sorted(self.inference))}." if self.inference else ""
             raise ConfigurationError(
-                f"--model.{key} {new} contradicts the checkpoint, which was trained with {old}."
-                f" `{self.command}` uses a model as it was trained; leave the option out.{may}"
+                f"Expected model.{key} = {old}, with which the checkpoint was trained, but got --model.{key} {new}."
+                f" `{self.command}` uses a model as it was trained: leave the option out.{may}"
             )
         notes = [
             f"model.{key} was {old} when {self.path} was written and is {new} here"
@@ -191,7 +190,7 @@ class MergedModel:
         """Return the changed options of the optimizer, which would be lost when its state is restored.
 
         Raises:
-            ConfigurationError: if the optimizer or the scheduler is of another class.
+            ConfigurationError: if the optimizer or the scheduler has another class.
         """
         changed = {}
         for key, old, new in self._changes(self.used, self.configured):
@@ -200,8 +199,8 @@ class MergedModel:
                 changed[option.removeprefix("init_args.")] = new
             elif part in ("optimizer", "lr_scheduler"):
                 raise ConfigurationError(
-                    f"The run was trained with model.{key} = {old}, whose state cannot be continued with {new}."
-                    " Start a new run from its weights instead: --model.init_args.initial_weights CHECKPOINT"
+                    f"Expected model.{key} = {old}, whose state the checkpoint holds, but got {new}."
+                    " Start a new run from the weights instead: --model.init_args.initial_weights CHECKPOINT"
                 )
         return changed
 
@@ -210,7 +209,7 @@ class MergedModel:
 
 
 def changes_of_run(config: Path, now: dict[str, Any]) -> list[str]:
-    """Return notes on how the data of a continued run differ from those that it began with.
+    """Return notes on the changed data options of a continued run.
 
     Args:
         config: path of the run's config.
@@ -221,11 +220,13 @@ def changes_of_run(config: Path, now: dict[str, Any]) -> list[str]:
     """
     began = yaml.safe_load(config.read_text())
     if not isinstance(began, dict):
-        raise ConfigurationError(f"Expected {str(config)!r} to be the config of a run but it is not a mapping.")
+        raise ConfigurationError(
+            f"Expected {str(config)!r} to be the config of a run but got a {type(began).__name__} in it. Restore the file."
+        )
     if began.get("seed_everything") != now.get("seed_everything"):
         raise ConfigurationError(
-            f"The run began with seed_everything = {began.get('seed_everything')} and draws by it to its end;"
-            f" {now.get('seed_everything')} would be ignored. Leave it out, or start a new run."
+            f"Expected seed_everything = {began.get('seed_everything')}, with which the run began, but got"
+            f" {now.get('seed_everything')}. Leave it out, or start a new run."
         )
     return [
         f"{f'data.{key}' if key else 'data'} was {old} when this run began and is {new} from here on"

@@ -1,4 +1,4 @@
-"""Reads the YAML of the command line: of bounded size, each key once, errors with file and line."""
+"""Reads the YAML of the command line, with limits on its size, unique keys, and errors with file and line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = ["MODE", "read_config", "with_full_name"]
 
-#: Name of the parser mode that loads values by :func:`_load`. The mode "yaml" stays as the user's own parsers have it.
+#: Name of the parser mode that loads values by :func:`_load`. The mode "yaml" stays unchanged for the user's own parsers.
 MODE = "lit_sparse_yaml"
 #: Names that are replaced: former ones, and one that is short for two classes, of which Lightning's has a ``monitor``;
 #: torch's class cannot be used without it.
@@ -39,7 +39,7 @@ def read_config(path: str | Path) -> str:
             raw = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise ConfigurationError(
-            f"The config {name} cannot be read: {error.strerror}. Check the path and its rights."
+            f"Expected to read the config {name} but got: {error.strerror}. Check the path and its permissions."
         ) from error
     if len(raw) > MAX_BYTES:
         raise ConfigurationError(f"Expected a config of at most {MAX_BYTES:,} bytes but got more in {name}. Check the path.")
@@ -57,7 +57,7 @@ def read_config(path: str | Path) -> str:
 
 @dataclass
 class _Node:
-    """An open sequence or mapping: its anchor, the values in it, and the lines of a mapping's keys."""
+    """A sequence or mapping that is being parsed: its anchor, its values, and the lines of a mapping's keys."""
 
     anchor: str | None = None
     is_mapping: bool = False
@@ -67,7 +67,7 @@ class _Node:
 
 
 def _described(text: str, name: str) -> Any:
-    """Load YAML, with one message for each error."""
+    """Load YAML; raise each error as one message."""
     try:
         _check(text, name)
         return get_loader("yaml")(text)
@@ -81,7 +81,7 @@ def _described(text: str, name: str) -> Any:
 
 
 def _check(text: str, name: str) -> None:
-    """Check YAML before it is built: its depth, its number of values with aliases written out, and that no key comes twice."""
+    """Check YAML before it is built: its depth, its number of values with aliases expanded, and that keys are unique."""
     root = _Node()
     open_nodes = [root]
     sizes: dict[str, int] = {}
@@ -104,7 +104,7 @@ def _check(text: str, name: str) -> None:
             if event.anchor in {node.anchor for node in open_nodes}:
                 raise ConfigurationError(
                     f"Expected an alias of a finished value but got *{event.anchor} within &{event.anchor} in line {line} of"
-                    f" {name}. Write the value out."
+                    f" {name}. Write the value instead of the alias."
                 )
             values = sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
@@ -124,8 +124,8 @@ def _check(text: str, name: str) -> None:
             parent.values += values
             if parent.values > MAX_VALUES:
                 raise ConfigurationError(
-                    f"Expected at most {MAX_VALUES:,} values, aliases written out, but got more by line {line} of {name}."
-                    " Keep data in files of their own."
+                    f"Expected at most {MAX_VALUES:,} values with aliases expanded but got more by line {line} of {name}."
+                    " Keep data in separate files."
                 )
 
 
@@ -136,7 +136,7 @@ def _load(text: str) -> Any:
 
 
 def _with_full_names(value: Any) -> Any:
-    """Replace short class names that stand for two classes."""
+    """Replace short class names that belong to two classes."""
     if isinstance(value, dict):
         return {key: _with_full_names(entry) for key, entry in value.items()}
     if isinstance(value, list):
@@ -145,7 +145,7 @@ def _with_full_names(value: Any) -> Any:
 
 
 def with_full_name(arg: str) -> str:
-    """Return an argument of the command line with the full name for a short one that stands for two classes.
+    """Return an argument of the command line with the full class name in place of an ambiguous short name.
 
     Example:
         >>> with_full_name("--model.init_args.lr_scheduler=ReduceLROnPlateau")

@@ -1,4 +1,4 @@
-"""Files of a run that appear whole or not at all."""
+"""Files of a run that are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from lit_sparse.errors import LitSparseError
 
 __all__ = ["DISK_IS_FULL", "DiskError", "WholeFiles", "replaced"]
 
-#: Errors of the system after which nothing more can be written.
+#: Errors of the operating system after which nothing more can be written.
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 class DiskError(LitSparseError, OSError):
-    """A file of a run cannot be written: the disk is full, or the folder cannot be written to."""
+    """Error for a full disk or a folder without write permission."""
 
 
 @contextmanager
 def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
-    """Open a file in the folder of another that takes its name once it is whole and on the disk.
+    """Open a temporary file that replaces ``path`` after it is complete and on the disk.
 
     Args:
-        path: file that is made or replaced.
+        path: file to write or replace.
         mode: ``"w"`` for text, ``"wb"`` for bytes.
     """
     part = path.with_name(f".{path.name}.part")
@@ -44,7 +44,7 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    if os.name == "posix":  # the new name is on the disk, too
+    if os.name == "posix":  # also synchronize the new name to the disk
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -53,13 +53,13 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Write checkpoints to a file beside the target, to the disk, and only then give it the target's name."""
+    """Write checkpoints to a temporary file on the disk, then rename it to the target."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
         """Write a checkpoint.
 
         Raises:
-            DiskError: if it cannot be written; the earlier one of that name is as it was.
+            DiskError: if it cannot be written; an earlier file of that name stays unchanged.
         """
         if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -69,13 +69,13 @@ class WholeFiles(TorchCheckpointIO):
             with replaced(target, "wb") as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
-            earlier = " The earlier file of that name is whole." if target.is_file() else ""
+            earlier = " The earlier file of that name is unchanged." if target.is_file() else ""
             raise DiskError(
                 f"Expected to write the checkpoint {str(target)!r} but got: {_reason(error)}.{earlier} Free space on the disk."
             ) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint as it was read before the model was built: with all checks, should the file have changed since."""
+        """Read a checkpoint with all checks again, because the file may have changed since the model was built."""
         if weights_only is False:
             return super().load_checkpoint(path, map_location, weights_only)
         checkpoint = read_checkpoint(path)
@@ -84,7 +84,7 @@ class WholeFiles(TorchCheckpointIO):
 
 
 def _reason(error: BaseException) -> str:
-    """Return the message of the system's error behind what torch makes of it."""
+    """Return the message of the operating system's error behind torch's error."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, OSError):
         cause = cause.__cause__ or cause.__context__

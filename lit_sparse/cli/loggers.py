@@ -1,4 +1,4 @@
-"""Loggers whose rows are on disk before the checkpoint that follows them, and that a resumed run continues."""
+"""Loggers that write their rows to disk before each checkpoint, and that a resumed run continues."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from lit_sparse.lightning_internals import next_row
 
 __all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "run_loggers"]
 
-#: Where a checkpoint keeps the number of rows that ``metrics.csv`` had when it was written.
+#: Checkpoint key of the number of rows in ``metrics.csv`` when the checkpoint was written.
 ROWS = "metrics_rows"
 Row = dict[str, Any]
 
 
 class _RowAhead(Logger):
-    """Adds rows that are logged before Lightning logs them, which then has no effect."""
+    """Logger that can write a row early; Lightning's later call with the same row has no effect."""
 
     _ahead: tuple[int | None, frozenset[str]] = (None, frozenset())
 
@@ -34,7 +34,7 @@ class _RowAhead(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: Row, step: int | None = None) -> None:
-        """Log a row, less what was logged ahead of it."""
+        """Log a row without the metrics that were logged ahead."""
         (ahead, names), self._ahead = self._ahead, (None, frozenset())
         if step is None or step != ahead:
             super().log_metrics(metrics, step)  # type: ignore[safe-super]
@@ -44,11 +44,11 @@ class _RowAhead(Logger):
 
 
 class _Continued(ExperimentWriter):
-    """Writes ``metrics.csv`` after the rows that it holds; no kill and no full disk takes away rows that were written.
+    """Append to ``metrics.csv``; a kill or a full disk never removes rows that were written.
 
     Args:
         log_dir: folder of the file.
-        kept: number of rows that are kept of an existing file; None for those before ``before``.
+        kept: number of rows of an existing file to keep; None to keep the rows before the step ``before``.
         before: step before which rows are kept.
     """
 
@@ -62,7 +62,7 @@ class _Continued(ExperimentWriter):
             self._rewrite(rows if kept is None else rows[:kept])
 
     def save(self) -> None:
-        """Write what was logged since the last call, to the end of the file."""
+        """Append the rows that were logged since the last call."""
         if not self.metrics:
             return
         if self._record_new_keys() or not Path(self.metrics_file_path).is_file():
@@ -73,7 +73,7 @@ class _Continued(ExperimentWriter):
         self.rows += len(rows)
 
     def sync(self) -> int:
-        """Write all rows to the disk itself; return their number."""
+        """Write all rows and synchronize the file to the disk; return their number."""
         self.save()
         if Path(self.metrics_file_path).is_file():
             with Path(self.metrics_file_path).open("a") as file:
@@ -81,7 +81,7 @@ class _Continued(ExperimentWriter):
         return self.rows
 
     def _check_log_dir_exists(self) -> None:
-        """Keep the file, which Lightning would delete."""
+        """Do nothing: Lightning would delete the file."""
 
     def _read(self) -> tuple[list[str], list[Row]]:
         with Path(self.metrics_file_path).open(newline="") as file:
@@ -104,7 +104,7 @@ class RunCSVLogger(_RowAhead, CSVLogger):
 
     Args:
         folder: the run folder.
-        kept: number of rows of an existing file that are kept: those that the checkpoint of a resumed run comes after.
+        kept: number of rows of an existing file to keep, from the checkpoint of a resumed run.
         resumed_step: step before which rows are kept, for a checkpoint without a number of rows.
     """
 
@@ -115,11 +115,11 @@ class RunCSVLogger(_RowAhead, CSVLogger):
 
     @property
     def experiment(self) -> ExperimentWriter:
-        """The writer, on the first process; Lightning gives the others a dummy."""
+        """The writer on the first process; a dummy on the others."""
         return self._writer() or _DUMMY  # type: ignore[return-value]
 
     def sync(self) -> int:
-        """Write all rows to the disk itself; return their number, 0 on all processes but the first."""
+        """Write all rows and synchronize the file to the disk; return their number, 0 on processes after the first."""
         writer = self._writer()
         return 0 if writer is None else writer.sync()
 
@@ -135,7 +135,7 @@ class RunBoard(_RowAhead, TensorBoardLogger):  # type: ignore[misc]
 
     Args:
         folder: the run folder.
-        resumed_step: step from which on a resumed run replaces what was logged.
+        resumed_step: step from which a resumed run replaces logged values.
     """
 
     def __init__(self, folder: str, resumed_step: int | None = None) -> None:
@@ -151,9 +151,9 @@ _DUMMY = _Dummy()
 
 
 class RowsBeforeCheckpoint(pl.Callback):
-    """Write all rows that belong to a checkpoint before the checkpoint, and note their number in it.
+    """Write all rows up to a checkpoint before the checkpoint itself, and store their number in it.
 
-    Lightning logs the row of a step, and that of an epoch, after the hooks in which checkpoints are written.
+    Lightning logs the rows of a step and of an epoch after the hooks that write checkpoints.
     """
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -171,14 +171,14 @@ class RowsBeforeCheckpoint(pl.Callback):
 def run_loggers(
     folder: Path, *, kept: int | None, resumed_step: int | None, board: bool, others: list[Logger] | None
 ) -> list[Logger]:
-    """Return what writes a run's metrics, the logger of ``metrics.csv`` first.
+    """Return the loggers of a run, the logger of ``metrics.csv`` first.
 
     Args:
         folder: the run folder.
-        kept: number of rows of ``metrics.csv`` that a resumed run keeps; None where the checkpoint has no such number.
-        resumed_step: step from which the run goes on; None for a new one.
-        board: whether to write TensorBoard's events too.
-        others: loggers of the user in place of TensorBoard's; None for none.
+        kept: number of rows of ``metrics.csv`` that a resumed run keeps; None if the checkpoint does not store it.
+        resumed_step: step at which a resumed run continues; None for a new run.
+        board: whether to also write TensorBoard events.
+        others: the user's loggers, in place of TensorBoard's; None without any.
     """
     own = RunCSVLogger(str(folder), kept, resumed_step)
     if others is not None:

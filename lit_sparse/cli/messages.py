@@ -1,4 +1,4 @@
-"""Turns the parser's pages about unions and subclasses into one sentence that says what to change."""
+"""Shortens the parser's messages about unions and subclasses to one sentence with the next step."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ BASES: dict[str, type] = {
     "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
 }
 
-#: What the parser's types are called.
+#: Names of the parser's types in messages.
 KINDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null", "list": "a list"}
 
 
@@ -58,7 +58,7 @@ _of_checkpoint: ContextVar[bool] = ContextVar("_of_checkpoint", default=False)
 
 @contextmanager
 def about_checkpoint() -> Iterator[None]:
-    """Import nothing for messages within this block: they may repeat names of a checkpoint."""
+    """Import nothing for messages within this block: their names may come from a checkpoint."""
     token = _of_checkpoint.set(True)
     try:
         yield
@@ -68,7 +68,7 @@ def about_checkpoint() -> Iterator[None]:
 
 @contextmanager
 def started_in() -> Iterator[None]:
-    """Keep the current folder for messages: the parser reads a config from within the config's folder."""
+    """Store the current folder for messages: the parser changes to the config's folder while it reads a config."""
     token = _start.set(_start.get() or Path.cwd())
     try:
         yield
@@ -77,12 +77,12 @@ def started_in() -> Iterator[None]:
 
 
 def plain_message(message: str, error: BaseException | None = None, options: Sequence[str] = ()) -> str:
-    """Return the gist of a parser's message.
+    """Return a parser's message, shortened.
 
     Args:
-        message: what the parser would have printed.
-        error: the exception behind it.
-        options: names of the options that this parser has: for the arguments of a class they are few.
+        message: the parser's own message.
+        error: cause of the message.
+        options: names of the options of this parser.
     """
     for cause in error_chain(error):
         if isinstance(cause, LitSparseError):
@@ -91,25 +91,25 @@ def plain_message(message: str, error: BaseException | None = None, options: Seq
     if refused and options:
         name = refused.group(1)
         return f"There is no option {name!r} here.{did_you_mean(name, options)} The options are: {', '.join(options)}."
-    for pattern, tell in PATTERNS:
-        found = re.search(pattern, message, re.DOTALL)
-        if found:
-            return tell(_key(message), *found.groups())
+    for pattern, describe in PATTERNS:
+        match = re.search(pattern, message, re.DOTALL)
+        if match:
+            return describe(_key(message), *match.groups())
     return _shortened(message)
 
 
 def _shortened(message: str) -> str:
-    """Return what a parser says of a value that fits none of a union's types, without the types and the value written out."""
-    found = re.search(r"Errors:\s*\n(.*?)\n\s*Given value type:", message, re.DOTALL)
-    if found is None:
+    """Shorten a parser's message about a value that fits no type of a union: drop the types and the value."""
+    errors = re.search(r"Errors:\s*\n(.*?)\n\s*Given value type:", message, re.DOTALL)
+    if errors is None:
         return re.sub(r"\s*\n\s*", " ", message.strip())
-    reasons = [" ".join(line.split()) for line in re.split(r"^\s*- ", found[1], flags=re.MULTILINE)]
+    reasons = [" ".join(line.split()) for line in re.split(r"^\s*- ", errors[1], flags=re.MULTILINE)]
     reasons = [line for line in reasons if line and not line.startswith(("Expected a <class", "Not a valid subclass"))]
     own = [line for line in reasons if line.startswith(("Missing: ", "Expected `", "There is no "))]
     return (
-        f"`{_key(message)}` is refused: {' '.join(own[:1] or reasons[:2])[:400]}"
+        f"`{_key(message)}` is not accepted: {' '.join(own[:1] or reasons[:2])[:400]}"
         if reasons
-        else f"`{_key(message)}` is refused."
+        else f"`{_key(message)}` is not accepted."
     )
 
 
@@ -134,17 +134,17 @@ def _unknown_class(key: str, name: str) -> str:
 
 
 def _known(base: type) -> str:
-    """Return the known classes of a kind: this package's, or else the first."""
+    """List this package's subclasses of a base, or the first of other packages."""
     shown = sorted(set(_class_names(base, "lit_sparse"))) or sorted(set(_class_names(base)))[:12]
     return f"Known: {', '.join(shown)}."
 
 
 def _trouble_with(path: str, module: str, short: str, key: str, base: type | None) -> str | None:
-    """Return what is wrong with a class that was named with its module, if that can be said."""
-    if _of_checkpoint.get() and module not in sys.modules:  # its names are not imported, not even for a message
+    """Return a message about a class with a full path, or None if no cause is found."""
+    if _of_checkpoint.get() and module not in sys.modules:  # names of a checkpoint are never imported
         return None
     try:
-        found: Any = importlib.import_module(module)
+        imported: Any = importlib.import_module(module)
     except Exception as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is None or not (module == missing or module.startswith(f"{missing}.")):
@@ -152,20 +152,18 @@ def _trouble_with(path: str, module: str, short: str, key: str, base: type | Non
         if base is None:
             return None
         start = _start.get() or Path.cwd()
-        told = f"There is no module {missing!r} for `{key}` {path!r}, neither installed nor in the folder {str(start)!r}."
+        message = f"There is no module {missing!r} for `{key}` {path!r}, neither installed nor in the folder {str(start)!r}."
         if start != Path.cwd() and (Path.cwd() / f"{missing}.py").is_file():
-            told += (
-                f" It lies in the folder of the config: start the command in {str(Path.cwd())!r}, or add that to PYTHONPATH."
-            )
-        return told
-    part = getattr(found, short, None)
+            message += f" It is in the config's folder: start the command in {str(Path.cwd())!r}, or add this to PYTHONPATH."
+        return message
+    part = getattr(imported, short, None)
     if part is None:
-        names = [name for name, value in vars(found).items() if _fits(value, base)]
-        own = [name for name in names if str(vars(found)[name].__module__).startswith(module)]
+        names = [name for name, value in vars(imported).items() if _fits(value, base)]
+        own = [name for name in names if str(vars(imported)[name].__module__).startswith(module)]
         listed = f" It defines: {', '.join(own[:12])}." if own else ""
         return f"There is no {short!r} in {module!r} for `{key}`.{did_you_mean(short, names)}{listed}"
     if base is not None and not (isinstance(part, type) and issubclass(part, base)):
-        return f"Expected `{key}` to be a subclass of {base.__module__.split('.')[0]}'s {base.__name__}, but {path!r} is none."
+        return f"Expected `{key}` to be a subclass of {base.__module__.split('.')[0]}'s {base.__name__} but got {path!r}."
     if inspect.isabstract(part):
         missing_methods = ", ".join(sorted(part.__abstractmethods__))
         return f"{path!r} for `{key}` cannot be built: it does not define {missing_methods}."
@@ -173,15 +171,15 @@ def _trouble_with(path: str, module: str, short: str, key: str, base: type | Non
 
 
 def _fits(value: Any, base: type | None) -> bool:
-    """Tell whether a part of a module is a class of some kind, or any class or function where no kind is known."""
-    if not inspect.isclass(value) or get_origin(value) is not None:  # dict[str, int] passes for a class in Python 3.10
+    """Return whether a module's member is a subclass of a base, or any class or function if the base is None."""
+    if not inspect.isclass(value) or get_origin(value) is not None:  # Python 3.10 counts dict[str, int] as a class
         return base is None and inspect.isfunction(value)
     return base is None or issubclass(value, base)
 
 
 def _unknown_option(key: str, name: str) -> str:
     if not name.startswith("-") and (name.endswith((".yaml", ".yml")) or Path(name).is_file()):
-        return f"Expected options but got {name!r}. Give a config by -c: lit-sparse COMMAND -c {name}"
+        return f"Expected options but got {name!r}. Give a config with -c: lit-sparse COMMAND -c {name}"
     top = name.lstrip("-").split(".", 1)[0].split("=")[0]
     if "." in name and top not in TOP and not name.startswith(tuple(f"--{key}" for key in TOP)) and did_you_mean(top, TOP):
         return f"There is no option {top!r}.{did_you_mean(top, TOP)} `lit-sparse COMMAND --help` lists the options."
@@ -211,7 +209,7 @@ def _missing(key: str, names: str) -> str:
     missing = ", ".join(name.split(".", 1)[-1] for name in names.strip().split(", "))
     if {"model", "data"} & set(missing.split(", ")):
         return f"Missing: {missing}. Give a config, as in -c configs/ssvae/digits.yaml, or the options one by one."
-    return f"Missing: {missing}, which has no default. Set it beside the class, in init_args."
+    return f"Missing: {missing}, which has no default. Set it in the init_args of the class."
 
 
 def _no_config(_: str, name: str) -> str:
@@ -219,12 +217,12 @@ def _no_config(_: str, name: str) -> str:
     if asked.is_relative_to(Path.cwd()):
         asked = asked.relative_to(Path.cwd())
     near = sorted(str(path.relative_to(asked.parent)) for path in asked.parent.glob("*.yaml"))
-    there = f" {str(asked.parent)!r} holds {', '.join(near)}." if near else ""
-    return f"There is no config {str(asked)!r}.{did_you_mean(asked.name, near)}{there}"
+    configs = f" {str(asked.parent)!r} holds {', '.join(near)}." if near else ""
+    return f"There is no config {str(asked)!r}.{did_you_mean(asked.name, near)}{configs}"
 
 
 def _not_utf8(key: str, byte: str, position: str) -> str:
-    place = f" that `{key}` names" if key else ""
+    place = f" in `{key}`" if key else ""
     return f"Expected a config in UTF-8 but got byte {byte} at position {position} of the file{place}. Save it as UTF-8."
 
 
@@ -239,13 +237,13 @@ def _unknown_key(_: str, name: str) -> str:
     return _unknown_option("", name)
 
 
-#: Options of a command that hold others, and those that stand alone.
+#: Options of a command with nested options, and options without.
 TOP = ("model", "data", "trainer", "optimizer", "seed_everything", "output_dir", "name", "ckpt_path", "config")
 
 
 def _several(key: str, name: str, paths: str) -> str:
-    found = " or ".join(paths.rstrip(".").split(", "))
-    return f"Expected `{key}` to name one class but {name!r} may be {found}. Give the full path."
+    candidates = " or ".join(paths.rstrip(".").split(", "))
+    return f"Expected `{key}` to name one class but {name!r} may be {candidates}. Give the full path."
 
 
 PATTERNS: list[tuple[str, Callable[..., str]]] = [
@@ -289,12 +287,12 @@ def _class_names(base: type, package: str | None = None) -> Iterator[str]:
 
 
 def _option_names() -> list[str]:
-    found = {"output_dir", "name", "ckpt_path", "config", "seed_everything", "checkpoint_every_n_steps"}
+    names = {"output_dir", "name", "ckpt_path", "config", "seed_everything", "checkpoint_every_n_steps"}
     for base in (SparseMapping, Estimator, Risk, Structure, pl.LightningModule, pl.LightningDataModule):
         waiting: list[type] = [base]
         while waiting:
             cls = waiting.pop()
             waiting += cls.__subclasses__()
             if cls.__module__.startswith("lit_sparse"):
-                found |= set(inspect.signature(cls).parameters)
-    return sorted(found | set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})
+                names |= set(inspect.signature(cls).parameters)
+    return sorted(names | set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})

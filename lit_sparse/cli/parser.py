@@ -1,4 +1,4 @@
-"""The parser of the command line: options by their whole names, short help, and errors in one message."""
+"""The parser of the command line, with full option names, short help, and errors in one message."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = ["Parser"]
 
-#: Columns to the left of what an option's help says, in argparse's layout.
+#: Indentation of an option's help in argparse's layout.
 INDENT = 24
 
 
 class Parser(LightningArgumentParser):
-    """Takes options by their whole names, and raises an error that says what to change where argparse prints a page."""
+    """Parser without abbreviated options; an error is one message with the next step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, "parser_mode": MODE, **kwargs})
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
-        """Parse a config file once its text is checked."""
-        if Path(str(path)).is_file():  # a pipe can be read once; its text is checked when it is loaded
+        """Parse a config file after its text is checked."""
+        if Path(str(path)).is_file():  # a pipe can be read only once; its text is checked when it is loaded
             read_config(str(path))
         with started_in():
             return super().parse_path(path, *args, **kwargs)
 
     def parse_args(self, args: Any = None, *others: Any, **kwargs: Any) -> Any:
-        """Parse arguments; a config that another names may be no text."""
+        """Parse arguments; a config inside another may not be text."""
         if isinstance(args, list | tuple):
             args = [with_full_name(arg) for arg in args]
         try:
@@ -42,17 +42,17 @@ class Parser(LightningArgumentParser):
             return self.error(str(error), error)
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
-        """Raise a ConfigurationError with the gist of a message."""
+        """Raise a ConfigurationError with the shortened message."""
         options = [action.dest for action in self._actions if "help" not in action.dest.split(".")]
         raise ConfigurationError(plain_message(message, ex, options)) from ex
 
     def format_help(self, *args: Any) -> str:
-        """Return the help with this package's classes alone, and one line about the help of classes."""
+        """Return the help with only this package's classes, and one line about the help of classes."""
         text = re.sub(
             rf"^  --\S+\.help [^\n]*\n(?: {{{INDENT - 4}}}[^\n]*\n)*", "", super().format_help(*args), flags=re.MULTILINE
         )
         text = re.sub(r",\s+known subclasses:\s+([^()]*)\)", _own_classes, text)
-        text = re.sub(r"\Ausage: .*?\n\n(?=Help for )", "", text, flags=re.DOTALL)  # the list that follows, once more
+        text = re.sub(r"\Ausage: .*?\n\n(?=Help for )", "", text, flags=re.DOTALL)  # it repeats the list that follows
         return f"{text}\n--NAME.help CLASS lists the options of a class for an option, as in --model.help SignalingGame.\n"
 
 

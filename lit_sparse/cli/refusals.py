@@ -1,4 +1,4 @@
-"""Errors that Lightning raises for settings of a run, and those of building its parts, as messages."""
+"""Messages for Lightning's errors about the settings of a run, and for errors while its parts are built."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, 
 __all__ = ["build_error", "check_numbers", "refusal"]
 
 LIGHTNING = ("pytorch_lightning", "lightning_fabric")
-#: Options that Lightning takes without a check -> their smallest value.
+#: Options that Lightning does not check -> their smallest value.
 LEAST = {
     "checkpoint_every_n_steps": 1,
     "trainer.accumulate_grad_batches": 1,
@@ -25,7 +25,7 @@ LEAST = {
 
 
 def check_numbers(options: Namespace) -> None:
-    """Check the numbers of a command that Lightning would take and fail with, or train differently, in silence.
+    """Check the numbers of a command with which Lightning would fail later, or silently train differently.
 
     Args:
         options: options of the command.
@@ -52,12 +52,12 @@ def check_numbers(options: Namespace) -> None:
 
 
 def refusal(error: Exception) -> ConfigurationError | None:
-    """Return the message for an error by which Lightning refuses a run; None for an error of another cause.
+    """Return the message for a setting that Lightning refuses; None for an error of another cause.
 
-    Lightning checks some settings only when data and optimizers are there: shares of batches, intervals, monitored metrics.
+    Lightning checks some settings only after data and optimizers are built: shares of batches, intervals, monitored metrics.
 
     Args:
-        error: what a command raised.
+        error: exception of a command.
 
     Example:
         >>> print(refusal(MisconfigurationException("No `val_dataloader()`.")))
@@ -81,29 +81,29 @@ def refusal(error: Exception) -> ConfigurationError | None:
 
 
 def _not_logged(text: str) -> str | None:
-    """Return the message for a metric that a callback or scheduler monitors and that is not logged."""
+    """Return the message for a monitored metric that is not logged."""
     patterns = (
         r"(?P<part>Early stopping|ReduceLROnPlateau) conditioned on metric `?(?P<name>[^\s`]+)`?"
         r" which is not available(?P<rest>.*)",
         r"`(?P<part>ModelCheckpoint)\(monitor='(?P<name>[^']+)'\)` could not find the monitored key[^:]*: (?P<rest>\[.*?\])",
     )
-    found = next((found for pattern in patterns if (found := re.search(pattern, text))), None)
-    if found is None:
+    match = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
+    if match is None:
         return None
-    logged = [name for name in re.findall(r"[`']([^`']+)[`']", found["rest"]) if "/" in name]
+    logged = [name for name in re.findall(r"[`']([^`']+)[`']", match["rest"]) if "/" in name]
     shown = [name for name in logged if not re.search(r"_(mean|p10|median|p90|total|step)$", name)]
-    part = "EarlyStopping" if found["part"] == "Early stopping" else found["part"]
+    part = "EarlyStopping" if match["part"] == "Early stopping" else match["part"]
     return (
-        f"Expected {part} to monitor a logged metric but got {found['name']!r}.{did_you_mean(found['name'], logged)}"
+        f"Expected {part} to monitor a logged metric but got {match['name']!r}.{did_you_mean(match['name'], logged)}"
         f" Choose from: {', '.join(sorted(shown))}."
     )
 
 
 def build_error(error: Exception, config: Namespace) -> Exception:
-    """Return what to raise when parts cannot be built: one message, or the error of the user's own class.
+    """Return the error to raise if parts cannot be built: one message, or the error of the user's own class.
 
     Args:
-        error: what building them raised.
+        error: exception while the parts were built.
         config: options of the command.
     """
     causes = list(error_chain(error))
@@ -115,7 +115,7 @@ def build_error(error: Exception, config: Namespace) -> Exception:
         if isinstance(cause, ImportError) and hint:
             missing = re.search(r"'([\w.-]+)|`([\w.-]+)` logger", str(cause))
             name = (missing[1] or missing[2]) if missing else hint[1].split()[-1]
-            return ConfigurationError(f"A part needs the package {name!r}, which is not installed. Install it with: {hint[1]}")
+            return ConfigurationError(f"Expected the package {name!r} but it is not installed. Install it with: {hint[1]}")
     first = causes[-1]
     modules = _modules(first)
     own = next((name.split(".")[0] for name in reversed(modules) if name.split(".")[0] != "torch"), "")
@@ -144,7 +144,7 @@ def _sizes(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 
 def _modules(error: BaseException) -> list[str]:
-    """Return the modules of an error's traceback; the last one raised it."""
+    """Return the modules of an error's traceback; the last module raised it."""
     names, traceback = [], error.__traceback__
     while traceback is not None:
         names.append(str(traceback.tb_frame.f_globals.get("__name__", "")))

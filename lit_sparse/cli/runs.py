@@ -1,4 +1,4 @@
-"""Run folders: where a run writes, how the next one is numbered, which one is continued."""
+"""Run folders: their location, their numbers, and the run that a command continues."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ __all__ = [
 ]
 
 CHECKPOINTS = "checkpoints"
-#: Tells the processes that Lightning starts for the other ranks which folder the first one claimed.
+#: Environment variable with the folder that the first process claimed, for the processes of the other ranks.
 FOLDER_VARIABLE = "LIT_SPARSE_RUN_FOLDER"
 
 
 def experiment_name(config: str | None, model: str) -> str:
-    """Name an experiment after its config, ``configs/ssvae/digits.yaml`` -> ``ssvae/digits``, or else after its model."""
+    """Name an experiment after its config (``configs/ssvae/digits.yaml`` -> ``ssvae/digits``), or after its model."""
     if config is None:
         return model.rsplit(".", 1)[-1]
     path = Path(config).with_suffix("")
@@ -41,26 +41,26 @@ def experiment_folder(output_dir: str, name: str) -> Path:
     """Return the folder of all runs of an experiment.
 
     Raises:
-        ConfigurationError: if the name leads out of the output folder.
+        ConfigurationError: if the folder is outside the output folder.
     """
     parts = Path(name).parts
     if not parts or Path(name).is_absolute() or ".." in parts or "\0" in name:
         raise ConfigurationError(
-            f"Expected the name of an experiment that stays within --output_dir, such as ssvae/digits, but got {name!r}."
+            f"Expected an experiment folder within --output_dir, such as ssvae/digits, but got {name!r}."
             " Give another --name, or another --output_dir."
         )
     return Path(output_dir) / name
 
 
 def numbered(folder: Path) -> list[Path]:
-    """Return the numbered subfolders, the newest last."""
+    """Return the numbered subfolders in order, the newest last."""
     if not folder.is_dir():
         return []
     return sorted((path for path in folder.iterdir() if path.is_dir() and path.name.isdigit()), key=lambda path: int(path.name))
 
 
 def claim_folder(parent: Path, *, first_process: bool) -> Path:
-    """Make the next numbered folder; the other processes of a run get the one that the first has made.
+    """Make the next numbered folder on the first process; return the same folder on the others.
 
     Args:
         parent: folder of all runs of an experiment.
@@ -72,7 +72,7 @@ def claim_folder(parent: Path, *, first_process: bool) -> Path:
     while True:
         folder = parent / str(number)
         if not first_process:
-            return folder  # started by a scheduler of its own: only the first process writes
+            return folder  # a cluster scheduler started this process: only the first process writes
         try:
             folder.mkdir(parents=True, exist_ok=False)
         except FileExistsError:
@@ -80,30 +80,30 @@ def claim_folder(parent: Path, *, first_process: bool) -> Path:
             continue
         except OSError as error:
             raise ConfigurationError(
-                f"The run folder {str(folder)!r} cannot be made ({error}). Choose another --output_dir."
+                f"Expected to make the run folder {str(folder)!r} but got: {error}. Choose another --output_dir."
             ) from error
         os.environ[FOLDER_VARIABLE] = str(folder)
         return folder
 
 
 def discard_if_unused(folder: Path) -> None:
-    """Remove a run folder that holds no more than what is written before the first step: the config, and a logger's first."""
+    """Remove a run folder that holds only files from before the first step: the config and empty logs."""
     files = [path.name for path in folder.rglob("*") if not path.is_dir()]
     if folder.is_dir() and all(name in ("config.yaml", "hparams.yaml") or name.startswith("events.out.") for name in files):
         shutil.rmtree(folder)
 
 
 def find_checkpoint(wanted: str, parent: Path, config: str | None = None) -> Path:
-    """Return the file that ``--ckpt_path`` means.
+    """Return the checkpoint file for ``--ckpt_path``.
 
     Args:
-        wanted: a path, or ``"last"`` or ``"best"`` for that checkpoint of the newest run that has one, or of the run whose own
-            config is used.
+        wanted: a path; or ``"last"`` or ``"best"`` for a checkpoint of the newest run that has it, or of the run that
+            ``config`` belongs to.
         parent: folder of all runs of the experiment.
-        config: the config that is used.
+        config: path of the config of the command.
 
     Raises:
-        CheckpointError: if there is none.
+        CheckpointError: if there is no such file.
     """
     if wanted in ("last", "best"):
         own = [Path(config).parent] if config is not None else []
@@ -115,40 +115,40 @@ def find_checkpoint(wanted: str, parent: Path, config: str | None = None) -> Pat
         for run in [*own, *reversed(numbered(parent))]:
             if (path := run / CHECKPOINTS / f"{other}.ckpt").is_file():
                 raise CheckpointError(
-                    f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, but {str(path)!r} is there."
+                    f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, but {str(path)!r} exists."
                     f" Give --ckpt_path {other}."
                 )
         raise CheckpointError(
-            f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, so there is nothing to continue or"
-            " score. Start one by `fit` without --ckpt_path, or say where it is by --output_dir and --name."
+            f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint. Start a run by `fit` without"
+            " --ckpt_path, or give the folder of the run by --output_dir and --name."
         )
     path = Path(wanted)
     if not path.is_file():
         raise CheckpointError(
-            f"--ckpt_path {wanted}: there is no such file. Give the path of a checkpoint, or `last` or `best` for that of the"
-            " newest run."
+            f"--ckpt_path {wanted}: there is no such file. Give the path of a checkpoint, or `last` or `best` for a checkpoint"
+            " of the newest run."
         )
     return path
 
 
 def run_of(checkpoint: Path) -> Path | None:
-    """Return the run folder that a checkpoint belongs to, if it lies in one."""
+    """Return the run folder of a checkpoint, or None if it is elsewhere."""
     run = checkpoint.parent.parent
     return run if checkpoint.parent.name == CHECKPOINTS and (run / "config.yaml").is_file() else None
 
 
 def next_command(run: Path, command: str, names: Iterable[str]) -> str:
-    """Return a line that says how to continue or to use a run, or an empty string if it has no checkpoint.
+    """Return a line with the command that continues or uses a run, or an empty string if the run has no checkpoint.
 
     Args:
         run: the run folder.
         command: ``"fit"`` to continue, or another command.
-        names: names of checkpoints, of which the first that exists is used.
+        names: names of checkpoints; the first that exists is used.
     """
-    found = [path for name in names if (path := run / CHECKPOINTS / f"{name}.ckpt").is_file()]
-    if not found:
+    checkpoints = [path for name in names if (path := run / CHECKPOINTS / f"{name}.ckpt").is_file()]
+    if not checkpoints:
         return ""
     resumed = sorted(run.glob("config_resumed_*.yaml"), key=lambda path: int(path.stem.rsplit("_", 1)[1]))
     config = [run / "config.yaml", *resumed][-1]
     does = "continue" if command == "fit" else command
-    return f"{does} it with: lit-sparse {command} -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(found[0]))}"
+    return f"{does} it with: lit-sparse {command} -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(checkpoints[0]))}"

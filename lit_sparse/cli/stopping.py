@@ -1,4 +1,4 @@
-"""Around a run: the notices it hides, and what it does when it is stopped by Ctrl-C or SIGTERM."""
+"""Context managers and a callback for a run that Ctrl-C or SIGTERM stops, and the warnings that a run hides."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ __all__ = ["DrawWhenStopped", "Terminated", "own_error", "quiet", "stoppable"]
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, which stops a run as Ctrl-C does."""
+    """Raised at SIGTERM; it stops a run as Ctrl-C does."""
 
     status = 128 + signal.SIGTERM
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise :class:`Terminated` at SIGTERM, which Lightning answers only after the next batch of training.
+    """Raise :class:`Terminated` at SIGTERM; Lightning itself would first finish a training batch.
 
-    SLURM keeps its own meaning of the signal.
+    Under SLURM, Lightning's own handler stays.
     """
     if threading.current_thread() is not threading.main_thread() or SLURMEnvironment.detect():
         yield
@@ -51,20 +51,20 @@ def stoppable() -> Iterator[None]:
 
 
 class DrawWhenStopped(pl.Callback):
-    """Draw the pictures of a run that is stopped, and of one that is continued after its last step.
+    """Draw the pictures of a run that is stopped, or that is continued after its last step.
 
-    With several processes nothing is drawn: some pictures gather what the processes have, and not all of them may be there.
+    Several processes draw nothing: some pictures gather from all processes, and some processes may have ended.
     """
 
     def __init__(self) -> None:
         self._trains = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note that the end of training will draw."""
+        """Note that training starts, so that its end draws the pictures."""
         self._trains = True
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Draw if the checkpoint left nothing to train."""
+        """Draw if training had already ended in the checkpoint."""
         if not self._trains:
             self._draw(trainer, pl_module)
 
@@ -85,7 +85,7 @@ class DrawWhenStopped(pl.Callback):
 
 
 def own_error(error: BaseException) -> LitSparseError | None:
-    """Return the package's own error behind one that another package made of it."""
+    """Return this package's error among the causes of another package's error, or None."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, LitSparseError):
         cause = cause.__cause__ or cause.__context__
@@ -94,11 +94,11 @@ def own_error(error: BaseException) -> LitSparseError | None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide deprecations and hints of dependencies that do not concern a user of this package."""
+    """Silence deprecation warnings and hints of dependencies."""
     logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.getMessage())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)
         warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")
-        warnings.filterwarnings("ignore", message=r"The dirpath has changed from")  # a run branches off another
+        warnings.filterwarnings("ignore", message=r"The dirpath has changed from")  # a run continues in a new folder
         warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty")
         yield

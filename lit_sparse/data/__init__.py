@@ -1,4 +1,4 @@
-"""Data modules: splits, seeded augmentation, loaders that resume in the middle of an epoch."""
+"""Data modules with seeded augmentation and loaders that resume in the middle of an epoch."""
 
 from typing import TYPE_CHECKING
 
@@ -72,4 +72,4 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:
-    __getattr__ = moved_names(__name__)  # names that are elsewhere now
+    __getattr__ = moved_names(__name__)  # names that have moved

@@ -1,4 +1,4 @@
-"""What all data modules share: seeded orders, shares of processes, and a position that survives a killed run."""
+"""Base of all data modules: seeded orders, shares of processes, and a position that survives a killed run."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
 
 
 def in_batches(indices: Tensor, size: int) -> list[Tensor]:
-    """Cut indices into batches of ``size``, the last of which may be smaller."""
+    """Split indices into batches of ``size``; the last batch may be smaller."""
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
 def warn_without_test(check: Callable[[], None]) -> None:
-    """Warn before training, which may take long, that there is nothing to test the model on.
+    """Warn before a long training if the test split is missing.
 
     Args:
-        check: raises a DataError if the test split is missing.
+        check: function that raises a DataError if the test split is missing.
     """
     try:
         check()
@@ -45,17 +45,17 @@ def warn_without_test(check: Callable[[], None]) -> None:
 
 
 class ResumableDataModule(pl.LightningDataModule, ABC):
-    """Base of data modules: a subclass says how many examples there are and makes a batch of some of them.
+    """Base of data modules: a subclass defines the number of examples and makes batches from their indices.
 
-    Training shuffles by (seed, epoch), each process taking every n-th example of the same permutation; the position in the
-    epoch is part of ``state_dict``. Validation, test and prediction go through the examples in one order, each process taking
-    every n-th, none of them twice.
+    Training shuffles by (seed, epoch), and each process takes every n-th example of the same permutation. The position in
+    the epoch is part of ``state_dict``. Validation, test and prediction use one fixed order. Again each process takes every
+    n-th example, and no example comes twice.
 
     Args:
-        batch_size: examples in a training batch of one process.
-        eval_batch_size: examples in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead; 0 fetches in the training process.
-        seed: of orders, augmentation and everything else that is drawn.
+        batch_size: examples per training batch and process.
+        eval_batch_size: examples per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches; 0 fetches in the training process.
+        seed: seed of all random draws, such as orders and augmentation.
 
     Raises:
         ConfigurationError: for a batch size below 1 or a negative number of workers.
@@ -69,7 +69,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             ("num_workers", num_workers, 0),
         ):
             if value < least:
-                raise ConfigurationError(f"Expected argument `{name}` to be at least {least} but got {value}.")
+                raise ConfigurationError(f"Expected argument `{name}` to be at least {least} but got {value}. Increase it.")
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
@@ -79,36 +79,36 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), **options: Any) -> Self:
-        """Build a data module from a checkpoint, as Lightning does, once the names in it were checked.
+        """Build a data module from a checkpoint, as Lightning does, after a check of the names in it.
 
         Args:
             checkpoint_path: path, or an open file.
-            args: of Lightning's method: ``map_location``, ``hparams_file``.
-            trust: import paths that the checkpoint may name besides those that are allowed.
-            options: of Lightning's method; arguments of the data module in place of the checkpoint's.
+            args: arguments of Lightning's method: ``map_location``, ``hparams_file``.
+            trust: additional import paths that the checkpoint may name.
+            options: options of Lightning's method, and arguments of the data module in place of the checkpoint's.
         """
         options |= dict(zip(("map_location", "hparams_file"), args, strict=False))
         return load_trusted(super().load_from_checkpoint, checkpoint_path, trust=trust, model=cls, **options)
 
     @abstractmethod
     def size(self, split: Split) -> int:
-        """Return the number of examples of a split, once ``setup`` has run."""
+        """Return the number of examples of a split, after ``setup``."""
 
     @abstractmethod
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
         """Return a batch of the examples at ``indices`` (B,) of a split.
 
-        Whatever is random about it must be a function of (seed, index), and of the epoch in training.
+        All randomness must be a function of (seed, index), and of the epoch in training.
         """
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
-        """Return the indices of each training batch of one process; the same number of them on each."""
+        """Return the indices of each training batch of one process; all processes have equally many batches."""
         order = shuffled(self.size("train"), self.seed, epoch)
         share = order[rank : len(order) - len(order) % processes : processes]
         return in_batches(share, self.batch_size)
 
     def train_indices(self) -> Tensor:
-        """Return the indices (N,), ascending, of the examples that training goes through, in some epoch or other."""
+        """Return the ascending indices (N,) of all examples that training uses."""
         return torch.arange(self.size("train"))
 
     def train_dataloader(self) -> EpochLoader:
@@ -121,7 +121,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             pin_memory=torch.cuda.is_available(),
             limit=lambda: float("inf") if self.trainer is None else self.trainer.num_training_batches,
         )
-        if self._train_loader is not None:  # made anew between epochs: it goes on where the last one stands
+        if self._train_loader is not None:  # a new loader between epochs continues at the position of the last
             loader.load_state_dict(self._train_loader.state_dict())
         elif self._position is not None:
             loader.load_state_dict(self._position)
@@ -137,11 +137,11 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return self._in_order("test")
 
     def predict_dataloader(self) -> EpochLoader:
-        """Return the loader of the test split, whose examples are predicted."""
+        """Return the loader of the test split, for prediction."""
         return self._in_order("test")
 
     def eval_order(self, split: Split) -> Tensor:
-        """Return in which order the examples of a split are gone through outside training; each of them once."""
+        """Return the order of a split's examples outside training, a permutation."""
         return torch.arange(self.size(split))
 
     def state_dict(self) -> dict[str, Any]:
@@ -158,9 +158,9 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()
-        if self.size(split) < processes:  # all processes see it, so that none waits for another
+        if self.size(split) < processes:  # raised on all processes, so that none waits for another
             raise DataError(
-                f"There are {self.size(split)} examples in the {split} data for {processes} processes, each of which needs one."
+                f"Expected at least {processes} examples in the {split} data, one per process, but got {self.size(split)}."
                 f" Use --trainer.devices {max(1, self.size(split))}."
             )
         batches = in_batches(self.eval_order(split)[rank::processes], self.eval_batch_size)

@@ -1,4 +1,4 @@
-"""Trains on a coreset of any data module: a few of its training examples, each with a weight."""
+"""Data module of a coreset: a few weighted training examples of another data module."""
 
 from __future__ import annotations
 
@@ -53,38 +53,36 @@ FORWARDED = frozenset(
 
 
 class CoresetDataModule(ResumableDataModule):
-    """Selects a coreset of the training examples of another data module when training begins, and trains on it.
+    """Train on a coreset of the training examples of another data module, selected when training begins.
 
-    Batches are the other's, with ``weight`` (B,) beside what they hold: how many examples each stands for, in units in which
-    the mean over the coreset of weight times loss is the coreset's estimate of the mean loss of all examples. The package's
-    models weigh their losses by it. Validation, test and prediction, and everything else that is asked of the data, are the
-    other's.
+    Training batches have an additional entry ``weight`` (B,). The mean over the coreset of weight times loss estimates the
+    mean loss of all examples, and the package's models weight their losses by it. Validation, test, prediction and all
+    other attributes come from the base data module.
 
-    Indices count the examples that the other trains on: with images and ``labelled_only``, those whose label is told. An epoch
-    goes once through the coreset, in batches of the other's size at random; how else the other makes up batches and epochs,
-    such as by length or of two kinds, does not count. The logged training loss is weighted, other numbers are not.
+    Indices count the examples that the base trains on: with images and ``labelled_only``, the labelled ones. An epoch is one
+    pass over the coreset in random batches of the base's size; other rules of the base for its batches, such as sorting by
+    length, do not apply. Only the logged training loss is weighted.
 
-    The coreset is part of checkpoints: a resumed run goes on with it. It is written to ``coreset.npz`` in the run folder. Of
-    several processes each makes the vectors of its share of the examples.
+    The coreset is part of checkpoints, so a resumed run continues with it. It is also written to ``coreset.npz`` in the run
+    folder. Several processes share the work of making the vectors.
 
-    A data module that is none of this package's serves too, if its training loader is a ``DataLoader`` of a data set with
-    indices; weights then follow the entries of batches that are tuples or lists.
+    The base may be any Lightning data module whose training loader is a ``DataLoader`` of an indexable data set. Weights are
+    then appended to batches that are tuples or lists.
 
     Args:
-        base: the other data module.
-        selector: what selects.
-        k: how many examples at most; a share of them if below 1, so that 1 is one example.
-        vectors: gives the examples their vectors: a projection, or any function from :class:`lit_sparse.coresets.Examples`
-            to vectors (N, S).
-        coreset: the file of a coreset to train on, in place of selecting one.
-        normalize: scale the weights to a mean of 1.
-        stratify: key of the classes (B,) in a batch: each of them keeps its share of k, and is selected for itself; None for
-            no such shares.
-        stream: make vectors anew whenever the selector looks at them, in place of keeping N x S numbers.
-        seed: of the selection and of orders.
+        base: data module to select from.
+        selector: selection method.
+        k: maximal number of examples; a fraction if below 1, so that 1 is one example.
+        vectors: a projection, or any function from :class:`lit_sparse.coresets.Examples` to vectors (N, S).
+        coreset: file of a coreset to train on, instead of a selection.
+        normalize: whether to scale the weights to a mean of 1.
+        stratify: key of the classes (B,) in a batch; each class is selected separately with its share of k. None selects
+            from all examples together.
+        stream: whether to recompute vectors whenever the selector reads them, instead of keeping N x S numbers in memory.
+        seed: seed of the selection and of orders.
 
     Raises:
-        ConfigurationError: if neither a selector with k and vectors is given, nor a coreset, or both are.
+        ConfigurationError: unless either a selector with k and vectors, or a coreset is given.
 
     Example:
         >>> from lit_sparse.coresets import Uniform
@@ -111,13 +109,16 @@ class CoresetDataModule(ResumableDataModule):
     ) -> None:
         chosen = [part is not None for part in (selector, k, vectors)]
         if all(chosen) == (coreset is not None) or (any(chosen) and not all(chosen)) or (any(chosen) and coreset is not None):
-            raise ConfigurationError("Expected either `selector`, `k` and `vectors`, or `coreset`, the file of a saved one.")
+            raise ConfigurationError(
+                "Expected either `selector`, `k` and `vectors`, or `coreset` but got neither or both. Give the three, or the"
+                " file of a saved coreset."
+            )
         super().__init__(seed=seed)
         self.base = base
         self._selector = selector
         self._k = None if k is None else check_number("k", k, 0.0, 1e18, open_low=True)
         if k is not None and k >= 1 and k != int(k):
-            raise ConfigurationError(f"Expected argument `k` to be a share below 1 or a whole number but got {k}.")
+            raise ConfigurationError(f"Expected argument `k` to be a fraction below 1 or a whole number but got {k}. Round it.")
         self._vectors = vectors
         self._file = coreset
         self._normalize = normalize
@@ -133,11 +134,11 @@ class CoresetDataModule(ResumableDataModule):
 
     @property
     def coreset(self) -> Coreset:
-        """The coreset, which is selected when it is first asked for, once ``setup`` has run."""
+        """The coreset, which is selected at the first access after ``setup``."""
         if self._coreset is None:
             try:
                 self._coreset = self._chosen()
-            except AttributeError as error:  # as it is, Python would ask `__getattr__` and tell its error
+            except AttributeError as error:  # otherwise Python would call `__getattr__` and raise its error
                 raise RuntimeError(f"The coreset could not be selected: {error}") from error
             rank_zero_info(f"coreset: {self._coreset}; objective {self._coreset.objective:.6g}")
         return self._coreset
@@ -163,7 +164,7 @@ class CoresetDataModule(ResumableDataModule):
         return size
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        """Return a batch of the coreset's examples, with their weights, or one of another split."""
+        """Return a batch of the coreset's examples with their weights, or a batch of another split."""
         if split != "train":
             other: Batch = self.base.fetch(split, epoch, indices)  # type: ignore[attr-defined]
             return other
@@ -200,17 +201,17 @@ class CoresetDataModule(ResumableDataModule):
         self.batch_size, self.num_workers = self._source.batch_size, self._source.num_workers
         if len(coreset) < (processes := self._process()[1]):
             raise DataError(
-                f"The coreset has {len(coreset)} examples for {processes} processes, each of which needs one. Use"
+                f"Expected a coreset of at least {processes} examples, one per process, but got {len(coreset)}. Use"
                 f" --trainer.devices {len(coreset)}, or a larger k."
             )
         if trainer is not None:
-            folder = trainer.log_dir  # asked for on all processes
+            folder = trainer.log_dir  # read on all processes because it is broadcast
             if folder is not None and trainer.loggers and trainer.is_global_zero:
                 coreset.save(Path(folder) / "coreset.npz")
         return super().train_dataloader()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place in the training data, and the coreset."""
+        """Return the position in the training data, and the coreset."""
         state = super().state_dict()
         if self._coreset is not None:
             its = self._coreset
@@ -225,7 +226,7 @@ class CoresetDataModule(ResumableDataModule):
         return {**state, "base": base} if base else state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue with a saved coreset, at a saved place."""
+        """Continue with a saved coreset at a saved position."""
         super().load_state_dict(state_dict)
         if STATE in state_dict:
             self._coreset = Coreset(**state_dict[STATE])
@@ -251,17 +252,19 @@ class CoresetDataModule(ResumableDataModule):
         k = max(1, round(self._k * size)) if self._k < 1 else int(self._k)
         if k > size:
             raise ConfigurationError(
-                f"Expected argument `k` to be at most {size}, the number of training examples, but got {k}."
+                f"Expected argument `k` to be at most {size}, the number of training examples, but got {k}. Decrease it."
             )
         examples = Examples(lambda indices: self._source.fetch(0, indices), size)
         if isinstance(self._vectors, Projection):
             vectors = self._projected(self._vectors, examples)
             selector = selector.prepared(self._vectors, examples)
         else:
-            found = self._vectors(examples)
-            vectors = found if isinstance(found, Vectors) else DenseVectors(found)
+            output = self._vectors(examples)
+            vectors = output if isinstance(output, Vectors) else DenseVectors(output)
         if vectors.shape[0] != size:
-            raise DataError(f"Expected a vector for each of the {size} training examples but got {vectors.shape[0]}.")
+            raise DataError(
+                f"Expected a vector for each of the {size} training examples but got {vectors.shape[0]}. Correct `vectors`."
+            )
         generator = torch.Generator().manual_seed(self.seed)
         if self._stratify is None:
             coreset: Coreset = selector(vectors, k, generator).to("cpu")
@@ -269,20 +272,22 @@ class CoresetDataModule(ResumableDataModule):
             classes = torch.cat([entry(batch, self._stratify) for batch in examples.batches(1024)])
             if bool((classes < 0).any()):
                 raise DataError(
-                    f"Expected a class of each example with `stratify` but {int((classes < 0).sum())} have none. With images,"
-                    " `labelled: 1.0` tells all labels."
+                    f"Expected a class for each example with `stratify` but got {int((classes < 0).sum())} unlabelled examples."
+                    " With images, use all labels by `labelled: 1.0`."
                 )
             coreset = select_by_group(selector, vectors, k, classes, generator).to("cpu")
         if not len(coreset):
-            raise DataError("The selected coreset is empty: the vectors' sum is zero, so no examples stand for it. Use others.")
+            raise DataError(
+                "Expected vectors with a nonzero sum but got the sum 0, for which the best coreset is empty. Use other vectors."
+            )
         if self.trainer is None:
             return coreset
-        # Should vectors be drawn, and not alike, those of the first process count.
+        # Random vectors may differ between processes, so all use the selection of the first.
         first: Coreset = self.trainer.strategy.broadcast(coreset)
         return first
 
     def _projected(self, projection: Projection, examples: Examples) -> Vectors:
-        """Return the vectors of all examples, of which each process makes a share."""
+        """Return the vectors of all examples; each process makes a share of them."""
         projection.fit(examples)
         first, last = (len(examples) * part // world_size() for part in (rank(), rank() + 1))
         share = examples.part(first, last)
@@ -296,8 +301,8 @@ class CoresetDataModule(ResumableDataModule):
     def _checked(self, coreset: Coreset) -> Coreset:
         if coreset.size != len(self._source):
             raise DataError(
-                f"The coreset was chosen from {coreset.size} examples, but there are {len(self._source)} for training."
-                " Give it the data that it is of, or select another one."
+                f"Expected {coreset.size} training examples, from which the coreset was selected, but got {len(self._source)}."
+                " Use the data of the coreset, or select another coreset."
             )
         return coreset
 

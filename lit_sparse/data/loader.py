@@ -1,4 +1,4 @@
-"""A loader whose order is a function of (seed, epoch) and whose position in it can be saved and restored."""
+"""A loader whose order is a function of (seed, epoch), with a position that can be saved and restored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lit_sparse.errors import CheckpointError
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 
-#: Tensors, and lists of text.
+#: Tensors and lists of text by name.
 Batch = dict[str, Any]
 #: ``batch_indices(epoch)`` lists the batches of an epoch, each as the indices of its examples; all epochs have as many.
 BatchIndices = Callable[[int], Sequence[Tensor]]
@@ -21,17 +21,17 @@ Fetch = Callable[[int, Tensor], Batch]
 
 
 class EpochLoader:
-    """Iterates over the batches of one epoch after another; each ``iter`` is an epoch.
+    """Iterate over batches; each ``iter`` is the next epoch.
 
-    It is not a ``torch.utils.data.DataLoader``, so Lightning does not divide its batches among processes: ``batch_indices``
-    already holds this process's share.
+    The class is not a ``torch.utils.data.DataLoader``, so Lightning does not change its order in distributed training: the
+    indices already are only this process's share.
 
     Args:
-        batch_indices: function that returns which examples make up each batch of an epoch.
-        fetch: makes a batch of them.
-        num_workers: processes that fetch ahead; 0 fetches in this one.
-        pin_memory: whether worker processes' batches are copied to pinned memory.
-        limit: returns how many batches of an epoch will be used, where that is fewer than there are.
+        batch_indices: function from the epoch to the indices of each batch.
+        fetch: function from the epoch and indices to a batch.
+        num_workers: number of worker processes that fetch batches; 0 fetches in this process.
+        pin_memory: whether to copy batches of worker processes to pinned memory.
+        limit: function that returns the maximal number of batches per epoch.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EpochLoader:
         self.pin_memory = pin_memory
         self.limit = limit
         self.epoch = 0
-        self.batch = 0  # how many batches of the epoch were handed out
+        self.batch = 0  # number of batches of the epoch so far
         self._restored = False
         self._length = len(batch_indices(0))
 
@@ -72,21 +72,23 @@ class EpochLoader:
         return iter(DataLoader(batches, batch_size=None, num_workers=self.num_workers, pin_memory=self.pin_memory))
 
     def state_dict(self) -> dict[str, int]:
-        """Return the position after the last batch handed out: the epoch and the number of its batches that are done."""
+        """Return the position after the last batch: the epoch and its number of batches so far."""
         used = len(self) if self.limit is None else min(len(self), self.limit())
         if self.batch >= used:
             return {"epoch": self.epoch + 1, "batch": 0}
         return {"epoch": self.epoch, "batch": self.batch}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; the next iteration yields what is left of its epoch.
+        """Go to a saved position; the next iteration yields the rest of its epoch.
 
         Raises:
-            CheckpointError: if it is not a position.
+            CheckpointError: if the state is not a position.
         """
         positions = [state.get(key) for key in ("epoch", "batch")] if isinstance(state, dict) else [None]
         if not all(isinstance(position, int) and position >= 0 for position in positions):
-            raise CheckpointError(f"Expected a position in the training data, of an epoch and a batch, but got {state!r}.")
+            raise CheckpointError(
+                f"Expected a position in the training data, an epoch and a batch, but got {state!r}. Use another checkpoint."
+            )
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
         self._restored = True
 

@@ -1,4 +1,4 @@
-"""Games about images: a target and distractors, from any array of feature vectors."""
+"""Referential games: a target among distractors, from any array of feature vectors."""
 
 from __future__ import annotations
 
@@ -24,34 +24,35 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
 class ReferentialGameDataModule(ResumableDataModule):
-    """Every image of a split is the target of one game an epoch, hidden among distractors of the same split.
+    """Each image of a split is the target of one game per epoch, among distractors of the same split.
 
-    Distractors and the target's place are drawn anew in every training epoch; in validation and test they are a function of
-    (seed, index), always the same. Batches are dicts of ``target`` (B, F) and ``candidates`` (B, N, F) float32, ``position``
-    (B,), where among them the target is, and ``index`` (B,), its place in the split; also ``label`` (B,) int64, its class
-    (a place in ``class_names``), and its ``attributes`` (B, A) int64, where they are known.
+    Distractors and the target's position are drawn anew in each training epoch. In validation and test they are a function of
+    (seed, index). Batches are dicts of ``target`` (B, F) and ``candidates`` (B, N, F) float32, ``position`` (B,) of the target
+    among the candidates, and ``index`` (B,) within the split. If known, the target's ``label`` (B,) int64, an index into
+    ``class_names``, and ``attributes`` (B, A) int64 are added.
 
     Args:
-        images: a data module whose images serve, pixels as features, split as it says; such as ``DigitsDataModule``.
-        path: in place of images, a file of feature vectors: ``.npy``, ``.npz``, or ``.h5`` (with the extra ``h5``).
-        features: name of the array (M, F) in a file that holds several.
-        labels: name of the array (M,) of classes there, numbers or words; None for ``label``, if there is one.
-        attributes: name of an array (M, A) of integers there, what is known of each image, for analyses of the language; it
-            may be that of the features. None for no such analyses.
-        parts: name of the array (M,) that says which vectors are held out: 0 for training and anything else for the test, or
-            the words ``train``, ``val`` and ``test``; None for ``split``, if there is one, and else ``test_share`` of all.
-        val_share: share of the vectors for training that are held out for validation, unless ``parts`` names some.
-        test_share: share of all vectors that are held out for the test, where ``parts`` does not say so.
-        candidates: N, images a game, >= 2.
-        distractors: ``"any"`` other images, one of each of ``"other_classes"``, or others of the ``"same_class"``.
-        normalize: scale vectors to length 1.
-        batch_size: games in a training batch of one process.
-        eval_batch_size: games in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of splits, orders, distractors and places.
+        images: a data module of images, such as ``DigitsDataModule``, whose pixels are the features and whose splits are used.
+        path: a file of feature vectors instead: ``.npy``, ``.npz``, or ``.h5`` (with the extra ``h5``).
+        features: name of the array (M, F) in a file of several arrays.
+        labels: name of the array (M,) of classes in the file, numbers or words; None for ``label`` if it exists.
+        attributes: name of an array (M, A) of integers in the file that describe the images, for analyses of the language;
+            it may be the array of the features. None skips these analyses.
+        parts: name of the array (M,) of splits: 0 for training and other numbers for the test, or the words ``train``,
+            ``val`` and ``test``. None for ``split`` if it exists, or else a random split by ``test_share``.
+        val_share: fraction of the training vectors held out for validation, unless ``parts`` marks some.
+        test_share: fraction of all vectors held out for the test, unless ``parts`` marks some.
+        candidates: N, number of images per game, >= 2.
+        distractors: kind of distractors: ``"any"`` other images, images of distinct ``"other_classes"``, or images of the
+            ``"same_class"``.
+        normalize: whether to scale vectors to length 1.
+        batch_size: games per training batch and process.
+        eval_batch_size: games per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of splits, orders, distractors and positions.
 
     Raises:
-        ConfigurationError: if not exactly one of images and path is given, or another argument is not as described.
+        ConfigurationError: unless exactly one of images and path is given, or for another argument outside its range.
     """
 
     def __init__(
@@ -76,15 +77,16 @@ class ReferentialGameDataModule(ResumableDataModule):
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
         if (images is None) == (path is None):
             raise ConfigurationError(
-                "Expected either `images`, a data module as in --data.init_args.images DigitsDataModule, or `path`, a file of"
-                " feature vectors (.npy, .npz, .h5), and not both."
+                "Expected either `images` or `path` but got both or neither. Give a data module, as in --data.init_args.images"
+                " DigitsDataModule, or a file of feature vectors (.npy, .npz, .h5)."
             )
         named = [("labels", labels), ("attributes", attributes), ("parts", parts)]
         for name, array in named:
             if array is not None and (images is not None or str(path).endswith(".npy")):
                 raise ConfigurationError(
-                    f"Expected `{name}` only with a file of several arrays, .npz or .h5, in which {array!r} is one; "
-                    + (f"{path!r} holds the vectors alone." if path is not None else "a data module has none.")
+                    f"Expected a file .npz or .h5 with the array {array!r}, which `{name}` names, but got "
+                    + (f"{path!r} with a single array." if path is not None else "a data module.")
+                    + f" Leave out `{name}`, or give another path."
                 )
         for name, share in (("val_share", val_share), ("test_share", test_share)):
             check_number(name, share, 0.0, 1.0, open_low=True, open_high=True)
@@ -101,7 +103,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         self.normalize = normalize
         self._splits: dict[Split, _Split] = {}
         self._attributes: dict[Split, Tensor] = {}
-        #: The names of the classes, by their number in ``label``; empty where they are not known. Filled by ``setup``.
+        #: Names of the classes in ``label``, set by ``setup``; empty if unknown.
         self.class_names: list[str] = []
 
     def setup(self, stage: str | None = None) -> None:
@@ -115,7 +117,7 @@ class ReferentialGameDataModule(ResumableDataModule):
 
     def _check_test(self) -> None:
         if not self.size("test"):
-            raise DataError(f"{self.path!r} holds nothing out for the test. Mark some vectors in its array of parts.")
+            raise DataError(f"Expected test vectors in {self.path!r} but got none. Mark some in its array of parts.")
 
     def _read(self) -> None:
         if self.images is None:
@@ -125,7 +127,7 @@ class ReferentialGameDataModule(ResumableDataModule):
             self.class_names = [str(number) for number in range(self.images.classes)]
         if self.distractors != "any" and not self.class_names:
             raise DataError(
-                f"distractors={self.distractors!r} needs the classes of the images, but {self.path!r} has no array"
+                f"Expected classes with distractors={self.distractors!r} but {self.path!r} has no array"
                 f' {self.labels or "label"!r}. Add one, or draw "any".'
             )
         splits = {}
@@ -138,12 +140,12 @@ class ReferentialGameDataModule(ResumableDataModule):
 
     @property
     def in_features(self) -> int:
-        """F, once ``setup`` has run."""
+        """F, after ``setup``."""
         return self._splits["train"].images.pixels.shape[1]
 
     @property
     def attribute_count(self) -> int:
-        """A, once ``setup`` has run; 0 without attributes."""
+        """A, after ``setup``; 0 without attributes."""
         return self._attributes["train"].shape[1] if self._attributes else 0
 
     def size(self, split: Split) -> int:
@@ -179,7 +181,7 @@ class ReferentialGameDataModule(ResumableDataModule):
             name = self.features if self.features in arrays else next(iter(arrays)) if len(arrays) == 1 else None
             if name is None:
                 raise DataError(
-                    f"Expected an array {self.features!r} in {str(path)!r} but it holds {', '.join(sorted(arrays))}. Name it by"
+                    f"Expected an array {self.features!r} in {str(path)!r} but got {', '.join(sorted(arrays))}. Name one by"
                     " --data.init_args.features."
                 )
             vectors = _vectors(arrays, name)
@@ -199,7 +201,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         return {split: every[place] for split, place in places.items()}
 
     def _places(self, size: int, parts: Any, path: Path) -> dict[Split, Tensor]:
-        """Return which vectors belong to which split, in the order of a shuffle."""
+        """Return the shuffled indices of the vectors of each split."""
         order = shuffled(size, self.seed)
         kinds = torch.zeros(size, dtype=torch.int64)  # training, validation, test
         if parts is None:
@@ -210,27 +212,27 @@ class ReferentialGameDataModule(ResumableDataModule):
             if unknown:
                 raise DataError(
                     f"Expected the array {self.parts or 'split'!r} of {str(path)!r} to hold the words {', '.join(SPLITS)}, or"
-                    f" 0 for training and 1 for the test, but it holds {', '.join(map(repr, unknown[:5]))}."
+                    f" 0 for training and 1 for the test, but got {', '.join(map(repr, unknown[:5]))}. Change them."
                 )
             for number, word in enumerate(SPLITS):
                 kinds[torch.from_numpy(words == word)] = number
         else:
             kinds[torch.from_numpy(parts != 0)] = 2
-        found = [order[kinds[order] == number] for number in range(len(SPLITS))]
-        if not len(found[1]):
-            count = round(self.val_share * len(found[0]))
-            found[:2] = found[0][count:], found[0][:count]
-        return dict(zip(SPLITS, found, strict=True))
+        indices = [order[kinds[order] == number] for number in range(len(SPLITS))]
+        if not len(indices[1]):
+            count = round(self.val_share * len(indices[0]))
+            indices[:2] = indices[0][count:], indices[0][:count]
+        return dict(zip(SPLITS, indices, strict=True))
 
 
 class _Split:
     """The images of a split, by class.
 
     Args:
-        name: of the split.
-        images: the images.
-        candidates: images a game.
-        kind: of the distractors.
+        name: name of the split.
+        images: images of the split.
+        candidates: number of images per game.
+        kind: kind of the distractors.
     """
 
     def __init__(self, name: Split, images: Images, candidates: int, kind: str) -> None:
@@ -248,20 +250,20 @@ class _Split:
             "other_classes": len(self.classes),
             "same_class": int(self.counts.min()) if len(images) else 0,
         }
-        if most[kind] < candidates and not (name == "test" and not len(images)):  # a file may hold nothing out for it
+        if most[kind] < candidates and not (name == "test" and not len(images)):  # a file may have no test split
             what = {"any": "images", "other_classes": "classes", "same_class": "images in the smallest class"}[kind]
             raise DataError(
-                f"Expected at least candidates={candidates} {what} in the {name} split but there are {most[kind]}. Play with"
-                " fewer candidates, hold out more, or draw other distractors."
+                f"Expected at least candidates={candidates} {what} in the {name} split but got {most[kind]}. Use fewer"
+                " candidates, hold out more, or draw other distractors."
             )
 
     def others(self, indices: Tensor, draws: Tensor, more: Tensor) -> Tensor:
-        """Return the distractors (B, n) of some targets, all different.
+        """Return distinct distractors (B, n) of targets.
 
         Args:
-            indices: (B,) the targets.
+            indices: (B,) indices of the targets.
             draws: (B, n) uniform in [0, 1).
-            more: (B, n) others.
+            more: (B, n) uniform in [0, 1), independent of the first.
         """
         if self.kind == "any":
             return _without(distinct(draws, torch.full_like(indices, len(self.images) - 1)), indices)
@@ -278,50 +280,50 @@ class _Split:
 
 def _vectors(arrays: Arrays, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
     """Return an array (M, F) of finite numbers, float32."""
-    where, found = f"{name!r} in {str(arrays.path)!r}", arrays[name]
+    where, array = f"{name!r} in {str(arrays.path)!r}", arrays[name]
     try:
-        vectors = found.astype(np.float32)
+        vectors = array.astype(np.float32)
     except ValueError as error:
-        raise DataError(f"Expected {where} to hold vectors (M, F) of numbers: {error}.") from error
+        raise DataError(f"Expected vectors (M, F) of numbers in {where} but got: {error}. Convert them.") from error
     if vectors.ndim != 2 or 0 in vectors.shape:
-        raise DataError(f"Expected {where} to hold vectors (M, F) but its shape is {vectors.shape}.")
+        raise DataError(f"Expected vectors (M, F) in {where} but got {vectors.shape}. Reshape them.")
     broken = np.flatnonzero(~np.isfinite(vectors).all(-1))
     if len(broken):
         raise DataError(
-            f"Expected {where} to hold finite vectors but {len(broken)} of {len(vectors)} hold NaN or inf,"
-            f" the first in row {broken[0]}."
+            f"Expected finite vectors in {where} but got NaN or inf in {len(broken)} of {len(vectors)}, the first in row"
+            f" {broken[0]}. Drop them."
         )
     return vectors
 
 
 def _one_each(arrays: Arrays, name: str | None, usual: str, size: int) -> Any:
-    """Return an array (M,) that holds something of each vector; None if none is asked for and the usual one is not there."""
+    """Return an array (M,) by its name or its usual name; None if it is neither named nor in the file."""
     name = name or (usual if usual in arrays else None)
     if name is None:
         return None
-    found = arrays[name] if name in arrays else np.zeros(())
-    if found.shape != (size,) or not (found.dtype.kind == "U" or _are_integers(found)):
+    array = arrays[name] if name in arrays else np.zeros(())
+    if array.shape != (size,) or not (array.dtype.kind == "U" or _are_integers(array)):
         raise DataError(
             f"Expected an array {name!r} in {str(arrays.path)!r} with a whole number or a word for each of the {size} vectors"
-            f" but it holds {arrays.shapes}."
+            f" but got {arrays.shapes}. Name another array."
         )
-    return found
+    return array
 
 
 def _integers(arrays: Arrays, name: str, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Return an array (M, A) of integers."""
-    found = arrays[name] if name in arrays else np.zeros(0)
-    if found.ndim != 2 or len(found) != size or not _are_integers(found):
+    array = arrays[name] if name in arrays else np.zeros(0)
+    if array.ndim != 2 or len(array) != size or not _are_integers(array):
         raise DataError(
-            f"Expected an array {name!r} of integers ({size}, A) in {str(arrays.path)!r}, the `attributes`, but it holds"
-            f" {arrays.shapes}{f', this one of type {found.dtype}' if name in arrays else ''}. Words can be numbered by"
+            f"Expected an array {name!r} of integers ({size}, A) in {str(arrays.path)!r} as `attributes` but got"
+            f" {arrays.shapes}{f', with {name!r} of type {array.dtype}' if name in arrays else ''}. Words can be numbered by"
             " numpy.unique(..., return_inverse=True)."
         )
-    return found.astype(np.int64)
+    return array.astype(np.int64)
 
 
 def _are_integers(array: np.ndarray[Any, np.dtype[Any]]) -> bool:
-    """Return whether all entries are integers that int64 holds."""
+    """Return whether all entries are integers within int64."""
     if array.dtype.kind in "bi":
         return True
     if array.dtype.kind not in "uf" or not bool(np.isfinite(array).all()):
@@ -330,11 +332,11 @@ def _are_integers(array: np.ndarray[Any, np.dtype[Any]]) -> bool:
 
 
 def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
-    """Return n different numbers (B, n) of ``0 .. size - 1`` for each row, all choices of n alike, by Floyd's algorithm.
+    """Return n distinct numbers (B, n) of ``0 .. size - 1`` per row, all subsets equally likely, by Floyd's algorithm.
 
     Args:
         draws: (B, n) uniform in [0, 1).
-        sizes: (B,), each at least n.
+        sizes: (B,) sizes, at least n.
 
     Example:
         >>> sorted(distinct(torch.tensor([[0.1, 0.9, 0.2]]), torch.tensor([3]))[0].tolist())
@@ -351,5 +353,5 @@ def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
 
 
 def _without(numbers: Tensor, left_out: Tensor) -> Tensor:
-    """Shift numbers (B, n) past one that is left out (B,)."""
+    """Shift numbers (B, n) past an excluded number (B,)."""
     return numbers + (numbers >= left_out.unsqueeze(-1)).long()

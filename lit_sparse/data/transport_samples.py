@@ -1,4 +1,4 @@
-"""Data of optimal transport: pairs of points drawn from two measures, and measures of the rows of a file."""
+"""Data for optimal transport: pairs of points drawn from two measures, and empirical measures from files."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from lit_sparse.transport.measures import Measure, draw_rows, normalized_weights
 
 __all__ = ["Points", "TransportDataModule"]
 
-#: Seeds of what is drawn for a split; the target's is the next.
+#: Seeds of the source draws of each split; the target's seed is the next number.
 STREAMS: dict[Split, int] = {"train": 0, "val": 2, "test": 4, "predict": 4}
 
 
 class TransportDataModule(ResumableDataModule):
-    """Points of two measures. Training draws new ones each epoch; those of validation and test stay the same.
+    """Draw points of two measures: anew in each training epoch, fixed for validation and test.
 
-    Batches are dicts of ``source`` (B, d) float32, ``target`` (B, d) float32, drawn apart from it, and ``index`` (B,), the
-    place in its split. What is drawn is a function of (seed, split, index), and of the epoch in training.
+    Batches are dicts of ``source`` (B, d) float32, independent ``target`` (B, d) float32, and ``index`` (B,) within the
+    split. Draws are a function of (seed, split, index), and of the epoch in training.
 
     Args:
-        source: what source points are drawn from.
-        target: what target points are drawn from.
-        samples: of each in an epoch of training.
-        val_samples: of each in validation, where all pairs of them are looked at.
-        test_samples: of each in the test.
-        batch_size: pairs in a training batch of one process.
-        eval_batch_size: pairs in a batch of validation, test and prediction.
-        num_workers: processes that draw batches ahead.
-        seed: of what is drawn, and of orders.
+        source: measure of the source points.
+        target: measure of the target points.
+        samples: number of points of each measure per training epoch.
+        val_samples: number of points of each measure in validation, which uses all pairs of them.
+        test_samples: number of points of each measure in the test.
+        batch_size: pairs per training batch and process.
+        eval_batch_size: pairs per batch of validation, test and prediction.
+        num_workers: number of worker processes that draw batches.
+        seed: seed of all draws, and of orders.
 
     Raises:
-        ConfigurationError: for an argument outside its range, or measures of points that differ in their number of coordinates.
+        ConfigurationError: for an argument outside its range, or measures of points with different numbers of coordinates.
 
     Example:
         >>> from lit_sparse.transport import GaussianMixture
@@ -69,8 +69,8 @@ class TransportDataModule(ResumableDataModule):
         for name, measure in (("source", source), ("target", target)):
             if not isinstance(measure, Measure):
                 raise ConfigurationError(
-                    f"Expected argument `{name}` to be a Measure but got {type(measure).__name__}. An array of points is"
-                    " Points.of(array)."
+                    f"Expected argument `{name}` to be a Measure but got {type(measure).__name__}. Convert an array of points"
+                    " by Points.of(array)."
                 )
         self.source = source
         self.target = target
@@ -79,11 +79,11 @@ class TransportDataModule(ResumableDataModule):
         self.test_samples = check_count("test_samples", test_samples, most=MOST_EXAMPLES)
 
     def setup(self, stage: str | None = None) -> None:
-        """Check that the measures have points of the same kind; those of a file are read here."""
+        """Read the points of files, and check that both measures have equally many coordinates."""
         if self.source.dim != self.target.dim:
             raise ConfigurationError(
-                f"Expected `source` and `target` to have points of as many numbers but they have {self.source.dim} and"
-                f" {self.target.dim}."
+                f"Expected points of `source` and `target` with equally many coordinates but got {self.source.dim} and"
+                f" {self.target.dim}. Change one of them."
             )
 
     @override
@@ -105,17 +105,17 @@ class TransportDataModule(ResumableDataModule):
 
 
 class Points(Measure):
-    """Empirical measure of the rows of a data set: a draw is one of them.
+    """Empirical measure of the rows of a data set.
 
     Args:
-        path: of the points: a ``.npy`` file of (N, d) or (N,) numbers, or a ``.csv`` file of N lines of d numbers, of which the
-            first may be a line of names.
-        weights: path of such a file of (N,) numbers, of any positive sum; None for equal ones.
+        path: path of the points: a ``.npy`` file of (N, d) or (N,) numbers, or a ``.csv`` file of N lines of d numbers,
+            optionally after a line of names.
+        weights: path of a file of (N,) non-negative weights, of any positive sum; None for equal weights.
 
     The files are read when they are first needed; :meth:`of` takes arrays instead.
 
     Raises:
-        DataError: if a file cannot be read, or does not hold such numbers.
+        DataError: if a file cannot be read, or does not hold these numbers.
 
     Example:
         >>> corners = Points.of([[0.0, 0.0], [1.0, 1.0]], weights=[3.0, 1.0])
@@ -129,14 +129,14 @@ class Points(Measure):
 
     @classmethod
     def of(cls, points: Any, weights: Sequence[float] | Tensor | None = None) -> Self:
-        """Return the measure of points (N, d) or (N,) that are there already, with weights (N,)."""
+        """Return the empirical measure of an array of points (N, d) or (N,), with weights (N,)."""
         made = cls("(an array)")
         made._keep(np.asarray(points), None if weights is None else np.asarray(weights))
         return made
 
     @property
     def dim(self) -> int:
-        """The numbers d of a point."""
+        """The number d of coordinates of a point."""
         return self._tables()[0].shape[1]
 
     @override
@@ -148,7 +148,7 @@ class Points(Measure):
         return len(self._tables()[0])
 
     def _tables(self) -> tuple[Tensor, Tensor]:
-        """Return the points (N, d) float32 and their shares (N,) float64."""
+        """Return the points (N, d) float32 and their probabilities (N,) float64."""
         if self._read is None:
             self._keep(_from_file(self.path), None if self.weights is None else _from_file(self.weights))
         assert self._read is not None
@@ -160,13 +160,16 @@ class Points(Measure):
             x = torch.from_numpy(np.array(points, dtype=np.float32))
             w = None if weights is None else torch.from_numpy(np.array(weights, dtype=np.float64)).flatten()
         except (TypeError, ValueError) as error:
-            raise DataError(f"Expected numbers in {self.path!r} but they cannot be read as such: {error}") from error
+            raise DataError(f"Expected numbers in {self.path!r} but got: {error}. Convert them.") from error
         x = x.unsqueeze(1) if x.ndim == 1 else x
         if x.ndim != 2 or 0 in x.shape:
-            raise DataError(f"Expected points (N, d) in {self.path!r} but got an array {tuple(x.shape)}.")
+            raise DataError(f"Expected points (N, d) in {self.path!r} but got an array {tuple(x.shape)}. Reshape it.")
         broken = (~x.isfinite()).any(1).nonzero().flatten().tolist()
         if broken:
-            raise DataError(f"Row {broken[0]} of {self.path!r} is missing or infinite in part ({len(broken)} rows are).")
+            raise DataError(
+                f"Expected finite numbers in {self.path!r} but got missing or infinite ones in row {broken[0]} ({len(broken)}"
+                " rows in all). Fill them in, or leave the rows out."
+            )
         try:
             self._read = x, normalized_weights(None if w is None else w.tolist(), len(x), "point")
         except ConfigurationError as error:
@@ -176,9 +179,9 @@ class Points(Measure):
 def _from_file(name: str) -> np.ndarray:
     path = Path(name).expanduser()
     if not path.is_file():
-        raise DataError(f"The file {str(path)!r} does not exist.")
+        raise DataError(f"The file {str(path)!r} does not exist. Give the path of the points.")
     if path.suffix not in (".npy", ".csv"):
-        raise DataError(f"Expected points in a .npy or .csv file but got {str(path)!r}.")
+        raise DataError(f"Expected points in a .npy or .csv file but got {str(path)!r}. Convert it.")
     try:
         if path.suffix == ".npy":
             return read_npy(path)
@@ -188,7 +191,7 @@ def _from_file(name: str) -> np.ndarray:
     except DataError:
         raise
     except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{str(path)!r} cannot be read as {path.suffix} data: {error}") from error
+        raise DataError(f"{str(path)!r} cannot be read as {path.suffix} data: {error}. Check the format.") from error
 
 
 def _is_numbers(line: str) -> bool:

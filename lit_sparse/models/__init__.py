@@ -1,4 +1,4 @@
-"""LightningModules: one model a file, each with its mapping, estimator and optimizer injected."""
+"""LightningModules, one model per file, with injected mapping, estimator and optimizer."""
 
 from lit_sparse.models.base import LitSparseModule, Stage, StepOutput
 from lit_sparse.models.bayesian_regression import BayesianRegression

@@ -1,4 +1,4 @@
-"""The base class of all models: the objective, the logged means, and the state that makes a killed run go on exactly."""
+"""Base class of all models: the objective, the logged means, and the state for exact resume."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ __all__ = ["LitSparseModule", "Stage", "StepOutput"]
 Stage: TypeAlias = Literal["train", "val", "test"]
 Batch: TypeAlias = dict[str, Any]
 
-#: Steps between two updates of the training loss in the progress bar; logging costs about as much as a small layer.
+#: Number of steps between updates of the progress bar's loss; logging costs about as much as a small layer.
 SHOWN_EVERY = 10
 
 
 class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     """Base of the package's LightningModules; a subclass implements :meth:`step`.
 
-    - Means over examples are exact over uneven batches and any number of processes.
-    - What training draws is a function of (seed, epoch, batch, process): a resumed run draws what the killed one would have.
-    - Checkpoints describe how the model was built, and load from Python and from the command line alike.
+    - Means over examples are exact for uneven batches and any number of processes.
+    - Random draws in training are a function of (seed, epoch, batch, process), so a resumed run continues the same draws.
+    - Checkpoints describe the model's arguments, and load from Python and from the command line.
 
     Args:
-        risk: the objective over the losses of a batch, in training; None for their mean. Validation and test give the mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start); not read when a run is resumed.
+        risk: training objective over the losses of a batch; None for their mean. Validation and test use the mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start); not read when a run is resumed.
 
     Raises:
         ConfigurationError: for a risk that perturbs inputs, if the model does not support it.
@@ -87,13 +87,13 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         self._undescribed = [
             name for name, value in self._arguments.items() if isinstance(value, nn.Module) and name not in described
         ]
-        del self._arguments  # parts of the model are kept once, as its modules
+        del self._arguments  # parts of the model are stored only as its modules
         if risk is not None and not isinstance(risk, Risk):
-            raise ConfigurationError(f"Expected argument `risk` to be a lit_sparse.risks.Risk or None but got {risk!r}.")
+            raise ConfigurationError(f"Expected `risk` to be a lit_sparse.risks.Risk or None but got {risk!r}. Build one.")
         if risk is not None and risk.adversary is not None and not self.adversarial:
             raise ConfigurationError(
-                f"{type(risk).__name__} perturbs inputs, which {type(self).__name__} does not support. Use a risk that does not"
-                " perturb them, such as SafeKLDRO, or a model of images or features, such as RobustClassifier."
+                f"Expected a risk that does not perturb inputs for {type(self).__name__} but got {type(risk).__name__}. Use"
+                " another risk, such as SafeKLDRO, or a model of images or features, such as RobustClassifier."
             )
         self.risk = Mean() if risk is None else risk
         self._training_seed: int | None = None
@@ -103,18 +103,18 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def load_from_checkpoint(
         cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), weights_only: bool | None = None, **options: Any
     ) -> Self:
-        """Build a model from a checkpoint, as Lightning does, once the names in it were checked.
+        """Build a model from a checkpoint, as Lightning does, after a check of the names in it.
 
         Args:
             checkpoint_path: path, or an open file.
-            args: of Lightning's method: ``map_location``, ``hparams_file``, ``strict``.
-            trust: import paths that the checkpoint may name besides those of this package, of ``torch.nn`` and ``torch.optim``,
-                and of modules that are imported already.
-            weights_only: False to unpickle the file, which may run any code, without these checks.
-            options: of Lightning's method; arguments of the model in place of the checkpoint's.
+            args: arguments of Lightning's method: ``map_location``, ``hparams_file``, ``strict``.
+            trust: additional import paths that the checkpoint may name. Names of this package, ``torch.nn``, ``torch.optim``
+                and imported modules are always allowed.
+            weights_only: False to unpickle the file without these checks, which may run any code.
+            options: options of Lightning's method, and arguments of the model in place of the checkpoint's.
 
         Raises:
-            CheckpointError: if it is not a checkpoint, does not fit, or names what may not be used.
+            CheckpointError: if it is not a checkpoint, does not fit the model, or names a class that is not allowed.
         """
         options |= dict(zip(("map_location", "hparams_file", "strict"), args, strict=False))
         load = super().load_from_checkpoint
@@ -133,8 +133,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
         """Return the metrics of a stage by name; the base logs them at the end of each epoch.
 
-        A :class:`lit_sparse.metrics.MeanOverExamples` is updated by the base with ``StepOutput.per_example`` of its name. The
-        step updates every other metric, through :meth:`stage_metrics`. A metric that computes a dict is logged under its keys.
+        The base updates each :class:`lit_sparse.metrics.MeanOverExamples` with ``StepOutput.per_example`` of its name. The
+        step updates all other metrics, through :meth:`stage_metrics`. A metric that computes a dict is logged by its keys.
 
         Args:
             stage: ``"train"``, ``"val"`` or ``"test"``.
@@ -142,18 +142,18 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         return mean_metrics("loss")
 
     def stage_metrics(self, stage: Stage) -> StageMetrics:
-        """Return the metrics that :meth:`configure_metrics` has made for a stage, on the model's device."""
+        """Return the metrics of a stage from :meth:`configure_metrics`, on the model's device."""
         name = f"{stage}_metrics"
         if name not in self._modules:
-            metrics = self.configure_metrics(stage)
+            declared = self.configure_metrics(stage)
             if stage == "train" and not isinstance(self.risk, Mean):
-                metrics |= mean_metrics("risk")
-            setattr(self, name, StageMetrics(metrics).to(self.device))
-        found: StageMetrics = getattr(self, name)
-        return found
+                declared |= mean_metrics("risk")
+            setattr(self, name, StageMetrics(declared).to(self.device))
+        metrics: StageMetrics = getattr(self, name)
+        return metrics
 
     def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
-        """Return the objective of a batch as ``loss``, and the measurements of the step, as callbacks receive them.
+        """Return the objective of a batch as ``loss``, and the measurements of the step for callbacks.
 
         The objective is the risk of the losses in training, and their mean in validation and test, with the weights of the
         examples.
@@ -170,7 +170,9 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         objective, losses, rows = output.objective, output.losses, output.example_index
         if losses is None:
             if objective is None:
-                raise ConfigurationError(f"Expected the step of {full_name(self)} to return `losses` or an `objective`.")
+                raise ConfigurationError(
+                    f"Expected `losses` or an `objective` from {full_name(self)} but got neither. Set one."
+                )
             return output.for_callbacks(objective, objective.reshape(1))
         logged = self.weighted(losses, batch, rows)
         if objective is None:
@@ -182,7 +184,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     @staticmethod
     def weighted(losses: Tensor, batch: Batch, rows: Tensor | None = None) -> Tensor:
-        """Return losses times the weights of their examples, or the losses of data without weights.
+        """Return losses times the weights of their examples, or unchanged losses for data without weights.
 
         Args:
             losses: (B,), or (R,) with ``rows``.
@@ -225,7 +227,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         Args:
             loss_fn: function from inputs (B, ...) to losses (B,).
             inputs: (B, ...) floating.
-            stage: ``"train"``, ``"val"`` or ``"test"``; inputs are perturbed in training only.
+            stage: ``"train"``, ``"val"`` or ``"test"``; only training perturbs inputs.
         """
         if stage != "train" or self.risk.adversary is None:
             return inputs, None
@@ -261,7 +263,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Clip gradients; also of fused optimizers in bf16-mixed."""
+        """Clip gradients, also for fused optimizers in bf16-mixed."""
         precision = self.trainer.precision_plugin
         if gradient_clip_val and clips_by_itself(optimizer, precision):
             kind = GradClipAlgorithmType(gradient_clip_algorithm or "norm")
@@ -270,7 +272,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def setup(self, stage: str) -> None:
-        """Give the loggers the hyper-parameters, and read the initial weights of a warm start."""
+        """Log the hyper-parameters, and read the initial weights of a warm start."""
         if stage == "fit":
             described = describe_parts(self.hparams, getattr(self.trainer, "datamodule", None))
             for logger in self.trainer.loggers:
@@ -293,7 +295,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             self._progress = None
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Seed torch for this batch, and begin the means anew with the first batch of an epoch."""
+        """Seed torch for this batch, and reset the means at the first batch of an epoch."""
         place = f"{self._training_seed} {self.current_epoch} {batch_idx} {self.global_rank}"
         seed_generator(int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big"), self.device)
         if batch_idx == 0:
@@ -322,7 +324,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         self._log_metrics("test")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the seed of training, the place in it, and the means of the epoch so far, summed over processes."""
+        """Store the training seed, the position, and the means of the epoch so far, summed over processes."""
         checkpoint["training_seed"] = self._training_seed
         if self._fits():
             settle_counters(self.trainer, checkpoint["loops"]["fit_loop"])
@@ -331,10 +333,10 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         checkpoint["train_means"] = self.stage_metrics("train").sums()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the seed of training and the means of the epoch so far.
+        """Restore the training seed and the means of the epoch so far.
 
         Raises:
-            CheckpointError: if a part was built in Python in a way that the checkpoint cannot tell, and is not given here.
+            CheckpointError: if the checkpoint cannot describe a part that was built in Python, and the part is not given.
         """
         self._match_risk(checkpoint)
         unknown = [name for name in checkpoint.get("undescribed", ()) if name not in self._undescribed]
@@ -345,7 +347,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 
     def _match_risk(self, checkpoint: dict[str, Any]) -> None:
-        """Leave out what another risk has learnt, of a model that is loaded; a run that goes on keeps its risk."""
+        """Drop the state of another risk from a loaded model; a continued run must keep its risk."""
         state = checkpoint["state_dict"]
         theirs = {name for name in state if name.startswith(RISK)}
         own = {name: value for name, value in self.state_dict().items() if name.startswith(RISK)}
@@ -353,8 +355,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             return
         if self._fits():
             raise CheckpointError(
-                f"The run was trained with another risk than {type(self.risk).__name__}, and goes on with its own alone. Start"
-                " a new run from its weights: --model.init_args.initial_weights CHECKPOINT"
+                f"Expected the risk that the run was trained with but got {type(self.risk).__name__}. Use that risk, or start"
+                " a new run from the weights: --model.init_args.initial_weights CHECKPOINT"
             )
         checkpoint["state_dict"] = {name: value for name, value in state.items() if name not in theirs} | own
 
@@ -363,7 +365,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         return self._trainer is not None and self._trainer.state.fn == "fit"
 
     def _shows(self, batch_idx: int) -> bool:
-        """Return whether this step logs its loss: where the logger is due, and every few steps for the progress bar."""
+        """Return whether this step logs its loss, for the logger or for the progress bar."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         return batch_idx % SHOWN_EVERY == 0 or (every > 0 and (self.global_step + 1) % every == 0)
 
@@ -378,7 +380,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
 
 def _weights_of(losses: Tensor, batch: Batch, rows: Tensor | None) -> Tensor | None:
-    """Return the weight of each loss, or None where the data have none."""
+    """Return the weight of each loss, or None for data without weights."""
     if "weight" not in batch:
         return None
     weights: Tensor = batch["weight"].to(losses.dtype)
@@ -386,7 +388,7 @@ def _weights_of(losses: Tensor, batch: Batch, rows: Tensor | None) -> Tensor | N
 
 
 def _place(row: int, batch: Batch) -> str:
-    """Say which example of its split one of a batch is, where batches tell."""
+    """Return the index of an example for messages, or nothing if batches have no indices."""
     index = batch.get("index")
     return f" (number {int(index[row])} of the training data)" if isinstance(index, Tensor) else ""
 
@@ -394,7 +396,7 @@ def _place(row: int, batch: Batch) -> str:
 def _not_given(model: type, names: list[str]) -> CheckpointError:
     parts = ", ".join(f"{name}=..." for name in names)
     return CheckpointError(
-        f"This model was built with {' and '.join(f'`{name}`' for name in names)} of your own, which the checkpoint cannot"
-        f" build: give them again, as in {model.__name__}.load_from_checkpoint(path, {parts}). A module that keeps its"
-        " arguments as attributes of their names is built by itself."
+        f"Expected {' and '.join(f'`{name}`' for name in names)} as arguments but got none, and the checkpoint cannot build"
+        f" these parts. Give them, as in {model.__name__}.load_from_checkpoint(path, {parts}). A module that stores its"
+        " arguments as attributes of the same names is built automatically."
     )

@@ -1,4 +1,4 @@
-"""Bayesian regression whose coefficients are fitted by minibatches: of all examples, or of a weighted coreset."""
+"""Bayesian regression, fitted on minibatches of all examples or of a weighted coreset."""
 
 from __future__ import annotations
 
@@ -27,42 +27,40 @@ FITS = ("map", "laplace", "variational")
 
 
 class BayesianRegression(LitSparseModule):
-    """Linear predictor with a normal prior of its coefficients theta, and a posterior of them.
+    """Linear predictor with a normal prior and posterior of its coefficients theta.
 
-    With the log-likelihoods L_i of N examples, and the weights w_i of a coreset where the data have some, the loss of a
-    minibatch is an estimate, in nats an example, of
+    With the log-likelihoods L_i of N examples and optional weights w_i of a coreset, the loss of a minibatch is an estimate,
+    in nats per example, of
 
-    - ``-(sum_i w_i L_i(theta) + log prior(theta)) / N``, for ``fit="map"`` and ``"laplace"``; the latter then takes the
-      negative Hessian of the same at the coefficients for the precision of a normal posterior, before each validation, in each
-      checkpoint and in the end;
-    - ``(KL(q || prior) - sum_i w_i E_q L_i) / N`` for ``"variational"``, where q is normal with any covariance and the
-      expectation is that of the predictor's own normal distribution, by draws.
+    - ``-(sum_i w_i L_i(theta) + log prior(theta)) / N``, for ``fit="map"`` and ``"laplace"``. The latter then uses the
+      Hessian of N times this loss at the coefficients as the precision of a normal posterior. It is computed before each
+      validation, for each checkpoint and at the end of training.
+    - ``(KL(q || prior) - sum_i w_i E_q L_i) / N`` for ``"variational"``, where q is normal with a full covariance. The
+      expectation uses samples of the predictor's normal distribution.
 
-    Logged: ``nll``, of the posterior predictive distribution in validation and test; ``squared_error``, of the predicted mean;
-    and ``accuracy``, with two classes.
+    Logged are ``nll`` of the posterior predictive distribution in validation and test, ``squared_error`` of the predicted
+    mean, and ``accuracy`` for two classes.
 
     Batches are dicts of ``features`` (B, D), ``target`` (B,) and ``index`` (B,).
 
     Args:
-        likelihood: of a target, given the predictor.
-        in_features: D, the intercept's constant feature among them.
-        fit: what is known of the coefficients: ``"map"``, the most probable ones; ``"laplace"`` or ``"variational"``, a normal
-            distribution.
-        prior_mean: of each coefficient.
-        prior_variance: of each coefficient.
-        draws: of the predictor, for each example.
-        examples: N; None for what the data module says.
-        sample_seed: of draws in validation, test and prediction.
-        risk: the objective over the losses of a batch, in training; None for their mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start).
+        likelihood: distribution of a target, given the predictor.
+        in_features: D, including the intercept's constant feature.
+        fit: ``"map"`` for the most probable coefficients, ``"laplace"`` or ``"variational"`` for a normal distribution.
+        prior_mean: prior mean of each coefficient.
+        prior_variance: prior variance of each coefficient.
+        draws: number of samples of the predictor per example.
+        examples: N; None for the number in the data module.
+        sample_seed: seed of draws in validation, test and prediction.
+        risk: training objective over the losses of a batch; None for their mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start).
 
     Raises:
         ConfigurationError: for an argument outside its range, or Laplace's approximation with a risk.
 
-    Source: the models are those of Zhang et al. (2021), Bayesian Coresets, section 5; Laplace's approximation that of MacKay
-    (1992).
+    Source: Zhang et al. (2021), Bayesian Coresets, section 5, for the models; MacKay (1992) for Laplace's approximation.
 
     Example:
         >>> from lit_sparse.coresets import NormalLikelihood
@@ -89,10 +87,10 @@ class BayesianRegression(LitSparseModule):
     ) -> None:
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         if not isinstance(likelihood, Likelihood):
-            raise ConfigurationError(f"Expected argument `likelihood` to be a Likelihood but got {likelihood!r}.")
+            raise ConfigurationError(f"Expected argument `likelihood` to be a Likelihood but got {likelihood!r}. Build one.")
         if fit == "laplace" and not isinstance(self.risk, Mean):
             raise ConfigurationError(
-                f"Laplace's approximation is one of the mean, not of {type(self.risk).__name__}: use `fit: map` with a risk."
+                f"Expected no risk with `fit: laplace` but got {type(self.risk).__name__}. Use `fit: map` with a risk."
             )
         self.likelihood = likelihood
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
@@ -121,15 +119,17 @@ class BayesianRegression(LitSparseModule):
             ConfigurationError: with ``fit="map"``, which has none.
         """
         if self.fit == "map":
-            raise ConfigurationError("`fit: map` finds coefficients without a covariance. Use `fit: laplace` or `variational`.")
+            raise ConfigurationError(
+                "Expected a fit with a covariance but got `fit: map`. Use `fit: laplace` or `fit: variational`."
+            )
         return GaussianPosterior(self.mean.detach().double(), self._covariance().detach().double())
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the predictor (B,) at the mean of the coefficients, for features (B, D)."""
         if features.shape[-1] != self.in_features:
             raise ConfigurationError(
-                f"Expected features of in_features={self.in_features} numbers but the data have {features.shape[-1]}. Set"
-                " `in_features` to their number; the intercept counts."
+                f"Expected in_features={self.in_features} features but got {features.shape[-1]}. Set `in_features` to their"
+                " number, including the intercept."
             )
         return features @ self.mean
 
@@ -142,7 +142,7 @@ class BayesianRegression(LitSparseModule):
         check_entries(batch, self.in_features)
         features, target = batch["features"], batch["target"]
         if batch_idx == 0:
-            self.likelihood.check(target)  # once an epoch, for it waits for a GPU
+            self.likelihood.check(target)  # only once per epoch, because it synchronizes the GPU
         eta = self(features)
         penalty = None
         if stage == "train":
@@ -169,19 +169,19 @@ class BayesianRegression(LitSparseModule):
         return {"index": batch["index"], "mean": self.likelihood.mean(eta), "eta": eta, "eta_std": deviation}
 
     def on_validation_epoch_start(self) -> None:
-        """Find the curvature that Laplace's approximation needs."""
+        """Compute the curvature for Laplace's approximation."""
         super().on_validation_epoch_start()
         if self.fit == "laplace" and self.trainer.state.fn == "fit" and not self.trainer.sanity_checking:
             self.find_covariance()
 
     def on_train_end(self) -> None:
-        """Find the curvature at the last coefficients."""
+        """Compute the curvature at the last coefficients."""
         super().on_train_end()
         if self.fit == "laplace":
             self.find_covariance()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the curvature at the coefficients that are kept."""
+        """Store the curvature at the stored coefficients."""
         super().on_save_checkpoint(checkpoint)
         if self.fit == "laplace" and self._trainer is not None and self._trainer.training:
             self.find_covariance()
@@ -189,14 +189,17 @@ class BayesianRegression(LitSparseModule):
 
     @torch.no_grad()
     def find_covariance(self) -> None:
-        """Take the negative Hessian at the coefficients, over all training examples, for the posterior's precision.
+        """Set the posterior's precision to the negative Hessian of all training examples at the coefficients.
 
         Raises:
-            ConfigurationError: without a data module of this package to go through.
+            ConfigurationError: without a data module of this package.
         """
         data = getattr(self.trainer, "datamodule", None)
         if not has_rows(data):
-            raise ConfigurationError("`fit: laplace` goes through the training data: train with a data module of lit_sparse.")
+            raise ConfigurationError(
+                "Expected a data module of lit_sparse with `fit: laplace`, which reads all training data, but got none. Train"
+                " with one."
+            )
         share = torch.arange(data.size("train"))[self.global_rank :: self.trainer.world_size]
         precision = torch.zeros(self.in_features, self.in_features, dtype=torch.float64, device=self.device)
         for start in range(0, len(share), 4096):
@@ -206,10 +209,10 @@ class BayesianRegression(LitSparseModule):
             weights = batch["weight"].to(self.device).double() if "weight" in batch else torch.ones_like(second)
             precision -= features.mT @ ((weights * second).unsqueeze(1) * features)
         precision = reduce(precision)
-        precision *= self._size(0) / data.size("train")  # of the weights, whose mean over the coreset is that of all
+        precision *= self._size(0) / data.size("train")  # the weights have the scale of a mean over the coreset
         precision += torch.eye(self.in_features).to(precision) / self.prior_variance
-        found = GaussianPosterior.from_precision(precision, torch.zeros_like(precision[0]))
-        self.covariance.copy_(found.covariance)
+        posterior = GaussianPosterior.from_precision(precision, torch.zeros_like(precision[0]))
+        self.covariance.copy_(posterior.covariance)
 
     @property
     def _classes(self) -> bool:
@@ -229,7 +232,7 @@ class BayesianRegression(LitSparseModule):
         return ((features @ self._covariance()) * features).sum(1).clamp_min(0).sqrt()
 
     def _drawn(self, features: Tensor, eta: Tensor, index: Tensor) -> Tensor:
-        """Return draws (B, draws) of the predictor, a function of (seed, index)."""
+        """Return samples (B, draws) of the predictor, as a function of (seed, index)."""
         if self.fit == "map":
             return eta.unsqueeze(1)
         noise = seeded_normal(self.sample_seed, index, (self.draws,)).to(eta)
@@ -240,7 +243,7 @@ class BayesianRegression(LitSparseModule):
         return math.log(drawn.shape[1]) - self.likelihood.log_prob(drawn, target.unsqueeze(1)).logsumexp(1)
 
     def _penalty(self) -> Tensor:
-        """Return what the prior adds to the loss of all examples."""
+        """Return the prior's term in the loss of all examples."""
         away = (self.mean - self.prior_mean).square().sum() / self.prior_variance
         if self.fit != "variational":
             return 0.5 * away

@@ -1,4 +1,4 @@
-"""Variational auto-encoder of images whose latent variable is a vector of bits (Correia et al. 2020)."""
+"""Variational auto-encoder of images with a latent vector of bits (Correia et al. 2020)."""
 
 from __future__ import annotations
 
@@ -23,47 +23,48 @@ from lit_sparse.risks import Risk
 
 __all__ = ["BitVectorVAE"]
 
-#: How many images of the first batch are drawn.
+#: Number of images of the first batch that are drawn.
 DRAWN = 16
 
 
 class BitVectorVAE(LitSparseModule):
-    """A generative model of images in grey levels from D bits, summed out over the few vectors that the posterior allows.
+    """A generative model of grey images from D bits, summed out over the sparse support of the posterior.
 
-    An encoder scores the bits of an image x, the estimator makes of them a sparse posterior q(z|x) over the 2^D vectors, and a
-    decoder gives each pixel a categorical distribution over its grey levels: features of each pixel, then one linear layer
-    that all pixels share. With the uniform prior p(z) = 2^-D the loss is the negative evidence lower bound
+    An encoder scores the bits of an image x, and the estimator turns the scores into a sparse posterior q(z|x) over the 2^D
+    vectors. A decoder computes features of each pixel, and a linear layer that all pixels share gives a categorical
+    distribution over the grey levels. With the uniform prior p(z) = 2^-D the loss is the negative evidence lower bound
 
         E_q[-log p(x|z)] + KL(q(z|x) || p(z)),  KL = D log 2 - H(q(z|x))
 
-    logged as ``nelbo``, and its two parts as ``distortion`` and ``rate``, all in nats an image. Defaults are those published.
+    logged as ``nelbo``, and its two terms as ``distortion`` and ``rate``, all in nats per image. Defaults are published
+    values.
 
-    In the test, ``bits_per_dim`` is ``-log2 p(x) / pixels`` with p(x) summed exactly over the support of q and estimated by
-    importance sampling elsewhere, corrected for the bias of a logarithm; see
+    In the test, ``bits_per_dim`` is ``-log2 p(x) / pixels``. Here p(x) is summed exactly over the support of q and estimated
+    by importance sampling elsewhere, with a correction for the bias of the logarithm; see
     :func:`lit_sparse.estimators.marginal_likelihood`. The draws for an image are a function of its index.
-    ``bits_per_dim_standard_error`` is the error of the mean over the images that comes from drawing: the root of the sum of
-    their squared errors, over their number; see :class:`lit_sparse.metrics.BitsPerDim`.
+    ``bits_per_dim_standard_error`` is the sampling error of the mean over images, the root of the sum of their squared
+    errors divided by their number; see :class:`lit_sparse.metrics.BitsPerDim`.
 
-    Batches are dicts of ``pixels`` (B, P), intensities in [0, 1] that are taken to the nearest of ``levels`` even steps, and
+    Batches are dicts of ``pixels`` (B, P), intensities in [0, 1] that are rounded to ``levels`` equidistant values, and
     ``index`` (B,).
 
     Args:
-        estimator: of the expected loss, over bit vectors, by their support.
+        estimator: estimator of the expected loss over bit vectors, by their support.
         in_features: P, number of pixels.
         bits: D, number of latent bits.
         encoder_hidden: widths of the encoder's hidden layers.
         decoder_hidden: widths of the decoder's hidden layers.
-        pixel_features: features of a pixel, from which the shared layer makes its distribution.
+        pixel_features: number of features per pixel, the inputs of the shared layer.
         levels: number of grey levels.
-        importance_samples: draws for each image of the test, at least 2.
-        sample_seed: of these draws.
-        risk: the objective over the losses of a batch, in training; None for their mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start).
+        importance_samples: number of draws per test image, at least 2.
+        sample_seed: seed of these draws.
+        risk: training objective over the losses of a batch; None for their mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start).
 
     Raises:
-        ConfigurationError: if the estimator is one over categories, or there are fewer than two draws, levels or one bit.
+        ConfigurationError: for an estimator over categories, fewer than two draws or levels, or no bits.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 5.3 and appendix.
@@ -97,8 +98,8 @@ class BitVectorVAE(LitSparseModule):
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         if estimator.latent != "bits":
             raise ConfigurationError(
-                f"Expected an estimator over bit vectors, such as TopKMarginalize, but {type(estimator).__name__} is one over"
-                " categories."
+                f"Expected an estimator over bit vectors but got {type(estimator).__name__} over categories. Use another, such"
+                " as TopKMarginalize."
             )
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.bits = check_count("bits", bits, most=MOST_FEATURES)
@@ -112,17 +113,17 @@ class BitVectorVAE(LitSparseModule):
         self.likelihood = SharedCategorical(pixel_features, levels)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the scores of the bits, (B, D), of images (B, P), as the estimator takes them."""
+        """Return the scores (B, D) of the bits for images (B, P)."""
         return self.estimator.scores_from_logits(self.encoder(pixels))
 
     def distortion(self, pixels: Tensor, latent: LatentBatch) -> Tensor:
-        """Return ``-log p(x|z)`` (R,) in nats of images (B, P) and bit vectors (R, D)."""
+        """Return ``-log p(x|z)`` (R,) in nats for images (B, P) and bit vectors (R, D)."""
         grey = (pixels * (self.levels - 1)).round().long()
         likelihood: Tensor = self.likelihood(self._features(latent.values), grey[latent.example_index])
         return -likelihood
 
     def generate(self, values: Tensor) -> Tensor:
-        """Return the means of the pixels, (R, P), in [0, 1], of bit vectors (R, D)."""
+        """Return the pixels' means (R, P) in [0, 1] for bit vectors (R, D)."""
         return self.likelihood.mean(self._features(values)) / (self.levels - 1)
 
     @override
@@ -159,7 +160,7 @@ class BitVectorVAE(LitSparseModule):
         return {"index": batch["index"], "nelbo": nelbo, "marginals": marginals}
 
     def _expectation(self, pixels: Tensor) -> tuple[Expectation, LatentBatch]:
-        """Return the expected distortion, and the vectors that were decoded for it."""
+        """Return the expected distortion, and the bit vectors that were decoded for it."""
         decoded: list[LatentBatch] = []
 
         def loss_fn(latent: LatentBatch) -> Tensor:
@@ -170,13 +171,13 @@ class BitVectorVAE(LitSparseModule):
         return out, decoded[0]
 
     def _score(self, pixels: Tensor, latent: LatentBatch, index: Tensor) -> None:
-        """Measure the bits per dimension of some images, whose posteriors have their support, or some of it, in ``latent``."""
+        """Measure the bits per dimension of images, given all or part of their posteriors' support in ``latent``."""
         posterior = None
-        if isinstance(self.estimator, Sampler):  # a dense posterior: its best vector exactly, the others drawn from it
+        if isinstance(self.estimator, Sampler):  # a dense posterior: the best vector exactly, the others by sampling
             posterior = self(pixels)
             best = self.estimator.distribution(posterior).best(1)[0][:, 0]
             latent = LatentBatch(best, torch.arange(len(best), device=best.device))
-        found = marginal_likelihood(
+        likelihood = marginal_likelihood(
             lambda drawn: self.distortion(pixels, drawn),
             latent,
             index,
@@ -184,17 +185,17 @@ class BitVectorVAE(LitSparseModule):
             samples=self.importance_samples,
             seed=self.sample_seed,
         )
-        self.stage_metrics("test")["bits_per_dim"].update(found.corrected, found.standard_error)
+        self.stage_metrics("test")["bits_per_dim"].update(likelihood.corrected, likelihood.standard_error)
 
     def _features(self, values: Tensor) -> Tensor:
         features: Tensor = self.decoder(values)
         return features.view(-1, self.in_features, self.pixel_features)
 
     def _drawn(self, pixels: Tensor, out: Expectation, latent: LatentBatch) -> dict[str, Tensor]:
-        """Return images beside what the model expects of those vectors of their posterior that were decoded."""
+        """Return images together with their expected reconstructions by the decoded vectors."""
         some = out.example_index < len(pixels)
         probs = out.probs[some].detach()
-        probs = torch.where(probs == 0, torch.finfo(probs.dtype).tiny, probs)  # of many bits it may be too small for the type
+        probs = torch.where(probs == 0, torch.finfo(probs.dtype).tiny, probs)  # it may underflow for many bits
         shares = probs / Estimator.sum_by_example(probs, out.example_index[some], len(pixels))[out.example_index[some]]
         means = shares.unsqueeze(-1) * self.generate(latent.values[some])
         made = torch.zeros_like(pixels).index_add(0, out.example_index[some], means.to(pixels.dtype))
@@ -202,7 +203,7 @@ class BitVectorVAE(LitSparseModule):
 
 
 class _BitsPerDim(BitsPerDim):
-    """The same numbers, by the names that the model logs them under."""
+    """Bits per dimension under the names that the model logs."""
 
     @override
     def compute(self) -> dict[str, Tensor]:

@@ -13,17 +13,17 @@ __all__ = ["HasRows", "check_entries", "check_features", "has_rows"]
 
 
 class HasRows(Protocol):
-    """A data module whose training rows can be gone through."""
+    """A data module with access to its training rows."""
 
     def size(self, split: Literal["train"]) -> int:
-        """Return how many there are."""
+        """Return the number of rows."""
 
     def fetch(self, split: Literal["train"], epoch: int, indices: Tensor) -> Batch:
-        """Return some of them."""
+        """Return the rows at some indices."""
 
 
 def has_rows(data: object) -> TypeGuard[HasRows]:
-    """Tell whether a data module is one."""
+    """Return whether a data module has rows."""
     return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))
 
 
@@ -31,29 +31,29 @@ def check_entries(batch: Batch, in_features: int) -> None:
     """Check that a batch has features (B, D) and a target.
 
     Raises:
-        ConfigurationError: if it has not, or D is not ``in_features``.
+        ConfigurationError: if an entry is missing, or D is not ``in_features``.
     """
     missing = [name for name in ("features", "target") if name not in batch]
     if missing:
         raise ConfigurationError(
-            f"Expected batches with {' and '.join(missing)} but they have {', '.join(batch)}: these are the data of another"
-            " kind of model. Use a RegressionDataModule."
+            f"Expected batches with {' and '.join(missing)} but got {', '.join(batch)}, from the data of another kind of model."
+            " Use a RegressionDataModule."
         )
     if batch["features"].shape[-1] != in_features:
         raise ConfigurationError(
-            f"Expected features of in_features={in_features} numbers but the data have {batch['features'].shape[-1]}. Set"
-            " `in_features` to their number; the intercept counts."
+            f"Expected in_features={in_features} features but got {batch['features'].shape[-1]}. Set `in_features` to their"
+            " number, including the intercept."
         )
 
 
 def check_features(pixels: Tensor, in_features: int) -> None:
-    """Check that images (B, D) are of the size that a model was made for.
+    """Check that images (B, D) have the size of the model's input.
 
     Raises:
         ConfigurationError: if D is not ``in_features``.
     """
     if pixels.shape[-1] != in_features:
         raise ConfigurationError(
-            f"Expected images of in_features={in_features} features but the data have {pixels.shape[-1]}."
-            f" Train a model with in_features={pixels.shape[-1]}, or give this one the data it was made for."
+            f"Expected images of in_features={in_features} features but got {pixels.shape[-1]}."
+            f" Train a model with in_features={pixels.shape[-1]}, or use other data."
         )

@@ -1,4 +1,4 @@
-"""Does a hypothesis follow from a premise? A classifier that attends to the premise by any mapping."""
+"""Entailment classifier that attends to the premise by any mapping."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ from lit_sparse.text.labels import LABELS, check_labels
 
 __all__ = ["EntailmentClassifier"]
 
-#: A word without a vector has a random one, uniform up to this, far shorter than what is in a file.
+#: Range of the uniform random vectors of words without a vector, far below published vectors.
 RANDOM = 0.05
 
 
 @runtime_checkable
 class _HasVectors(Protocol):
-    """What a data module with word vectors offers."""
+    """A data module with word vectors."""
 
     def vectors(self) -> tuple[Tensor, Tensor] | None: ...
 
 
 class EntailmentClassifier(TextModule):
-    """Tells whether a hypothesis follows from a premise, attending once to the premise by any mapping.
+    """Classify whether a hypothesis follows from a premise, with one attention to the premise by any mapping.
 
-    The network is :class:`lit_sparse.nn.EntailmentNetwork`. If the data have word vectors, they are put in when a model is
-    first trained, and fixed; words without one get short random ones, a function of their number, fixed too. They are part of
-    every checkpoint: a loaded model needs no file of vectors. Without vectors in the data, they are learnt.
+    The network is :class:`lit_sparse.nn.EntailmentNetwork`. If the data have word vectors, a new model takes them as fixed
+    embeddings; words without a vector get small fixed random vectors, a function of their number. All vectors are in the
+    checkpoints, so a loaded model needs no file of vectors. Without vectors in the data, the embeddings are trained.
 
-    Logged: ``loss``, the cross-entropy; ``accuracy``; ``zeros``, the share of premise positions with an attention of exactly
-    0; and support sizes and groups of equal weights of the attention, one decision a pair.
+    Logged are ``loss``, the cross-entropy, ``accuracy``, and ``zeros``, the fraction of premise positions with an attention of
+    exactly 0. Support sizes and groups of equal attention weights are measured per pair.
 
-    Batches are those of :class:`lit_sparse.data.EntailmentDataModule`.
+    Batches come from :class:`lit_sparse.data.EntailmentDataModule`.
 
     Args:
-        mapping: from attention scores to weights.
-        width: hidden units of the GRUs and of the attention.
-        vector_size: width of a word vector, that of the data's vectors.
-        dropout: probability with which a feature of the projected word vectors and of the last hidden layer is dropped.
-        labels: names of the classes by their numbers, those of the data.
-        risk: the objective over the losses of a batch, in training; None for their mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights, word vectors included, training starts from (a warm start).
+        mapping: mapping from attention scores to weights.
+        width: number of hidden units of the GRUs and of the attention.
+        vector_size: width of the word vectors, as in the data.
+        dropout: dropout probability of the projected word vectors and of the last hidden layer.
+        labels: names of the classes by their numbers, as in the data.
+        risk: training objective over the losses of a batch; None for their mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights, including word vectors (a warm start).
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -108,17 +108,17 @@ class EntailmentClassifier(TextModule):
         self.words = WordVectors(len(text), self.vector_size, text.pad)
 
     def setup(self, stage: str) -> None:
-        """Find the vocabulary, and put the data's vectors in where training begins.
+        """Set the vocabulary, and take the data's word vectors when training begins.
 
         Raises:
-            ConfigurationError: if the labels or the width of the vectors are not those of the data.
+            ConfigurationError: if the labels or the width of the vectors differ from the data's.
         """
         data = getattr(self.trainer, "datamodule", None)
         labels = tuple(getattr(data, "labels", self.labels))
         if labels != self.labels:
             raise ConfigurationError(
-                f"The model has the labels {', '.join(self.labels)}, but those of the data are {', '.join(labels)}."
-                " Give both the same ones, in the same order."
+                f"Expected data with the labels {', '.join(self.labels)} but got {', '.join(labels)}."
+                " Give the model and the data the same labels in the same order."
             )
         super().setup(stage)
         if stage == "fit" and self._training_seed is None and not self.initial_weights and isinstance(data, _HasVectors):
@@ -130,20 +130,20 @@ class EntailmentClassifier(TextModule):
             self.use_vectors(*vectors)
 
     def use_vectors(self, vectors: Tensor, known: Tensor | None = None) -> None:
-        """Take word vectors, which are not trained.
+        """Set fixed word vectors.
 
         Args:
-            vectors: (V, E), one for each word of the vocabulary ``text``.
-            known: (V,) bool, which words have one; others get a random one. None for all.
+            vectors: (V, E) vectors of the words of the vocabulary ``text``.
+            known: (V,) bool mask of the words with a vector; the others get random vectors. None if all have one.
 
         Raises:
-            ConfigurationError: if the width E is not ``vector_size``, or the vocabulary is not known yet.
+            ConfigurationError: if the width E is not ``vector_size``, or the vocabulary is not set yet.
         """
         self._check_built()
         if vectors.shape[-1] != self.vector_size:
             raise ConfigurationError(
-                f"Expected word vectors of width vector_size={self.vector_size} but those of the data have {vectors.shape[-1]}."
-                f" Set the model's `vector_size` to {vectors.shape[-1]}, or give the data vectors of width {self.vector_size}."
+                f"Expected word vectors of width vector_size={self.vector_size} but got {vectors.shape[-1]} in the data."
+                f" Set the model's `vector_size` to {vectors.shape[-1]}, or use vectors of width {self.vector_size}."
             )
         known = torch.ones(len(vectors), dtype=torch.bool) if known is None else known
         random = RANDOM * (2 * seeded_uniform(0, torch.arange(len(vectors)), (self.vector_size,)) - 1)
@@ -157,15 +157,15 @@ class EntailmentClassifier(TextModule):
 
         Args:
             premise: (B, S) numbers of words.
-            premise_length: (B,) how many of the S there are.
+            premise_length: (B,) lengths of the premises.
             hypothesis: (B, T) numbers of words.
-            hypothesis_length: (B,) how many of the T there are.
+            hypothesis_length: (B,) lengths of the hypotheses.
         """
         self._check_built()
-        found: tuple[Tensor, Tensor] = self.network(
+        output: tuple[Tensor, Tensor] = self.network(
             self.words(premise), premise_length, self.words(hypothesis), hypothesis_length
         )
-        return found
+        return output
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
@@ -198,7 +198,7 @@ class EntailmentClassifier(TextModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return ``index`` (B,), the B best labels as ``lines``, and all labels with their probabilities as ``candidates``.
 
-        Beside them are the attention, and as ``source`` the pairs, premise and hypothesis parted by a tab.
+        The dict also holds the attention, and the pairs as ``source``, with a tab between premise and hypothesis.
         """
         scores, weights = self._read(batch)
         probabilities, order = scores.softmax(-1).sort(dim=-1, descending=True, stable=True)
@@ -221,20 +221,22 @@ class EntailmentClassifier(TextModule):
 
         Args:
             pairs: the pairs, as text.
-            batch_size: how many are worked on together.
+            batch_size: number of pairs per batch.
 
         Raises:
-            ConfigurationError: for a batch size below 1, or what are no pairs of text.
+            ConfigurationError: for a batch size below 1, or for other objects than pairs of text.
         """
         self._check_built()
         check_count("batch_size", batch_size)
         if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
-            raise ConfigurationError("Expected argument `pairs` to be a list of pairs: [(premise, hypothesis), ...].")
+            raise ConfigurationError(
+                "Expected argument `pairs` to be a list of pairs of text but got others. Write [(premise, hypothesis), ...]."
+            )
         for i, name in enumerate(("premises", "hypotheses")):
             check_lines(name, [pair[i] for pair in pairs])
         text, training = self.vocabularies["text"], self.training
         sides = [[torch.tensor(row, dtype=torch.int64) for row in text.encode([pair[i] for pair in pairs])] for i in (0, 1)]
-        found: list[str] = [""] * len(pairs)
+        labels: list[str] = [""] * len(pairs)
         order = sorted(range(len(pairs)), key=lambda i: -sum(len(side[i]) for side in sides))
         self.eval()
         try:
@@ -246,22 +248,22 @@ class EntailmentClassifier(TextModule):
                     padded = padded if padded.shape[1] else padded.new_full((len(rows), 1), text.pad)
                     inputs += [padded.to(self.device), torch.tensor([len(side[i]) for i in rows], device=self.device)]
                 for i, label in zip(rows, self(*inputs)[0].argmax(-1).tolist(), strict=True):
-                    found[i] = self.labels[label]
+                    labels[i] = self.labels[label]
         finally:
             self.train(training)
-        return found
+        return labels
 
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         scores, weights = self(batch["premise"], batch["premise_length"], batch["hypothesis"], batch["hypothesis_length"])
         return scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores, weights
 
     def _hypotheses(self, batch: Batch) -> list[str]:
-        """Return the text of the hypotheses: as it is, or else of its tokens."""
+        """Return the text of the hypotheses from the batch, or else from their tokens."""
         given: list[str] | None = batch.get("hypothesis_text")
         return given or [self.vocabularies["text"].decode(row) for row in batch["hypothesis"].tolist()]
 
     def _drawn(self, batch: Batch, weights: Tensor, predicted: Tensor) -> dict[str, Any]:
-        """Return attention (B, 1, S) and the tokens along its sides: the premise's, and the label that was found."""
+        """Return attention (B, 1, S), the tokens of the premise and the predicted label."""
         rows = zip(batch["premise"].tolist(), batch["premise_length"].tolist(), strict=True)
         return {
             "attention": weights.unsqueeze(1),

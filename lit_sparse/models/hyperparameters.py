@@ -1,7 +1,7 @@
-"""Describes the arguments of a model in the command line's form, so that every checkpoint loads from everywhere.
+"""Describes the arguments of a model in the command line's form, so that all checkpoints load in Python and by command.
 
-Lightning keeps the objects themselves when a model is built in Python, which ``weights_only=True`` refuses to load, and
-their description when it is built from a YAML file. Here it is the description in both cases.
+Lightning stores a description of the arguments only for models from a YAML file. For a model that is built in Python it stores
+the objects themselves, which ``weights_only=True`` refuses to load. This package stores the description in both cases.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _MISSING = object()
 
 
 def describe(value: Any) -> Any:
-    """Return numbers, strings, lists and dicts from which the command line can build ``value`` again.
+    """Return numbers, strings, lists and dicts from which the command line can rebuild ``value``.
 
-    Parts are described by their class and the arguments that they keep as attributes of the same name; callables such as
-    ``functools.partial(torch.optim.Adam, lr=1e-3)`` by their class and keywords.
+    Parts are described by their class and by the arguments that they store as attributes of the same name. Callables such as
+    ``functools.partial(torch.optim.Adam, lr=1e-3)`` are described by their class and keywords.
 
     Raises:
-        TypeError: if there is no such description, as for a lambda.
+        TypeError: if there is no description, as for a lambda.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -48,13 +48,13 @@ def describe(value: Any) -> Any:
 
 
 def describe_arguments(model: nn.Module, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe what a model was built with, as Lightning's command line stores it in a checkpoint.
+    """Describe a model's arguments in the form in which Lightning's command line stores them in a checkpoint.
 
-    An argument without a description (a lambda as optimizer, say) is left out: loading then takes its default.
+    An argument without a description, such as a lambda, is left out; loading then takes its default.
 
     Args:
-        model: the model that is being built.
-        arguments: its constructor's arguments.
+        model: model that is being built.
+        arguments: arguments of its constructor.
     """
     described: dict[str, Any] = {"_class_path": _path(type(model)), "_instantiator": "pytorch_lightning.cli.instantiate_module"}
     for name, value in arguments.items():
@@ -70,7 +70,7 @@ def describe_parts(hyperparameters: Mapping[str, Any], data: object | None) -> d
 
     Args:
         hyperparameters: result of :func:`describe_arguments`.
-        data: data module, whose arguments are read from its attributes of their names; None for none.
+        data: data module, whose arguments are read from its attributes of the same names; None without one.
     """
     init_args = {name: value for name, value in hyperparameters.items() if not name.startswith("_")}
     described: dict[str, Any] = {"model": {"class_path": hyperparameters.get("_class_path"), "init_args": init_args}}
@@ -79,7 +79,9 @@ def describe_parts(hyperparameters: Mapping[str, Any], data: object | None) -> d
     arguments: dict[str, Any] = {}
     for name in inspect.signature(type(data).__init__).parameters:
         try:
-            arguments[name] = describe(vars(data).get(name, _MISSING))  # a property may compute: a coreset is selected by one
+            arguments[name] = describe(
+                vars(data).get(name, _MISSING)
+            )  # not getattr: a property may compute, e.g. select a coreset
         except TypeError:
             continue
     return described | {"data": {"class_path": _path(type(data)), "init_args": arguments}}
@@ -87,22 +89,22 @@ def describe_parts(hyperparameters: Mapping[str, Any], data: object | None) -> d
 
 def _init_args(part: nn.Module | Structure) -> dict[str, Any]:
     described: dict[str, Any] = {}
-    if type(part).__init__ is nn.Module.__init__:  # it takes none, whatever its signature says
+    if type(part).__init__ is nn.Module.__init__:  # it takes no arguments, unlike its signature
         return described
     for name, parameter in inspect.signature(type(part).__init__).parameters.items():
         if name == "self":
             continue
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise TypeError(f"{type(part).__name__} takes any arguments, which it does not keep by their names")
+            raise TypeError(f"{type(part).__name__} takes arbitrary arguments and does not store them by their names")
         value = getattr(part, name, _MISSING)
         if value is _MISSING:
-            raise TypeError(f"{type(part).__name__} does not keep its argument `{name}` as an attribute of that name")
+            raise TypeError(f"{type(part).__name__} does not store its argument `{name}` as an attribute of the same name")
         described[name] = describe(value)
     return described
 
 
 def _path(cls: type) -> str:
-    """Return the shortest path by which a class can be imported, which outlives a move within its package."""
+    """Return the shortest import path of a class, which survives a move within its package."""
     parts = cls.__module__.split(".")
     for end in range(1, len(parts)):
         module = ".".join(parts[:end])

@@ -1,4 +1,4 @@
-"""Optimizers of models whose risk minimizes over something beside the model, with a learning rate of its own."""
+"""Optimizers of models whose risk has a dual variable with a separate learning rate."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from lit_sparse.risks import Risk
 
 __all__ = ["build_optimizer", "clips_by_itself", "renew_dual_rates", "warn_of_other_rates"]
 
-#: What marks the group of parameters that a risk minimizes over.
+#: Key that marks the parameter group of a risk's dual variable.
 DUAL = "dual"
 
 
 def build_optimizer(build: Callable[[Any], torch.optim.Optimizer], model: nn.Module, risk: Risk) -> torch.optim.Optimizer:
-    """Return the optimizer of a model; what its risk minimizes over is a group that never decays.
+    """Return the optimizer of a model; the dual variable of its risk is a group without weight decay.
 
-    Without groups for an optimizer that takes none, such as LBFGS, unless the risk has a rate of its own.
+    An optimizer without parameter groups, such as LBFGS, gets all parameters, unless the risk has a separate rate.
 
     Raises:
-        ConfigurationError: if it refuses its arguments.
+        ConfigurationError: if the optimizer does not accept its arguments.
     """
     duals = risk.dual_parameters()
     grouped: Any = model.parameters()
@@ -43,19 +43,19 @@ def build_optimizer(build: Callable[[Any], torch.optim.Optimizer], model: nn.Mod
                 raise
             return build(model.parameters())
     except (TypeError, ValueError) as error:
-        among = ", dual_lr of the risk among them" if risk.dual_lr is not None else ""
-        raise ConfigurationError(f"The optimizer refuses its arguments{among}: {error}") from error
+        dual = ", including dual_lr of the risk" if risk.dual_lr is not None else ""
+        raise ConfigurationError(f"The optimizer does not accept its arguments{dual}: {error}. Change them.") from error
 
 
 def clips_by_itself(optimizer: torch.optim.Optimizer, precision: Precision) -> bool:
-    """Return whether gradients of a fused optimizer have to be clipped without Lightning's check, which is for 16-mixed.
+    """Return whether gradients of a fused optimizer must be clipped without Lightning's check, which is meant for 16-mixed.
 
-    A fused optimizer divides gradients by the loss scale within its step, so that scaled gradients cannot be clipped before.
-    Lightning refuses clipping in bf16-mixed too, where no scale exists.
+    A fused optimizer divides gradients by the loss scale within its step, so scaled gradients cannot be clipped before.
+    Lightning also refuses clipping in bf16-mixed, which has no scale.
 
     Args:
-        optimizer: of the gradients that are clipped.
-        precision: of the trainer.
+        optimizer: optimizer of the clipped gradients.
+        precision: precision of the trainer.
 
     Raises:
         ConfigurationError: for a fused optimizer with a loss scale.
@@ -64,7 +64,7 @@ def clips_by_itself(optimizer: torch.optim.Optimizer, precision: Precision) -> b
         return False
     if precision.scaler is not None:
         raise ConfigurationError(
-            f"Expected an optimizer that is not fused, as gradients are clipped in {precision.precision}, but got"
+            f"Expected an optimizer that is not fused for gradient clipping in {precision.precision} but got"
             f" {type(optimizer).__name__}(fused=True). Use --model.init_args.optimizer.init_args.fused false, or"
             " --trainer.precision bf16-mixed."
         )
@@ -72,18 +72,18 @@ def clips_by_itself(optimizer: torch.optim.Optimizer, precision: Precision) -> b
 
 
 def warn_of_other_rates(optimizer: torch.optim.Optimizer, scheduler: object, risk: Risk) -> None:
-    """Warn where a scheduler begins with another rate than the risk's own."""
+    """Warn if a scheduler begins with another rate than the risk's ``dual_lr``."""
     for group in optimizer.param_groups:
         begins = group.get("initial_lr", group["lr"])
         if group.get(DUAL) and risk.dual_lr is not None and begins != risk.dual_lr:
             rank_zero_warn(
-                f"{type(scheduler).__name__} begins with a learning rate of {begins:g} for the dual variable of the risk, not"
-                f" its dual_lr={risk.dual_lr:g}. Give it a list of rates, the last of them for the dual variable."
+                f"{type(scheduler).__name__} begins with the learning rate {begins:g} for the dual variable of the risk, not"
+                f" with dual_lr={risk.dual_lr:g}. Give it a list of rates, the last one for the dual variable."
             )
 
 
 def renew_dual_rates(optimizers: list[Any], risk: Risk) -> None:
-    """Give a resumed run the rate that it is asked for now, not the one that it had."""
+    """Set the requested dual rate in a resumed run, in place of the restored rate."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if group.get(DUAL):

@@ -1,4 +1,4 @@
-"""A classifier of images by any risk, such as one that does not learn wrong labels."""
+"""A classifier of images by any risk, for example a risk that is robust to wrong labels."""
 
 from __future__ import annotations
 
@@ -23,27 +23,26 @@ __all__ = ["RobustClassifier"]
 
 
 class RobustClassifier(LitSparseModule):
-    """Tells the class of an image, trained by the risk of its cross-entropies.
+    """Image classifier that minimizes a risk of the cross-entropies.
 
-    Logged: ``loss``, the mean cross-entropy in nats; ``accuracy``, by the labels that are given; and, where the data know
-    better because noise was put on these, ``clean_accuracy``, by the true ones. In training all are of the images as the risk
-    moves them.
+    Logged are ``loss``, the mean cross-entropy in nats, ``accuracy`` for the given labels and, for data with label noise,
+    ``clean_accuracy`` for the true labels. In training they are measured on the images that the risk has perturbed.
 
-    Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 where it is not told, ``index`` (B,) and, with noise,
-    ``true_label`` (B,). Examples without a label do not count.
+    Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 if unlabelled, ``index`` (B,) and, with noise,
+    ``true_label`` (B,). Unlabelled examples are ignored.
 
     Args:
-        network: from images (B, D) to scores (B, classes); None for the published one, :class:`lit_sparse.nn.ConvNet` of
+        network: module from images (B, D) to scores (B, classes); None for the published :class:`lit_sparse.nn.ConvNet` for
             28 x 28 pixels.
-        in_features: D, numbers of an image.
+        in_features: D, number of pixels.
         classes: number of classes.
-        risk: the objective over the losses of a batch, in training; None for their mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start).
+        risk: training objective over the losses of a batch; None for their mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start).
 
     Raises:
-        ConfigurationError: for a number below 1, or images that the network does not take.
+        ConfigurationError: for a number below 1, or images that the network does not accept.
 
     Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
 
@@ -73,8 +72,8 @@ class RobustClassifier(LitSparseModule):
         self.classes = check_count("classes", classes, 2, MOST_FEATURES)
         if network is None and in_features != 784:
             raise ConfigurationError(
-                f"Expected argument `network` for images of {in_features} numbers: the default is one for 28 x 28 pixels. For"
-                " 8 x 8: ConvNet(8, 8, channels=[32])."
+                f"Expected argument `network` for images of {in_features} numbers but got the default for 28 x 28 pixels. For"
+                " 8 x 8 use ConvNet(8, 8, channels=[32])."
             )
         self.network = ConvNet(outputs=classes) if network is None else network
 
@@ -84,8 +83,8 @@ class RobustClassifier(LitSparseModule):
         scores: Tensor = self.network(pixels)
         if scores.shape != (len(pixels), self.classes):
             raise ConfigurationError(
-                f"Expected {full_name(self.network)} to make scores {(len(pixels), self.classes)} but it gives"
-                f" {tuple(scores.shape)}."
+                f"Expected {full_name(self.network)} to return scores {(len(pixels), self.classes)} but got"
+                f" {tuple(scores.shape)}. Change its output layer."
             )
         return scores
 
@@ -121,11 +120,11 @@ class RobustClassifier(LitSparseModule):
         return {"index": batch["index"], "predicted": probs.argmax(-1), "probs": probs}
 
     def _told(self, batch: Batch) -> Batch:
-        """Return the examples of a batch whose label is told."""
+        """Return the labelled examples of a batch."""
         label = batch["label"]
         if label.device.type != "cpu" or bool((label >= 0).all()):
             return batch
         told = label >= 0
         if not bool(told.any()):
-            raise ConfigurationError("Expected labelled images but none of this batch is: set the data's `labelled: 1.0`.")
+            raise ConfigurationError("Expected labelled images but got none in this batch. Set the data's `labelled: 1.0`.")
         return {name: value[told] if isinstance(value, Tensor) else value for name, value in batch.items()}

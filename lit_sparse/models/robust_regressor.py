@@ -1,4 +1,4 @@
-"""Regression by a risk of squared errors: a linear model that does well under the worst reweighting of its data."""
+"""Regression by a risk of squared errors, such as a worst case over weights of the data."""
 
 from __future__ import annotations
 
@@ -23,22 +23,24 @@ __all__ = ["RobustRegressor"]
 
 
 class RobustRegressor(LitSparseModule):
-    """Predicts a number from features, by any network, linear unless another is given.
+    """Predict a number from features by any network, by default a linear model.
 
-    The loss of an example is the squared error. Logged: ``loss``, its mean; ``log_mean_exp``, ``lam log mean exp(loss / lam)``
-    over all examples of validation or test, which robust training in Kullback-Leibler divergence aims at.
+    The loss of an example is the squared error. Logged are ``loss``, its mean, and ``log_mean_exp``, the value
+    ``lam log mean exp(loss / lam)`` over all examples of validation or test. The latter is the objective of robust training
+    in Kullback-Leibler divergence.
 
     Batches are dicts of ``features`` (B, D), ``target`` (B,) and ``index`` (B,).
 
     Args:
-        in_features: D, the intercept's constant feature among them.
-        network: from features (B, D) to predictions (B,) or (B, 1); None for a linear one without another intercept.
-        start: where a linear model begins: ``"least_squares"``, the solution for the training data, or ``"zeros"``.
-        lam: of ``log_mean_exp``, > 0.
-        risk: the objective over the losses of a batch, in training; None for their mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start).
+        in_features: D, including the intercept's constant feature.
+        network: module from features (B, D) to predictions (B,) or (B, 1); None for a linear model without a further
+            intercept.
+        start: initialization of a linear model: ``"least_squares"``, the solution for the training data, or ``"zeros"``.
+        lam: lam in ``log_mean_exp``, > 0.
+        risk: training objective over the losses of a batch; None for their mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start).
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -78,10 +80,10 @@ class RobustRegressor(LitSparseModule):
         self.network: nn.Module = network
 
     def setup(self, stage: str) -> None:
-        """Begin at the least-squares solution, where that was asked for and training begins.
+        """Initialize with the least-squares solution, if requested, when training begins.
 
         Raises:
-            ConfigurationError: if there is no data module to find it from.
+            ConfigurationError: if the solution needs a data module but there is none.
         """
         super().setup(stage)
         begins = stage == "fit" and self._training_seed is None and not self.initial_weights
@@ -89,21 +91,21 @@ class RobustRegressor(LitSparseModule):
             data = getattr(self.trainer, "datamodule", None)
             if not has_rows(data):
                 raise ConfigurationError(
-                    "`start: least_squares` goes through the training data: train with a data module of lit_sparse, or use"
-                    " `start: zeros`."
+                    "Expected a data module of lit_sparse with `start: least_squares`, which reads all training data, but got"
+                    " none. Train with one, or use `start: zeros`."
                 )
             rows = data
             after_restore(self.trainer, lambda: self.start_from(rows.fetch("train", 0, torch.arange(rows.size("train")))))
 
     @torch.no_grad()
     def start_from(self, batch: Batch) -> None:
-        """Take the least-squares solution of the rows of a batch, with their weights where they have some.
+        """Set the (weighted) least-squares solution of the rows of a batch.
 
         Raises:
             ConfigurationError: for a model that is not linear, or rows of another width.
         """
         if not self.linear:
-            raise ConfigurationError("Only a linear model has a least-squares solution: leave out `network`.")
+            raise ConfigurationError("Expected a linear model for a least-squares solution but got `network`. Leave it out.")
         check_entries(batch, self.in_features)
         features, target = batch["features"].double(), batch["target"].double()
         if "weight" in batch:
@@ -114,13 +116,13 @@ class RobustRegressor(LitSparseModule):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return predictions (B,) for features (B, D)."""
-        found: Tensor = self.network(features)
-        if found.shape not in ((len(features),), (len(features), 1)):
+        predictions: Tensor = self.network(features)
+        if predictions.shape not in ((len(features),), (len(features), 1)):
             raise ConfigurationError(
-                f"Expected {full_name(self.network)} to make one prediction a row, {(len(features), 1)}, but it gives"
-                f" {tuple(found.shape)}."
+                f"Expected {full_name(self.network)} to return one prediction per row, {(len(features), 1)}, but got"
+                f" {tuple(predictions.shape)}. Change its output layer."
             )
-        return found.reshape(len(features))
+        return predictions.reshape(len(features))
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:

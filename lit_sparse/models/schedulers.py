@@ -16,7 +16,7 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = ["StepwiseLR", "check_end", "describe_scheduler"]
 
-#: Where schedulers keep the number of their moves.
+#: Attribute in which schedulers store their number of moves.
 ENDS: dict[type[lr_scheduler.LRScheduler], str] = {
     lr_scheduler.OneCycleLR: "total_steps",
     lr_scheduler.CosineAnnealingLR: "T_max",
@@ -28,8 +28,7 @@ ENDS: dict[type[lr_scheduler.LRScheduler], str] = {
 class StepwiseLR(lr_scheduler.LRScheduler):
     """Change the learning rate after each optimizer step: a linear warm-up, then another scheduler.
 
-    Step ``t`` of the warm-up, counted from 1, has the rate ``t / warmup_steps`` times the first rate of the scheduler that
-    follows.
+    Step ``t`` of the warm-up, counted from 1, has the rate ``t / warmup_steps`` times the first rate of the other scheduler.
 
     To use it in a config::
 
@@ -40,8 +39,8 @@ class StepwiseLR(lr_scheduler.LRScheduler):
             scheduler: {class_path: torch.optim.lr_scheduler.CosineAnnealingLR, init_args: {T_max: 900}}
 
     Args:
-        optimizer: its groups get the rates.
-        scheduler: builds the scheduler that follows the warm-up, and that counts steps from its end; None for a constant rate.
+        optimizer: optimizer whose groups get the rates.
+        scheduler: constructor of the scheduler after the warm-up, which counts steps from its end; None for a constant rate.
         warmup_steps: number of steps until the full rate.
 
     Raises:
@@ -59,7 +58,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
         [0.5, 1.0, 1.0, 0.5, 0.25]
     """
 
-    #: Lightning calls :meth:`step` after each optimizer step; another scheduler with this attribute is treated alike.
+    #: With this attribute, Lightning calls :meth:`step` after each optimizer step.
     interval: Literal["step"] = "step"
 
     def __init__(
@@ -70,7 +69,7 @@ class StepwiseLR(lr_scheduler.LRScheduler):
         self.scheduler = None if scheduler is None else scheduler(optimizer)
         if isinstance(self.scheduler, lr_scheduler.ReduceLROnPlateau):
             raise ConfigurationError(
-                "Expected a `scheduler` that counts steps but got ReduceLROnPlateau, which waits for a metric. Use it as the"
+                "Expected a `scheduler` that counts steps but got ReduceLROnPlateau, which monitors a metric. Use it as the"
                 " model's `lr_scheduler`."
             )
         self.full_rates = [float(group["lr"]) for group in optimizer.param_groups]
@@ -110,11 +109,11 @@ class StepwiseLR(lr_scheduler.LRScheduler):
 
 
 def describe_scheduler(scheduler: Any, trainer: pl.Trainer | None) -> dict[str, Any]:
-    """Return what Lightning needs to know of a scheduler: when it moves, and by which metric.
+    """Return a scheduler's description for Lightning, with its interval and its monitored metric.
 
     Args:
-        scheduler: with attributes ``interval`` and ``monitor``, if it has any.
-        trainer: a metric of validation is new only in epochs in which it validates.
+        scheduler: scheduler, with optional attributes ``interval`` and ``monitor``.
+        trainer: trainer, whose validation epochs determine when a metric is new.
     """
     described = {"scheduler": scheduler, "interval": getattr(scheduler, "interval", "epoch")}
     if hasattr(scheduler, "monitor"):
@@ -128,9 +127,9 @@ def check_end(scheduler: Any, interval: str, trainer: pl.Trainer) -> None:
     """Warn if a run is too short for a scheduler to reach its end; do nothing if the length of the run is not known.
 
     Args:
-        scheduler: of the run.
+        scheduler: scheduler of the run.
         interval: ``"step"`` or ``"epoch"``.
-        trainer: of a run that begins.
+        trainer: trainer of a new run.
 
     Raises:
         ConfigurationError: if the run is longer than a ``OneCycleLR`` allows.
@@ -154,7 +153,7 @@ def check_end(scheduler: Any, interval: str, trainer: pl.Trainer) -> None:
     after = f" after {skipped} of warm-up" if skipped else ""
     if isinstance(scheduler, lr_scheduler.OneCycleLR) and moves > end:
         raise ConfigurationError(
-            f"Expected {kind} to last as long as the run but it would move {moves} times, once per {interval}{after}. Set"
+            f"Expected {kind} to last as long as the run but got {moves} moves, one per {interval}{after}. Set"
             f" total_steps to {moves}."
         )
     if moves < end:

@@ -1,4 +1,4 @@
-"""Sequence to sequence with attention by any mapping: translation, summarization."""
+"""Sequence to sequence models with attention by any mapping, for translation and summarization."""
 
 from __future__ import annotations
 
@@ -30,40 +30,41 @@ __all__ = ["Seq2Seq"]
 
 
 class Seq2Seq(TextModule):
-    """Reads a sequence, and writes another one attending to it, by any mapping.
+    """Generate a sequence from another one, with attention by any mapping.
 
-    Logged: ``loss``, what is minimized, a token; ``nll``, the negative log-likelihood of a token, and ``perplexity``;
-    ``accuracy``, the share of tokens that are the most probable one given those before; ``zeros``, the share of source
-    positions with an attention of exactly 0; and support sizes and groups of equal weights of the attention, one decision a
-    token and head. In the test, and with ``validation_beam_size`` in validation, also the ``metrics`` of what is written.
+    Logged are per token ``loss``, the minimized loss, ``nll``, the negative log-likelihood, ``perplexity``, and ``accuracy``,
+    the fraction of tokens that are the most probable ones given their predecessors. ``zeros`` is the fraction of source
+    positions with an attention of exactly 0. Support sizes and groups of equal attention weights are measured per token and
+    head. The test logs the ``metrics`` of the generated outputs, as does validation with ``validation_beam_size``.
 
-    Batches are those of :class:`lit_sparse.data.TranslationDataModule`.
+    Batches come from :class:`lit_sparse.data.TranslationDataModule`.
 
     Args:
-        mapping: from attention scores to weights.
+        mapping: mapping from attention scores to weights.
         body: encoder and decoder; None for :class:`lit_sparse.nn.RecurrentBody`, the published one.
-        output_mapping: gives the probabilities of the next token, trained by its Fenchel-Young loss; None for softmax and
-            cross-entropy.
-        tied_embeddings: whether the output layer has the weights of the target's embeddings.
-        label_smoothing: share of the probability of the target that is spread over all tokens in ``loss``, not in ``nll``.
-        loss_per: divisor of the loss of a batch, its tokens or its sentences. With tokens, each process and each accumulated
-            batch has a mean of its own, so batches of different lengths weight their tokens slightly differently.
-        init_range: weights are drawn uniformly from [-init_range, init_range] at first; None for torch's own, and tied
-            embeddings from a Gaussian of variance 1 / width.
-        beam_size: open sequences in the search.
-        n_best: how many outputs of each input are predicted.
+        output_mapping: mapping to the probabilities of the next token, trained by its Fenchel-Young loss; None for softmax
+            and cross-entropy.
+        tied_embeddings: whether the output layer shares the weights of the target embeddings.
+        label_smoothing: probability mass that ``loss`` (but not ``nll``) moves from the target token to all tokens.
+        loss_per: ``"token"`` for the mean over tokens, or ``"sentence"`` for their sum divided by the number of sentences.
+            The mean is taken per process and per accumulated batch, so batches of different lengths weight their tokens
+            slightly differently.
+        init_range: limit of the uniform initial weights [-init_range, init_range]. None for torch's initialization, with
+            tied embeddings from a Gaussian of variance 1 / width.
+        beam_size: number of open sequences in the search.
+        n_best: number of predicted outputs per input.
         length_penalty: alpha of the search.
-        max_output: most tokens of an output; it is also cut after 3 times the input's length plus 10.
-        replace_unknown: whether ``<unk>`` is replaced by the input's token with the largest attention, as it is written there.
-        metrics: what outputs are scored by; None for BLEU and chrF. Two of one kind need a ``name`` each.
-        validation_beam_size: open sequences in the search in validation; 0 for no search there.
-        risk: the objective over the losses of a batch, in training; None for their mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start).
+        max_output: maximal number of output tokens; the limit 3 times the input's length plus 10 also applies.
+        replace_unknown: whether to replace ``<unk>`` by the input token with the largest attention.
+        metrics: metrics of the outputs; None for BLEU and chrF. Two metrics of one class need different ``name``.
+        validation_beam_size: number of open sequences in the search in validation; 0 for no search.
+        risk: training objective over the losses of a batch; None for their mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start).
 
     Raises:
-        ConfigurationError: for an argument outside its range, a body that is another model's, or metrics of one name.
+        ConfigurationError: for an argument outside its range, a body of another model, or metrics with equal names.
 
     Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 4.2.
 
@@ -118,13 +119,13 @@ class Seq2Seq(TextModule):
         self.beam_size = check_count("beam_size", beam_size, most=MOST_FEATURES)
         self.n_best = check_count("n_best", n_best, most=MOST_FEATURES)
         if n_best > beam_size:
-            raise ConfigurationError(f"Expected `n_best` to be at most `beam_size`={beam_size} but got {n_best}.")
+            raise ConfigurationError(f"Expected `n_best` <= `beam_size`={beam_size} but got {n_best}. Increase `beam_size`.")
         self.length_penalty = check_number("length_penalty", length_penalty, 0.0, 10.0)
         self.max_output = check_count("max_output", max_output, most=MOST_FEATURES)
         self.replace_unknown = replace_unknown
         self.metrics: list[TextMetric] = [Bleu(), ChrF()] if metrics is None else metrics
         _check_keys(self.metrics)
-        self._written, self._empty = 0, 0  # outputs of a test
+        self._written, self._empty = 0, 0  # numbers of a test's outputs
         self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0, MOST_FEATURES)
         self.fenchel_young = (
             None
@@ -153,28 +154,30 @@ class Seq2Seq(TextModule):
                         parameter.uniform_(-self.init_range, self.init_range)
         with torch.no_grad():
             for embedding, its in ((self.source_embedding, source), (self.target_embedding, target)):
-                if self.init_range is None and embedding.weight is self.output.weight:  # else no token but a few were likely
+                if (
+                    self.init_range is None and embedding.weight is self.output.weight
+                ):  # larger weights would make a few tokens too likely
                     embedding.weight.normal_(0.0, self.body.width**-0.5)
                 embedding.weight[its.pad] = 0.0
 
     def setup(self, stage: str) -> None:
-        """Find the vocabularies, and say so where lower-cased outputs will be scored with case."""
+        """Set the vocabularies, and report lower-cased outputs with case-sensitive metrics."""
         super().setup(stage)
         cased = [str(metric.name) for metric in self.metrics if getattr(metric, "lowercase", True) is False]
         target = self.vocabularies.get("target")
         if stage in ("validate", "test") and cased and target is not None and target.lowercase:
             rank_zero_info(
-                f"note: outputs are lower-cased but {' and '.join(cased)} tell case apart; score with `lowercase: true`, or"
+                f"note: outputs are lower-cased but {' and '.join(cased)} depend on case; score with `lowercase: true`, or"
                 " keep the case in the target vocabulary"
             )
 
     def encode(self, source: Tensor, lengths: Tensor) -> State:
-        """Return the memory of sources (B, S) of some lengths (B,)."""
+        """Return the memory of sources (B, S) with lengths (B,)."""
         self._check_built()
         return self.body.encode(self.source_embedding(source), lengths)
 
     def forward(self, source: Tensor, source_length: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the scores (B, T, V) of the token after each of targets (B, T), and attention (B, heads, T, S)."""
+        """Return the scores (B, T, V) of the next token for each target token, and attention (B, heads, T, S)."""
         hidden, weights = self.body.decode(self.target_embedding(target), self.encode(source, source_length))
         return self.output(hidden), weights
 
@@ -192,7 +195,7 @@ class Seq2Seq(TextModule):
         there = length_mask(batch["target_length"] - 1, target.shape[1] - 1)
         rows, columns = there.nonzero(as_tuple=True)
         gold = target[rows, columns + 1]
-        scores = self.output(hidden[rows, columns])  # no work for padding
+        scores = self.output(hidden[rows, columns])  # without padding
         losses, nll = self._losses(scores, gold)
         weights = weights.detach()[rows, :, columns]  # (N, heads, S)
         support = weights.ne(0).sum(-1)
@@ -210,7 +213,7 @@ class Seq2Seq(TextModule):
             support_size=support.flatten(),
             num_allowed=allowed.flatten(),
         )
-        if self.loss_per == "sentence":  # the logged loss stays that of a token
+        if self.loss_per == "sentence":  # the logged loss stays per token
             output.losses, output.example_index = losses.new_zeros(len(source)).index_add(0, rows, losses), None
             output.per_example["loss"] = self.weighted(losses, batch, rows)
         if stage != "train":
@@ -224,9 +227,9 @@ class Seq2Seq(TextModule):
         """Return the best outputs for each input.
 
         Args:
-            memory: of :meth:`encode`.
-            lengths: (B,) of the inputs.
-            beam_size: open sequences; the model's own by default.
+            memory: memory from :meth:`encode`.
+            lengths: (B,) lengths of the inputs.
+            beam_size: number of open sequences; the model's own by default.
         """
         beam_size = self.beam_size if beam_size is None else beam_size
         target = self.vocabularies["target"]
@@ -246,21 +249,21 @@ class Seq2Seq(TextModule):
 
     @torch.no_grad()
     def generate(self, lines: Sequence[str], batch_size: int = 64) -> list[str]:
-        """Return the best output for each input line: its translation, or its summary.
+        """Return the best output for each input line, such as a translation or a summary.
 
         Args:
-            lines: the inputs; an empty one gives an empty output.
-            batch_size: how many are worked on together.
+            lines: inputs; an empty input gives an empty output.
+            batch_size: number of inputs per batch.
 
         Raises:
-            ConfigurationError: for a batch size below 1, or what is no list of text.
+            ConfigurationError: for a batch size below 1, or for another object than a list of text.
         """
         self._check_built()
         check_count("batch_size", batch_size)
         check_lines("lines", lines)
         vocabulary, training = self.vocabularies["source"], self.training
         encoded = vocabulary.encode(list(lines))
-        found: list[str] = [""] * len(encoded)
+        outputs: list[str] = [""] * len(encoded)
         self.eval()
         try:
             order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
@@ -272,19 +275,19 @@ class Seq2Seq(TextModule):
                     source[row, : len(encoded[i])] = torch.tensor(encoded[i], dtype=torch.int64)
                 source, lengths = source.to(self.device), lengths.to(self.device)
                 for i, best in zip(rows, self.search(self.encode(source, lengths), lengths), strict=True):
-                    found[i] = self._text(best[0], lines[i])
+                    outputs[i] = self._text(best[0], lines[i])
         finally:
             self.train(training)
-        return found
+        return outputs
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        """Return ``index`` (B,), the B best output ``lines``, ``candidates`` with their scores, and the attention."""
+        """Return ``index`` (B,), the best output ``lines`` (B), ``candidates`` with their scores, and the attention."""
         memory = self.encode(batch["source"], batch["source_length"])
-        found = self.search(memory, batch["source_length"])
-        drawn = self._drawn(batch, [best[0] for best in found])
+        hypotheses = self.search(memory, batch["source_length"])
+        drawn = self._drawn(batch, [best[0] for best in hypotheses])
         candidates = [
             [{"text": self._text(one, text), "score": one.score} for one in best]
-            for best, text in zip(found, batch["source_text"], strict=True)
+            for best, text in zip(hypotheses, batch["source_text"], strict=True)
         ]
         lines = [best[0]["text"] for best in candidates]
         return {**drawn, "index": batch["index"], "lines": lines, "candidates": candidates, "source": batch["source_text"]}
@@ -295,16 +298,16 @@ class Seq2Seq(TextModule):
         self._written, self._empty = 0, 0
 
     def on_test_epoch_end(self) -> None:
-        """Log the scores, and say so where most outputs are empty."""
+        """Log the scores, and report if most outputs are empty."""
         super().on_test_epoch_end()
         if 2 * self._empty > self._written:
             rank_zero_info(
-                f"note: {self._empty} of {self._written} outputs are empty, because an end at once is more probable than any"
-                " whole sentence. Train longer; until then a beam of one, --model.init_args.beam_size 1, writes more."
+                f"note: {self._empty} of {self._written} outputs are empty, because an immediate end is more probable than any"
+                " sentence. Train longer, or use greedy search, --model.init_args.beam_size 1, which gives longer outputs."
             )
 
     def on_test_end(self) -> None:
-        """Write the signatures of the scores beside them: what they depend on, for others to compare with."""
+        """Write the signatures of the scores, which list all settings that they depend on."""
         signatures = [metric.signature for metric in self._text_metrics("test")]
         folder = self.trainer.log_dir
         if folder is not None and self.trainer.loggers and self.trainer.is_global_zero:
@@ -323,7 +326,7 @@ class Seq2Seq(TextModule):
         self.log(f"{stage}/perplexity", self.stage_metrics(stage)["nll"].compute().exp(), sync_dist=True)
 
     def _losses(self, scores: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what is minimized and the negative log-likelihood, (N,), for scores (N, V) of tokens (N,)."""
+        """Return the minimized loss and the negative log-likelihood, each (N,), for scores (N, V) and tokens (N,)."""
         if self.output_mapping is None or self.fenchel_young is None:
             nll = nnf.cross_entropy(scores, gold, reduction="none")
             if not self.label_smoothing:
@@ -344,40 +347,40 @@ class Seq2Seq(TextModule):
         return self.output_mapping.map(scores, None, -1).log(), weights, state
 
     def _score(self, batch: Batch, memory: State, beam_size: int, stage: Stage) -> dict[str, Any]:
-        """Write freely, score it, and return what is to be drawn."""
-        found = [best[0] for best in self.search(memory, batch["source_length"], beam_size)]
-        lines = [self._text(one, text) for one, text in zip(found, batch["source_text"], strict=True)]
+        """Generate outputs, update the metrics, and return the artifacts for pictures."""
+        hypotheses = [best[0] for best in self.search(memory, batch["source_length"], beam_size)]
+        lines = [self._text(hypothesis, text) for hypothesis, text in zip(hypotheses, batch["source_text"], strict=True)]
         for metric in self._text_metrics(stage):
             metric.update(lines, batch["references"])
         if stage == "test":
             self._written += len(lines)
             self._empty += sum(not line for line in lines)
-        return {**self._drawn(batch, found), "index": batch["index"]}
+        return {**self._drawn(batch, hypotheses), "index": batch["index"]}
 
-    def _text(self, found: Hypothesis, source: str) -> str:
+    def _text(self, hypothesis: Hypothesis, source: str) -> str:
         """Return the text of an output for a source."""
-        return self.vocabularies["target"].join(self._tokens(found, source))
+        return self.vocabularies["target"].join(self._tokens(hypothesis, source))
 
-    def _tokens(self, found: Hypothesis, source: str) -> list[str]:
+    def _tokens(self, hypothesis: Hypothesis, source: str) -> list[str]:
         target = self.vocabularies["target"]
-        tokens = target.lookup_tokens(found.tokens)
-        if self.replace_unknown and target.unk in found.tokens:
+        tokens = target.lookup_tokens(hypothesis.tokens)
+        if self.replace_unknown and target.unk in hypothesis.tokens:
             written = self.vocabularies["source"].tokenize(source)
-            for place, number in enumerate(found.tokens):
-                if number == target.unk and place < found.attention.shape[1]:
-                    best = int(found.attention[:, place].mean(0).argmax())
+            for place, number in enumerate(hypothesis.tokens):
+                if number == target.unk and place < hypothesis.attention.shape[1]:
+                    best = int(hypothesis.attention[:, place].mean(0).argmax())
                     tokens[place] = written[best] if best < len(written) else tokens[place]
         return tokens
 
-    def _drawn(self, batch: Batch, found: list[Hypothesis]) -> dict[str, Any]:
-        """Return attention (B, T, S), the mean of all heads, padded with zeros, and the tokens along its sides."""
-        steps = max(max(one.attention.shape[1] for one in found), 1)
-        attention = torch.zeros(len(found), steps, batch["source"].shape[1])
+    def _drawn(self, batch: Batch, hypotheses: list[Hypothesis]) -> dict[str, Any]:
+        """Return the zero-padded mean attention (B, T, S) of all heads, with source and output tokens."""
+        steps = max(max(hypothesis.attention.shape[1] for hypothesis in hypotheses), 1)
+        attention = torch.zeros(len(hypotheses), steps, batch["source"].shape[1])
         outputs = []
-        for row, one in enumerate(found):
-            _, length, width = one.attention.shape
-            attention[row, :length, :width] = one.attention.mean(0)
-            outputs.append([*self._tokens(one, batch["source_text"][row]), EOS][:length])
+        for row, hypothesis in enumerate(hypotheses):
+            _, length, width = hypothesis.attention.shape
+            attention[row, :length, :width] = hypothesis.attention.mean(0)
+            outputs.append([*self._tokens(hypothesis, batch["source_text"][row]), EOS][:length])
         lengths = batch["source_length"].tolist()
         sources = [
             self.vocabularies["source"].lookup_tokens(row[:length].tolist())
@@ -387,17 +390,17 @@ class Seq2Seq(TextModule):
 
 
 def _check_keys(metrics: Sequence[TextMetric]) -> None:
-    """Check that no two metrics log under one name.
+    """Check that all metrics log under different names.
 
     Raises:
-        ConfigurationError: if they do.
+        ConfigurationError: if two names are equal.
     """
     known: dict[str, TextMetric] = {}
     for metric in metrics:
         for key in metric.scores(metric.sums.cpu(), 1):
             if key in known:
                 raise ConfigurationError(
-                    f"The `metrics` {type(known[key]).__name__} and {type(metric).__name__} would both be logged as {key!r}."
-                    f" Give one of them another `name`: {{class_path: {type(metric).__name__}, init_args: {{name: other}}}}."
+                    f"Expected `metrics` with different names but got {key!r} twice, for {type(known[key]).__name__} and"
+                    f" {type(metric).__name__}. Set a `name` in the init_args of one."
                 )
             known[key] = metric

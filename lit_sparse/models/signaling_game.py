@@ -1,4 +1,4 @@
-"""A referential game: a sender names an image by a symbol, a receiver picks it out of several (Lazaridou et al. 2017)."""
+"""Signaling game: a sender describes an image by a symbol, and a receiver picks the image (Lazaridou et al. 2017)."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ __all__ = ["SignalingGame"]
 
 
 class SignalingGame(LitSparseModule):
-    """A sender sees one image and sends a symbol; a receiver sees several images and the symbol, and picks one.
+    """A sender maps an image to a symbol, and a receiver picks the image among candidates, given the symbol.
 
-    The sender scores the symbols, a mapping turns scores into q(symbol|image), and the estimator sums out or draws the symbol.
-    The loss is the receiver's negative log-likelihood of the right image less ``entropy_weight`` times the entropy of q.
+    The sender scores the symbols, a mapping turns scores into q(symbol|image), and the estimator sums out or samples the
+    symbol. The loss is the receiver's negative log-likelihood of the target minus ``entropy_weight`` times the entropy of q.
 
-    Logged: ``success``, whether the receiver picks the right image for the most probable symbol that was decoded;
-    ``expected_success``, over all that were decoded in proportion to their probability; ``nll`` and ``entropy``, in nats.
+    Logged are ``success``, whether the receiver picks the target for the most probable decoded symbol, ``expected_success``,
+    its mean over the decoded symbols by their probability, and ``nll`` and ``entropy`` in nats.
 
-    Batches are dicts of ``target`` (B, F), ``candidates`` (B, N, F), of which the one at ``position`` (B,) shows the target,
-    and ``index`` (B,); ``label`` (B,), the class of the target, and ``attributes`` (B, A) serve analyses of the language.
+    Batches are dicts of ``target`` (B, F), ``candidates`` (B, N, F), ``position`` (B,) of the target among the candidates, and
+    ``index`` (B,). Analyses of the language use ``label`` (B,), the class of the target, and ``attributes`` (B, A).
 
     Args:
-        mapping: from the sender's scores to probabilities of symbols.
-        estimator: of the expected loss; it is given no mapping of its own.
-        in_features: F, features of an image.
+        mapping: mapping from the sender's scores to probabilities of symbols.
+        estimator: estimator of the expected loss, without a mapping.
+        in_features: F, number of features per image.
         vocabulary: V, number of symbols.
-        sender: from images (B, F) to scores (B, V) of the symbols; by default the published one,
-            :class:`lit_sparse.nn.Sender`.
-        receiver: from candidates (B, N, F), messages (R, V), one-hot or relaxed, and rows (R,) sorted, which game each message
-            belongs to, to scores (R, N) of the candidates; by default the published one, :class:`lit_sparse.nn.Receiver`.
-        entropy_weight: of the entropy of the message that is added to what is maximized.
-        risk: the objective over the losses of a batch, in training; None for their mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start).
+        sender: module from images (B, F) to scores (B, V) of the symbols; the published :class:`lit_sparse.nn.Sender` by
+            default.
+        receiver: module from candidates (B, N, F), messages (R, V), one-hot or relaxed, and sorted indices (R,) of their
+            games to scores (R, N) of the candidates; the published :class:`lit_sparse.nn.Receiver` by default.
+        entropy_weight: weight of the messages' entropy, which is maximized.
+        risk: training objective over the losses of a batch; None for their mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start).
 
     Raises:
-        ConfigurationError: if the mapping gives no probabilities, or the estimator has another mapping or is one over bits.
+        ConfigurationError: if the mapping does not give probabilities, or the estimator has another mapping or is for bits.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 5.2 and appendix.
@@ -146,43 +146,43 @@ class SignalingGame(LitSparseModule):
         return self._ask("receiver", takes, (len(rows), candidates.shape[1]), candidates, messages, rows)
 
     def _ask(self, name: str, takes: str, shape: tuple[int, int], *arguments: Tensor) -> Tensor:
-        """Return the scores of a player, which must be of a shape.
+        """Return the scores of the sender or receiver after a check of their shape.
 
         Raises:
-            ConfigurationError: if they are not, or it fails.
+            ConfigurationError: if the module fails, or returns another shape.
         """
         player: nn.Module = getattr(self, name)
         try:
-            found: Tensor = player(*arguments)
+            scores: Tensor = player(*arguments)
         except torch.cuda.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError) as error:
             raise ConfigurationError(
-                f"The {name}, {type(player).__name__}, fails on {takes}, of which it should make scores {shape}:"
+                f"Expected the {name} {type(player).__name__} to map {takes} to scores {shape} but got"
                 f" {type(error).__name__}: {error}"
             ) from error
-        if not isinstance(found, Tensor) or found.shape != shape:
-            got = f"scores {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+        if not isinstance(scores, Tensor) or scores.shape != shape:
+            got = f"scores {tuple(scores.shape)}" if isinstance(scores, Tensor) else type(scores).__name__
             raise ConfigurationError(
-                f"Expected the {name}, {type(player).__name__}, to make scores {shape} of {takes} but it gives {got}."
+                f"Expected the {name} {type(player).__name__} to map {takes} to scores {shape} but got {got}. Correct it."
             )
-        return found
+        return scores
 
     @staticmethod
     def _sent(out: Expectation, batch: Batch) -> dict[str, Tensor]:
-        """Return the most probable symbol (B,) of each game and what it was sent for."""
+        """Return the most probable symbol (B,) of each game, with its label and attributes."""
         sent = {"messages": out.probs.detach().argmax(-1), "targets": batch["target"], "index": batch["index"]}
         known = {"labels": "label", "attributes": "attributes"}
         return sent | {name: batch[key] for name, key in known.items() if key in batch}
 
 
 def _successes(out: Expectation, heard: LatentBatch, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Return for each game (B,) whether the most probable decoded symbol was right, and the share of symbols that were.
+    """Return for each game (B,) the success of the most probable decoded symbol, and the expected success.
 
     Args:
-        out: the expectation.
-        heard: the messages that were decoded (R, V).
-        right: (R,) whether the receiver picked the right image.
+        out: expectation of the loss.
+        heard: decoded messages (R, V).
+        right: (R,) whether the receiver picked the target.
     """
     size = len(out.loss)
     weights = (out.probs.detach()[heard.example_index] * heard.values.detach()).sum(-1).nan_to_num(0.0).clamp_min(0.0)

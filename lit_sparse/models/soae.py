@@ -1,4 +1,4 @@
-"""Supervised online auto-encoder (Thom & Palm 2013): a classifier with sparse activity and, if wanted, sparse connectivity."""
+"""Supervised online auto-encoder (Thom & Palm 2013): a classifier with sparse activity and optional sparse connectivity."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ DRAWN = 16
 
 
 class _HasExamples(Protocol):
-    """What the model needs of its data module to start from training examples."""
+    """A data module with access to its training examples."""
 
     seed: int
 
@@ -42,15 +42,15 @@ class _HasExamples(Protocol):
 
 @dataclass(frozen=True)
 class _Evaluation:
-    """What the model makes of a batch.
+    """Outputs of the model for a batch.
 
     Attributes:
-        activity: (B, width).
-        scores: (B, classes).
-        nll: (B,) the cross-entropy.
-        losses: (B,).
-        made: (B, D) reconstructions, where they are trained.
-        correlation: (B,) theirs with the input.
+        activity: (B, width) hidden units.
+        scores: (B, classes) scores of the classes.
+        nll: (B,) cross-entropy.
+        losses: (B,) losses.
+        made: (B, D) reconstructions, if they are trained.
+        correlation: (B,) correlation of reconstruction and input.
     """
 
     activity: Tensor
@@ -69,39 +69,39 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
         (1 - alpha) (1 - correlation(W h, x)) + alpha cross_entropy,    alpha = 1 - exp(-epoch / supervision_epochs)
 
-    so that training begins as an auto-encoder's and ends as a classifier's. With a Hoyer projection as f each example has an
-    activity of that sparseness (SOAE-sigma), with a hard threshold that many active units (SOAE-L0). With tanh and
-    ``supervision_epochs=0`` it is a multi-layer perceptron. :class:`lit_sparse.callbacks.SparseConnectivity` on ``encoder``
-    gives the columns of W, the bases, a sparseness; they are the rows of ``encoder.weight``.
+    so that training begins with an auto-encoder and ends with a classifier. A Hoyer projection as f fixes the sparseness of
+    the activity (SOAE-sigma), and a hard threshold fixes the number of active units (SOAE-L0). With tanh and
+    ``supervision_epochs=0`` the model is a multi-layer perceptron. :class:`lit_sparse.callbacks.SparseConnectivity` on
+    ``encoder`` makes the bases sparse, the columns of W, which are the rows of ``encoder.weight``.
 
-    Logged: ``accuracy``; ``nll``, the cross-entropy in nats; ``correlation`` of reconstruction and input, where it is trained;
+    Logged are ``accuracy``, ``nll``, the cross-entropy in nats, ``correlation`` of reconstruction and input if it is trained,
     and the number of active units as support sizes.
 
-    Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 where it is not told, and ``index`` (B,).
+    Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 if unlabelled, and ``index`` (B,).
 
     Args:
-        mapping: the transfer function f, over the last dimension: a mapping, another module such as ``torch.nn.Tanh``, or
-            None for none.
-        in_features: D, numbers of an example.
-        width: hidden units.
+        mapping: transfer function f over the last dimension: a mapping, another module such as ``torch.nn.Tanh``, or None
+            for the identity.
+        in_features: D, number of input features.
+        width: number of hidden units.
         classes: number of classes.
-        initial_bases: what the bases are at first; None for random training examples of unit norm.
-        supervision_epochs: epochs after which 63 % of the loss is the classifier's; 0 for all of it from the beginning.
-        output_std: standard deviation of the Gaussian noise that W_out and theta are at first.
-        sparse_gradient: whether the bases get a sparse gradient, of the active units alone, which is faster where few are
-            active in a batch, as with one example an update. ``torch.optim.SGD`` without momentum and weight decay takes
-            it; gradients cannot be clipped, nor be averaged over processes.
-        risk: the objective over the losses of a batch, in training; None for their mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start).
+        initial_bases: initialization of the bases; None for random training examples of unit norm.
+        supervision_epochs: number of epochs after which the classifier has 63 % of the loss; 0 for all of it from the start.
+        output_std: standard deviation of the Gaussian initialization of W_out and theta.
+        sparse_gradient: whether the bases get a sparse gradient, only for active units. It is faster if few units are active
+            in a batch, e.g. with one example per update. It needs ``torch.optim.SGD`` without momentum and weight decay, and
+            allows neither gradient clipping nor several processes.
+        risk: training objective over the losses of a batch; None for their mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start).
 
     Raises:
-        ConfigurationError: for an argument outside its range, a mapping of another dimension, or a sparse gradient without a
-            mapping that makes zeros, with several processes, clipping, or an optimizer that keeps a state.
+        ConfigurationError: for an argument outside its range, a mapping over another dimension, or a sparse gradient without
+            a sparse mapping, with several processes, with clipping, or with an optimizer that has a state.
 
-    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 4. The publication says
-    that alpha begins at zero, rises slowly and tends to one; this function of the epoch is our own.
+    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 4. In the publication
+    alpha begins at zero, rises slowly and tends to one; this function of the epoch is our own choice.
 
     Example:
         >>> import torch
@@ -134,20 +134,20 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.supervision_epochs = check_number("supervision_epochs", supervision_epochs, 0.0, 1e6)
         if getattr(mapping, "dim", -1) not in (-1, 1):
-            raise ConfigurationError(f"Expected argument `mapping` to map the last dimension but got {mapping!r}.")
+            raise ConfigurationError(f"Expected `mapping` over the last dimension but got {mapping!r}. Set its dim to -1.")
         self.mapping = mapping
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.width = check_count("width", width, most=MOST_FEATURES)
         self.classes = check_count("classes", classes, 2, MOST_FEATURES)
         if initial_bases is not None and not isinstance(initial_bases, InitialBases):
             raise ConfigurationError(
-                f"Expected argument `initial_bases` to be a lit_sparse.nn.InitialBases or None but got {initial_bases!r}."
+                f"Expected `initial_bases` to be a lit_sparse.nn.InitialBases or None but got {initial_bases!r}. Build one."
             )
         self.initial_bases = SampleBases() if initial_bases is None else initial_bases
         self.output_std = check_number("output_std", output_std, 0.0, 1e3)
         if sparse_gradient and not isinstance(mapping, SparseMapping):
             raise ConfigurationError(
-                f"Expected `sparse_gradient` with a mapping that makes zeros but `mapping` is {mapping!r}."
+                f"Expected a sparse mapping with `sparse_gradient` but got {mapping!r}. Leave out `sparse_gradient`."
             )
         self.sparse_gradient = sparse_gradient
         self.encoder = nn.Linear(in_features, width, bias=False)
@@ -156,7 +156,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
             for parameter in self.output.parameters():
                 parameter.normal_(0.0, self.output_std)
         self._started = False
-        #: The epoch of training that the weights come from, which evaluation weighs the loss by too.
+        #: Training epoch of the weights, which also determines alpha in evaluation.
         self._epoch = 0
         self.register_load_state_dict_post_hook(_keep_loaded)  # type: ignore[no-untyped-call]
         if self.initial_bases.examples(width) == 0:
@@ -164,24 +164,24 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     @property
     def bases(self) -> Tensor:
-        """The bases (width, D), the columns of W, which are also the weights that a unit adds up its input with."""
+        """The bases (width, D), the columns of W, which are also the input weights of the hidden units."""
         return self.encoder.weight
 
     @property
     def alpha(self) -> float:
-        """The share of the classifier in the loss, in this epoch of training, or the one that a checkpoint comes from."""
+        """The classifier's fraction of the loss, in this epoch of training or in the epoch of the checkpoint."""
         return 1.0 if self.supervision_epochs == 0 else -math.expm1(-self._epoch / self.supervision_epochs)
 
     @torch.no_grad()
     def start_from(self, examples: Tensor) -> None:
-        """Draw the bases that training starts from.
+        """Draw the initial bases.
 
         Args:
             examples: (N, D) distinct training examples in random order; see :meth:`InitialBases.examples`.
 
         Raises:
-            DataError: if there are too few.
-            ConfigurationError: if ``initial_bases`` returns something else than bases.
+            DataError: if there are too few examples.
+            ConfigurationError: if ``initial_bases`` does not return bases.
         """
         check_features(examples, self.in_features)
         generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
@@ -189,7 +189,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         if drawn.shape != self.encoder.weight.shape or not bool(drawn.isfinite().all()):
             raise ConfigurationError(
                 f"Expected {full_name(self.initial_bases)} to return {tuple(self.encoder.weight.shape)} finite numbers, a basis"
-                f" a row, but got {tuple(drawn.shape)}{'' if bool(drawn.isfinite().all()) else ' with NaN or infinities'}."
+                f" per row, but got {tuple(drawn.shape)}{'' if bool(drawn.isfinite().all()) else ' with NaN or infinities'}."
+                " Correct it."
             )
         self.encoder.weight.copy_(drawn)
         self._started = True
@@ -198,14 +199,14 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         """Draw the bases from the training data, unless they are restored or were drawn before.
 
         Raises:
-            ConfigurationError: if there is no data module to draw them from.
+            ConfigurationError: if the bases need a data module but there is none.
         """
         if stage == "fit" and not self._started and not self.initial_weights:
             data = getattr(self.trainer, "datamodule", None)
             if not _has_examples(data):
                 raise ConfigurationError(
-                    f"{type(self.initial_bases).__name__} draws from training examples. Train with a data module of"
-                    " lit_sparse, or call `model.start_from(examples)` first, or choose `initial_bases: NoiseBases`."
+                    f"Expected a data module of lit_sparse for {type(self.initial_bases).__name__} but got none. Use one,"
+                    " call `model.start_from(examples)` first, or use `initial_bases: NoiseBases`."
                 )
             examples = data
             after_restore(self.trainer, lambda: self._start_from_data(examples))
@@ -218,17 +219,17 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         self.start_from(data.fetch("train", 0, order)["pixels"][torch.randperm(number)])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the epoch that the weights come from; after training Lightning's own is the next one."""
+        """Store the epoch of the weights; after training Lightning's own number is the next epoch."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["trained_epoch"] = self._epoch
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The bases are those of the checkpoint, and so is the epoch."""
+        """Restore the epoch of the bases."""
         self._started, self._epoch = True, int(checkpoint.get("trained_epoch", 0))
         super().on_load_checkpoint(checkpoint)
 
     def on_train_epoch_start(self) -> None:
-        """Weigh the parts of the loss anew."""
+        """Update the weights of the loss terms."""
         super().on_train_epoch_start()
         self._epoch = self.current_epoch
 
@@ -245,9 +246,11 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
                 "an optimizer other than torch.optim.SGD": not isinstance(self.trainer.optimizers[0], torch.optim.SGD),
                 "momentum or weight decay": bool(states),
             }
-            found = [name for name, there in hindrance.items() if there]
-            if found:
-                raise ConfigurationError(f"`sparse_gradient` cannot be used with {' and '.join(found)}. Leave one of them out.")
+            hindrances = [name for name, there in hindrance.items() if there]
+            if hindrances:
+                raise ConfigurationError(
+                    f"Expected `sparse_gradient` alone but got {' and '.join(hindrances)} as well. Leave out one of them."
+                )
 
     def encode(self, pixels: Tensor) -> Tensor:
         """Return the activity h (B, width) for examples (B, D)."""
@@ -255,8 +258,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         activity: Tensor = sums if self.mapping is None else self.mapping(sums)
         if activity.shape != sums.shape:
             raise ConfigurationError(
-                f"Expected `mapping` to keep the shape {tuple(sums.shape)} but {full_name(self.mapping)} returned"
-                f" {tuple(activity.shape)}."
+                f"Expected `mapping` to keep the shape {tuple(sums.shape)} but got {tuple(activity.shape)} from"
+                f" {full_name(self.mapping)}. Correct it."
             )
         return activity
 
@@ -265,7 +268,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         return self.sparse_gradient and self.training and torch.is_grad_enabled()
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """Return the scores (B, classes) of the classes, whose softmax is their probability, for examples (B, D)."""
+        """Return the logits (B, classes) for examples (B, D)."""
         scores: Tensor = self.output(self.encode(pixels))
         return scores
 
@@ -282,21 +285,21 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         pixels, label = batch["pixels"], batch["label"]
         check_features(pixels, self.in_features)
-        if batch_idx == 0 and len(label):  # once an epoch, for it waits for a GPU
+        if batch_idx == 0 and len(label):  # only once per epoch, because it synchronizes the GPU
             self._check_labels(label, stage)
         pixels, cost = self.perturbed(lambda moved: self._evaluate(moved, label).losses, pixels, stage)
-        found = self._evaluate(pixels, label)
-        told = label >= 0  # the others have a cross-entropy of 0
-        right = found.scores.detach().argmax(-1).eq(label)[told]
-        per_example = {"accuracy": right.float(), "nll": found.nll[told]}
+        output = self._evaluate(pixels, label)
+        labelled = label >= 0  # the others have a cross-entropy of 0
+        right = output.scores.detach().argmax(-1).eq(label)[labelled]
+        per_example = {"accuracy": right.float(), "nll": output.nll[labelled]}
         artifacts = {}
-        if found.made is not None and found.correlation is not None:
-            per_example["correlation"] = found.correlation
+        if output.made is not None and output.correlation is not None:
+            per_example["correlation"] = output.correlation
             if stage != "train":
-                artifacts = {"images": pixels[:DRAWN], "reconstructions": _as_bright(found.made[:DRAWN], pixels[:DRAWN])}
-        active = found.activity.detach().ne(0).sum(-1)
+                artifacts = {"images": pixels[:DRAWN], "reconstructions": _as_bright(output.made[:DRAWN], pixels[:DRAWN])}
+        active = output.activity.detach().ne(0).sum(-1)
         return StepOutput(
-            found.losses,
+            output.losses,
             transport_cost=cost,
             per_example=per_example,
             support_size=active,
@@ -305,26 +308,24 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         )
 
     def _check_labels(self, label: Tensor, stage: Stage) -> None:
-        """Check the labels (B,) of the first batch of an epoch, and say that some are missing."""
+        """Check the labels (B,) of the first batch of an epoch, and report missing ones."""
         if int(label.max()) >= self.classes:
             raise ConfigurationError(
-                f"Expected labels below classes={self.classes} but the data have {int(label.max())}. Set `classes` to their"
-                " number."
+                f"Expected labels below classes={self.classes} but got {int(label.max())}. Set `classes` to their number."
             )
         missing = int((label < 0).sum())
         if stage == "train" and missing == len(label):
             raise ConfigurationError(
-                "Expected labelled images to train on but no image of the first batch has a label. Set the data's"
-                " `labelled: 1.0`."
+                "Expected labelled images to train on but got none in the first batch. Set the data's `labelled: 1.0`."
             )
         if stage == "train" and missing and self.current_epoch == 0:
             rank_zero_info(
-                f"note: {missing} of the {len(label)} images of the first batch have no label. They train the reconstruction,"
-                " not the classifier; the data's `labelled: 1.0` gives all images their label."
+                f"note: {missing} of the {len(label)} images of the first batch have no label. They train the reconstruction"
+                " but not the classifier; use all labels by the data's `labelled: 1.0`."
             )
 
     def _evaluate(self, pixels: Tensor, label: Tensor) -> _Evaluation:
-        """Return what the model makes of examples (B, D) with labels (B,)."""
+        """Return the outputs and losses for examples (B, D) with labels (B,)."""
         activity, alpha = self.encode(pixels), self.alpha
         scores = self.output(activity)
         losses = nll = nnf.cross_entropy(scores, label, reduction="none")
@@ -342,14 +343,14 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
 
 def _correlation(a: Tensor, b: Tensor) -> Tensor:
-    """Return Pearson's correlation (B,) of rows (B, D) each; 0, without a gradient, where one of them is constant."""
+    """Return Pearson's correlation (B,) of rows (B, D); it is 0, without a gradient, for constant rows."""
     dtype = torch.promote_types(a.dtype, torch.float32)
     a, b = (_standard(rows.to(dtype)) for rows in (a, b))
     return (a * b).sum(-1)
 
 
 def _standard(rows: Tensor) -> Tensor:
-    """Return rows (B, D) of mean 0 and norm 1, of norm 0 where they are constant; squares of tiny numbers are not lost."""
+    """Shift and scale rows (B, D) to mean 0 and norm 1, or norm 0 if constant; squares do not underflow."""
     rows = rows - rows.mean(-1, keepdim=True)
     largest = rows.detach().abs().amax(-1, keepdim=True)
     varies = largest > 0
@@ -359,14 +360,14 @@ def _standard(rows: Tensor) -> Tensor:
 
 
 def _as_bright(made: Tensor, images: Tensor) -> Tensor:
-    """Return reconstructions (N, D) with the mean and deviation of the images, which is all that correlation leaves open."""
+    """Scale reconstructions (N, D) to the mean and deviation of the images, which correlation does not determine."""
     mean, std = images.mean(-1, keepdim=True), images.std(-1, keepdim=True)
     made = made - made.mean(-1, keepdim=True)
     return (mean + std * made / made.std(-1, keepdim=True).clamp_min(1e-12)).clamp(0, 1)
 
 
 def _keep_loaded(model: SupervisedOnlineAutoencoder, keys: Any) -> None:
-    """Training starts from the bases of a state that was loaded."""
+    """Mark the loaded bases, so that training does not draw new ones."""
     model._started |= not any(key.endswith("encoder.weight") for key in keys.missing_keys)
 
 

@@ -1,4 +1,4 @@
-"""Semi-supervised variational auto-encoder whose class is a latent variable (Kingma et al. 2014; Correia et al. 2020)."""
+"""Semi-supervised variational auto-encoder with a latent class (Kingma et al. 2014; Correia et al. 2020)."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from lit_sparse.risks import Risk
 
 __all__ = ["SemiSupervisedVAE"]
 
-#: How many images of the first batch are drawn.
+#: Number of images of the first batch that are drawn.
 DRAWN = 16
 
 
 class Counts(TypedDict, total=False):
-    """What the expectations of a batch took, one number an example; see :class:`StepOutput`."""
+    """Counts of the expectations of a batch, per example; see :class:`StepOutput`."""
 
     decoder_calls: Tensor
     support_size: Tensor | None
@@ -41,13 +41,13 @@ class Counts(TypedDict, total=False):
 
 @dataclass
 class Decoding:
-    """What is decoded in one pass.
+    """Inputs and losses of one decoding pass.
 
     Attributes:
         pixels: (R, D) images.
-        values: (R, K) their classes, one-hot or relaxed.
-        noise: (R, H) standard normal, of the style.
-        losses: (R,) l(z), once they are known.
+        values: (R, K) classes, one-hot or relaxed.
+        noise: (R, H) standard normal noise of the style.
+        losses: (R,) l(z), set by the pass.
     """
 
     pixels: Tensor
@@ -56,43 +56,43 @@ class Decoding:
     losses: Tensor | None = None
 
     def and_also(self, other: Decoding) -> Decoding:
-        """Return the rows of both."""
+        """Concatenate the rows of both."""
         pairs = ((self.pixels, other.pixels), (self.values, other.values), (self.noise, other.noise))
         return Decoding(*(torch.cat(pair) for pair in pairs))
 
 
 class SemiSupervisedVAE(LitSparseModule):
-    """A generative model of images whose class is told for a few of them and summed out, or sampled, for the rest.
+    """A generative model of images with few labels; the class of the other images is summed out or sampled.
 
-    A classifier scores the classes z of an image x, a mapping turns scores into q(z|x), an inference network gives a
-    Gaussian q(h|x, z) of a style h, and a generator the Bernoulli means of the pixels. For each class
+    A classifier scores the classes z of an image x, and a mapping turns scores into q(z|x). An inference network gives a
+    Gaussian q(h|x, z) of a style h, and a generator gives the Bernoulli means of the pixels. For each class
 
         l(z) = -log p(x|z, h) + KL(q(h|x, z) || N(0, I)) + log K
 
-    The loss of an unlabelled image is ``E_q l(z) - H(q(z|x))``, that of a labelled one ``l(true z)`` plus the mapping's
-    Fenchel-Young loss (cross-entropy for softmax, the sparsemax loss for sparsemax). Defaults are those published.
+    The loss of an unlabelled image is ``E_q l(z) - H(q(z|x))``. The loss of a labelled image is ``l(true z)`` plus the
+    mapping's Fenchel-Young loss (cross-entropy for softmax, the sparsemax loss for sparsemax). Defaults are published values.
 
-    Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 where it is not told, and ``index`` (B,). In validation and
-    test every image counts as unlabelled, and its draws of h are a function of its index.
+    Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 if unlabelled, and ``index`` (B,). In validation and
+    test all images are treated as unlabelled, and the draws of h are a function of the index.
 
     Args:
-        mapping: from class scores to q(z|x).
-        estimator: of the expected loss; it is given no mapping of its own.
+        mapping: mapping from class scores to q(z|x).
+        estimator: estimator of the expected loss, without a mapping.
         in_features: D, number of pixels.
         classes: K, number of classes.
         style_features: size of h.
         classifier_hidden: widths of the classifier's hidden layers.
         inference_hidden: widths of the inference network's hidden layers.
         generator_hidden: widths of the generator's hidden layers.
-        unlabelled_weight: weight of the mean unlabelled loss beside the mean labelled loss.
-        sample_seed: of the draws of h in validation and test.
-        risk: the objective over the losses of a batch, in training; None for their mean.
-        optimizer: builds the optimizer from the parameters.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start).
+        unlabelled_weight: weight of the mean unlabelled loss, relative to the mean labelled loss.
+        sample_seed: seed of the draws of h in validation and test.
+        risk: training objective over the losses of a batch; None for their mean.
+        optimizer: constructor of the optimizer from the parameters.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start).
 
     Raises:
-        ConfigurationError: if the mapping gives no probabilities or the estimator has another mapping.
+        ConfigurationError: if the mapping does not give probabilities or the estimator has another mapping.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 5.1 and appendix.
@@ -146,11 +146,11 @@ class SemiSupervisedVAE(LitSparseModule):
         return scores
 
     def class_probabilities(self, pixels: Tensor) -> Tensor:
-        """Return q(z|x), (B, K), of images (B, D)."""
+        """Return q(z|x) (B, K) for images (B, D)."""
         return self.mapping.map(self(pixels), None, -1)
 
     def generate(self, styles: Tensor, classes: Tensor) -> Tensor:
-        """Return the means of the pixels, (B, D), of styles (B, H) and classes (B,)."""
+        """Return the pixels' means (B, D) for styles (B, H) and classes (B,)."""
         dtype = next(self.generator.parameters()).dtype
         one_hot = nnf.one_hot(classes, self.classes).to(dtype)
         logits: Tensor = self.generator(torch.cat([styles.to(dtype), one_hot], -1))
@@ -195,7 +195,7 @@ class SemiSupervisedVAE(LitSparseModule):
             known = Decoding(x, nnf.one_hot(y, self.classes).to(x.dtype), noise)
             per_example["classification"] = classification
             per_example["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
-        if len(unlabelled) or world_size() > 1:  # other processes may wait for this one's share of a baseline
+        if len(unlabelled) or world_size() > 1:  # other processes may wait for this one in a baseline's reduction
             x = pixels[unlabelled]
             noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
             nelbo, counts = self._unlabelled_loss(x, scores[unlabelled], noise, beside=known)
@@ -207,10 +207,10 @@ class SemiSupervisedVAE(LitSparseModule):
         return StepOutput(objective=self._of_kinds(parts, batch), per_example=per_example, **counts)
 
     def _of_kinds(self, parts: list[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
-        """Return the objective of losses (R,) of several kinds and their examples (R,): each kind counts alike.
+        """Return the objective of labelled and unlabelled losses (R,) with their examples (R,); both kinds have equal weight.
 
-        It is that of a population of which each kind is the same share, times their number: with the mean, the sum of the
-        means of the kinds.
+        It is the objective of a population with equal fractions of all kinds, times their number. For the mean this is the
+        sum of the means of the kinds.
         """
         kinds = sum(len(rows) > 0 for _, rows in parts)
         losses, rows = torch.cat([part for part, _ in parts]), torch.cat([rows for _, rows in parts])
@@ -220,13 +220,13 @@ class SemiSupervisedVAE(LitSparseModule):
     def _unlabelled_loss(
         self, pixels: Tensor, scores: Tensor, noise: Tensor, beside: Decoding | None = None
     ) -> tuple[Tensor, Counts]:
-        """Return the negative ELBO (B,) with the class summed out or sampled, and what it took.
+        """Return the negative ELBO (B,) with the class summed out or sampled, and its counts.
 
         Args:
-            pixels: (B, D).
-            scores: (B, K).
-            noise: (B, K, H) standard normal, one draw for each example and class.
-            beside: what else is to be decoded; it gets its losses.
+            pixels: (B, D) images.
+            scores: (B, K) scores of the classes.
+            noise: (B, K, H) standard normal, one draw per example and class.
+            beside: other rows to decode in the same pass; their losses are set.
         """
 
         def loss_fn(latent: LatentBatch) -> Tensor:
@@ -243,7 +243,7 @@ class SemiSupervisedVAE(LitSparseModule):
         return out.loss - out.entropy(), counts
 
     def _losses(self, rows: Decoding) -> Tensor:
-        """Return l(z), (R,)."""
+        """Return l(z) (R,)."""
         mean, log_variance = self.inference(torch.cat([rows.pixels, rows.values], -1)).chunk(2, -1)
         style = mean + torch.exp(0.5 * log_variance) * rows.noise
         logits = self.generator(torch.cat([style, rows.values], -1))
@@ -257,7 +257,7 @@ class SemiSupervisedVAE(LitSparseModule):
         return losses
 
     def _drawn(self, pixels: Tensor, scores: Tensor) -> dict[str, Tensor]:
-        """Return images beside what the model makes of their most probable class and mean style."""
+        """Return images and their reconstructions from the most probable class and the mean style."""
         values = nnf.one_hot(scores.argmax(-1), self.classes).to(pixels.dtype)
         mean = self.inference(torch.cat([pixels, values], -1)).chunk(2, -1)[0]
         made = torch.sigmoid(self.generator(torch.cat([mean, values], -1)))

@@ -1,4 +1,4 @@
-"""The metrics of a stage: what a model declares, the base class updates, logs and keeps in checkpoints."""
+"""The metrics of a stage, which a model declares, and the base class updates, logs and stores in checkpoints."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from lit_sparse.metrics import MeanOverExamples
 
 __all__ = ["StageMetrics", "mean_metrics"]
 
-#: Means of validation and test that the progress bar shows.
+#: Validation and test means in the progress bar.
 SHOWN = ("loss", "accuracy")
 
 
 def mean_metrics(*names: str) -> dict[str, Metric]:
-    """Return a mean over examples for each name, for :meth:`LitSparseModule.configure_metrics`."""
+    """Return a mean over examples per name, for :meth:`LitSparseModule.configure_metrics`."""
     return {name: MeanOverExamples() for name in names}
 
 
@@ -39,7 +39,7 @@ class StageMetrics(nn.ModuleDict):
         return super().__getitem__(name)
 
     def reset(self) -> None:
-        """Begin an epoch."""
+        """Reset all metrics for a new epoch."""
         for metric in self.values():
             cast(Metric, metric).reset()
 
@@ -54,10 +54,10 @@ class StageMetrics(nn.ModuleDict):
                 metric.update(per_example[name])
 
     def log(self, model: LightningModule, stage: str, count_name: str) -> None:
-        """Log the metrics of an epoch; a mean of no values is left out.
+        """Log the metrics of an epoch, except means without values.
 
         Args:
-            model: model that logs.
+            model: model whose ``log`` is called.
             stage: ``"train"``, ``"val"`` or ``"test"``.
             count_name: name for the number of values in the mean loss, which validation and test log.
         """
@@ -76,7 +76,7 @@ class StageMetrics(nn.ModuleDict):
             model.log(f"{stage}/{count_name}", torch.tensor(counts["loss"], dtype=torch.float64), sync_dist=True)
 
     def sums(self) -> dict[str, dict[str, Tensor]]:
-        """Return the sums of the means, over all processes; every process must call it."""
+        """Return the sums of the means over all processes; all processes must call it."""
         sums = {}
         for name, mean in self._means().items():
             with mean.sync_context():
@@ -84,7 +84,7 @@ class StageMetrics(nn.ModuleDict):
         return sums
 
     def restore(self, sums: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Continue from the result of :meth:`sums`; the first process takes it."""
+        """Continue from the result of :meth:`sums`, on the first process."""
         for name, mean in self._means().items():
             if name in sums:
                 mean.reset()

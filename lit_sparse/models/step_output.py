@@ -1,4 +1,4 @@
-"""What one step of a model returns."""
+"""The output of one step of a model."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["StepOutput"]
 
 @dataclass
 class StepOutput:
-    """Losses and measurements of one batch; the base class makes the objective of them.
+    """Losses and measurements of one batch, from which the base class computes the objective.
 
     Args:
-        losses: (R,) losses, of which training minimizes the risk. R is the batch size B unless ``example_index`` is given.
+        losses: (R,) losses, whose risk training minimizes. R is the batch size B unless ``example_index`` is given.
         objective: scalar to minimize in training, for a model whose objective is not the risk of ``losses``.
         example_index: (R,) position in the batch of the example that each loss belongs to.
-        transport_cost: (R,) cost of the perturbed inputs, from :meth:`LitSparseModule.perturbed`; the objective subtracts it.
-        penalty: scalar that the objective and the logged loss add, such as a prior's.
+        transport_cost: (R,) cost of the perturbed inputs, from :meth:`LitSparseModule.perturbed`, subtracted from the losses.
+        penalty: scalar term of the objective and the logged loss, such as a prior's.
         per_example: name -> (M,) values, whose exact mean is logged as ``{stage}/{name}``; ``loss`` is ``losses`` by default.
         support_size: (N,) int64, number of values with probability above zero, per decision.
         decoder_calls: (N,) int64, number of decoder evaluations, per decision.

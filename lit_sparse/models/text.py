@@ -1,4 +1,4 @@
-"""The base class of models that read text: their vocabularies are found when training begins, and kept ever after."""
+"""Base class of models of text, whose vocabularies are set when training begins and stored in checkpoints."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VOCABULARIES = "vocabularies"
 
 
 class _HasVocabularies(Protocol):
-    """What a text model needs of its data module."""
+    """A data module with vocabularies."""
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]: ...
@@ -33,22 +33,22 @@ class _HasVocabularies(Protocol):
 
 
 class TextModule(LitSparseModule):
-    """Base of models of text; a subclass makes in :meth:`make_layers` what depends on the vocabularies.
+    """Base of models of text; a subclass makes the layers that depend on the vocabularies in :meth:`make_layers`.
 
-    Fitted for the first time it takes the vocabularies of its data module, made from the training text. They are part of
-    every checkpoint, and are never made again: data that a loaded model sees take the model's. Without a data module,
-    ``model.build({"source": Vocabulary.build(lines), ...})`` gives them.
+    When a new model is trained, it takes the vocabularies of its data module, built from the training text. They are stored
+    in all checkpoints and never change: the data of a loaded model use the model's vocabularies. Without a data module, set
+    them by ``model.build({"source": Vocabulary.build(lines), ...})``.
 
     Args:
-        options: of :class:`LitSparseModule`.
+        options: options of :class:`LitSparseModule`.
     """
 
-    #: The vocabularies that there must be.
+    #: Names of the required vocabularies.
     vocabulary_names: ClassVar[frozenset[str]]
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        #: Name -> vocabulary; empty until they are known.
+        #: Name -> vocabulary; empty until they are set.
         self.vocabularies: dict[str, Vocabulary] = {}
 
     @abstractmethod
@@ -56,20 +56,20 @@ class TextModule(LitSparseModule):
         """Make the layers that depend on ``self.vocabularies``."""
 
     def build(self, vocabularies: Mapping[str, Vocabulary]) -> Self:
-        """Take vocabularies and make the layers that depend on them.
+        """Set the vocabularies and make the layers that depend on them.
 
         Raises:
-            ConfigurationError: if that was done before with others, or they are not those of ``vocabulary_names``.
+            ConfigurationError: if others are already set, or their names are not ``vocabulary_names``.
         """
         if set(vocabularies) != self.vocabulary_names:
             raise ConfigurationError(
-                f"{type(self).__name__} needs the vocabularies {' and '.join(sorted(self.vocabulary_names))} but got"
-                f" {', '.join(sorted(vocabularies)) or 'none'}: these are the data of another kind of model."
+                f"Expected the vocabularies {' and '.join(sorted(self.vocabulary_names))} for {type(self).__name__} but got"
+                f" {', '.join(sorted(vocabularies)) or 'none'}, from the data of another kind of model. Use other data."
             )
         if self.vocabularies:
             if dict(vocabularies) != self.vocabularies:
                 raise ConfigurationError(
-                    f"The model was built for {self.vocabularies} and cannot be used with {dict(vocabularies)}."
+                    f"Expected the model's vocabularies {self.vocabularies} but got {dict(vocabularies)}. Build a new model."
                 )
             return self
         self.vocabularies = dict(vocabularies)
@@ -80,7 +80,7 @@ class TextModule(LitSparseModule):
     def setup(self, stage: str) -> None:
         """Take the vocabularies of the checkpoint, the initial weights or the data, in this order.
 
-        A checkpoint whose path is not known yet brings its vocabularies when it is restored; see :meth:`on_load_checkpoint`.
+        If the path of the checkpoint is not known yet, :meth:`on_load_checkpoint` sets the vocabularies.
         """
         data = getattr(self.trainer, "datamodule", None)
         path = self.trainer.ckpt_path or self.initial_weights
@@ -101,7 +101,7 @@ class TextModule(LitSparseModule):
         data.use_vocabularies(self.vocabularies)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Keep the vocabularies."""
+        """Store the vocabularies."""
         super().on_save_checkpoint(checkpoint)
         checkpoint[VOCABULARIES] = {name: vocabulary.to_json() for name, vocabulary in self.vocabularies.items()}
 
@@ -134,12 +134,12 @@ class TextModule(LitSparseModule):
 
     def _unknown(self) -> ConfigurationError:
         return ConfigurationError(
-            f"{type(self).__name__} does not know its vocabularies yet. Train it with a data module of lit_sparse, load a"
-            " checkpoint, or call `model.build(vocabularies)`."
+            f"Expected vocabularies for {type(self).__name__} but none are set. Train it with a data module of lit_sparse, load"
+            " a checkpoint, or call `model.build(vocabularies)`."
         )
 
     def on_fit_start(self) -> None:
-        """Write the vocabularies beside the checkpoints, for other programs to read."""
+        """Write the vocabularies next to the checkpoints, for other programs."""
         folder = self.trainer.log_dir
         if folder is not None and self.trainer.loggers and self.trainer.is_global_zero:
             for name, vocabulary in self.vocabularies.items():
@@ -149,42 +149,45 @@ class TextModule(LitSparseModule):
 
 
 def check_parts(**parts: tuple[object, Any]) -> None:
-    """Check that arguments are objects of the kind that they should be.
+    """Check the classes of arguments.
 
     Args:
-        parts: name of an argument -> what was given, and the class, or union of classes, that it should be of.
+        parts: name of an argument -> its value, and the expected class or union of classes.
 
     Raises:
-        ConfigurationError: if one is not.
+        ConfigurationError: if a value has another class.
     """
     for name, (part, kind) in parts.items():
         if not isinstance(part, kind):
             wanted = getattr(kind, "__name__", None) or " or ".join(one.__name__ for one in get_args(kind))
             raise ConfigurationError(
-                f"Expected argument `{name}` to be an object of {wanted.replace('NoneType', 'None')} but got {part!r}."
+                f"Expected argument `{name}` to be an object of {wanted.replace('NoneType', 'None')} but got {part!r}. Build"
+                " one."
             )
 
 
 def check_lines(name: str, lines: Sequence[str]) -> None:
-    """Check that something is a list of texts.
+    """Check that an argument is a list of texts.
 
     Raises:
-        ConfigurationError: if it is not.
+        ConfigurationError: if it is another object.
     """
     if isinstance(lines, str):
-        raise ConfigurationError(f"Expected argument `{name}` to be a list of texts but got one text: write [{lines[:20]!r}].")
+        raise ConfigurationError(f"Expected argument `{name}` to be a list of texts but got one text. Write [{lines[:20]!r}].")
     for number, line in enumerate(lines):
         if not isinstance(line, str) or any("\ud800" <= character <= "\udfff" for character in line):
-            raise ConfigurationError(f"Expected argument `{name}` to be a list of texts but number {number} is {line!r}.")
+            raise ConfigurationError(
+                f"Expected argument `{name}` to be a list of texts but got {line!r} as number {number}. Convert it."
+            )
 
 
 def count_groups(mapping: SparseMapping, weights: Tensor) -> Tensor:
-    """Return how many groups of equal weights (..., S) a mapping made of each row, (...,) int64."""
+    """Return the number (...,) int64 of groups of equal weights (..., S) in each row."""
     return (tied_groups if mapping.groups == "tied" else group_counts)(weights)
 
 
 def _has_vocabularies(data: object) -> TypeGuard[_HasVocabularies]:
-    # isinstance with a protocol gets each member, before Python 3.12, and so would make vocabularies that are not needed.
+    # Before Python 3.12, isinstance with a protocol evaluates each member, and would build the vocabularies.
     return callable(getattr(data, "use_vocabularies", None))
 
 
@@ -192,5 +195,7 @@ def _kept_vocabularies(path: str) -> dict[str, Vocabulary]:
     checkpoint = read_torch_file(path, repr(path), map_location="meta", mmap=True)
     kept = checkpoint.get(VOCABULARIES) if isinstance(checkpoint, dict) else None
     if not kept or not isinstance(kept, dict):
-        raise CheckpointError(f"The checkpoint {path!r} holds no vocabularies: it is none of a model of text.")
+        raise CheckpointError(
+            f"The checkpoint {path!r} holds no vocabularies, so it is not a checkpoint of a text model. Give another."
+        )
     return {name: Vocabulary.from_json(text) for name, text in kept.items()}

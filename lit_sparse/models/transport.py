@@ -1,4 +1,4 @@
-"""Optimal transport with entropy between continuous measures, by potentials that are trained on samples of them."""
+"""Entropic optimal transport between continuous measures, by potentials that are trained on samples."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ OBJECTIVES = ("safe", "dual")
 
 
 class EntropicTransport(LitSparseModule):
-    """Plan of transport from a source to a target measure, of least squared distance plus eps times a divergence.
+    """Transport plan from a source to a target measure, with minimal squared distance plus eps times a divergence.
 
-    With potentials u and v, the surplus ``s = (u(x) + v(y) - |x - y|^2) / eps`` and all expectations over x and y apart,
+    With potentials u and v, the surplus ``s = (u(x) + v(y) - |x - y|^2) / eps``, and expectations over independent x and y,
     training maximizes
 
-    - ``E u + E v - (eps / rho) E ln(1 + rho e^s) + eps`` for ``objective="safe"``: the divergence is the safe KL divergence,
-      and the plan's density with respect to the product of the measures is ``sigmoid(s + ln rho) / rho < 1 / rho``, which
-      bounds every step;
-    - ``E u + E v - eps E e^s + eps`` for ``"dual"``: the divergence is KL, and the density e^s, which may overflow. Training
-      ends with an error when it does; the last checkpoint was written before.
+    - ``E u + E v - (eps / rho) E ln(1 + rho e^s) + eps`` for ``objective="safe"``: the divergence is the safe KL divergence.
+      The plan's density with respect to the product of the measures is ``sigmoid(s + ln rho) / rho < 1 / rho``, which bounds
+      all steps.
+    - ``E u + E v - eps E e^s + eps`` for ``"dual"``: the divergence is KL, and the density is e^s, which may overflow.
+      Training then ends with an error, after the last valid checkpoint.
 
-    :class:`lit_sparse.transport.MLPPotentials` are trained over all pairs of a batch by the optimizer.
-    :class:`lit_sparse.transport.KernelPotentials` are trained by kernel SGD, an iteration a pair, one after another, on one
-    process; the optimizer has no part in it, and a training step is the iterations of a batch.
+    The optimizer trains :class:`lit_sparse.transport.MLPPotentials` over all pairs of a batch.
+    :class:`lit_sparse.transport.KernelPotentials` are trained by kernel SGD without the optimizer, on one process: a training
+    step is a sequence of iterations, one per pair of the batch.
 
-    Logged: ``train/loss``, the negative objective before each step; in validation and test ``loss``, the same over the pairs
-    of the batches as they come; ``objective``, over all pairs of held-out points; and ``semi_dual``, what u is worth with the
-    best v for it, :func:`lit_sparse.transport.dual.semi_dual_value`, over all pairs. The last means the same for both
-    objectives, and tells the best checkpoint.
+    Logged are ``train/loss``, the negative objective before each step, and in validation and test ``loss``, the same over the
+    batches' pairs, and ``objective``, over all pairs of held-out points. ``semi_dual`` is the value of u with its optimal v
+    over all pairs, :func:`lit_sparse.transport.dual.semi_dual_value`. It is comparable between both objectives and selects the
+    best checkpoint.
 
     Batches are dicts of ``source`` (B, d), ``target`` (B, d) and ``index`` (B,).
 
     Args:
-        potentials: u and v; None for ``MLPPotentials()``.
-        dim: d, the numbers of a point.
+        potentials: potentials u and v; None for ``MLPPotentials()``.
+        dim: d, number of coordinates.
         eps: strength of the divergence, in units of the squared distance.
-        rho: how far the density is capped, at 1 / rho; it has no part in ``"dual"``.
+        rho: inverse of the maximal density, unused in ``"dual"``.
         objective: ``"safe"`` or ``"dual"``.
-        optimizer: builds the optimizer from the parameters of networks.
-        lr_scheduler: builds the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint whose weights training starts from (a warm start).
+        optimizer: constructor of the optimizer from the parameters of networks.
+        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        initial_weights: checkpoint with the initial weights (a warm start).
 
     Raises:
-        ConfigurationError: for an argument outside its range, or a scheduler beside kernel potentials.
+        ConfigurationError: for an argument outside its range, or a scheduler with kernel potentials.
 
     Source: Gladin et al. (2025), LogSumExp approximation, section 3.1; ``"dual"`` is Genevay, Cuturi, Peyre & Bach (2016),
     Stochastic optimization for large-scale optimal transport.
@@ -94,7 +94,7 @@ class EntropicTransport(LitSparseModule):
     ) -> None:
         super().__init__(optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         if potentials is not None and not isinstance(potentials, Potentials):
-            raise ConfigurationError(f"Expected argument `potentials` to be Potentials but got {potentials!r}.")
+            raise ConfigurationError(f"Expected argument `potentials` to be Potentials but got {potentials!r}. Build them.")
         self.dim = check_count("dim", dim, most=MOST_FEATURES)
         self.eps = check_positive("eps", eps)
         self.rho = check_number("rho", rho, 0.0, 1.0, open_low=True)
@@ -102,10 +102,10 @@ class EntropicTransport(LitSparseModule):
         self.potentials = (MLPPotentials() if potentials is None else potentials).build(dim)
         if isinstance(self.potentials, KernelPotentials) and lr_scheduler is not None:
             raise ConfigurationError(
-                "Kernel potentials have no learning rate for `lr_scheduler` to change: their steps fall as 1 / sqrt(i) by"
-                " themselves. Leave it out, or use MLPPotentials."
+                "Expected no `lr_scheduler` with kernel potentials, whose steps decrease as 1 / sqrt(i), but got one. Leave it"
+                " out, or use MLPPotentials."
             )
-        #: The source and target points of the last validation or test, for pictures.
+        #: Source and target points of the last validation or test, for pictures.
         self.held_out: tuple[Tensor, Tensor] | None = None
         self._held: list[tuple[Tensor, Tensor]] = []
         self._pool: Tensor | None = None
@@ -115,58 +115,60 @@ class EntropicTransport(LitSparseModule):
         return log_plan_density(self._surplus(self._given(x), self._given(y)), self.rho, self.form)
 
     def plan_density(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the plan's density (B, M) with respect to the product of the measures, at all pairs; its mean is near 1."""
+        """Return the plan's density (B, M) at all pairs, relative to the product of the measures; its mean is near 1."""
         log_density: Tensor = self(x, y)
         return log_density.exp()
 
     def sample_plan(self, x: Tensor, pool: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw a target point (B, d) for each source point, of the plan's conditional distribution.
+        """Sample a target point (B, d) per source point from the plan's conditional distribution.
 
         Args:
             x: (B, d) source points.
-            pool: (M, d) points drawn from the target measure, which the answer is one of.
-            generator: of the draws, on the device of x; torch's own by default.
+            pool: (M, d) target samples to choose from.
+            generator: random generator on the device of x; torch's own by default.
         """
-        found = self._given(pool)
+        points = self._given(pool)
         with torch.no_grad():
-            found = found[torch.multinomial(self(x, pool).softmax(1), 1, generator=generator).squeeze(1)]
-        return found.to(pool.dtype) if isinstance(pool, Tensor) else found
+            points = points[torch.multinomial(self(x, pool).softmax(1), 1, generator=generator).squeeze(1)]
+        return points.to(pool.dtype) if isinstance(pool, Tensor) else points
 
     def barycentric_map(self, x: Tensor, pool: Tensor) -> Tensor:
-        """Return the mean (B, d) of the target points that each source point is moved to, with a gradient.
+        """Return the conditional mean (B, d) of the target, given each source point, with a gradient.
 
         Args:
             x: (B, d) source points.
-            pool: (M, d) points drawn from the target measure.
+            pool: (M, d) target samples.
         """
-        found = self._given(pool)
-        log_density: Tensor = self(x, found)
-        mean = log_density.softmax(1).to(found) @ found
+        points = self._given(pool)
+        log_density: Tensor = self(x, points)
+        mean = log_density.softmax(1).to(points) @ points
         return mean.to(pool.dtype) if isinstance(pool, Tensor) else mean
 
     def _given(self, points: Tensor) -> Tensor:
-        """Return points (n, d) as a tensor of the model's device and type, arrays too.
+        """Convert points (n, d) to a tensor of the model's device and type.
 
         Raises:
-            ConfigurationError: if they are no points of ``dim`` numbers.
+            ConfigurationError: if they are not points with ``dim`` coordinates.
         """
         try:
-            found = torch.as_tensor(points, device=self.device)
+            tensor = torch.as_tensor(points, device=self.device)
         except (TypeError, ValueError, RuntimeError) as error:
-            raise ConfigurationError(f"Expected points (n, {self.dim}) but got {type(points).__name__}: {error}") from error
-        if found.dim() != 2 or found.shape[1] != self.dim or not found.is_floating_point():
             raise ConfigurationError(
-                f"Expected points (n, dim={self.dim}), floating, but got {tuple(found.shape)} of {found.dtype}."
+                f"Expected points (n, {self.dim}) but got {type(points).__name__}: {error}. Convert them."
+            ) from error
+        if tensor.dim() != 2 or tensor.shape[1] != self.dim or not tensor.is_floating_point():
+            raise ConfigurationError(
+                f"Expected floating points (n, dim={self.dim}) but got {tuple(tensor.shape)} of {tensor.dtype}. Convert them."
             )
-        return found.to(next((parameter.dtype for parameter in self.potentials.parameters()), torch.float64))
+        return tensor.to(next((parameter.dtype for parameter in self.potentials.parameters()), torch.float64))
 
     def dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
-        """Return what training maximizes, over all pairs of source (n, d) and target points (m, d).
+        """Return the training objective over all pairs of source (n, d) and target points (m, d).
 
         Args:
             source: (n, d) points.
             target: (m, d) points.
-            weights: (n,) of the one and (m,) of the other, each of sum 1; None for equal ones.
+            weights: weights (n,) and (m,) of the points, each with sum 1; None for equal weights.
         """
         a, b = (None, None) if weights is None else weights
         source, target = self._given(source), self._given(target)
@@ -176,12 +178,12 @@ class EntropicTransport(LitSparseModule):
         return dual_value(u, v, source, target, source_weights=a, target_weights=b, **options)
 
     def semi_dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
-        """Return S(u) over all pairs: never above the cost of transport between the measures that the points stand for.
+        """Return S(u) over all pairs, a lower bound of the transport cost between the empirical measures.
 
         Args:
             source: (n, d) points.
             target: (m, d) points.
-            weights: (n,) of the one and (m,) of the other, each of sum 1; None for equal ones.
+            weights: weights (n,) and (m,) of the points, each with sum 1; None for equal weights.
         """
         a, b = (None, None) if weights is None else weights
         source, target = self._given(source), self._given(target)
@@ -200,27 +202,27 @@ class EntropicTransport(LitSparseModule):
         batch_size: int = 32,
         generator: torch.Generator | None = None,
     ) -> float:
-        """Estimate how far S(u) is from its best, on test points.
+        """Estimate the distance of S(u) from its maximum on test points.
 
-        The best is that of some runs of stochastic gradient ascent, each of a number for every source test point instead of a
-        function u, at target points drawn from ``fresh``: the largest S that one of them reaches on the test points.
+        The maximum is the largest S on the test points in several runs of stochastic gradient ascent. They optimize a number
+        per source test point instead of a function u, with target points drawn from ``fresh``.
 
         Args:
             source: (n, d) test points.
             target: (m, d) test points.
-            fresh: (F, d) other points of the target measure, many; with few the best is not found, and the gap may be negative.
-            runs: how many.
-            steps: of each.
-            batch_size: target points a step.
-            generator: of the draws, on the CPU; torch's own by default.
+            fresh: (F, d) many other target points; with few, the runs miss the maximum, and the gap may be negative.
+            runs: number of runs.
+            steps: number of steps per run.
+            batch_size: number of target points per step.
+            generator: random generator on the CPU; torch's own by default.
 
         Source: Gladin et al. (2025), appendix B.3.
         """
         source, target, fresh = self._given(source), self._given(target), self._given(fresh)
-        found = semi_discrete_potentials(
+        potentials = semi_discrete_potentials(
             source, fresh, eps=self.eps, runs=runs, steps=steps, batch_size=batch_size, generator=generator
         )
-        best = max(semi_dual_value(u, source, target, eps=self.eps) for u in found)
+        best = max(semi_dual_value(u, source, target, eps=self.eps) for u in potentials)
         return best - self.semi_dual(source, target)
 
     @override
@@ -240,17 +242,17 @@ class EntropicTransport(LitSparseModule):
         u, v = self.potentials.source_potential(x), self.potentials.target_potential(y)
         surplus = self._surplus(x, y, u, v)
         loss = plan_penalty(surplus, self.eps, self.rho, self.form).mean() - u.mean() - v.mean() - self.eps
-        if not bool(loss.isfinite()):  # waits for a GPU: but once the weights are NaN, the next checkpoint is lost
+        if not bool(loss.isfinite()):  # synchronizes a GPU, but NaN weights would spoil the next checkpoint
             raise self._breakdown(batch, int((~surplus.exp().isfinite()).sum()))
         return StepOutput(objective=loss)
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
-        """Find the gradient; kernel potentials have moved already, and have none."""
+        """Compute the gradient; kernel potentials have already been updated and have none."""
         if not isinstance(self.potentials, KernelPotentials):
             super().backward(loss, *args, **kwargs)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        """Return ``index`` (B,), ``source`` (B, d) and ``mapped`` (B, d), its barycentric map over the test's target points."""
+        """Return ``index`` (B,), ``source`` (B, d) and its barycentric map ``mapped`` (B, d) over the test's targets."""
         x, y = self._points(batch)
         return {
             "index": batch["index"],
@@ -263,22 +265,22 @@ class EntropicTransport(LitSparseModule):
         return _KernelSGD(self.potentials) if isinstance(self.potentials, KernelPotentials) else super().configure_optimizers()
 
     def setup(self, stage: str) -> None:
-        """Refuse several processes where iterations come one after another."""
+        """Refuse several processes for kernel potentials."""
         super().setup(stage)
         if stage == "fit" and isinstance(self.potentials, KernelPotentials) and self.trainer.world_size > 1:
             raise ConfigurationError(
-                "Kernel potentials are trained one pair after another, by one process, but there are"
+                "Expected one process for kernel potentials, which are trained pair by pair, but got"
                 f" {self.trainer.world_size}. Use --trainer.devices 1, or MLPPotentials."
             )
 
     def on_predict_start(self) -> None:
-        """Take all target points of the test for the pool."""
+        """Collect all target points of the test as the pool."""
         data: Any = getattr(self.trainer, "datamodule", None)
         if callable(getattr(data, "fetch", None)) and callable(getattr(data, "size", None)):
             self._pool = data.fetch("test", 0, torch.arange(data.size("test")))["target"].to(self.device)
 
     def on_predict_end(self) -> None:
-        """Let go of the pool."""
+        """Release the pool."""
         self._pool = None
 
     @override
@@ -302,7 +304,7 @@ class EntropicTransport(LitSparseModule):
         self._log_values("test")
 
     def _log_values(self, stage: Stage) -> None:
-        """Log what is over all pairs: a mean of it over batches would be another number."""
+        """Log the values over all pairs, which differ from a mean over batches."""
         source, target = (torch.cat(gather_unequal(torch.cat(points))) for points in zip(*self._held, strict=True))
         self._held, self.held_out = [], (source, target)
         for name, value in (("objective", self.dual(source, target)), ("semi_dual", self.semi_dual(source, target))):
@@ -314,45 +316,46 @@ class EntropicTransport(LitSparseModule):
         return (u.unsqueeze(1) + v - squared_distances(x, y)) / self.eps
 
     def _losses(self, sums: Tensor, cost: Tensor) -> Tensor:
-        """Return the negative objective (B,) of pairs, an estimate without bias."""
+        """Return the negative objective (B,) of pairs, an unbiased estimate."""
         return plan_penalty((sums - cost) / self.eps, self.eps, self.rho, self.form) - sums - self.eps
 
     def _points(self, batch: Batch) -> tuple[Tensor, Tensor]:
         missing = [name for name in ("source", "target") if name not in batch]
         if missing:
             raise ConfigurationError(
-                f"Expected batches with {' and '.join(missing)} but they have {', '.join(batch)}: these are the data of"
-                " another kind of model. Use a TransportDataModule."
+                f"Expected batches with {' and '.join(missing)} but got {', '.join(batch)}, from the data of another kind of"
+                " model. Use a TransportDataModule."
             )
         x, y = batch["source"], batch["target"]
         if x.shape[-1] != self.dim or y.shape != x.shape:
             raise ConfigurationError(
-                f"Expected source and target points of dim={self.dim} numbers but got batches {tuple(x.shape)} and"
-                f" {tuple(y.shape)}. Set `dim` to the numbers of a point."
+                f"Expected source and target points with dim={self.dim} coordinates but got batches {tuple(x.shape)} and"
+                f" {tuple(y.shape)}. Change `dim`."
             )
         return x, y
 
     def _breakdown(self, batch: Batch, count: int) -> ConfigurationError | DataError:
-        """Log how many exponentials overflowed, and return the error that says what to do."""
+        """Log the number of overflowed exponentials, and return the error."""
         for name in ("source", "target"):
             broken = int((~batch[name].isfinite()).any(1).sum())
             if broken:
                 return DataError(
-                    f"{broken} of the {len(batch[name])} {name} points of a batch are missing or infinite in part."
+                    f"Expected finite {name} points but got missing or infinite ones at {broken} of {len(batch[name])} in"
+                    " a batch. Correct the data."
                 )
         for logger in self.trainer.loggers if self._trainer is not None else []:
             logger.log_metrics({"train/overflows": float(count)}, step=self.global_step)
         kernels = isinstance(self.potentials, KernelPotentials)
         rate = f"`step_size` {self.potentials.step_size}" if kernels else "the learning rate"
         return ConfigurationError(
-            f"The exponentials of `objective: {self.form}` overflowed, or became NaN after that, at {count} of the batch's"
-            f" pairs after step {self.global_step if self._trainer is not None else 0}. Lower {rate}, or use"
-            " `objective: safe`, whose steps are bounded. Checkpoints hold the potentials of before."
+            f"Expected finite exponentials with `objective: {self.form}` but got an overflow at {count} of the batch's"
+            f" pairs after step {self.global_step if self._trainer is not None else 0}. Decrease {rate}, or use"
+            " `objective: safe`, whose steps are bounded. Checkpoints hold earlier, finite potentials."
         )
 
 
 class _KernelSGD(torch.optim.Optimizer):
-    """Runs the closure of a step, whose forward pass is the iterations: Lightning counts and saves it as any other."""
+    """Optimizer that only runs the closure of a step, whose forward pass does the iterations of kernel SGD."""
 
     def __init__(self, potentials: KernelPotentials) -> None:
         super().__init__([potentials.coefficients], {})

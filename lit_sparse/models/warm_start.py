@@ -1,4 +1,4 @@
-"""Initial weights of a run, from the checkpoint of another one."""
+"""Initial weights of a run from the checkpoint of another run."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ESTIMATOR, RISK = "estimator.", "risk."
 
 
 def load_initial_weights(model: nn.Module, path: str) -> None:
-    """Load the weights of a checkpoint; the state of a sampler, such as a baseline, and of a risk stays.
+    """Load the weights of a checkpoint, except the state of a sampler (such as a baseline) and of a risk.
 
-    Other estimators have no state but weights of the model, which are loaded where the checkpoint has them.
+    The state of other estimators are weights of the model, which are loaded if the checkpoint has them.
 
     Args:
-        model: model whose training begins.
+        model: model before training.
         path: path of the checkpoint.
 
     Raises:
@@ -41,12 +41,12 @@ def load_initial_weights(model: nn.Module, path: str) -> None:
         model.load_state_dict({**read, **kept})
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:300]
-        raise CheckpointError(f"The weights of {path!r} do not fit this model: {reason}") from error
+        raise CheckpointError(f"The weights of {path!r} do not fit this model: {reason}. Use another checkpoint.") from error
     rank_zero_info(f"Training starts from the weights of {path}")
 
 
 def _is_of_estimator(name: str) -> bool:
-    """Return whether a name in a state is the estimator's own, not its mapping's."""
+    """Return whether a name in a state belongs to the estimator but not to its mapping."""
     return name.startswith(ESTIMATOR) and not name.startswith(f"{ESTIMATOR}mapping.")
 
 
@@ -60,6 +60,6 @@ def read_weights(path: str) -> dict[str, Tensor]:
     checkpoint = read_torch_file(path, source)
     state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
-        raise CheckpointError(f"Expected {source} to be a checkpoint but it holds no state_dict.")
+        raise CheckpointError(f"Expected {source} to be a checkpoint but got a file without state_dict. Give another.")
     check_finite(source, {"state_dict": state})
     return state

@@ -32,7 +32,7 @@ BAD = {
     "deeper": (b"trainer: " + b"[" * 30_000 + b"]" * 30_000, f"at most {MAX_DEPTH} levels of nesting"),
     "a list in itself": (b"model: &a [*a]", "*a within &a in line 1"),
     "a mapping in itself": (b"trainer: &a\n  max_epochs: *a\n", "*a within &a in line 2"),
-    "laughs": (laughs(9).encode(), f"at most {MAX_VALUES:,} values, aliases written out, but got more by line 6"),
+    "laughs": (laughs(9).encode(), f"at most {MAX_VALUES:,} values with aliases expanded but got more by line 6"),
     "large": (b"#" * (MAX_BYTES + 1), f"at most {MAX_BYTES:,} bytes"),
     "twice": (b"trainer:\n  max_epochs: 3\n  devices: 1\n  max_epochs: 4\n", "'max_epochs' in line 2 and in line 4"),
     "syntax": (b"trainer:\n  max_epochs: [3\nmodel: x\n", "in line 3, column 6 of"),

@@ -55,7 +55,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--trainer.check_val_every_n_epoch=0"], "Expected `trainer.check_val_every_n_epoch` to be at least 1 but got 0."),
         (["--trainer.log_every_n_steps=-1"], "Expected `trainer.log_every_n_steps` to be at least 0 but got -1."),
         (["--trainer.num_sanity_val_steps=-2"], "Expected `trainer.num_sanity_val_steps` to be at least -1 but got -2."),
-        (["--trainer.devices=-3"], "The trainer refuses its arguments: `devices`"),
+        (["--trainer.devices=-3"], "The trainer does not accept its arguments: `devices`"),
         (["--model.in_features=-3"], "Expected argument `in_features` to be an integer of at least 1 but got -3"),
         (
             ["--model.classes=99999999999999999999"],
@@ -63,7 +63,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (["--model.classifier_hidden=[1000000000000]"], "`classifier_hidden` to be an integer of at most 1000000"),
         (["--trainer.callbacks=EarlyStopping"], "Missing: monitor, which has no default"),
-        (["--trainer.logger=MLFlowLogger"], "needs the package 'mlflow"),
+        (["--trainer.logger=MLFlowLogger"], "Expected the package 'mlflow"),
         (
             ["--model.estimator=Sparsemax"],
             "Expected `estimator` to be of the kind Estimator but got the SparseMapping 'Sparsemax'.",
@@ -86,7 +86,7 @@ def test_sizes_that_are_too_large_together_are_named(capsys: pytest.CaptureFixtu
 
 
 def test_a_config_without_its_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "Give a config by -c: lit-sparse COMMAND -c my/digits.yaml" in refused(["fit", "my/digits.yaml"], capsys)
+    assert "Give a config with -c: lit-sparse COMMAND -c my/digits.yaml" in refused(["fit", "my/digits.yaml"], capsys)
     assert "Give the class first" in refused(["fit", "--model.init_args.mapping=Sparsemax"], capsys)
 
 
@@ -138,7 +138,7 @@ def test_the_last_checkpoint_is_named_where_the_best_is_missing(capsys: pytest.C
     folder.mkdir(parents=True)
     torch.save({}, folder / "last.ckpt")
     assert main(["test", *DIGITS, "--ckpt_path", "best"]) == 2
-    assert f"{str(folder / 'last.ckpt')!r} is there. Give --ckpt_path last." in capsys.readouterr().err
+    assert f"{str(folder / 'last.ckpt')!r} exists. Give --ckpt_path last." in capsys.readouterr().err
 
 
 def test_help_of_a_class_fits_a_screen(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,4 +78,4 @@ def test_two_on_the_same_weight_are_refused(
         "--trainer.callbacks.sparseness=0.9",
     ]
     assert main(["fit", "-c", str(CONFIGS / "soae" / "digits.yaml"), *more]) == 2
-    assert "There are two SparseConnectivity for the same thing in `trainer.callbacks`" in capsys.readouterr().err
+    assert "Expected different callbacks in `trainer.callbacks` but got two equal SparseConnectivity" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_a_vocabulary_that_does_not_match_the_checkpoint_is_refused(here: Path, 
     Vocabulary.build(["other words"]).save(here / "other.json")
     given = "--data.init_args.source_vocabulary.file=other.json"
     assert main(["test", *TRANSLATION, given, "--ckpt_path", "best"]) == 2
-    assert "does not match the checkpoint" in capsys.readouterr().err
+    assert "vocabulary of the checkpoint" in capsys.readouterr().err
     # the vocabularies of the training text are not made again: other training text changes nothing
     write_pairs(here / "pairs", "train", 3, seed=9)
     assert main(["test", *TRANSLATION, "--ckpt_path", "best"]) == 0
@@ -114,7 +114,7 @@ def test_a_trained_model_writes_otherwise_when_asked(here: Path, capsys: pytest.
     assert "test/chrf" in logged
     assert "test/bleu" not in logged
     assert main(["test", *TRANSLATION, "--model.init_args.tied_embeddings=true", *best]) == 2
-    assert "leave the option out. Others may differ: beam_size, length_penalty" in capsys.readouterr().err
+    assert "leave the option out. These may differ: beam_size, length_penalty" in capsys.readouterr().err
 
 
 def test_data_of_another_model_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,7 +124,7 @@ def test_data_of_another_model_are_refused(here: Path, capsys: pytest.CaptureFix
     (here / "data.yaml").write_text("data: {class_path: EntailmentDataModule, init_args: {path: .}}\n")
     (here / "model.yaml").write_text("model: {class_path: Seq2Seq, init_args: {mapping: Softmax}}\n")
     assert main(["fit", "-c", "model.yaml", "-c", "data.yaml", *SHORT]) == 2
-    assert "Seq2Seq needs the vocabularies source and target but got text" in capsys.readouterr().err
+    assert "Expected the vocabularies source and target for Seq2Seq but got text" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

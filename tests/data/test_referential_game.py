@@ -147,14 +147,14 @@ def test_vectors_come_from_several_kinds_of_files(file: Path, tmp_path: Path) ->
 
 
 def test_classes_are_numbered_by_their_names(tmp_path: Path) -> None:
-    """Whatever numbers a file has; and it may hold nothing out for the test until that is asked for."""
+    """Whatever numbers a file has; and it may hold Expected test vectors until that is asked for."""
     label = np.arange(60) % 6 * 300 - 300
     np.savez(tmp_path / "a.npz", features=vectors(), label=label, split=np.array(["train", "val"])[np.arange(60) % 2])
     data = games(tmp_path / "a.npz")
     assert data.class_names == ["-300", "0", "300", "600", "900", "1200"]
     batch = data.fetch("train", 0, torch.arange(30))
     assert [int(data.class_names[number]) for number in batch["label"]] == label[batch["target"][:, 0].long()].tolist()
-    with pytest.raises(DataError, match="nothing out for the test"):
+    with pytest.raises(DataError, match="Expected test vectors"):
         data.setup("test")
 
 
@@ -200,31 +200,31 @@ def make(path: Path, content: dict[str, object]) -> str:
     ("build", "words"),
     [
         (lambda p: ReferentialGameDataModule(), "either `images`"),
-        (lambda p: ReferentialGameDataModule(DigitsDataModule(), path="x.npy"), "not both"),
+        (lambda p: ReferentialGameDataModule(DigitsDataModule(), path="x.npy"), "got both or neither"),
         (
             lambda p: ReferentialGameDataModule(DigitsDataModule(), attributes="x"),
-            "`attributes` only with .* a data module has none",
+            "which `attributes` names, but got a data module",
         ),
-        (lambda p: ReferentialGameDataModule(path="x.npy", labels="kind"), "'x.npy' holds the vectors alone"),
+        (lambda p: ReferentialGameDataModule(path="x.npy", labels="kind"), "'x.npy' with a single array"),
         (lambda p: ReferentialGameDataModule(path="x.npy", candidates=1), "`candidates`"),
         (lambda p: ReferentialGameDataModule(path="x.npy", distractors="none"), "'other_classes'"),
         (lambda p: ReferentialGameDataModule(path="x.npy", val_share=1.0), "`val_share`"),
         (lambda p: games(p / "missing.npy"), "no file"),
-        (lambda p: games(Path(make(p / "a.npz", {"x": vectors(), "y": vectors()}))), "holds x, y"),
-        (lambda p: games(Path(make(p / "a.npz", {"features": vectors()[0]}))), r"shape is \(5,\)"),
+        (lambda p: games(Path(make(p / "a.npz", {"x": vectors(), "y": vectors()}))), "got x, y"),
+        (lambda p: games(Path(make(p / "a.npz", {"features": vectors()[0]}))), r"but got \(5,\)"),
         (
             lambda p: games(Path(make(p / "a.npz", {"features": np.where(vectors() == 7, np.nan, vectors())}))),
-            "1 of 60 .* in row 7",
+            "1 of 60, the first in row 7",
         ),
         (lambda p: games(Path(make(p / "a.npz", {"features": np.full((60, 5), "a")}))), "vectors .* of numbers"),
-        (lambda p: games(Path(make(p / "a.npz", {"features": vectors(), "split": np.full(60, "dev")}))), "it holds 'dev'"),
+        (lambda p: games(Path(make(p / "a.npz", {"features": vectors(), "split": np.full(60, "dev")}))), "but got 'dev'"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors(), "label": np.arange(3)}))), r"label \(3,\)"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), labels="lable"), "an array 'lable'"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), parts="splits"), "an array 'splits'"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors(), "label": np.full(60, 0.5)}))), "whole number"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), attributes="known"), "an array 'known'"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), attributes="features"), "of integers"),
-        (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), candidates=6), "there are 5"),
+        (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), candidates=6), "but got 5"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors(6)})), candidates=2), "val split"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), distractors="other_classes"), "no array 'label'"),
         (
@@ -249,5 +249,5 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
 
 def test_fit_says_that_nothing_is_held_out_for_the_test(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", features=np.random.default_rng(0).random((60, 4)), split=np.array(["train", "val"] * 30))
-    with pytest.warns(UserWarning, match=r"The test split is missing: .* holds nothing out for the test"):
+    with pytest.warns(UserWarning, match=r"The test split is missing: .* Expected test vectors"):
         ReferentialGameDataModule(path=str(tmp_path / "a.npz"), candidates=4).setup("fit")

@@ -112,13 +112,13 @@ def test_points_that_cannot_be_read(tmp_path: Path) -> None:
         (Points(str(tmp_path / "nothing.npy")), "does not exist"),
         (reading("a.txt", b"1"), "in a .npy or .csv file"),
         (reading("broken.npy", b"1,2"), "cannot be read as an array"),
-        (reading("objects.npy", np.array([{}, 1], dtype=object)), "Python objects, which are not read"),
+        (reading("objects.npy", np.array([{}, 1], dtype=object)), "Python objects in .*, which are not read"),
         (reading("words.csv", b"x,y\n1,b\n"), "cannot be read as .csv data"),
         (reading("uneven.csv", b"1,2\n1,2,3\n"), "cannot be read as .csv data"),
         (reading("cube.npy", np.zeros((2, 2, 2))), r"points \(N, d\)"),
         (reading("none.npy", np.zeros((0, 2))), r"points \(N, d\)"),
         (reading("strings.npy", np.array(["a", "b"])), "Expected numbers"),
-        (reading("holes.npy", np.array([[1.0], [np.nan], [np.inf]])), r"Row 1 of .* \(2 rows are\)"),
+        (reading("holes.npy", np.array([[1.0], [np.nan], [np.inf]])), r"in row 1 \(2 rows in all\)"),
         (reading("three.npy", np.ones(3), str(tmp_path / "two.npy")), "a number for each point, 3 of them"),
     ):
         with pytest.raises(DataError, match=words):
@@ -178,7 +178,7 @@ def test_the_two_sides_are_drawn_apart() -> None:
 
 def test_measures_that_do_not_fit() -> None:
     plane = GaussianMixture([[0.0, 0.0]], [1.0])
-    with pytest.raises(ConfigurationError, match="points of as many numbers but they have 1 and 2"):
+    with pytest.raises(ConfigurationError, match="equally many coordinates but got 1 and 2"):
         TransportDataModule(GaussianMixture([0.0], [1.0]), plane).setup()
     with pytest.raises(ConfigurationError, match="`target` to be a Measure but got int"):
         TransportDataModule(plane, 3)  # type: ignore[arg-type]

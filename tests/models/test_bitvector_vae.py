@@ -237,7 +237,7 @@ def test_images_of_another_size(stage: str) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: BitVectorVAE(Marginalize()), "an estimator over bit vectors, such as TopKMarginalize, but Marginalize"),
+        (lambda: BitVectorVAE(Marginalize()), "an estimator over bit vectors but got Marginalize"),
         (lambda: small(bits=0), "`bits`"),
         (lambda: small(levels=1), "`levels`"),
         (lambda: small(importance_samples=1), "`importance_samples`"),

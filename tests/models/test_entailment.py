@@ -391,8 +391,8 @@ def test_pictures_and_predictions_are_written(trained: tuple[EntailmentClassifie
         (lambda: small(labels=("yes",)), "`labels` to be at least two different names"),
         (lambda: small(labels=("yes", "yes")), "`labels` to be at least two different names"),
         (lambda: small(labels="yes"), "`labels` to be at least two different names"),
-        (lambda: small().classify([("a", "b")]), "does not know its vocabularies yet"),
-        (lambda: small().use_vectors(torch.zeros(3, 8)), "does not know its vocabularies yet"),
+        (lambda: small().classify([("a", "b")]), "Expected vocabularies for"),
+        (lambda: small().use_vectors(torch.zeros(3, 8)), "Expected vocabularies for"),
     ],
 )
 def test_mistakes_are_explained(make: Any, words: str) -> None:
@@ -403,7 +403,7 @@ def test_mistakes_are_explained(make: Any, words: str) -> None:
 def test_data_of_another_kind_are_refused(folder: Path, tmp_path: Path) -> None:
     wide = small(vector_size=9)
     with pytest.raises(
-        ConfigurationError, match=r"vector_size=9 but those of the data have 8\. Set the model's `vector_size` to 8"
+        ConfigurationError, match=r"vector_size=9 but got 8 in the data\. Set the model's `vector_size` to 8"
     ):
         trainer(tmp_path, max_epochs=1).fit(wide, data(folder))
     other = small(labels=("contradiction", "entailment", "neutral"))

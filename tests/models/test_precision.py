@@ -231,5 +231,5 @@ def test_a_fused_optimizer_with_a_loss_scale_is_refused(tmp_path: Path) -> None:
     model, data = MADE["RobustClassifier, SafeKLDRO"](tmp_path)
     scaled = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu"))  # type: ignore[attr-defined]
     used = trainer(None, plugins=[scaled], gradient_clip_val=1.0)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match=r"clipped in 16-mixed, but got Adam\(fused=True\). Use .*fused false, or"):
+    with pytest.raises(ConfigurationError, match=r"clipping in 16-mixed but got Adam\(fused=True\). Use .*fused false, or"):
         used.fit(model, data)

@@ -100,7 +100,7 @@ def test_a_schedule_that_does_not_reach_its_end_says_so(wrapped: bool) -> None:
 
 
 def test_a_cycle_shorter_than_the_run_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"OneCycleLR\(total_steps=40\) .* would move 48 times, .*total_steps to 48"):
+    with pytest.raises(ConfigurationError, match=r"OneCycleLR\(total_steps=40\) .* got 48 moves, .*total_steps to 48"):
         rates(ONE_CYCLE.replace("48", "40"))
 
 

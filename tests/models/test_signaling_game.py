@@ -333,11 +333,11 @@ def test_weights_of_another_estimator_start_a_run(tmp_path: Path) -> None:
         (lambda: game(in_features=5).run_step(batch(), 0, "train"), "in_features=6"),
         (
             lambda: game(receiver=_Deaf()).run_step(batch(), 0, "train"),
-            r"make scores \(\d+, 4\) of .* but it gives scores \(\d+,\)",
+            r"to scores \(\d+, 4\) but got scores \(\d+,\)",
         ),
         (
             lambda: game(sender=MLP([6, 4])).run_step(batch(), 0, "train"),
-            r"make scores \(7, 5\) of .* but it gives scores \(7, 4\)",
+            r"to scores \(7, 5\) but got scores \(7, 4\)",
         ),
         (
             lambda: game(sender=MLP([7, 5])).run_step(batch(), 0, "train"),

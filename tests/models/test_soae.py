@@ -267,7 +267,7 @@ def test_it_predicts_classes_and_their_probabilities() -> None:
         ({"classes": 1}, "`classes`"),
         ({"supervision_epochs": -1.0}, "`supervision_epochs`"),
         ({"output_std": math.nan}, "`output_std`"),
-        ({"mapping": HoyerProjection(0.5, dim=0)}, "to map the last dimension"),
+        ({"mapping": HoyerProjection(0.5, dim=0)}, "over the last dimension"),
     ],
 )
 def test_arguments_are_checked(options: dict[str, Any], message: str) -> None:
@@ -282,7 +282,7 @@ def test_too_few_and_no_examples_to_start_from() -> None:
     loader = torch.utils.data.DataLoader([{"pixels": torch.rand(64), "label": 1, "index": 0}])
     with pytest.raises(ConfigurationError, match=r"call `model.start_from\(examples\)` first"):
         trainer(max_epochs=1).fit(SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64), loader, loader)
-    with pytest.raises(ConfigurationError, match="in_features=784 features but the data have 64"):
+    with pytest.raises(ConfigurationError, match="in_features=784 features but got 64"):
         trainer(max_epochs=1).fit(SupervisedOnlineAutoencoder(HoyerProjection(0.5)), digits())
 
 
@@ -300,7 +300,7 @@ class Odd(InitialBases):
 @pytest.mark.parametrize(
     ("found", "message"),
     [
-        (torch.zeros(64, 20), r"Odd to return \(20, 64\) finite numbers, a basis a row, but got \(64, 20\)"),
+        (torch.zeros(64, 20), r"Odd to return \(20, 64\) finite numbers, a basis per row, but got \(64, 20\)"),
         (torch.full((20, 64), torch.nan), r"got \(20, 64\) with NaN"),
     ],
 )
@@ -316,7 +316,7 @@ def test_what_is_no_transfer_function_and_labels_beyond_the_classes() -> None:
     with pytest.raises(ConfigurationError, match=r"Flatten returned"):
         trainer(max_epochs=1).fit(model, digits())
     model = SupervisedOnlineAutoencoder(HoyerProjection(0.5), in_features=64, width=20, classes=8)
-    with pytest.raises(ConfigurationError, match=r"labels below classes=8 but the data have 9"):
+    with pytest.raises(ConfigurationError, match=r"labels below classes=8 but got 9"):
         trainer(max_epochs=1).fit(model, digits())
 
 
@@ -394,9 +394,9 @@ def test_what_a_sparse_gradient_cannot_do(options: dict[str, Any], settings: dic
     model = SupervisedOnlineAutoencoder(
         HoyerProjection(0.8), in_features=64, width=40, sparse_gradient=True, **{"optimizer": sgd, **options}
     )
-    with pytest.raises(ConfigurationError, match=f"`sparse_gradient` cannot be used with {message}"):
+    with pytest.raises(ConfigurationError, match=f"`sparse_gradient` alone but got {message}"):
         trainer(max_epochs=1, **settings).fit(model, digits())
-    with pytest.raises(ConfigurationError, match="with a mapping that makes zeros"):
+    with pytest.raises(ConfigurationError, match="a sparse mapping with"):
         SupervisedOnlineAutoencoder(nn.Tanh(), sparse_gradient=True)
 
 

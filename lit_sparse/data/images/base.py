@@ -1,4 +1,4 @@
-"""Images with few labels or none: the split, the binarization and the batches of semi-supervised and unsupervised models."""
+"""Base of image data modules, with partial labels, binarization, augmentation and noisy labels."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from lit_sparse.random import seeded_uniform
 
 __all__ = ["UNLABELLED", "ImageDataModule", "Images"]
 
-#: The label of an example whose label is not told.
+#: Label of unlabelled examples.
 UNLABELLED = -100
 STREAMS: dict[Split, int] = {"train": 0, "val": 1, "test": 2}
-#: Shifts of a jittered image by (rows, columns), each -1, 0 or 1; the first one is none.
+#: Shifts by (rows, columns) for ``jitter``; the first is zero.
 SHIFTS = torch.tensor([(0, 0), *((down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right)])
 
 
 @dataclass(frozen=True)
 class Images:
-    """Some images.
+    """Images with labels.
 
     Attributes:
         pixels: (N, D) float32 intensities in [0, 1].
         labels: (N,) int64 classes.
-        true_labels: (N,) int64 classes, where ``labels`` are noisy; None where they are not.
+        true_labels: (N,) int64 classes without noise; None if ``labels`` are not noisy.
     """
 
     pixels: Tensor
@@ -41,7 +41,7 @@ class Images:
 
     def __post_init__(self) -> None:
         if len(self.pixels) != len(self.labels):
-            raise DataError(f"There are {len(self.pixels)} images but {len(self.labels)} labels.")
+            raise DataError(f"Expected as many labels as images, {len(self.pixels)}, but got {len(self.labels)}. Add the rest.")
 
     def __getitem__(self, which: Tensor | slice) -> Images:
         true_labels = None if self.true_labels is None else self.true_labels[which]
@@ -52,37 +52,38 @@ class Images:
 
 
 class ImageDataModule(ResumableDataModule):
-    """Base of image data modules: part of the training labels are told, the rest are not.
+    """Base of image data modules with labels for some or all training images.
 
-    A training batch holds ``batch_size`` labelled images and, unless ``labelled_only``, as many unlabelled ones, whose
-    label is -100. An epoch goes once through the unlabelled images; the labelled ones are gone through as often as that
-    takes. Where no label is told, a batch holds ``batch_size`` images, and an epoch goes once through all of them. Batches are
-    dicts of ``pixels`` (B, D) float32, ``label`` (B,) and ``index`` (B,), its place in its split.
+    A training batch holds ``batch_size`` labelled images and, unless ``labelled_only``, as many unlabelled images, whose
+    label is -100. An epoch is one pass over the unlabelled images, with repeated passes over the labelled ones. Without
+    labels, a batch holds ``batch_size`` images, and an epoch is one pass over all of them. Batches are dicts of ``pixels``
+    (B, D) float32, ``label`` (B,) and ``index`` (B,), the index within the split.
 
-    With ``jitter`` each training image stands for nine: itself, and itself moved by one pixel in eight directions, with zeros
-    where it came from. They are made when they are fetched; the i-th image moved in the k-th way has the index ``i + k N``.
+    With ``jitter`` the training images include eight shifts by one pixel of each image, padded with zeros. They are made
+    when they are fetched. The k-th shift of the i-th image has the index ``i + k N``.
 
-    With ``label_noise`` the labels of training and validation are noisy, those of the test are not, and batches hold
-    ``true_label`` (B,) too: the labels without noise, -100 where none is told. A subclass passes the images of training and
+    With ``label_noise`` the labels of training and validation are noisy, the test labels are not. Batches then also hold
+    ``true_label`` (B,), the labels without noise, or -100 if unlabelled. A subclass passes the images of training and
     validation through :meth:`noisy` when it loads them.
 
     Args:
-        labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
-        labelled_only: leave out the unlabelled images, as for a warm start.
-        binarize: draw each pixel from a Bernoulli distribution with its intensity as mean: anew at every fetch in training,
-            a function of (seed, index) in validation and test.
-        jitter: train on images moved by up to one pixel as well, nine for each.
-        label_noise: gives some images of training and validation, taken together, another label; None for no noise.
-        epoch_size: how many images an epoch goes through, each time others, chosen at random; None for all. Where only
-            part of the labels are told, it is the number of those without.
-        batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
-        eval_batch_size: images in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of the choice of labels, the order and the binarization.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
+        labelled_only: whether to drop the unlabelled images, as for a warm start.
+        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean. Each training epoch
+            draws anew; validation and test are a function of (seed, index).
+        jitter: whether to also train on images shifted by one pixel, nine per image.
+        label_noise: noise in the labels of the training and validation images, taken together; None for no noise.
+        epoch_size: number of images per epoch, drawn anew each time; None for all. If only some images are labelled, it is
+            the number of unlabelled images.
+        batch_size: labelled images per training batch and process, plus as many unlabelled images; all images if there is
+            only one kind.
+        eval_batch_size: images per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of the choice of labels, the order and the binarization.
 
     Raises:
-        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without any, or an epoch
-            of more images than there are.
+        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without labels, or an
+            ``epoch_size`` above the number of images.
     """
 
     classes = 10
@@ -105,12 +106,14 @@ class ImageDataModule(ResumableDataModule):
     ) -> None:
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
         if not labelled >= 0:
-            raise ConfigurationError(f"Expected argument `labelled` to be 0 or more but got {labelled}.")
+            raise ConfigurationError(f"Expected argument `labelled` to be at least 0 but got {labelled}. Use 0 for no labels.")
         if labelled == 0 and labelled_only:
-            raise ConfigurationError("Expected argument `labelled` to be positive with `labelled_only` but got 0.")
+            raise ConfigurationError(
+                "Expected argument `labelled` to be positive with `labelled_only` but got 0. Use 1.0 for all labels."
+            )
         if labelled > 1 and labelled != int(labelled):
             raise ConfigurationError(
-                f"Expected argument `labelled` to be a share of at most 1, or a whole number, but got {labelled}."
+                f"Expected argument `labelled` to be a fraction of at most 1, or a whole number, but got {labelled}. Round it."
             )
         self.labelled = labelled
         self.labelled_only = labelled_only
@@ -125,28 +128,29 @@ class ImageDataModule(ResumableDataModule):
 
     @abstractmethod
     def load(self) -> dict[Split, Images]:
-        """Read the images of the three splits; those for training and validation have been through :meth:`noisy`."""
+        """Read the images of the three splits; training and validation images must pass through :meth:`noisy`."""
 
     def noisy(self, images: Images) -> Images:
-        """Return all images for training and validation, before any are left out, with noise on their labels if there is any.
+        """Add the label noise, if any, to all training and validation images, before any are dropped.
 
         Raises:
-            DataError: if a label is no class, with or without the noise.
+            DataError: if a label, with or without noise, is not a class.
         """
         if self.label_noise is None:
             return images
         self._check_labels(images, "the training and validation images")
-        found = self.label_noise(images.pixels, images.labels, self.classes)
-        if found.shape != images.labels.shape or found.dtype != torch.int64:
+        labels = self.label_noise(images.pixels, images.labels, self.classes)
+        if labels.shape != images.labels.shape or labels.dtype != torch.int64:
             raise DataError(
-                f"Expected {len(images)} labels of int64 by {self.label_noise} but got {found.dtype} {tuple(found.shape)}."
+                f"Expected {len(images)} labels of int64 from {self.label_noise} but got {labels.dtype} {tuple(labels.shape)}."
+                " Correct its __call__."
             )
-        noisy = Images(images.pixels, found, images.labels)
+        noisy = Images(images.pixels, labels, images.labels)
         self._check_labels(noisy, f"the labels by {self.label_noise}")
         return noisy
 
     def setup(self, stage: str | None = None) -> None:
-        """Read the images, check their labels, and choose those whose label is told."""
+        """Read the images, check their labels, and choose the labelled ones."""
         if self._splits:
             return
         splits = self.load()
@@ -154,34 +158,34 @@ class ImageDataModule(ResumableDataModule):
             self._check_labels(images, f"the {split} images", unlabelled=not self.labelled)
         if self.label_noise is not None and splits["train"].true_labels is None:
             raise ConfigurationError(
-                f"{type(self).__name__} has `label_noise` but its `load` does not pass the images for training and validation"
-                " through `noisy`. Do so, or leave out the noise."
+                f"Expected `load` of {type(self).__name__} to pass its training and validation images through `noisy` but it"
+                " does not. Call `noisy`, or leave out `label_noise`."
             )
         size = len(splits["train"])
         told = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
         if told > size or (told < 1 and self.labelled > 0):
             raise ConfigurationError(
-                f"Expected argument `labelled` to choose 1 .. {size} training images but it chooses {told};"
-                " 0.2 would choose a fifth of them."
+                f"Expected argument `labelled` to choose 1 .. {size} training images but got {told}. Use a fraction such as"
+                " 0.2."
             )
         order = shuffled(size, self.seed, stream=1)
         self._told, self._untold = order[:told], order[told:]
         self._is_told = torch.zeros(size, dtype=torch.bool)
         self._is_told[self._told] = True
         self._splits = splits
-        there = len(self._all(self._untold if 0 < len(self._told) < size and not self.labelled_only else self._told))
-        there = there or self.size("train")
-        if self.epoch_size is not None and self.epoch_size > there:
+        available = len(self._all(self._untold if 0 < len(self._told) < size and not self.labelled_only else self._told))
+        available = available or self.size("train")
+        if self.epoch_size is not None and self.epoch_size > available:
             raise ConfigurationError(
-                f"Expected argument `epoch_size` to be at most {there}, all of them, but got {self.epoch_size}."
+                f"Expected argument `epoch_size` to be at most {available}, all images, but got {self.epoch_size}. Decrease it."
             )
 
     def size(self, split: Split) -> int:
-        """Return the number of images of a split; with ``jitter``, those moved are counted too."""
+        """Return the number of images of a split, including the shifts of ``jitter``."""
         return len(self._splits[split]) * (len(SHIFTS) if self.jitter and split == "train" else 1)
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
-        """Return, for each batch, labelled indices followed by unlabelled ones."""
+        """Return the indices of each batch, labelled ones first."""
         told, untold = self._all(self._told), self._all(self._untold)
         if len(told) == 0 or len(untold) == 0 or self.labelled_only:
             stream = 2 if len(told) else 0
@@ -196,7 +200,7 @@ class ImageDataModule(ResumableDataModule):
         return [torch.cat(pair) for pair in pairs]
 
     def train_indices(self) -> Tensor:
-        """Return the indices of all training images, or with ``labelled_only`` of those whose label is told."""
+        """Return the indices of all training images, or of the labelled ones with ``labelled_only``."""
         return self._all(self._told).sort().values if self.labelled_only else super().train_indices()
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
@@ -218,7 +222,7 @@ class ImageDataModule(ResumableDataModule):
         return batch
 
     def _all(self, places: Tensor) -> Tensor:
-        """Return the indices of training images at some places, moved in all ways."""
+        """Return the indices of all shifts of training images."""
         if not self.jitter:
             return places
         return (places + len(self._splits["train"]) * torch.arange(len(SHIFTS)).unsqueeze(1)).flatten()
@@ -228,19 +232,19 @@ class ImageDataModule(ResumableDataModule):
         wrong = images.labels[outside & (images.labels != UNLABELLED) if unlabelled else outside]
         if len(wrong):
             raise DataError(
-                f"Expected labels in 0 .. {self.classes - 1} but {what} have the label {int(wrong[0])}"
-                f" ({len(wrong)} of {len(images)} are outside)."
+                f"Expected labels in 0 .. {self.classes - 1} but got {int(wrong[0])} in {what}"
+                f" ({len(wrong)} of {len(images)} are outside). Correct them."
             )
 
     def _moved(self, pixels: Tensor, shifts: Tensor) -> Tensor:
-        """Return images (B, D) moved by shifts (B, 2)."""
+        """Return images (B, D) after shifts (B, 2)."""
         high, wide = self.shape
         framed = torch.nn.functional.pad(pixels.view(len(pixels), -1, high, wide), (1, 1, 1, 1))
-        windows = framed.unfold(2, high, 1).unfold(3, wide, 1)  # (B, C, 3, 3, H, W): a view, moved by 1, 0, -1
+        windows = framed.unfold(2, high, 1).unfold(3, wide, 1)  # (B, C, 3, 3, H, W): a view of all shifts 1, 0, -1
         down, right = (1 - shifts).unbind(1)
         return windows[torch.arange(len(pixels)), :, down, right].flatten(1)
 
 
 def _shares(indices: Tensor, rank: int, processes: int) -> Tensor:
-    """Return every ``processes``-th index; as many for each process."""
+    """Return every ``processes``-th index, equally many per process."""
     return indices[rank : len(indices) - len(indices) % processes : processes]

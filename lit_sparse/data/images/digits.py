@@ -1,4 +1,4 @@
-"""The 1,797 handwritten digits that scikit-learn carries: real images without a network."""
+"""The 1,797 handwritten digits of scikit-learn: real images without a download."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ class DigitsDataModule(ImageDataModule):
     """Handwritten digits of 8 x 8 pixels in 17 grey levels (Alpaydin & Kaynak 1998).
 
     Args:
-        val_size: images held out for validation.
-        test_size: images held out for the test.
-        labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
-        labelled_only: leave out the unlabelled images, as for a warm start.
-        binarize: draw each pixel from a Bernoulli distribution with its intensity as mean.
-        jitter: train on images moved by up to one pixel as well, nine for each.
-        label_noise: gives some images of training and validation, taken together, another label; None for no noise.
-        epoch_size: how many images an epoch goes through, each time others, chosen at random; None for all. Where only
-            part of the labels are told, it is the number of those without.
-        batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
-        eval_batch_size: images in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of the split, the choice of labels, the order and the binarization.
+        val_size: number of images held out for validation.
+        test_size: number of images held out for the test.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
+        labelled_only: whether to drop the unlabelled images, as for a warm start.
+        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
+        jitter: whether to also train on images shifted by one pixel, nine per image.
+        label_noise: noise in the labels of the training and validation images, taken together; None for no noise.
+        epoch_size: number of images per epoch, drawn anew each time; None for all. If only some images are labelled, it is
+            the number of unlabelled images.
+        batch_size: labelled images per training batch and process, plus as many unlabelled images; all images if there is
+            only one kind.
+        eval_batch_size: images per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of the split, the choice of labels, the order and the binarization.
 
     Raises:
-        ConfigurationError: if the held-out images leave none for training.
+        ConfigurationError: if no images remain for training.
     """
 
     shape = (8, 8)
@@ -67,8 +68,8 @@ class DigitsDataModule(ImageDataModule):
         )
         if val_size < 1 or test_size < 1 or val_size + test_size >= self.total:
             raise ConfigurationError(
-                f"Expected `val_size` and `test_size` to be positive and to leave some of the {self.total} digits for training"
-                f" but got {val_size} and {test_size}."
+                f"Expected `val_size` and `test_size` to be positive with a sum below {self.total}, the number of digits, but"
+                f" got {val_size} and {test_size}. Decrease them."
             )
         self.val_size = val_size
         self.test_size = test_size

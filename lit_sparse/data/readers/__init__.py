@@ -1,1 +1,1 @@
-"""Readers of files, one module for each family of formats. Sizes are checked first, and nothing is unpickled."""
+"""Readers of files, one module per family of formats. They check sizes first and unpickle nothing."""

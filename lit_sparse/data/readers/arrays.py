@@ -1,4 +1,4 @@
-"""Reads arrays: ``.npy``, ``.npz`` and HDF5 files, their headers checked before memory is taken."""
+"""Reads arrays from ``.npy``, ``.npz`` and HDF5 files; headers are checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from lit_sparse.errors import DataError, LitSparseError, MissingExtraError, did_
 __all__ = ["Arrays", "check_real", "open_arrays", "read_array", "read_npy"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-#: What broken files raise.
+#: Exceptions for broken files.
 UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, KeyError, TypeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
-#: Kinds of numpy's types that files may hold: truth values, integers, floats and words.
+#: Allowed kinds of numpy types: booleans, integers, floats and words.
 KINDS = "biufSU"
-#: Bytes that are read at a time; some streams copy what they read.
+#: Number of bytes per read; some streams copy what they read.
 PIECE = 2**22
-#: What helps valid arrays that are compressed too well.
+#: Remedy for a valid array with too high a compression ratio.
 UNCOMPRESSED = "save it uncompressed, by numpy.savez"
 
 
 class _Entry(NamedTuple):
-    """An array of a file that is not read yet."""
+    """An array of a file, before it is read."""
 
     shape: tuple[int, ...]
     read: Callable[[], Array]
 
 
 class Arrays(Mapping[str, Array]):
-    """The arrays of an open file by their names. Each array is read when it is asked for.
+    """The arrays of an open file by name, each read at its first access.
 
     Args:
-        path: the file.
-        entries: name -> array that is not read yet.
+        path: path of the file.
+        entries: name -> array before it is read.
     """
 
     def __init__(self, path: Path, entries: Mapping[str, _Entry]) -> None:
@@ -52,7 +52,7 @@ class Arrays(Mapping[str, Array]):
     def __getitem__(self, name: str) -> Array:
         if name not in self._entries:
             raise DataError(
-                f"There is no array {name!r} in {str(self.path)!r} but {', '.join(self) or 'nothing'}."
+                f"Expected an array {name!r} in {str(self.path)!r} but got {', '.join(self) or 'nothing'}."
                 f"{did_you_mean(name, self)}"
             )
         with _reading(self.path):
@@ -82,9 +82,9 @@ def open_arrays(path: Path) -> Iterator[Arrays]:
         path: a file ``.npy``, ``.npz``, ``.h5`` or ``.hdf5``.
 
     Raises:
-        DataError: if the file cannot be read, or claims more than it can hold, or an array holds something else than real
-            numbers or words.
-        MissingExtraError: if h5py is needed and not installed.
+        DataError: if the file cannot be read, its header contradicts its size, or an array holds anything but real numbers
+            or words.
+        MissingExtraError: if h5py is needed but not installed.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -97,11 +97,11 @@ def open_arrays(path: Path) -> Iterator[Arrays]:
     """
     openers = {".npy": _open_npy, ".npz": _open_npz, ".h5": _open_h5, ".hdf5": _open_h5}
     if path.suffix not in openers:
-        raise DataError(f"Expected a file {', '.join(openers)} but got {str(path)!r}.")
+        raise DataError(f"Expected a file {', '.join(openers)} but got {str(path)!r}. Convert it.")
     with ExitStack() as stack:
         with _reading(path):
             entries = stack.enter_context(openers[path.suffix](path))
-        yield Arrays(path, entries)  # errors of the caller are not those of the file
+        yield Arrays(path, entries)  # outside of the handlers: errors of the caller are not errors of the file
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def _reading(path: Path) -> Iterator[None]:
     except LitSparseError:
         raise
     except UNREADABLE as error:
-        raise DataError(f"{str(path)!r} cannot be read as an array: {error}. Save it again, by numpy.save or h5py.") from error
+        raise DataError(f"{str(path)!r} cannot be read as an array: {error}. Save it again by numpy.save or h5py.") from error
 
 
 def read_npy(path: Path, *, memory_mapped: bool = False) -> Array:
@@ -119,24 +119,24 @@ def read_npy(path: Path, *, memory_mapped: bool = False) -> Array:
 
     Args:
         path: the file.
-        memory_mapped: whether the array stays on the disk, where its entries are read when they are needed.
+        memory_mapped: whether to leave the array on the disk and read its entries when they are needed.
 
     Raises:
-        DataError: as :func:`open_arrays`.
+        DataError: see :func:`open_arrays`.
     """
     with open_arrays(path) as arrays:
         if memory_mapped:
             with _reading(path):
-                mapped: Array = np.load(path, mmap_mode="r", allow_pickle=False)  # its header is checked
+                mapped: Array = np.load(path, mmap_mode="r", allow_pickle=False)  # the header has been checked
             return mapped
         return arrays[""]
 
 
 def check_real(array: Array, where: str) -> Array:
-    """Return an array that must hold real numbers, truth values or words: nothing to unpickle, and no part to lose.
+    """Return an array after a check that it holds real numbers, booleans or words.
 
     Raises:
-        DataError: if it does not.
+        DataError: if it holds other types.
     """
     _check_kind(array.dtype, where)
     return array
@@ -144,24 +144,24 @@ def check_real(array: Array, where: str) -> Array:
 
 def _check_kind(dtype: np.dtype[Any], where: str) -> None:
     if dtype.kind == "c":
-        raise DataError(f"Expected real numbers but {where} holds complex ones. Save the part that counts, such as `x.real`.")
+        raise DataError(f"Expected real numbers but got complex ones in {where}. Save one part, such as `x.real`.")
     if dtype.hasobject:
         raise DataError(
-            f"Expected numbers or words but {where} holds Python objects, which are not read: unpickling them can run code."
+            f"Expected numbers or words but got Python objects in {where}, which are not read: unpickling can run code."
             " Save it with another dtype, such as float32."
         )
     if dtype.kind not in KINDS:
-        raise DataError(f"Expected numbers or words but {where} holds the type {dtype}. Convert it.")
+        raise DataError(f"Expected numbers or words but got the type {dtype} in {where}. Convert it.")
 
 
 def _decoded(array: Array, where: str) -> Array:
-    """Return an array whose words are text, not bytes."""
+    """Return an array with words as text instead of bytes."""
     if array.dtype.kind != "S":
         return array
     try:
         return np.char.decode(array, "utf-8")
     except UnicodeDecodeError as error:
-        raise DataError(f"Expected words in UTF-8 but {where} holds {error.object[:40]!r}. Convert them.") from error
+        raise DataError(f"Expected words in UTF-8 but got {error.object[:40]!r} in {where}. Convert them.") from error
 
 
 @contextmanager
@@ -197,34 +197,36 @@ class _Header(NamedTuple):
 
 
 def _header(file: IO[bytes], size: int, where: str) -> _Header:
-    """Read the header of an array, and check that the file is as long as the header says."""
+    """Read the header of an array, and check the length of the file against it."""
     readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     version = npy.read_magic(file)
     if version not in readers:
-        raise DataError(f"Expected numbers or words but {where} is of version {version} of the format, of named fields.")
+        raise DataError(
+            f"Expected numbers or words but got named fields in {where} (version {version}). Save each field alone."
+        )
     header = _Header(*readers[version](file))
-    if not header.dtype.hasobject:  # how long objects are is not known; they are refused when they are asked for
+    if not header.dtype.hasobject:  # objects have unknown sizes and are refused later
         claimed = bytes_of(header.shape, header.dtype.itemsize)
-        there = size - file.tell()
-        if not 0 <= claimed <= there or min(header.shape, default=0) < 0:
+        available = size - file.tell()
+        if not 0 <= claimed <= available or min(header.shape, default=0) < 0:
             raise DataError(
-                f"Expected an array {header.shape} of {header.dtype} in {where}, as its header says, but got {there} bytes."
+                f"Expected an array {header.shape} of {header.dtype} in {where}, as in its header, but got {available} bytes."
                 " Fetch the file again."
             )
     return header
 
 
 def read_array(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], *, in_columns: bool) -> Array:
-    """Return an array whose bytes come next in a file; memory is taken once.
+    """Read an array from a stream without a second copy in memory.
 
     Args:
-        file: stream of bytes.
-        dtype: type of the entries, not objects.
-        shape: of the array; it must be believable.
+        file: stream of bytes, at the start of the array.
+        dtype: type of the entries, other than objects.
+        shape: shape of the array, after a check of its size.
         in_columns: whether the first index changes fastest.
 
     Raises:
-        EOFError: if the file ends before.
+        EOFError: if the file ends too early.
     """
     content = np.empty(bytes_of(shape, dtype.itemsize), dtype=np.uint8)
     for start in range(0, len(content), PIECE):
@@ -253,7 +255,7 @@ def _open_h5(path: Path) -> Iterator[dict[str, _Entry]]:
     with h5py.File(path) as file:
         entries = {}
         for name in file:
-            if isinstance(file.get(name, getlink=True), h5py.ExternalLink):  # what other files hold is not this file's
+            if isinstance(file.get(name, getlink=True), h5py.ExternalLink):  # links to other files are not read
                 continue
             dataset = file.get(name)  # None for a broken link
             if isinstance(dataset, h5py.Dataset):
@@ -266,9 +268,11 @@ def _from_h5(dataset: Any, path: Path, name: str) -> Array:
 
     where = f"the array {name!r} of {str(path)!r}"
     if dataset.external or dataset.is_virtual:
-        raise DataError(f"Expected numbers or words but {where} refers to other files. Save its values in this one.")
+        raise DataError(
+            f"Expected numbers or words but got references to other files in {where}. Save the values in this file."
+        )
     if dataset.shape is None:
-        raise DataError(f"Expected numbers or words but {where} is empty.")
+        raise DataError(f"Expected numbers or words but got none in {where}. Name another array.")
     check_unpacked(path, bytes_of(dataset.shape, dataset.dtype.itemsize), what=f"the array {name!r}")
     if h5py.check_string_dtype(dataset.dtype) is not None:
         return np.asarray(dataset.asstr()[()], dtype=str)

@@ -1,4 +1,4 @@
-"""Real translations that ordinary packages bring along: the catalogues of their user interfaces."""
+"""Reads translations from the gettext catalogues of installed programs."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, 
 
 __all__ = ["clean_pair", "read_catalogues"]
 
-#: The first bytes of a compiled catalogue, and the order of those of its numbers.
+#: First bytes of a compiled catalogue, and the byte order of its integers.
 MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]{2,4})*(@[A-Za-z]+)?")
-#: What a program fills in, of several kinds of programs, and tags, which keep their name alone.
+#: Format placeholders, and HTML tags (compared by name).
 PLACEHOLDER = re.compile(
     r"""%% | %\(\w+\)[-#0+]*\d*(?:\.\d+)?[a-zA-Z]       # Python's names
     | %(?:\d+\$)?[-#0+]*\d*(?:\.\d+)?(?:l|ll|z)?[diouxXeEfFgGcrsan](?![a-zA-Z]) | %\d+   # C, Qt
@@ -26,10 +26,10 @@ PLACEHOLDER = re.compile(
     re.VERBOSE,
 )
 ENTITY = re.compile(r"&#?\w+;")
-#: The key that opens an entry of a menu, as in "&File", "E&xit" or, where the script has no such key, "(&F)".
+#: Marks of access keys in menus, as in "&File", "E&xit" or, in scripts without Latin letters, "(&F)".
 AMPERSAND = re.compile(r"\s*\(&\w\)|(?<!\w)&(?=[^\W\d_])|(?<=[^\W\d_])&(?=[^\W\d_A-Z])")
 UNDERSCORE = re.compile(r"\s*\(_\w\)|(?<!\w)_(?=[^\W\d_])")
-#: A name by which a program finds its message, in place of an English one; and one that has no mark of a key for sure.
+#: An identifier in place of an English message, and an identifier that cannot contain the mark of an access key.
 IDENTIFIER = re.compile(r"\w*[^\W_]_\w+")
 CAPITALS = re.compile(r"\w*[a-z]_[A-Z]\w*")
 
@@ -37,31 +37,30 @@ Pair = tuple[str, str]
 
 
 def read_catalogues(*, distributions: Sequence[str] = (), folders: Sequence[str] = (), language: str) -> list[tuple[str, str]]:
-    """Return the messages of programs and their translations, from gettext catalogues.
+    """Return the English messages of programs and their translations, from gettext catalogues.
 
-    Catalogues are ``<language>/LC_MESSAGES/*.mo`` and files such as ``fr.mo``; a ``.po`` file is read where there is no
-    compiled one beside it. Where a distribution or folder has none for exactly this language, ``fr_FR`` falls back on ``fr``,
-    and ``fr`` on ``fr_FR`` or the only variant that there is. See :func:`clean_pair` for what is kept of a message and which
-    ones are left out.
+    Catalogues are ``<language>/LC_MESSAGES/*.mo`` and files such as ``fr.mo``. A ``.po`` file is read unless its compiled
+    catalogue exists. If a distribution or folder lacks the language, ``fr_FR`` falls back to ``fr``, and ``fr`` to ``fr_FR``
+    or to the only variant. :func:`clean_pair` cleans and filters the messages.
 
     Args:
-        distributions: names of installed distributions whose files are searched, such as ``jupyterlab-language-pack-fr-FR``.
-        folders: folders that are searched, with all folders in them.
+        distributions: names of installed distributions to search, such as ``jupyterlab-language-pack-fr-FR``.
+        folders: folders to search, with their subfolders.
         language: code of the language, such as ``fr`` or ``pt_BR``.
 
     Returns:
-        (message in English, translation), each pair once, sorted. A message with several translations has several pairs.
+        Sorted, unique pairs (English message, translation). A message with several translations has several pairs.
 
     Raises:
-        ConfigurationError: if there is nothing to search.
-        DataError: if a distribution is not installed, a folder is missing, one of them has no catalogue for the language, or
-            a catalogue is broken.
-        MissingExtraError: if there is a ``.po`` file to read and polib is not installed.
+        ConfigurationError: if neither distributions nor folders are given.
+        DataError: if a distribution is not installed, a folder is missing, a catalogue for the language is missing in one of
+            them, or a catalogue is broken.
+        MissingExtraError: if a ``.po`` file must be read but polib is not installed.
     """
     if isinstance(distributions, str) or isinstance(folders, str) or not (distributions or folders):
         raise ConfigurationError(
-            "Expected argument `distributions` or `folders` to list where catalogues are, such as"
-            f" ['jupyterlab-language-pack-fr-FR'], but got {distributions!r} and {folders!r}."
+            "Expected argument `distributions` or `folders` to list the sources of catalogues but got"
+            f" {distributions!r} and {folders!r}. Give one, such as distributions=['jupyterlab-language-pack-fr-FR']."
         )
     files = [file for name in distributions for file in _chosen(_installed(name), language, f"distribution {name!r}")]
     files += [file for name in folders for file in _chosen(_within(name), language, f"folder {name!r}")]
@@ -70,15 +69,15 @@ def read_catalogues(*, distributions: Sequence[str] = (), folders: Sequence[str]
 
 
 def clean_pair(message: str, translation: str) -> tuple[str, str] | None:
-    r"""Return a message and its translation as people read them, or None where they are no example of a translation.
+    r"""Return a message and its translation without markup, or None if they are not a usable pair.
 
-    Contexts and the marks of keys (``&File``, ``_Open``) are dropped, white space is collapsed. None comes of a pair with an
-    empty side or equal sides, without letters, of an identifier in place of a message, or whose placeholders and tags
-    (``%s``, ``%1``, ``{name}``, ``<b>``) are not the same on both sides.
+    Contexts and the marks of access keys (``&File``, ``_Open``) are removed, and white space is collapsed. A pair is usable
+    if its sides differ and both have letters, the message is not an identifier, and both sides have the same placeholders
+    and tags (``%s``, ``%1``, ``{name}``, ``<b>``).
 
     Args:
         message: the message in English.
-        translation: the other one.
+        translation: its translation.
 
     Example:
         >>> clean_pair("menu\x04&Save   all", "Tout &enregistrer")
@@ -97,17 +96,17 @@ def clean_pair(message: str, translation: str) -> tuple[str, str] | None:
 
 
 def _without_ampersand(text: str) -> str:
-    marked = text.count("&") == 1 and "=" not in text and not ENTITY.search(text)  # no address, no HTML
+    marked = text.count("&") == 1 and "=" not in text and not ENTITY.search(text)  # excludes addresses and HTML
     return AMPERSAND.sub("", text) if marked else text
 
 
 def _without_underscores(*sides: str) -> Iterator[str]:
-    """Yield the sides without the mark of a key; one within a word is a mark only if both sides have one, in other words."""
+    """Yield the sides without access keys; an underscore within a word is one only if the words of both sides differ."""
     if any("=" in side or "_" in "".join(_placeholders(side)) for side in sides):
         yield from sides
         return
     words = [re.findall(r"\w*_\w*", side) for side in sides]
-    everywhere = all(len(found) == 1 and found[0].count("_") == 1 for found in words) and words[0] != words[1]
+    everywhere = all(len(marks) == 1 and marks[0].count("_") == 1 for marks in words) and words[0] != words[1]
     for side in sides:
         marked = UNDERSCORE.sub("", side) if side.count("_") == 1 else side
         yield marked.replace("_", "") if everywhere else marked
@@ -118,7 +117,7 @@ def _has_letters(text: str) -> bool:
 
 
 def _placeholders(text: str) -> Counter[str]:
-    return Counter((found["tag"] or found[0]).lower() for found in PLACEHOLDER.finditer(text))
+    return Counter((match["tag"] or match[0]).lower() for match in PLACEHOLDER.finditer(text))
 
 
 def _installed(name: str) -> list[Path]:
@@ -139,9 +138,9 @@ def _within(name: str) -> list[Path]:
 
 
 def _chosen(files: Iterable[Path], language: str, where: str) -> list[Path]:
-    """Return the catalogues of a language, compiled ones where there are both."""
+    """Return the catalogues of a language, compiled ones if both exist."""
     by_language: dict[str, dict[Path, Path]] = {}
-    for file in sorted(files):  # so that .po comes later
+    for file in sorted(files):  # .mo before .po
         code = _language_of(file)
         if code is not None and file.is_file():
             by_language.setdefault(code, {}).setdefault(file.with_suffix(""), file)
@@ -153,17 +152,19 @@ def _chosen(files: Iterable[Path], language: str, where: str) -> list[Path]:
         if code in by_language:
             return list(by_language[code].values())
     if not by_language:
-        raise DataError(f"The {where} has no gettext catalogues, files such as {language}/LC_MESSAGES/name.mo.")
+        raise DataError(
+            f"Expected gettext catalogues, such as {language}/LC_MESSAGES/name.mo, in the {where} but got none. Give another."
+        )
     raise DataError(
-        f"The {where} has no catalogue for {language!r} but for {', '.join(sorted(by_language))}."
-        f"{did_you_mean(wanted, by_language)}"
+        f"Expected a catalogue for {language!r} in the {where} but got only {', '.join(sorted(by_language))}."
+        f"{did_you_mean(wanted, by_language)} Choose one of these."
     )
 
 
 def _language_of(file: PurePath) -> str | None:
-    """Return the code of the language of a catalogue, from where it is or what it is called."""
+    """Return the language code of a catalogue, from its folder or its name."""
     name = file.parent.parent.name if file.parent.name == "LC_MESSAGES" else file.stem
-    name = name.partition(".")[0]  # of fr.UTF-8
+    name = name.partition(".")[0]  # fr.UTF-8 -> fr
     return _code(name) if LANGUAGE.fullmatch(name) else None
 
 
@@ -172,7 +173,7 @@ def _code(name: str) -> str:
 
 
 def _pairs(file: Path) -> Iterator[Pair]:
-    """Yield messages and translations as a catalogue has them."""
+    """Yield the messages and translations of a catalogue."""
     for messages, translations in _from_mo(file) if file.suffix == ".mo" else _from_po(file):
         yield messages[0], translations[0]
         if len(messages) > 1:
@@ -180,18 +181,18 @@ def _pairs(file: Path) -> Iterator[Pair]:
 
 
 def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the forms, singular and plural, of the messages of a compiled catalogue and those of their translations."""
+    """Yield the singular and plural forms of the messages of a compiled catalogue, and of their translations."""
     with open_bytes(file) as opened:
         data = opened.read()
     order = MAGIC.get(data[:4])
     if order is None:
-        raise DataError(f"{str(file)!r} is no compiled catalogue: it starts with {data[:4]!r}.")
+        raise DataError(f"{str(file)!r} is not a compiled catalogue: it starts with {data[:4]!r}. Fetch it again.")
 
     def texts(table: int, count: int) -> list[bytes]:
         entries = list(struct.iter_unpack(f"{order}2I", data[table : table + 8 * count]))
         if len(entries) < count or any(start + length > len(data) for length, start in entries):
             raise struct.error(f"{len(data)} bytes are too few")
-        if sum(length for length, _ in entries) > len(data):  # each file has room for its texts once
+        if sum(length for length, _ in entries) > len(data):  # overlapping texts could expand a small file
             raise struct.error("its texts overlap")
         return [data[start : start + length] for length, start in entries]
 
@@ -209,7 +210,7 @@ def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def _from_po(file: Path) -> Iterator[tuple[list[str], list[str]]]:
-    """Yield the same of a catalogue that is not compiled, without what waits for a translator's eye."""
+    """Yield the same from a catalogue that is not compiled, without fuzzy entries."""
     try:
         polib = import_module("polib")
     except ImportError as error:
@@ -217,7 +218,7 @@ def _from_po(file: Path) -> Iterator[tuple[list[str], list[str]]]:
     try:
         entries = polib.pofile(str(file))
     except (OSError, ValueError, LookupError) as error:
-        raise DataError(f"{str(file)!r} is no catalogue: {error}") from error
+        raise DataError(f"{str(file)!r} is not a catalogue: {error}. Fetch it again.") from error
     for entry in entries:
         if entry.obsolete or "fuzzy" in entry.flags:
             continue

@@ -20,7 +20,7 @@ def from_hub(
     """Return role -> values of a split of a data set of the hub, downloaded once.
 
     Raises:
-        DataError: if it cannot be had, or lacks a column.
+        DataError: if the data set is not available, or lacks a column.
     """
     import datasets
 
@@ -34,15 +34,15 @@ def from_hub(
         except Exception as error:
             call = ", ".join(repr(argument) for argument in (name, config) if argument is not None)
             raise DataError(
-                f"There is no folder {name!r} here, and the split {split!r} of the data set of that name could not be had from"
-                f" the Hugging Face hub ({type(error).__name__}: {brief(error)}). Download it once where there is a network,"
+                f"There is no folder {name!r}, and the split {split!r} of the data set {name!r} cannot be downloaded from"
+                f" the Hugging Face hub ({type(error).__name__}: {brief(error)}). Download it once with a network,"
                 f' python -c "import datasets; datasets.load_dataset({call})", or give a local folder.'
             ) from error
 
 
 @contextmanager
 def _writable_cache(usual: Path) -> Iterator[str | None]:
-    """Yield None for the usual cache, or a folder that lasts for a while where that cannot be written."""
+    """Yield None for the usual cache, or a temporary folder if that is not writable."""
     try:
         usual.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=usual):

@@ -1,4 +1,4 @@
-"""Reads images, PNG and JPEG, by Pillow."""
+"""Reads PNG and JPEG images by Pillow."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from lit_sparse.errors import DataError
 
 __all__ = ["ENDINGS", "read_image"]
 
-#: Endings of the files that are read.
+#: Supported file endings.
 ENDINGS = (".png", ".jpg", ".jpeg")
-#: Pixels of the largest image, more than those of cameras. A larger one may be a small file that fills the memory.
+#: Maximal number of pixels, more than a camera's. A small file with more could fill the memory.
 LARGEST = 2**28
 
 
 def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return an image of one size, (H, W) in grey levels or (3, H, W) in red, green and blue.
+    """Return a resized image, (H, W) in grey levels or (3, H, W) in red, green and blue.
 
-    A photograph is turned as its camera says, transparent parts are black, and of an animation the first picture counts.
+    Photographs are rotated by their orientation tag, transparent parts become black, and animations become their first frame.
 
     Args:
         path: a file ``.png``, ``.jpg`` or ``.jpeg``.
@@ -29,7 +29,7 @@ def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np
         color: whether to keep the colors.
 
     Raises:
-        DataError: if the file is not a whole image of such a format, or the image is too large.
+        DataError: if the file is broken or in another format, or the image is too large.
     """
     from PIL import Image, ImageOps
     from PIL.JpegImagePlugin import JpegImageFile
@@ -37,8 +37,8 @@ def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np
 
     try:
         with warnings.catch_warnings(), path.open("rb") as file:
-            warnings.simplefilter("ignore")  # about broken remarks
-            kind = PngImageFile if file.read(4) == b"\x89PNG" else JpegImageFile  # Image.open has a lower bound of pixels
+            warnings.simplefilter("ignore")  # about broken metadata
+            kind = PngImageFile if file.read(4) == b"\x89PNG" else JpegImageFile  # Image.open has a lower limit of pixels
             file.seek(0)
             opened = kind(file)
             if opened.width * opened.height > LARGEST:
@@ -52,7 +52,7 @@ def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np
             image = image.convert("RGB" if color else "L").resize(shape[::-1], Image.Resampling.BILINEAR)
     except Image.DecompressionBombError as error:
         raise DataError(
-            f"Expected images of at most {LARGEST:,} pixels but {str(path)!r} has more. Scale it down, or leave it out."
+            f"Expected images of at most {LARGEST:,} pixels but got more in {str(path)!r}. Scale it down, or leave it out."
         ) from error
     except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error and more
         reason = "it is not a whole PNG or JPEG file" if isinstance(error, OSError | SyntaxError) else str(error)

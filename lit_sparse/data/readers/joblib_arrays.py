@@ -1,4 +1,4 @@
-"""Reads the one array of a file by joblib, such as scikit-learn's caches, without joblib's unpickling."""
+"""Reads the array of a joblib file, such as scikit-learn's caches, without joblib's unpickling."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["read_joblib_array"]
 
 
 class _Description:
-    """Stands for joblib's ``NumpyArrayWrapper``: what is known of an array before its bytes."""
+    """Stand-in for joblib's ``NumpyArrayWrapper``, which describes an array before its bytes."""
 
     shape: tuple[int, ...]
     order: str
@@ -30,7 +30,7 @@ class _Description:
     numpy_array_alignment_bytes: int | None = None
 
 
-#: All that a description is made of.
+#: All names that a description may contain.
 ALLOWED: dict[tuple[str, str], Any] = {
     ("joblib.numpy_pickle", "NumpyArrayWrapper"): _Description,
     ("numpy", "ndarray"): np.ndarray,
@@ -46,16 +46,16 @@ class _Unpickler(pickle.Unpickler):
 
 
 def read_joblib_array(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
-    """Return the array that ``joblib.dump(array, path, compress=...)`` wrote, by zlib or gzip, or without compression.
+    """Return the array of a file by ``joblib.dump(array, path, compress=...)``, with zlib, gzip or no compression.
 
-    Only the description of the array is unpickled, and only three names are allowed in it. joblib itself would run any
-    function that the file names.
+    Only the description of the array is unpickled, with only three allowed names. joblib itself would run any function that
+    the file names.
 
     Args:
         path: the file.
 
     Raises:
-        DataError: if the file holds something else.
+        DataError: if the file holds anything else.
 
     Example:
         >>> import joblib
@@ -78,21 +78,21 @@ def read_joblib_array(path: Path) -> np.ndarray[Any, np.dtype[Any]]:
             return read_array(file, dtype, shape, in_columns=described.order == "F")
     except DataError:
         raise
-    except Exception as error:  # a file that is cut or forged may raise anything
-        raise DataError(f"{str(path)!r} cannot be read as an array by joblib: {error}") from error
+    except Exception as error:  # a truncated or forged file may raise anything
+        raise DataError(f"{str(path)!r} cannot be read as an array by joblib: {error}. Fetch it again.") from error
 
 
 def check_dtype(dtype: object, path: Path) -> np.dtype[Any]:
     """Return the type of the entries, which must be numbers."""
     if not isinstance(dtype, np.dtype):
-        raise ValueError("it holds no array")
+        raise ValueError("it does not hold an array")
     check_real(np.empty(0, dtype=dtype), repr(str(path)))
     return dtype
 
 
 @contextmanager
 def _unpacked(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, and unpack its bytes as they are read."""
+    """Open a file and decompress its bytes while they are read."""
     with path.open("rb") as file:
         start = file.read(2)
         file.seek(0)
@@ -105,31 +105,31 @@ def _unpacked(path: Path) -> Iterator[IO[bytes]]:
 
 
 class _Inflated(io.BufferedIOBase):
-    """Stream of what zlib unpacks, a piece at a time."""
+    """Stream of bytes that zlib decompresses in pieces."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._stream = file, zlib.decompressobj()
 
     def readinto(self, buffer: Any) -> int:
-        """Unpack into a buffer."""
+        """Decompress into a buffer."""
         piece = b""
         while not piece and not self._stream.eof:
             packed = self._stream.unconsumed_tail or self._file.read(1 << 16)
             piece = self._stream.decompress(packed, len(buffer))
             if not packed and not piece:
-                raise EOFError("it is cut")
+                raise EOFError("it is truncated")
         buffer[: len(piece)] = piece
         return len(piece)
 
 
 class _Recorder:
-    """Reads from a file, and keeps what was read."""
+    """Reader of a file that stores the bytes it has read."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.content = file, bytearray()
 
     def read(self, size: int) -> bytes:
-        """Read some bytes."""
+        """Read bytes."""
         self.content += (piece := self._file.read(size))
         return piece
 
@@ -143,10 +143,10 @@ def _description(file: IO[bytes]) -> _Description:
     """Read the description of an array; the bytes of the array come next in the file."""
     recorder, built = _Recorder(file), 0
     for opcode, _, _ in pickletools.genops(recorder):  # type: ignore[arg-type]
-        built += opcode.name == "BUILD"  # of the type of the entries, then of the description
+        built += opcode.name == "BUILD"  # first the type of the entries, then the description
         if built == 2:
             break
     described = _Unpickler(io.BytesIO(bytes(recorder.content) + pickle.STOP)).load()
     if not isinstance(described, _Description):
-        raise ValueError("it holds something else")
+        raise ValueError("it does not hold a single array")
     return described

@@ -1,4 +1,4 @@
-"""Bounds of what a file may unpack to, so that a small file cannot fill the memory."""
+"""Limits on the decompressed size of a file, so that a small file cannot fill the memory."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from lit_sparse.errors import DataError
 
 __all__ = ["BoundedReader", "bytes_of", "check_dense", "check_unpacked"]
 
-#: Every file may unpack to this many bytes.
+#: Number of bytes that any file may decompress to.
 ALWAYS = 2**28
-#: Beyond that, a file may unpack to this many times its size. Text and images reach 5 to 30; deflate ends at 1032.
+#: Maximal ratio beyond that. Text and images reach 5 to 30; the limit of deflate is 1032.
 RATIO = 250
-#: Every sparse table may become a dense one of this many bytes.
+#: Number of bytes that any sparse table may take as a dense one.
 DENSE = 2**32
 
 
 def check_unpacked(
     path: Path, unpacked: int, packed: int | None = None, what: str = "it", remedy: str = "save less in it"
 ) -> None:
-    """Check that the size of an unpacked file is believable.
+    """Check that the decompressed size of a file is plausible.
 
     Args:
-        path: the file.
-        unpacked: bytes that the file unpacks to.
-        packed: bytes that they are unpacked from; None for the size of the file.
-        what: subject of the sentence in the message, such as ``"the array 'x'"``.
-        remedy: end of the message: how to save valid data.
+        path: path of the file.
+        unpacked: number of decompressed bytes.
+        packed: number of compressed bytes; None for the size of the file.
+        what: subject of the message's sentence, such as ``"the array 'x'"``.
+        remedy: end of the message, on how to save valid data.
 
     Raises:
-        DataError: if it is not.
+        DataError: if the ratio of both sizes is too large.
     """
     packed = path.stat().st_size if packed is None else packed
     if unpacked > _largest(packed):
         raise DataError(
             f"Expected {str(path)!r}, of {_readable(packed)}, to unpack to at most {_readable(_largest(packed))} but got more:"
-            f" {what} takes {_readable(unpacked)} or more. Check where the file comes from, or {remedy}."
+            f" {what} takes {_readable(unpacked)} or more. Check the source of the file, or {remedy}."
         )
 
 
 def check_dense(path: Path, shape: tuple[int, int], entries: int) -> None:
-    """Check that a sparse table of float64 may become a dense one.
+    """Check the memory of a sparse float64 table that is made dense.
 
     Args:
-        path: the file of the table.
-        shape: rows and features.
-        entries: number of stored values. They take 12 bytes each in memory, so a dense table of that size always fits.
+        path: path of the file.
+        shape: number of rows and of features.
+        entries: number of stored values. They take 12 bytes each in memory, so a dense table of that size is always allowed.
 
     Raises:
         DataError: if the dense table is too large.
@@ -59,13 +59,13 @@ def check_dense(path: Path, shape: tuple[int, int], entries: int) -> None:
     size = bytes_of(shape, 8)
     if size > max(DENSE, 12 * entries):
         raise DataError(
-            f"Expected data of at most {_readable(DENSE)} in {str(path)!r} but a dense table of its {shape[0]} rows and"
-            f" {shape[1]} features would take {_readable(size)}. Leave out rows or features, or number the features closely."
+            f"Expected data of at most {_readable(DENSE)} in {str(path)!r} but got {shape[0]} rows and {shape[1]} features,"
+            f" which take {_readable(size)} as a dense table. Leave out rows or features, or number the features without gaps."
         )
 
 
 def bytes_of(shape: Sequence[int], itemsize: int) -> int:
-    """Return the bytes of an array; the product cannot overflow.
+    """Return the number of bytes of an array, without integer overflow.
 
     Example:
         >>> bytes_of((10**12, 10**12), 8)
@@ -75,12 +75,12 @@ def bytes_of(shape: Sequence[int], itemsize: int) -> int:
 
 
 class BoundedReader(io.RawIOBase):
-    """Stream of unpacked bytes that ends with an error where they become more than is believable.
+    """Stream of decompressed bytes that raises an error if there are implausibly many.
 
     Args:
-        stream: unpacks a file while it is read.
-        path: the file.
-        packed: bytes that the stream is unpacked from; None for the size of the file.
+        stream: stream that decompresses a file while it is read.
+        path: path of the file.
+        packed: number of compressed bytes; None for the size of the file.
     """
 
     def __init__(self, stream: io.BufferedIOBase, path: Path, packed: int | None = None) -> None:
@@ -102,11 +102,11 @@ class BoundedReader(io.RawIOBase):
         return count
 
     def seekable(self) -> bool:
-        """Return whether a place can be sought."""
+        """Return whether the stream can be positioned."""
         return self._stream.seekable()
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
-        """Go to a place, and count anew from the start."""
+        """Set the position; the bytes before it count as read."""
         place = self._stream.seek(offset, whence)
         self._left = _largest(self._packed) - place
         return place
@@ -117,7 +117,7 @@ def _largest(packed: int) -> int:
 
 
 def _readable(size: int) -> str:
-    """Return a number of bytes for people.
+    """Format a number of bytes with a unit.
 
     Example:
         >>> _readable(3 * 2**30), _readable(12)

@@ -1,7 +1,7 @@
-"""Reads tables: JSON, CSV, TSV, Parquet.
+"""Reads tables in JSON, CSV, TSV and Parquet.
 
-They are parsed here, value by value: a hub's loader turns a column of dates into dates, numbers its errors by byte, and keeps a
-copy of what it reads. So what is local needs no network, no cache and no home folder, and keeps its values as they are.
+The hub's loader converts dates, numbers its errors by byte, and copies local files into a cache. These readers keep the values
+unchanged, and need no network, cache or home folder.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ __all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_o
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 #: Digits of the longest integer that a float can hold.
 LONGEST = 308
-#: Where a row is, such as "line 3", and its values by the names of their columns.
+#: Position of a row, such as "line 3", and its values by column.
 Row = tuple[str, Mapping[str, Any]]
 
 
 def from_tables(files: Sequence[Path], columns: Mapping[str, str], optional: Collection[str] = ()) -> dict[str, list[Any]]:
-    """Return role -> values of the rows of some files, one after the other.
+    """Return role -> values of the rows of several files.
 
     Raises:
-        DataError: if a file is not what its name says, or lacks a column.
+        DataError: if a file does not have the format of its ending, or lacks a column.
     """
     read: dict[str, list[Any]] = {role: [] for role in columns}
     for path in files:
         for role, values in collect(TABLES[ending_of(path)](path, columns), columns, repr(str(path)), optional).items():
             read[role] += values
-    if ending_of(files[0]) in (".csv", ".tsv"):  # they do not say what is a number
+    if ending_of(files[0]) in (".csv", ".tsv"):  # these formats have no types
         read = {role: _numbers(values) for role, values in read.items()}
     for role, values in read.items():
         for row, value in enumerate(values, 1):
             if type(value) is int and abs(value) > sys.float_info.max:
                 raise DataError(
-                    f"Expected integers of at most {LONGEST} digits in column {columns[role]!r} of {str(files[0])!r} but row"
-                    f" {row} has a longer one. Shorten it, or leave the row out."
+                    f"Expected integers of at most {LONGEST} digits in column {columns[role]!r} of {str(files[0])!r} but got a"
+                    f" longer integer in row {row}. Shorten it, or leave the row out."
                 )
     return read
 
@@ -57,17 +57,17 @@ def collect(
     """Return role -> values of the rows of a table.
 
     Args:
-        rows: the rows.
+        rows: rows of the table, with their positions.
         columns: role -> column.
-        where: what messages call the table.
+        where: name of the table in messages.
         optional: roles that may lack values in some rows.
 
     Raises:
-        DataError: if there are no rows, or a column is missing, everywhere or in some rows.
+        DataError: if the table is empty, or a column is missing in all rows or lacks a required value.
     """
-    found: dict[str, list[Any]] = {role: [] for role in columns}
-    empty: dict[str, tuple[str, int]] = {}  # role -> the first row without a value, and how many are
-    names: dict[str, None] = {}  # of the columns, in order, where one is missed
+    values: dict[str, list[Any]] = {role: [] for role in columns}
+    empty: dict[str, tuple[str, int]] = {}  # role -> the first row without a value, and their number
+    names: dict[str, None] = {}  # columns in order, if one is missing
     place = ""
     for place, row in rows:
         for role, column in columns.items():
@@ -76,10 +76,10 @@ def collect(
                 first, count = empty.get(role, (place, 0))
                 empty[role] = (first, count + 1)
                 names.update(dict.fromkeys(_names(row)))
-            found[role].append(value)
+            values[role].append(value)
     if not place:
-        raise DataError(f"{where} holds no rows.")
-    size = len(next(iter(found.values())))
+        raise DataError(f"{where} holds no rows. Fetch it again.")
+    size = len(next(iter(values.values())))
     for role, (first, count) in empty.items():
         column = columns[role]
         if count == size and column not in names:
@@ -89,11 +89,11 @@ def collect(
             continue
         more = f" and {count - 1} more" if count > 1 else ""
         raise DataError(f"{where} has no value in column {column!r} in {first}{more}. Fill it in, or leave the row out.")
-    return found
+    return values
 
 
 def _value(row: Mapping[str, Any], column: str) -> Any:
-    """Return what stands in a column, or None."""
+    """Return the value in a column, or None."""
     if column in row:
         return row[column]
     outer, _, inner = column.partition(".")
@@ -118,11 +118,11 @@ def _numbers(cells: list[str | None]) -> list[Any]:
 def _number(cell: str) -> int | float:
     if "." in cell:
         return float(cell)
-    return int(cell) if len(cell) <= LONGEST + 2 else 10 ** (LONGEST + 1)  # refused later; a long one takes long to read
+    return int(cell) if len(cell) <= LONGEST + 2 else 10 ** (LONGEST + 1)  # refused later; converting a long one takes long
 
 
 def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the objects of an array, or those of the lines."""
+    """Yield the objects of an array, or of the lines."""
     lines = numbered_lines(path)
     for number, line in lines:
         if line.lstrip().startswith("["):
@@ -134,7 +134,9 @@ def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
             continue
         for place, row in rows:
             if not isinstance(row, dict):
-                raise DataError(f"Expected objects, {{...}}, in {str(path)!r} but {place} is of type {type(row).__name__}.")
+                raise DataError(
+                    f"Expected objects, {{...}}, in {str(path)!r} but got {type(row).__name__} in {place}. Correct the file."
+                )
             yield place, row
 
 
@@ -143,20 +145,20 @@ def _parsed(path: Path, number: int, text: str) -> Any:
         return json.loads(text)
     except json.JSONDecodeError as error:
         line, what = number + error.lineno - 1, f"{error.msg} at character {error.colno}"
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+    except (ValueError, RecursionError) as error:  # thousands of digits or of brackets
         line, what = number, str(error)
-    raise DataError(f"{str(path)!r} is no JSON in line {line}: {what}. Expected one object a line, or an array of objects.")
+    raise DataError(f"{str(path)!r} is not JSON in line {line}: {what}. Write one object per line, or an array of objects.")
 
 
 def _csv_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
     def rows() -> Iterator[tuple[int, list[str]]]:
-        limit = csv.field_size_limit(2**31 - 1)  # 131,072 characters otherwise: a long article
+        limit = csv.field_size_limit(2**31 - 1)  # by default 131,072 characters, fewer than a long article
         reader = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), strict=True)
         try:
             for cells in reader:
                 yield reader.line_num, cells
         except csv.Error as error:
-            raise DataError(f"{str(path)!r} is no table in line {reader.line_num}: {error}.") from error
+            raise DataError(f"{str(path)!r} is not a table in line {reader.line_num}: {error}. Correct the line.") from error
         finally:
             csv.field_size_limit(limit)
 
@@ -168,7 +170,7 @@ def _tsv_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _cells(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
-    """Yield the rows below a header; empty ones are skipped, empty cells are missing values."""
+    """Yield the rows below a header; empty rows are skipped, and empty cells are missing values."""
     header: list[str] = []
     for number, cells in rows:
         if not cells:
@@ -176,9 +178,11 @@ def _cells(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
         if not header:
             header = cells
             if len(set(header)) < len(header):
-                raise DataError(f"{str(path)!r} has two columns of one name among {', '.join(header)}.")
+                raise DataError(f"Expected unique columns in {str(path)!r} but got {', '.join(header)}. Rename one.")
         elif len(cells) != len(header):
-            raise DataError(f"{str(path)!r} has {len(header)} columns but {len(cells)} cells in line {number}.")
+            raise DataError(
+                f"Expected {len(header)} cells per line in {str(path)!r} but got {len(cells)} in line {number}. Correct it."
+            )
         else:
             yield f"line {number}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
 
@@ -191,11 +195,11 @@ def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
             check_unpacked(path, 8 * table.metadata.num_rows * len(kept), what="its table")
             yield from rows_of(batch.to_pydict() for batch in table.iter_batches(columns=kept))
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{str(path)!r} is no Parquet file: {brief(error)}.") from error
+        raise DataError(f"{str(path)!r} is not a Parquet file: {brief(error)}. Fetch it again.") from error
 
 
 def rows_of(batches: Iterable[Mapping[str, list[Any]]]) -> Iterator[Row]:
-    """Yield the rows of a table that comes as some rows of all columns at a time."""
+    """Yield the rows of a table that is given in batches of columns."""
     places = itertools.count(1)
     for batch in batches:
         names = list(batch)
@@ -204,18 +208,18 @@ def rows_of(batches: Iterable[Mapping[str, list[Any]]]) -> Iterator[Row]:
 
 
 def needed(columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
-    """Return which of a table's columns to read: all of them where one is nested, or missing and to be told from the others."""
+    """Return the columns to read: all of them if one is nested, or if one is missing and the error lists the others."""
     wanted = set(columns.values())
     return [name for name in names if name in wanted] if wanted <= set(names) else list(names)
 
 
 def brief(error: Exception) -> str:
-    """Return the first line of a message, no more than is read."""
+    """Return the first line of an error's message, shortened."""
     first = str(error).strip().partition("\n")[0].rstrip(".")
     return first if len(first) <= 200 else f"{first[:200]} ..."
 
 
-#: The endings of tables, and what reads them, given the columns that are wanted.
+#: Endings of tables -> their readers, which also get the wanted columns.
 TABLES: dict[str, Callable[[Path, Mapping[str, str]], Iterator[Row]]] = {
     ".jsonl": _json_rows,
     ".json": _json_rows,

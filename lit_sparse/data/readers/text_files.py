@@ -1,4 +1,4 @@
-"""Opens files of text, plain or packed by gzip or bzip2, and reads their lines."""
+"""Opens text files, plain or compressed by gzip or bzip2, and reads their lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lit_sparse.errors import DataError, did_you_mean
 
 __all__ = ["ending_of", "in_folder", "numbered_lines", "open_bytes", "read_lines"]
 
-#: Endings of packed files, what these start with, and what unpacks them.
+#: Endings of compressed files, their first bytes, and their decompressors.
 PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.BufferedIOBase]]] = {
     ".gz": ("gzip", re.compile(rb"\x1f\x8b"), lambda file: gzip.GzipFile(fileobj=file)),
     ".bz2": ("bzip2", re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.BZ2File),
@@ -30,18 +30,18 @@ ENTITY = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|\w+);")
 
 
 def read_lines(path: Path | str) -> list[str]:
-    r"""Return the lines of a text file in UTF-8, plain or packed by gzip or bzip2.
+    r"""Return the lines of a text file in UTF-8, plain or compressed by gzip or bzip2.
 
-    Lines end at ``\n`` alone, so that line i of one file still belongs to line i of another where a text holds a form feed,
-    U+2028 or another character at which ``str.splitlines`` would part it. A ``\r`` before the end is dropped, a byte-order mark
-    at the start of the file too; everything else is kept. Of ``.sgm`` and ``.sgml`` files, the format of the test sets of NIST
-    and WMT, the texts of the ``<seg>`` elements come in their order, with entities resolved and white space collapsed.
+    Lines end only at ``\n``, so that parallel files stay aligned. ``str.splitlines`` would also split at a form feed or
+    U+2028. A ``\r`` before the end and a byte-order mark at the start of the file are dropped; all other characters are
+    kept. In ``.sgm`` and ``.sgml`` files, the format of NIST and WMT test sets, the lines are the ``<seg>`` elements with
+    entities resolved and white space collapsed.
 
     Args:
-        path: the file.
+        path: path of the file.
 
     Raises:
-        DataError: if the file is missing, not a whole packed file, not in UTF-8, or SGML without segments.
+        DataError: if the file is missing, truncated, not in UTF-8, or SGML without segments.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -58,14 +58,14 @@ def read_lines(path: Path | str) -> list[str]:
 
 @contextmanager
 def open_bytes(path: Path, *, strict: bool = True) -> Iterator[IO[bytes]]:
-    """Open a file to read its bytes, unpacked if it is gzip or bzip2.
+    """Open a file to read its bytes, and decompress gzip and bzip2.
 
     Args:
-        path: the file.
-        strict: whether a file named ``.gz`` or ``.bz2`` must be packed so.
+        path: path of the file.
+        strict: whether a file ``.gz`` or ``.bz2`` must have this compression.
 
     Raises:
-        DataError: if it cannot be opened, or, later, is not a whole packed file, or unpacks to more than is believable.
+        DataError: if it cannot be opened or, while it is read, is truncated or implausibly large.
     """
     try:
         with path.open("rb") as file:
@@ -86,16 +86,16 @@ def open_bytes(path: Path, *, strict: bool = True) -> Iterator[IO[bytes]]:
     except FileNotFoundError as error:
         raise DataError(f"There is no file {str(path)!r}.{in_folder(path.parent, path.name)}") from error
     except OSError as error:
-        raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}.") from error
+        raise DataError(f"{str(path)!r} cannot be read: {error.strerror or error}. Check its permissions.") from error
 
 
 def in_folder(folder: Path, name: str) -> str:
-    """Say what a folder holds and which of it a mistyped name may have meant: the end of a message."""
+    """Return the end of a message: the content of a folder, with a suggestion for a mistyped name."""
     if not folder.is_dir():
         return f" There is no folder {str(folder)!r}."
     try:
         names = sorted(entry.name for entry in folder.iterdir())
-    except OSError:  # what may be opened may not always be listed
+    except OSError:  # a folder may be readable without being listable
         return ""
     if not names:
         return f" The folder {str(folder)!r} is empty."
@@ -115,21 +115,24 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{str(path)!r} is not in UTF-8: line {number} has the byte 0x{line[error.start]:02x} at place"
+                    f"{str(path)!r} is not in UTF-8: line {number} has the byte 0x{line[error.start]:02x} at position"
                     f" {error.start + 1}. Convert it, for example by iconv -t UTF-8."
                 ) from error
             yield number, text.removesuffix("\n").removesuffix("\r")
 
 
 def _segments(path: Path, text: str) -> list[str]:
-    found = SEGMENT.findall(text)
+    segments = SEGMENT.findall(text)
     begun = len(re.findall(r"<seg(?=[\s>])", text, re.IGNORECASE))
-    if not found or begun != len(found):
-        raise DataError(f"Expected <seg> ... </seg> elements in {str(path)!r} but {begun} begin and {len(found)} end.")
-    return [" ".join(ENTITY.sub(lambda entity: html.unescape(entity[0]), segment).split()) for segment in found]
+    if not segments or begun != len(segments):
+        raise DataError(
+            f"Expected <seg> ... </seg> elements in {str(path)!r} but got {begun} starts and {len(segments)} ends."
+            " Fetch it again."
+        )
+    return [" ".join(ENTITY.sub(lambda entity: html.unescape(entity[0]), segment).split()) for segment in segments]
 
 
 def ending_of(path: Path) -> str:
-    """Return the ending of a file's name, that of its content if it is packed."""
+    """Return the ending of a file's name without the ending of a compression."""
     path = path.with_suffix("") if path.suffix.lower() in PACKED else path
     return path.suffix.lower()

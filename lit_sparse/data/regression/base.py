@@ -1,4 +1,4 @@
-"""Base of data modules of regression: features, an intercept and a target."""
+"""Base of data modules for regression: features, an intercept and a target."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Table:
-    """Some rows.
+    """Rows of a table.
 
     Attributes:
-        features: (N, D) float32, or float64 before they are prepared.
+        features: (N, D) float32, or float64 before preprocessing.
         target: (N,) float32.
     """
 
@@ -36,12 +36,15 @@ class Table:
         if self.features.ndim != 2 or self.target.shape != self.features.shape[:1]:
             raise DataError(
                 f"Expected features (N, D) and targets (N,) but got {tuple(self.features.shape)} and"
-                f" {tuple(self.target.shape)}."
+                f" {tuple(self.target.shape)}. Reshape them."
             )
         for name, values in (("features", self.features), ("target", self.target)):
             broken = sorted({row for row, *_ in (~values.isfinite()).nonzero().tolist()})
             if broken:
-                raise DataError(f"Row {broken[0]} has {name} that are missing or infinite ({len(broken)} rows have).")
+                raise DataError(
+                    f"Expected finite {name} but got missing or infinite ones in row {broken[0]} ({len(broken)} rows in all)."
+                    " Fill them in, or leave the rows out."
+                )
 
     def __getitem__(self, which: Tensor | slice) -> Table:
         return Table(self.features[which], self.target[which])
@@ -51,29 +54,30 @@ class Table:
 
 
 class RegressionDataModule(ResumableDataModule):
-    """Base of regression data modules: a subclass reads the rows, :meth:`load`.
+    """Base of regression data modules: a subclass implements :meth:`load`.
 
-    Batches are dicts of ``features`` (B, D) float32, ``target`` (B,) float32 and ``index`` (B,), the place in its split. With
-    an intercept the last feature is 1. Everything that is estimated for the features is estimated from the training rows.
+    Batches are dicts of ``features`` (B, D) float32, ``target`` (B,) float32 and ``index`` (B,) within the split. With an
+    intercept the last feature is 1. All statistics for preprocessing come from the training rows.
 
     Args:
-        whiten: turn and scale the features so that those of the training rows have the identity as their covariance.
-        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
-        bases: in place of the features, radial bases of them; None for the features themselves.
-        intercept: add a feature that is 1.
-        train_size: training rows, the first in random order; None for all that are there.
-        val_size: rows held out for validation: a share of all if below 1.
-        test_size: rows held out for the test: a share of all if below 1.
-        standardize_target: shift and scale targets to mean 0 and standard deviation 1 over the training rows; ``target_mean``
-            and ``target_std`` turn them back, once ``setup`` has run.
-        whole: hold nothing out: all rows train, in the order in which they are read, and are the splits that are not apart.
-        batch_size: rows in a training batch of one process.
-        eval_batch_size: rows in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of what is drawn, splits and orders.
+        whiten: whether to rotate and scale the features so that their covariance over the training rows is the identity.
+        standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows; constant
+            features become 0.
+        bases: radial basis functions that replace the features; None to keep the features.
+        intercept: whether to append a feature equal to 1.
+        train_size: number of training rows, the first in random order; None for all.
+        val_size: rows held out for validation: a fraction if below 1, else a number.
+        test_size: rows held out for the test: a fraction if below 1, else a number.
+        standardize_target: whether to shift and scale targets to mean 0 and standard deviation 1 over the training rows;
+            ``target_mean`` and ``target_std`` invert this after ``setup``.
+        whole: whether to train on all rows in the file's order; splits that the file does not define reuse them.
+        batch_size: rows per training batch and process.
+        eval_batch_size: rows per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of all draws, splits and orders.
 
     Raises:
-        ConfigurationError: for an argument outside its range, or for two that exclude each other.
+        ConfigurationError: for an argument outside its range, or two arguments that exclude each other.
     """
 
     def __init__(
@@ -96,8 +100,8 @@ class RegressionDataModule(ResumableDataModule):
         super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
         if whiten and standardize:
             raise ConfigurationError(
-                "Expected either `whiten` or `standardize` but got both: whitened features have mean 0 and standard deviation 1"
-                " already. Leave out `standardize`."
+                "Expected either `whiten` or `standardize` but got both. Leave out `standardize`: whitened features already"
+                " have mean 0 and standard deviation 1."
             )
         if whole and train_size is not None:
             raise ConfigurationError(
@@ -117,7 +121,7 @@ class RegressionDataModule(ResumableDataModule):
 
     @abstractmethod
     def load(self) -> dict[Split, Table]:
-        """Read the rows: those of ``train``, and of ``val`` and ``test`` where they are apart from these."""
+        """Read the rows of ``train``, and of ``val`` and ``test`` if they are separate."""
 
     def setup(self, stage: str | None = None) -> None:
         """Read the rows, split them, and prepare the features."""
@@ -154,34 +158,36 @@ class RegressionDataModule(ResumableDataModule):
         self.target_mean, self.target_std = float(target.mean()), float(target.std(correction=0))
         if bool((target == target[0]).all()):
             raise DataError(
-                f"Expected training targets that differ with `standardize_target` but all {len(target)} are {target[0]:g}."
+                f"Expected different training targets with `standardize_target` but got {target[0]:g} for all {len(target)}."
+                " Leave it out."
             )
         standard = {split: (table.target.double() - self.target_mean) / self.target_std for split, table in tables.items()}
         return {split: Table(table.features, standard[split].float()) for split, table in tables.items()}
 
     def _split(self, tables: dict[Split, Table]) -> dict[Split, Table]:
-        """Hold out what is not apart yet, and leave out what is too much for training."""
+        """Hold out the missing splits, and limit the training rows to ``train_size``."""
         if self.whole:
             return {"val": tables["train"], "test": tables["train"], **tables}
         order = shuffled(len(tables["train"]), self.seed)
         rest = tables["train"][order]
-        found: dict[Split, Table] = dict(tables)
+        splits: dict[Split, Table] = dict(tables)
         for split, size in (("test", self.test_size), ("val", self.val_size)):
             if split not in tables:
                 held = round(size * len(order)) if size < 1 else int(size)
                 if not 0 < held < len(rest):
                     raise ConfigurationError(
-                        f"Expected `{split}_size` to hold out 1 .. {len(rest) - 1} of the rows but {size} is {held}."
+                        f"Expected `{split}_size` to hold out 1 .. {len(rest) - 1} rows but got {size}, which is {held}."
+                        " Change it."
                     )
-                found[split], rest = rest[:held], rest[held:]  # type: ignore[index]
+                splits[split], rest = rest[:held], rest[held:]  # type: ignore[index]
         if self.train_size is not None and self.train_size > len(rest):
-            raise ConfigurationError(f"Expected `train_size` in 1 .. {len(rest)} but got {self.train_size}.")
-        found["train"] = rest[: self.train_size]
-        return found
+            raise ConfigurationError(f"Expected `train_size` in 1 .. {len(rest)} but got {self.train_size}. Change it.")
+        splits["train"] = rest[: self.train_size]
+        return splits
 
 
 def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean (D,) of rows (N, D), and a matrix that makes the identity of their covariance."""
+    """Return the mean (D,) of rows (N, D), and a matrix that whitens them."""
     mean = x.mean(0)
     values, turns = torch.linalg.eigh(torch.cov((x - mean).mT).reshape(x.shape[1], x.shape[1]))
     least = 1e-10 * values[-1].clamp_min(1e-300)
@@ -189,6 +195,6 @@ def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _spread(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean (D,) and the standard deviation (D,) of rows (N, D), the latter infinite where all are alike."""
-    alike = x.amax(0) == x.amin(0)  # rounding may leave them a standard deviation that is not quite 0
+    """Return the mean (D,) and the standard deviation (D,) of rows (N, D), infinite for constant columns."""
+    alike = x.amax(0) == x.amin(0)  # their computed standard deviation may not be exactly 0
     return x.mean(0), torch.where(alike, torch.inf, x.std(0, correction=0))

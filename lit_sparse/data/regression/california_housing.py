@@ -1,4 +1,4 @@
-"""California housing: what houses cost in 20,640 block groups of the census of 1990."""
+"""California housing: house prices of 20,640 block groups of the 1990 census."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["CaliforniaHousingDataModule"]
 
 SOURCES = ("csv", "sklearn", "hub")
 HUB_NAME = "gvlassis/california_housing"
-#: The columns of a raw table: three of them are totals of a block group, a fourth its households, and the last the target.
+#: Columns of the raw table: three are totals of a block group, the fourth is its households, and the last is the target.
 RAW = (
     "medianIncome",
     "housingMedianAge",
@@ -35,7 +35,7 @@ RAW = (
     "longitude",
     "medianHouseValue",
 )
-#: The same ones as a widespread copy of the table calls them.
+#: The same columns in a common copy of the table.
 SNAKE_CASE = (
     "median_income",
     "housing_median_age",
@@ -47,39 +47,40 @@ SNAKE_CASE = (
     "longitude",
     "median_house_value",
 )
-#: The columns of a table that scikit-learn has prepared.
+#: Columns of scikit-learn's table.
 PREPARED = ("MedInc", "HouseAge", "AveRooms", "AveBedrms", "Population", "AveOccup", "Latitude", "Longitude", "MedHouseVal")
 
 
 class CaliforniaHousingDataModule(RegressionDataModule):
     """The median value of houses in a block group, in units of 100,000 dollars, from eight features (Pace & Barry 1997).
 
-    The features are scikit-learn's, in its order: median income, median age of the houses, rooms and bedrooms a household,
-    population, people a household, latitude, longitude.
+    The features are scikit-learn's, in its order: median income, median age of the houses, rooms and bedrooms per household,
+    population, people per household, latitude, longitude.
 
     Args:
-        source: where the rows come from. ``"csv"``: a table in ``path``. ``"sklearn"``: what scikit-learn has downloaded
-            before. ``"hub"``: the data hub, through the ``datasets`` library; the splits there are put together.
-        path: for ``"csv"``, the file, gzipped or not, with the nine columns of StatLib's table (``longitude``, ``latitude``,
-            ``housingMedianAge``, ``totalRooms``, ``totalBedrooms``, ``population``, ``households``, ``medianIncome``,
-            ``medianHouseValue``), also spelled ``housing_median_age`` and so on, or with those of scikit-learn's (``MedInc``
-            to ``MedHouseVal``). For ``"sklearn"``, its data folder; None for the usual one.
-        hub_name: name on the hub, of a table with any of these columns.
-        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
-        intercept: add a feature that is 1.
-        whole: train, validate and test on all rows, in the order in which they are read, as published experiments without
-            splits do.
-        train_size: training rows, the first in random order; None for all that are there.
-        val_size: rows held out for validation: a share of all if below 1.
-        test_size: rows held out for the test: a share of all if below 1.
-        batch_size: rows in a training batch of one process.
-        eval_batch_size: rows in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of splits and orders.
+        source: source of the rows. ``"csv"``: a table in ``path``. ``"sklearn"``: scikit-learn's earlier download. ``"hub"``:
+            the data hub, through the ``datasets`` library, with all its splits together.
+        path: path of the table, gzipped or not, for ``"csv"``. It has the nine columns of StatLib's table (``longitude``,
+            ``latitude``, ``housingMedianAge``, ``totalRooms``, ``totalBedrooms``, ``population``, ``households``,
+            ``medianIncome``, ``medianHouseValue``), also spelled as in ``housing_median_age``, or scikit-learn's columns
+            (``MedInc`` to ``MedHouseVal``). For ``"sklearn"``, the path is its data folder; None for the usual one.
+        hub_name: name on the hub of a table with any of these columns.
+        standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows; constant
+            features become 0.
+        intercept: whether to append a feature equal to 1.
+        whole: whether to train, validate and test on all rows in the file's order, as in published experiments without
+            splits.
+        train_size: number of training rows, the first in random order; None for all.
+        val_size: rows held out for validation: a fraction if below 1, else a number.
+        test_size: rows held out for the test: a fraction if below 1, else a number.
+        batch_size: rows per training batch and process.
+        eval_batch_size: rows per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of splits and orders.
 
     Raises:
-        ConfigurationError: for an argument outside its range, or if there is no path of a csv file.
-        DataError: if the rows cannot be had, or lack a column or a value.
+        ConfigurationError: for an argument outside its range, or a missing path for ``"csv"``.
+        DataError: if the rows are not available, or lack a column or a value.
     """
 
     def __init__(
@@ -114,15 +115,15 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         self.source = check_choice("source", source, SOURCES)
         if source == "csv" and path is None:
             raise ConfigurationError(
-                "Expected argument `path`: a csv file with the columns of StatLib's table (--data.init_args.path=FILE). Without"
-                " it, --data.init_args.source=sklearn takes what scikit-learn has downloaded before, and"
-                " --data.init_args.source=hub downloads."
+                "Expected argument `path`, a csv file with the columns of StatLib's table, but got none. Give"
+                " --data.init_args.path=FILE. Without the file, --data.init_args.source=sklearn takes scikit-learn's earlier"
+                " download, and --data.init_args.source=hub downloads."
             )
         self.path = path
         self.hub_name = hub_name
 
     def load(self) -> dict[Split, Table]:
-        """Read the rows and make scikit-learn's features of them."""
+        """Read the rows and compute scikit-learn's features."""
         readers = {"csv": self._from_csv, "sklearn": self._from_sklearn, "hub": self._from_hub}
         features, target = readers[self.source]()
         return {"train": Table(torch.from_numpy(features), torch.from_numpy(target).float())}
@@ -130,7 +131,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
     def _from_csv(self) -> tuple[np.ndarray, np.ndarray]:
         path = Path(str(self.path)).expanduser()
         if ending_of(path) != ".csv":
-            raise DataError(f"Expected a .csv file, gzipped or not, but got {str(path)!r}. Rename it if it is one.")
+            raise DataError(f"Expected a .csv file, gzipped or not, but got {str(path)!r}. Convert or rename it.")
         header = next((cells for cells in csv.reader(line for _, line in numbered_lines(path)) if cells), [])
         names = _naming(header)
         return _prepared(from_tables([path], {name: name for name in names}), names, repr(str(path)))
@@ -142,12 +143,14 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         try:
             table = read_joblib_array(file)  # scikit-learn itself would unpickle it
             if table.ndim != 2 or table.shape[1] != len(RAW):
-                raise DataError(f"Expected a table (N, {len(RAW)}) in {str(file)!r} but got an array {table.shape}.")
+                raise DataError(
+                    f"Expected a table (N, {len(RAW)}) in {str(file)!r} but got an array {table.shape}. Download it again."
+                )
         except DataError as error:
             where = "" if self.path is None else f"data_home={self.path!r}"
             raise DataError(
                 f"scikit-learn's copy of the data cannot be read ({brief(error)}). Download it once"
-                ' where there is a network, python -c "from sklearn.datasets import fetch_california_housing as fetch;'
+                ' with a network, python -c "from sklearn.datasets import fetch_california_housing as fetch;'
                 f' fetch({where})", or use a file: --data.init_args.source=csv --data.init_args.path=FILE.'
             ) from error
         names = (RAW[-1], *RAW[:-1])  # scikit-learn keeps the target first
@@ -160,7 +163,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
             data = load_dataset(self.hub_name)
         except Exception as error:
             raise DataError(
-                f"The data set {self.hub_name!r} could not be fetched ({type(error).__name__}: {brief(error)}). Without a"
+                f"The data set {self.hub_name!r} cannot be fetched ({type(error).__name__}: {brief(error)}). Without a"
                 " network, use a file: --data.init_args.source=csv --data.init_args.path=FILE."
             ) from error
         parts, where = list(data.values()), repr(self.hub_name)
@@ -174,12 +177,12 @@ class CaliforniaHousingDataModule(RegressionDataModule):
 
 
 def _naming(header: Sequence[str]) -> tuple[str, ...]:
-    """Return how a table calls the nine columns: the names of which it has most."""
+    """Return a table's names of the nine columns: the set of names that matches most of its header."""
     return max((RAW, SNAKE_CASE, PREPARED), key=lambda names: len({*names} & {*header}))
 
 
 def _prepared(columns: Mapping[str, Sequence[Any]], names: tuple[str, ...], where: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return scikit-learn's features (N, 8) and target (N,) of a table, whose columns come by their names."""
+    """Return scikit-learn's features (N, 8) and target (N,) from the columns of a table."""
     table = np.stack([_numbers(columns[name], name, where) for name in names], axis=1)
     features, target = table[:, :-1], table[:, -1]
     if names == PREPARED:
@@ -188,7 +191,7 @@ def _prepared(columns: Mapping[str, Sequence[Any]], names: tuple[str, ...], wher
     empty = np.flatnonzero(households <= 0)
     if len(empty):
         raise DataError(
-            f"Expected every row of {where} to have households but row {empty[0] + 1} has {households[empty[0]]:g}."
+            f"Expected a positive number of households in {where} but got {households[empty[0]]:g} in row {empty[0] + 1}."
             " Leave the row out."
         )
     shares = [rooms / households, bedrooms / households, population, population / households]
@@ -204,7 +207,7 @@ def _numbers(values: Sequence[Any], name: str, where: str) -> np.ndarray:
             number = float("nan")
         if not np.isfinite(number):
             raise DataError(
-                f"Expected a number in column {name!r} of {where} but row {row} has {value!r}. Fill it in, or leave the row"
+                f"Expected a number in column {name!r} of {where} but got {value!r} in row {row}. Fill it in, or leave the row"
                 " out."
             )
     return np.array(values, dtype=np.float64)

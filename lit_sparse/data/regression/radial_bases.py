@@ -14,12 +14,12 @@ __all__ = ["RadialBases"]
 class RadialBases:
     """Functions ``exp(-|x - c|^2 / (2 s^2))`` of several scales s, around centres c that are drawn from data.
 
-    One more of a scale so large that it is nearly constant stands at the mean of the data.
+    An additional function of a large scale, nearly constant, has its centre at the mean of the data.
 
     Args:
-        scales: s, in units of x.
-        per_scale: how many of each.
-        constant_scale: s of the last one.
+        scales: scales s, in units of x.
+        per_scale: number of functions per scale.
+        constant_scale: scale of the additional function.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -51,10 +51,12 @@ class RadialBases:
         """Return the centres (K, D) of all functions, drawn from rows x (N, D).
 
         Raises:
-            ConfigurationError: if there are fewer rows than functions of a scale.
+            ConfigurationError: if there are fewer rows than functions per scale.
         """
         if len(x) < self.per_scale:
-            raise ConfigurationError(f"Expected `per_scale` to be at most {len(x)}, the rows, but got {self.per_scale}.")
+            raise ConfigurationError(
+                f"Expected `per_scale` to be at most {len(x)}, the number of rows, but got {self.per_scale}. Decrease it."
+            )
         drawn = [x[torch.randperm(len(x), generator=generator)[: self.per_scale]] for _ in self.scales]
         return torch.cat([*drawn, x.mean(0, keepdim=True)])
 

@@ -1,4 +1,4 @@
-"""Data of regression that are drawn from a model."""
+"""Synthetic data for regression."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ FAMILIES = ("normal", "logistic", "poisson")
 
 
 class SyntheticRegressionDataModule(RegressionDataModule):
-    """Rows drawn from a model: standard normal features, and targets whose predictor is their product with coefficients.
+    """Rows of a generalized linear model: standard normal features x, and targets with the linear predictor eta = x beta.
 
     Args:
-        family: of the targets: ``"normal"`` of variance ``noise``, ``"logistic"`` of the classes 0 and 1, or ``"poisson"`` of
-            rate ``ln(1 + e^eta)``.
-        size: rows for training, validation and test together.
-        coefficients: one for each feature, and one for the intercept if there is one.
+        family: distribution of the targets: ``"normal"`` of variance ``noise``, ``"logistic"`` with classes 0 and 1, or
+            ``"poisson"`` of rate ``ln(1 + e^eta)``.
+        size: number of rows for training, validation and test together.
+        coefficients: beta, one entry per feature, and one for the intercept if it is added.
         noise: variance of normal targets.
-        whiten: turn and scale the features so that those of the training rows have the identity as their covariance.
-        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
-        intercept: add a feature that is 1.
-        val_size: rows held out for validation: a share of all if below 1.
-        test_size: rows held out for the test: a share of all if below 1.
-        batch_size: rows in a training batch of one process.
-        eval_batch_size: rows in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of rows, splits and orders.
+        whiten: whether to rotate and scale the features so that their covariance over the training rows is the identity.
+        standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows; constant
+            features become 0.
+        intercept: whether to append a feature equal to 1.
+        val_size: rows held out for validation: a fraction if below 1, else a number.
+        test_size: rows held out for the test: a fraction if below 1, else a number.
+        batch_size: rows per training batch and process.
+        eval_batch_size: rows per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of rows, splits and orders.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -73,7 +74,7 @@ class SyntheticRegressionDataModule(RegressionDataModule):
         self.rows = check_count("size", size, 3, MOST_EXAMPLES)
         self.coefficients = tuple(float(value) for value in coefficients)
         if len(self.coefficients) <= int(intercept):
-            raise ConfigurationError("Expected argument `coefficients` to have one for each feature, but there is no feature.")
+            raise ConfigurationError("Expected `coefficients` with an entry per feature but got none. Add at least one.")
         self.noise = check_number("noise", noise, 0.0, 1e12)
 
     def load(self) -> dict[Split, Table]:

@@ -1,4 +1,4 @@
-"""Data of regression from a table: a file of arrays, of columns, or of sparse rows."""
+"""Data for regression from a file of arrays, of columns, or of sparse rows."""
 
 from __future__ import annotations
 
@@ -17,40 +17,41 @@ from lit_sparse.errors import DataError
 
 __all__ = ["TableDataModule"]
 
-#: What readers raise for files that hold something else, or no more than a part.
+#: Exceptions of readers for broken, truncated or foreign files.
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
 
 class TableDataModule(RegressionDataModule):
-    """Rows of a file of your own.
+    """Rows of your own file.
 
-    A ``.npz`` file holds the arrays that ``features`` and ``target`` name; its arrays ``{features}t`` and ``{target}t``, if
-    there are such, are the test rows. In a ``.csv`` file the arguments name columns, ``features`` several of them parted by
-    commas; it may be packed by gzip or bzip2. Any other file is read as LIBSVM's sparse rows, which have no names.
+    A ``.npz`` file holds the arrays that ``features`` and ``target`` name; optional arrays ``{features}t`` and ``{target}t``
+    are the test rows. In a ``.csv`` file, which may be compressed by gzip or bzip2, ``features`` is a comma-separated list of
+    columns and ``target`` a column. Any other file is read as LIBSVM's sparse rows, which have no names.
 
     Args:
-        path: of the file.
-        features: name of the array (N, D), or names of columns parted by commas.
-        target: name of the array (N,), or of the column.
-        log_target: take the logarithm of the targets.
-        standardize_target: shift and scale targets, after the logarithm, to mean 0 and standard deviation 1 over the training
-            rows; ``target_mean`` and ``target_std`` turn them back.
-        drop_last: leave out the last feature, where it is an intercept already.
-        whiten: turn and scale the features so that those of the training rows have the identity as their covariance.
-        standardize: shift and scale features to mean 0 and standard deviation 1 over the training rows; constant ones become 0.
-        bases: in place of the features, radial bases of them; None for the features themselves.
-        intercept: add a feature that is 1.
-        train_size: training rows, the first in random order; None for all that are there.
-        val_size: rows held out for validation: a share of all if below 1.
-        test_size: rows held out for the test, unless the file has some: a share of all if below 1.
-        batch_size: rows in a training batch of one process.
-        eval_batch_size: rows in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of splits and orders.
+        path: path of the file.
+        features: name of the array (N, D), or comma-separated names of columns.
+        target: name of the array (N,), or name of the column.
+        log_target: whether to take the logarithm of the targets.
+        standardize_target: whether to shift and scale targets, after the logarithm, to mean 0 and standard deviation 1 over
+            the training rows; ``target_mean`` and ``target_std`` invert this.
+        drop_last: whether to drop the last feature, for a file that already has an intercept.
+        whiten: whether to rotate and scale the features so that their covariance over the training rows is the identity.
+        standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows; constant
+            features become 0.
+        bases: radial basis functions that replace the features; None to keep the features.
+        intercept: whether to append a feature equal to 1.
+        train_size: number of training rows, the first in random order; None for all.
+        val_size: rows held out for validation: a fraction if below 1, else a number.
+        test_size: rows held out for the test, unless the file has some: a fraction if below 1, else a number.
+        batch_size: rows per training batch and process.
+        eval_batch_size: rows per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of splits and orders.
 
     Raises:
         ConfigurationError: for an argument outside its range.
-        DataError: if the file cannot be read, or has not what is asked for.
+        DataError: if the file cannot be read, or lacks an array or a column.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class TableDataModule(RegressionDataModule):
         """Read the file."""
         path = Path(self.path).expanduser()
         if not path.is_file():
-            raise DataError(f"The file {str(path)!r} does not exist.")
+            raise DataError(f"The file {str(path)!r} does not exist. Give the path of a table.")
         ending = ending_of(path)
         readers = {".npz": self._from_npz, ".csv": self._from_csv}
         try:
@@ -108,12 +109,12 @@ class TableDataModule(RegressionDataModule):
             raise
         except UNREADABLE as error:
             kind = ending if ending in readers else "LIBSVM"
-            raise DataError(f"{str(path)!r} cannot be read as {kind} data: {error}") from error
+            raise DataError(f"{str(path)!r} cannot be read as {kind} data: {error}. Check the format.") from error
         if not len(tables["train"]):
-            raise DataError(f"{str(path)!r} holds no rows.")
+            raise DataError(f"{str(path)!r} holds no rows. Give another table.")
         widths = {split: table.features.shape[1] for split, table in tables.items()}
         if len(set(widths.values())) > 1:
-            raise DataError(f"Expected as many features in all rows of {str(path)!r} but got {widths}.")
+            raise DataError(f"Expected equally many features in all rows of {str(path)!r} but got {widths}. Correct the file.")
         return tables
 
     def _table(self, features: np.ndarray, target: np.ndarray) -> Table:
@@ -121,16 +122,16 @@ class TableDataModule(RegressionDataModule):
         y = torch.from_numpy(np.ascontiguousarray(target, dtype=np.float64))
         if self.log_target:
             if not bool((y > 0).all()):
-                raise DataError("Expected positive targets with `log_target` but some of them are not.")
+                raise DataError("Expected positive targets with `log_target` but got others. Leave out `log_target`.")
             y = y.log()
         return Table(x[:, :-1] if self.drop_last and x.ndim == 2 else x, y.float())
 
     def _from_npz(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
         with open_arrays(path) as arrays:
-            found: dict[Split, tuple[np.ndarray, np.ndarray]] = {"train": (arrays[self.features], arrays[self.target])}
+            splits: dict[Split, tuple[np.ndarray, np.ndarray]] = {"train": (arrays[self.features], arrays[self.target])}
             if f"{self.features}t" in arrays and f"{self.target}t" in arrays:
-                found["test"] = (arrays[f"{self.features}t"], arrays[f"{self.target}t"])
-        return found
+                splits["test"] = (arrays[f"{self.features}t"], arrays[f"{self.target}t"])
+        return splits
 
     def _from_csv(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
         from lit_sparse.data.readers.tables import from_tables

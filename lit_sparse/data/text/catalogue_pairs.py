@@ -1,4 +1,4 @@
-"""Messages of installed programs and their translations: real pairs without a network."""
+"""Translations of the messages of installed programs: real pairs without a network."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["CatalogueDataModule"]
 
 
 class CatalogueDataModule(PairDataModule):
-    """English messages of programs and their translations, from the gettext catalogues that installed packages bring.
+    """English messages of programs and their translations, from the gettext catalogues of installed packages.
 
-    Which split a message belongs to is a function of the message and the seed, so its translations stand together. See
+    The split of a message is a function of the message and the seed, so all its translations are in the same split. See
     :class:`~lit_sparse.data.PairDataModule` for the batches. In a config::
 
         data:
@@ -29,25 +29,25 @@ class CatalogueDataModule(PairDataModule):
           init_args: {distributions: [jupyterlab-language-pack-fr-FR], language: fr}
 
     Args:
-        distributions: names of installed distributions whose catalogues are read.
-        folders: folders whose catalogues are read, ``.mo`` and ``.po`` (which needs the extra ``text``).
-        language: code of the language that is translated into, such as ``fr`` or ``pt_BR``.
-        backwards: translate into English.
-        val_share: share of the messages that are held out for validation.
-        test_share: share of the messages that are held out for the test.
-        predict: what ``predict`` translates, a file of one message a line, or a table; None for those of the test split.
-        source_vocabulary: how the vocabulary of the source is made; in Python also one that is there.
-        target_vocabulary: how the vocabulary of the target is made.
-        max_length: tokens of the longest message in training.
-        max_test_length: tokens after which a message is cut in validation, test and prediction.
-        train_size: how many training pairs are used; None for all.
-        batch_size: pairs in a training batch of one process.
-        eval_batch_size: pairs in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of the splits and the order.
+        distributions: names of installed distributions with catalogues.
+        folders: folders with catalogues, ``.mo`` and ``.po`` (which needs the extra ``text``).
+        language: code of the other language, such as ``fr`` or ``pt_BR``.
+        backwards: whether to translate into English.
+        val_share: fraction of the messages held out for validation.
+        test_share: fraction of the messages held out for the test.
+        predict: file with one message per line for ``predict``, or a table; None for the test split.
+        source_vocabulary: options of the source vocabulary; in Python also a vocabulary.
+        target_vocabulary: options of the target vocabulary.
+        max_length: maximal number of tokens per message in training.
+        max_test_length: number of tokens after which a message is truncated in validation, test and prediction.
+        train_size: number of training pairs; None for all.
+        batch_size: pairs per training batch and process.
+        eval_batch_size: pairs per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of the splits and the order.
 
     Raises:
-        ConfigurationError: if neither a distribution nor a folder is given, or the shares leave nothing for training.
+        ConfigurationError: if neither a distribution nor a folder is given, or no messages remain for training.
     """
 
     def __init__(
@@ -86,8 +86,8 @@ class CatalogueDataModule(PairDataModule):
         )
         if not distributions and not folders:
             raise ConfigurationError(
-                "Expected `distributions`, names of installed packages such as jupyterlab-language-pack-fr-FR, or `folders`"
-                " with gettext catalogues, but got neither."
+                "Expected `distributions` or `folders` with gettext catalogues but got neither. Name an installed package, such"
+                " as jupyterlab-language-pack-fr-FR, or a folder."
             )
         self.distributions = list(distributions or [])
         self.folders = list(folders or [])
@@ -97,16 +97,16 @@ class CatalogueDataModule(PairDataModule):
         self.test_share = check_number("test_share", test_share, 0.0, 1.0, open_low=True, open_high=True)
         if val_share + test_share >= 1.0:
             raise ConfigurationError(
-                f"Expected `val_share` and `test_share` to leave something for training but got {val_share} and {test_share}."
+                f"Expected a sum of `val_share` and `test_share` below 1 but got {val_share} and {test_share}. Decrease them."
             )
         self._pairs: dict[Split, list[tuple[str, str]]] = {}
 
     def read(self, split: Split) -> dict[str, list[Any]]:
         """Return the messages of a split and their translations."""
         if not self._pairs:
-            found = read_catalogues(distributions=self.distributions, folders=self.folders, language=self.language)
+            catalogue = read_catalogues(distributions=self.distributions, folders=self.folders, language=self.language)
             self._pairs = {"train": [], "val": [], "test": []}
-            for message, translation in found:
+            for message, translation in catalogue:
                 self._pairs[self._split_of(message)].append(
                     (translation, message) if self.backwards else (message, translation)
                 )
@@ -116,7 +116,7 @@ class CatalogueDataModule(PairDataModule):
     @override
     def check_test(self) -> None:
         if not self.read("test")["source"]:
-            raise DataError("Expected some messages in the test data but there are none. Raise `test_share`.")
+            raise DataError("Expected messages in the test data but got none. Increase `test_share`.")
 
     def _split_of(self, message: str) -> Split:
         digest = hashlib.blake2b(f"{self.seed} {message}".encode(), digest_size=8).digest()

@@ -1,4 +1,4 @@
-"""Pairs of a premise and a hypothesis, and whether one follows from the other."""
+"""Pairs of a premise and a hypothesis, labelled with their relation."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from lit_sparse.text.labels import LABELS, UNDECIDED, check_labels
 
 __all__ = ["EntailmentDataModule"]
 
-#: Columns of SNLI's own files that hold a tree, ``( ( A man ) ( sleeps . ) )``; its leaves are the tokens given with the data.
+#: Columns of SNLI's own files with trees, ``( ( A man ) ( sleeps . ) )``, whose leaves are the published tokens.
 TREES = "_binary_parse"
 
 
 class EntailmentDataModule(TextDataModule):
-    """Pairs of a premise and a hypothesis with a label, from a table or the Hugging Face hub: SNLI and others like it.
+    """Labelled pairs of a premise and a hypothesis, such as SNLI, from a table or the Hugging Face hub.
 
-    Batches are dicts of ``premise`` (B, S) int64, padded, and its lengths ``premise_length`` (B,); ``hypothesis`` (B, T) and
-    ``hypothesis_length``; ``label`` (B,), the number of the label among ``labels``; and ``index`` (B,), the place in the split.
-    Outside training there are also ``premise_text`` and ``hypothesis_text``, lists of B strings. In a config::
+    Batches are dicts of padded ``premise`` (B, S) int64 and ``hypothesis`` (B, T) int64, their lengths ``premise_length`` (B,)
+    and ``hypothesis_length`` (B,), ``label`` (B,) as an index into ``labels``, and ``index`` (B,) within the split. Outside
+    training they also hold ``premise_text`` and ``hypothesis_text``, lists of B strings. In a config::
 
         data:
           class_path: EntailmentDataModule
@@ -40,18 +40,17 @@ class EntailmentDataModule(TextDataModule):
 
     reads ``snli/train.jsonl``, ``snli/dev.jsonl`` and so on, plain or gzipped.
 
-    - Labels are the names, or their numbers from 0. Pairs without a gold label (``-``, -1 or null) are left out; prediction,
-      which reads no label, has all pairs.
-    - Premises and hypotheses share one vocabulary, ``text``: the words of the training pairs. With ``vectors``, what is left of
-      its ``max_size`` is filled with the first words of that file, in published files the most frequent ones. Their vectors
-      are part of the model, so that words which no training pair has are understood in validation, test and use, though
-      nobody looks at those. A vocabulary that is given stays as it is.
-    - Tokens are words and punctuation marks, in lower case, by default: nearly all have a vector in GloVe. The tokens that
-      SNLI's own files give are the leaves of its trees, read by ``premise: sentence1_binary_parse``,
+    - Labels are names, or their numbers from 0. Pairs without a gold label (``-``, -1 or null) are dropped, except in
+      prediction, which does not read labels.
+    - Premises and hypotheses share one vocabulary, ``text``, of the words in the training pairs. With ``vectors``, it is
+      filled up to its ``max_size`` with the first words of that file, in published files the most frequent ones. The model
+      stores their vectors, so that it can use words that are not in the training pairs. A given vocabulary stays unchanged.
+    - By default tokens are lower-cased words and punctuation marks; nearly all have a vector in GloVe. The tokens of SNLI's
+      own files are the leaves of its trees. Read them by ``premise: sentence1_binary_parse``,
       ``hypothesis: sentence2_binary_parse``, ``label: gold_label`` and ``vocabulary: {kind: spaces}``.
 
     Args:
-        path: a local folder or the name of a data set of the Hugging Face hub; None where the splits are paths of files.
+        path: a local folder or the name of a data set of the Hugging Face hub; None if the splits are paths of files.
         premise: column of the premises.
         hypothesis: column of the hypotheses.
         label: column of the labels.
@@ -60,20 +59,20 @@ class EntailmentDataModule(TextDataModule):
         train: name of the training split, or the path of a file.
         val: name of the validation split.
         test: name of the test split.
-        predict: a table of pairs that ``predict`` reads; None for all pairs of the test split.
-        vocabulary: how the vocabulary is made; in Python also one that is there.
-        vectors: word vectors, whatever :func:`~lit_sparse.data.readers.word_vectors.read_vectors` reads; None for none.
-        vector_size: width of the vectors, by which a file in a ``.zip`` is found; None for any.
-        max_length: tokens of the longest sentence in training.
-        max_test_length: tokens after which a sentence is cut in validation, test and prediction.
-        train_size: how many training pairs are used, the first ones with a label; None for all.
-        batch_size: pairs in a training batch of one process.
-        eval_batch_size: pairs in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of the order.
+        predict: table of pairs for ``predict``; None for all pairs of the test split.
+        vocabulary: options of the vocabulary; in Python also a vocabulary.
+        vectors: path of word vectors, see :func:`~lit_sparse.data.readers.word_vectors.read_vectors`; None without any.
+        vector_size: width of the vectors, which also selects a file in a ``.zip``; None for any.
+        max_length: maximal number of tokens per sentence in training.
+        max_test_length: number of tokens after which a sentence is truncated in validation, test and prediction.
+        train_size: number of training pairs, the first with a label; None for all.
+        batch_size: pairs per training batch and process.
+        eval_batch_size: pairs per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of the order.
 
     Raises:
-        ConfigurationError: for labels that are not at least two different names, or vectors of the pieces of ``bpe``.
+        ConfigurationError: for fewer than two different labels, or vectors with a ``bpe`` vocabulary.
     """
 
     roles: ClassVar[Mapping[str, str]] = {"premise": "text", "hypothesis": "text"}
@@ -127,7 +126,7 @@ class EntailmentDataModule(TextDataModule):
         self.vector_size = None if vector_size is None else check_count("vector_size", vector_size)
         if vectors is not None and getattr(vocabulary, "kind", None) == "bpe":
             raise ConfigurationError(
-                "Expected a `vocabulary` of whole words beside `vectors`, of kind words, spaces or moses, but got kind bpe."
+                "Expected a `vocabulary` of kind words, spaces or moses with `vectors` but got kind bpe. Change the kind."
             )
 
     @override
@@ -141,7 +140,7 @@ class EntailmentDataModule(TextDataModule):
 
     @property
     def vocabularies(self) -> dict[str, Vocabulary]:
-        """The vocabulary ``text``: the one that was set, or else words of the training pairs and others with vectors."""
+        """The vocabulary ``text``: the model's, or else the words of the training pairs and others with vectors."""
         if not self._vocabularies:
             made = super().vocabularies["text"]
             options = self.vocabulary
@@ -150,33 +149,34 @@ class EntailmentDataModule(TextDataModule):
         return self._vocabularies
 
     def vectors(self) -> tuple[Tensor, Tensor] | None:
-        """Return vectors (V, D) of the words of the vocabulary and (V,) bool, which of them have one; None without a file."""
+        """Return vectors (V, D) of the vocabulary and a mask (V,) of words that have a vector; None without a file."""
         if self.vectors_path is None:
             return None
         return read_vectors(self.vectors_path, self.vocabularies["text"].get_itos(), self.vector_size)
 
     def read(self, split: Split) -> dict[str, list[Any]]:
-        """Return the pairs of a split that have a gold label.
+        """Return the pairs of a split with a gold label.
 
         Raises:
-            DataError: for a label that is none of ``labels``, or if no pair has one.
+            DataError: for a label that is not in ``labels``, or if all pairs lack a label.
         """
         values = self._sentences(super().read(split), split)
         numbers = [self._number(label, row, split) for row, label in enumerate(values["label"], 1)]
         kept = [row for row, number in enumerate(numbers) if number >= 0]
         if not kept:
             raise DataError(
-                f"None of the {len(numbers)} pairs of the {split} data has a gold label in the column {self.label!r}."
+                f"Expected gold labels in the column {self.label!r} but got none in {len(numbers)} pairs of the {split} data."
+                " Name another column."
             )
         if len(kept) < len(numbers):
             rank_zero_info(
-                f"{len(numbers) - len(kept)} of {len(numbers)} pairs of the {split} data have no gold label: left out"
+                f"{len(numbers) - len(kept)} of {len(numbers)} pairs of the {split} data are left out: they have no gold label"
             )
         values["label"] = numbers
         return {role: [rows[row] for row in kept] for role, rows in values.items()}
 
     def read_inputs(self) -> dict[str, list[Any]]:
-        """Return the pairs of the file, or those of the test split."""
+        """Return the pairs of the file, or of the test split."""
         columns = self.columns("predict")
         if self.predict is None:
             return self._sentences(read_split(self.path, self.names["test"], columns, config=self.config), "predict")
@@ -194,19 +194,20 @@ class EntailmentDataModule(TextDataModule):
         return batch
 
     def _sentences(self, values: dict[str, list[Any]], split: Split) -> dict[str, list[Any]]:
-        """Return the columns of a split with its sentences as text, those of trees as their leaves."""
+        """Return the columns of a split with its sentences as text; trees become their leaves."""
         for role, column in self.columns("predict").items():
             for row, text in enumerate(values[role], 1):
-                if not isinstance(text, str):  # said here, where rows are counted before any is left out
+                if not isinstance(text, str):  # checked here, before dropped pairs change the row numbers
                     raise DataError(
-                        f"Expected text as {role} but row {row} of the {split} data (counted from 1) holds {text!r}."
+                        f"Expected text as {role} but got {text!r} in row {row} of the {split} data (counted from 1)."
+                        " Correct it."
                     )
             if column.endswith(TREES):
                 values[role] = [" ".join(part for part in text.split() if part not in "()") for text in values[role]]
         return values
 
     def _number(self, label: Any, row: int, split: Split) -> int:
-        """Return the number of a label, -1 for none."""
+        """Return the number of a label, or -1 without a gold label."""
         if label in UNDECIDED:
             return -1
         if label in self.labels:
@@ -215,14 +216,15 @@ class EntailmentDataModule(TextDataModule):
         if type(number) is int and 0 <= number < len(self.labels):
             return number
         raise DataError(
-            f"Expected a label in the column {self.label!r} but row {row} of the {split} data (counted from 1) has {label!r}."
-            f" Allowed: {', '.join(self.labels)}; their numbers 0 .. {len(self.labels) - 1}; or -, -1 and null for none."
+            f"Expected a label in the column {self.label!r} but got {label!r} in row {row} (counted from 1) of the {split}"
+            f" data. Allowed are {', '.join(self.labels)}, their numbers 0 .. {len(self.labels) - 1}, and -, -1 or null"
+            " without a label."
             f"{did_you_mean(label, self.labels) if isinstance(label, str) else ''}"
         )
 
 
 def _filled(vocabulary: Vocabulary, words: Sequence[str], size: int) -> Vocabulary:
-    """Return a vocabulary with more words, the first of some that are one token and not in it, up to a size."""
+    """Extend a vocabulary up to a size with the first new words of a list that are single tokens."""
     more = (word for word in words if word not in vocabulary and vocabulary.tokenize(word) == [word])
     tokens = [*vocabulary, *islice(more, max(0, size - len(vocabulary)))]
     return Vocabulary.from_tokens(tokens, kind=vocabulary.kind, lowercase=vocabulary.lowercase, language=vocabulary.language)

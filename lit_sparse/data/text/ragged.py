@@ -1,4 +1,4 @@
-"""Sequences of different lengths in one piece of memory."""
+"""Sequences of different lengths in one tensor."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["Ragged"]
 
 
 class Ragged:
-    """Sequences of integers, stored one after the other, four bytes each.
+    """Concatenated sequences of integers, four bytes per token.
 
     Args:
-        flat: (M,) int32, all sequences.
-        lengths: (N,) int64, theirs; they sum to M.
+        flat: (M,) int32, the concatenated sequences.
+        lengths: (N,) int64 lengths of the sequences, with the sum M.
 
     Example:
         >>> ragged = Ragged.of([[5, 6], [], [7]])
@@ -33,7 +33,7 @@ class Ragged:
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int]]) -> Ragged:
-        """Store sequences; they are gone through once, and may be made on the way."""
+        """Store sequences from an iterable, in one pass."""
         flat, lengths = array("i"), array("q")
         for sequence in sequences:
             flat.extend(sequence)
@@ -44,7 +44,7 @@ class Ragged:
         return len(self.lengths)
 
     def padded(self, indices: Tensor, pad: int) -> tuple[Tensor, Tensor]:
-        """Return some sequences (B, L) int64, L the length of the longest but at least 1, and their lengths (B,)."""
+        """Return padded sequences (B, L) int64, where L is the longest length but at least 1, and their lengths (B,)."""
         lengths = self.lengths[indices]
         longest = max(1, int(lengths.max())) if len(indices) else 1
         columns = torch.arange(longest)
@@ -55,21 +55,21 @@ class Ragged:
         return torch.where(there, self.flat[places].long(), pad), lengths
 
     def chosen(self, indices: Tensor) -> Ragged:
-        """Return some of the sequences."""
+        """Return the sequences at some indices."""
         return self._taken(self._starts[indices], self.lengths[indices])
 
     def cut(self, longest: int) -> Ragged:
-        """Return the sequences, none of them longer than this."""
+        """Return the sequences, truncated to a length."""
         return self._taken(self._starts, self.lengths.clamp(max=longest))
 
     def framed(self, first: int, last: int) -> Ragged:
-        """Return the sequences, each between two more numbers."""
-        found = torch.empty(len(self.flat) + 2 * len(self), dtype=torch.int32)
+        """Return the sequences with a number before and a number after each."""
+        flat = torch.empty(len(self.flat) + 2 * len(self), dtype=torch.int32)
         starts = self._starts + 2 * torch.arange(len(self))
         shift = torch.arange(len(self)).repeat_interleave(self.lengths)
-        found[torch.arange(len(self.flat)) + 2 * shift + 1] = self.flat
-        found[starts], found[starts + self.lengths + 1] = first, last
-        return Ragged(found, self.lengths + 2)
+        flat[torch.arange(len(self.flat)) + 2 * shift + 1] = self.flat
+        flat[starts], flat[starts + self.lengths + 1] = first, last
+        return Ragged(flat, self.lengths + 2)
 
     def _taken(self, starts: Tensor, lengths: Tensor) -> Ragged:
         begin = lengths.cumsum(0) - lengths

@@ -1,4 +1,4 @@
-"""Texts and what they say in short."""
+"""Texts and their summaries."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ SPACES = VocabularyOptions(kind="spaces")
 class SummarizationDataModule(PairDataModule):
     """Articles and their headlines, from a table, parallel files, or the Hugging Face hub.
 
-    See :class:`~lit_sparse.data.PairDataModule` for the batches. By default text is tokenized already, as that of Gigaword is.
-    A test set with several references each, such as that of DUC 2004, has them in a column of lists::
+    See :class:`~lit_sparse.data.PairDataModule` for the batches. By default text is already tokenized, as in Gigaword. A test
+    set with several references per article, such as DUC 2004, has them in a column of lists::
 
         data:
           class_path: SummarizationDataModule
           init_args: {path: gigaword, train: train, val: valid, test: duc2004, references: references}
 
     Args:
-        path: a local folder or the name of a data set of the Hugging Face hub; None where the splits are paths of files.
+        path: a local folder or the name of a data set of the Hugging Face hub; None if the splits are paths of files.
         source: column of the articles, or ending of the file.
         target: column of the headlines, or ending of the file.
-        references: column of lists of references in the test split; None where the target is the reference.
+        references: column of lists of references in the test split; None if the target is the reference.
         config: name of the hub data set's configuration.
         train: name of the training split, or the path of a file.
         val: name of the validation split.
         test: name of the test split.
-        predict: what ``predict`` summarizes, a file of one article a line, or a table; None for those of the test split.
-        source_vocabulary: how the vocabulary of the articles is made; in Python also one that is there.
-        target_vocabulary: how the vocabulary of the headlines is made.
-        max_length: tokens of the longest article in training.
-        max_test_length: tokens after which an article is cut in validation, test and prediction.
-        train_size: how many training pairs are used, the first ones; None for all.
-        batch_size: pairs in a training batch of one process.
-        eval_batch_size: pairs in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of the order.
+        predict: file with one article per line for ``predict``, or a table; None for the test split.
+        source_vocabulary: options of the vocabulary of the articles; in Python also a vocabulary.
+        target_vocabulary: options of the vocabulary of the headlines.
+        max_length: maximal number of tokens per article in training.
+        max_test_length: number of tokens after which an article is truncated in validation, test and prediction.
+        train_size: number of training pairs, the first of the file; None for all.
+        batch_size: pairs per training batch and process.
+        eval_batch_size: pairs per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of the order.
     """
 
     def __init__(

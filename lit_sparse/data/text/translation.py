@@ -22,20 +22,20 @@ __all__ = ["PairDataModule", "TranslationDataModule"]
 
 
 class PairDataModule(TextDataModule):
-    """Base of data modules of texts that are read and texts that are written.
+    """Base of data modules of input and output texts.
 
-    Batches are dicts of ``source`` (B, S) int64, padded, and its lengths ``source_length`` (B,); ``target`` (B, T) between
-    ``<bos>`` and ``<eos>``, and ``target_length``; and ``index`` (B,), the place in the split. Outside training there are also
-    ``source_text``, the B inputs, and ``references``, for each input a list of what could be written (none in prediction).
+    Batches are dicts of padded ``source`` (B, S) int64 and ``target`` (B, T) int64 with ``<bos>`` and ``<eos>``, their lengths
+    ``source_length`` (B,) and ``target_length`` (B,), and ``index`` (B,) within the split. Outside training they also hold
+    ``source_text``, the B inputs, and ``references``, a list of reference texts per input (empty in prediction).
 
     Args:
-        source: column, or ending of the file, of what is read.
-        target: column, or ending of the file, of what is written.
-        references: column of lists of references, in place of the target in the test split; None where that is the reference.
-            A reference alone need not be a list.
-        source_vocabulary: how the vocabulary of what is read is made; in Python also one that is there, torchtext's too.
-        target_vocabulary: how that of what is written is made.
-        options: of :class:`~lit_sparse.data.TextDataModule`.
+        source: column of the inputs, or ending of the file.
+        target: column of the outputs, or ending of the file.
+        references: column of references in the test split, each a text or a list of texts; None if the target is the
+            reference.
+        source_vocabulary: options of the input vocabulary; in Python also a vocabulary, including torchtext's.
+        target_vocabulary: options of the output vocabulary.
+        options: options of :class:`~lit_sparse.data.TextDataModule`.
     """
 
     roles: ClassVar[Mapping[str, str]] = {"source": "source", "target": "target"}
@@ -69,7 +69,7 @@ class PairDataModule(TextDataModule):
         return {"source": self.source_vocabulary, "target": self.target_vocabulary}
 
     def read(self, split: Split) -> dict[str, list[Any]]:
-        """Return sources and targets; of several references the first is the target."""
+        """Return sources and targets; the first of several references is the target."""
         values = super().read(split)
         if "references" in values:
             values["references"] = [_references(row, number) for number, row in enumerate(values["references"], 1)]
@@ -101,15 +101,15 @@ def _references(row: Any, number: int) -> list[str]:
     """Return the references of an input.
 
     Raises:
-        DataError: if they are no texts.
+        DataError: if they are not texts.
     """
-    found = [row] if isinstance(row, str) else row
-    if not isinstance(found, list | tuple) or not found or not all(isinstance(text, str) for text in found):
+    references = [row] if isinstance(row, str) else row
+    if not isinstance(references, list | tuple) or not references or not all(isinstance(text, str) for text in references):
         raise DataError(
-            f"Expected the references of each input to be a text or a list of texts, at least one, but row {number} of the test"
-            f" data (counted from 1) has {row!r}."
+            f"Expected the references of each input to be a text or a non-empty list of texts but got {row!r} in row {number}"
+            " of the test data (counted from 1). Correct it."
         )
-    return list(found)
+    return list(references)
 
 
 class TranslationDataModule(PairDataModule):
@@ -121,27 +121,27 @@ class TranslationDataModule(PairDataModule):
           class_path: TranslationDataModule
           init_args: {path: multi30k, source: de, target: en, test: test_2016_flickr}
 
-    reads ``multi30k/train.de`` and ``multi30k/train.en``, plain or gzipped, line i of one belonging to line i of the other.
+    reads ``multi30k/train.de`` and ``multi30k/train.en``, plain or gzipped; lines of the same number are a pair.
 
     Args:
-        path: a local folder or the name of a data set of the Hugging Face hub; None where the splits are paths of files.
-        source: language that is translated: column, or ending of the file.
-        target: language that is translated into.
-        references: column of lists of references in the test split; None where the target is the reference.
+        path: a local folder or the name of a data set of the Hugging Face hub; None if the splits are paths of files.
+        source: source language: column, or ending of the file.
+        target: target language: column, or ending of the file.
+        references: column of lists of references in the test split; None if the target is the reference.
         config: name of the hub data set's configuration.
         train: name of the training split, or the path of a file.
         val: name of the validation split.
         test: name of the test split.
-        predict: what ``predict`` translates, a file of one sentence a line, or a table; None for the sources of the test split.
-        source_vocabulary: how the vocabulary of the source is made; in Python also one that is there.
-        target_vocabulary: how the vocabulary of the target is made.
-        max_length: tokens of the longest sentence in training.
-        max_test_length: tokens after which a sentence is cut in validation, test and prediction.
-        train_size: how many training pairs are used, the first ones; None for all.
-        batch_size: pairs in a training batch of one process.
-        eval_batch_size: pairs in a batch of validation, test and prediction.
-        num_workers: processes that fetch batches ahead.
-        seed: of the order.
+        predict: file with one sentence per line for ``predict``, or a table; None for the sources of the test split.
+        source_vocabulary: options of the source vocabulary; in Python also a vocabulary.
+        target_vocabulary: options of the target vocabulary.
+        max_length: maximal number of tokens per sentence in training.
+        max_test_length: number of tokens after which a sentence is truncated in validation, test and prediction.
+        train_size: number of training pairs, the first of the file; None for all.
+        batch_size: pairs per training batch and process.
+        eval_batch_size: pairs per batch of validation, test and prediction.
+        num_workers: number of worker processes that fetch batches.
+        seed: seed of the order.
     """
 
     def __init__(

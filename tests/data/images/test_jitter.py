@@ -106,7 +106,7 @@ def test_labels_are_told_of_the_same_images_wherever_they_stand(options: dict[st
 )
 def test_more_than_there_are_is_refused(options: dict[str, Any], most: int) -> None:
     digits(**options, epoch_size=most)
-    with pytest.raises(ConfigurationError, match=f"`epoch_size` to be at most {most}, all of them, but got {most + 1}"):
+    with pytest.raises(ConfigurationError, match=f"`epoch_size` to be at most {most}, all images, but got {most + 1}"):
         digits(**options, epoch_size=most + 1)
     with pytest.raises(ConfigurationError, match="`epoch_size`"):
         digits(**options, epoch_size=0)

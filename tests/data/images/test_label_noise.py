@@ -274,7 +274,7 @@ def test_labels_from_every_form_of_file(tmp_path: Path, form: Callable[[Path], L
     assert found.dtype == torch.int64
     with pytest.raises(DataError, match=r"Expected 8 labels in .*but got an array \(7,\)"):
         noise(torch.zeros(8, 2), torch.zeros(8, dtype=torch.int64), 4)
-    with pytest.raises(DataError, match=r"labels in 0 \.\. 2 in .* the one at place 1 is 3 \(3 of 7 are outside\)"):
+    with pytest.raises(DataError, match=r"labels in 0 \.\. 2 in .* got 3 at position 1 \(3 of 7 are outside\)"):
         noise(torch.zeros(7, 2), torch.zeros(7, dtype=torch.int64), 3)
 
 
@@ -284,10 +284,10 @@ def test_labels_from_every_form_of_file(tmp_path: Path, form: Callable[[Path], L
         ("a.npy", b"", "cannot be read as an array"),
         ("a.npy", b"\x93NUMPY\x01\x00 and so on", "cannot be read as an array"),
         ("a.npz", b"PK\x03\x04 and nothing more", "cannot be read as an array"),
-        ("a.txt", b"1\nlabel\n", "one label a line.*but line 2 is 'label'"),
-        ("a.txt", b"1\n\n2\n", "line 2 is ''"),
-        ("a.csv", b"-1\n", "line 1 is '-1'"),
-        ("a.csv", b"1" * 30, "line 1 is '1111"),
+        ("a.txt", b"1\nlabel\n", "one label per line.*got 'label' in line 2"),
+        ("a.txt", b"1\n\n2\n", "got '' in line 2"),
+        ("a.csv", b"-1\n", "got '-1' in line 1"),
+        ("a.csv", b"1" * 30, "got '1111.* in line 1"),
         ("a.txt", b"", r"but got an array \(0,\)"),
         ("a.gz", b"no gzip", "is not an idx file"),
         ("a", gzip.compress(idx(NOISY), mtime=0)[:-9], "is not a whole gzip file"),
@@ -307,10 +307,10 @@ def test_arrays_that_are_no_labels(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"Expected integers as labels .* but got float64"):
         LabelsFromFile(str(tmp_path / "a.npy"))(torch.zeros(7, 2), labels, 4)
     np.save(tmp_path / "a.npy", NOISY - 1)
-    with pytest.raises(DataError, match="the one at place 3 is -1"):
+    with pytest.raises(DataError, match="got -1 at position 3"):
         LabelsFromFile(str(tmp_path / "a.npy"))(torch.zeros(7, 2), labels, 4)
     np.savez(tmp_path / "a.npz", label=NOISY)
-    with pytest.raises(DataError, match=r"no array 'labels' in .* but label\. Did you mean 'label'"):
+    with pytest.raises(DataError, match=r"an array 'labels' in .* but got label\. Did you mean 'label'"):
         LabelsFromFile(str(tmp_path / "a.npz"))(torch.zeros(7, 2), labels, 4)
     with pytest.raises(DataError, match="no file of labels"):
         LabelsFromFile(str(tmp_path / "none.npy"))(torch.zeros(7, 2), labels, 4)
@@ -400,7 +400,7 @@ def test_noise_comes_before_images_are_left_out(folder: Path) -> None:
 def test_labels_outside_the_classes(folder: Path) -> None:
     (folder / "train-labels-idx1-ubyte").write_bytes(idx(np.full(60, 11)))
     data = MNISTDataModule(folder=str(folder), val_size=10, labelled=0, label_noise=FeatureDependentNoise())
-    with pytest.raises(DataError, match="the training and validation images have the label 11"):
+    with pytest.raises(DataError, match="got 11 in the training and validation images"):
         data.setup()
 
 
@@ -417,9 +417,9 @@ class Wrong(LabelNoise):
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (torch.zeros(1437), r"Expected 1437 labels of int64 by Wrong\(.*\) but got torch\.float32"),
+        (torch.zeros(1437), r"Expected 1437 labels of int64 from Wrong\(.*\) but got torch\.float32"),
         (torch.zeros(5, dtype=torch.int64), r"Expected 1437 labels of int64 .* \(5,\)"),
-        (torch.full((1437,), 10), r"labels in 0 \.\. 9 but the labels by Wrong\(.*\) have the label 10"),
+        (torch.full((1437,), 10), r"labels in 0 \.\. 9 but got 10 in the labels by Wrong"),
     ],
     ids=["float", "few", "outside"],
 )
@@ -443,7 +443,7 @@ class Forgetful(DigitsDataModule):
         (lambda: SymmetricNoise(0.5, seed=0.5), "`seed`"),  # type: ignore[arg-type]
         (lambda: FeatureDependentNoise(-0.1), "`rate`"),
         (lambda: SymmetricNoise(0.5)(torch.zeros(4, 1), torch.zeros(4, dtype=torch.int64), 1), "at least 2 classes"),
-        (lambda: Forgetful(label_noise=SymmetricNoise(0.5)).setup(), "Forgetful has `label_noise` but its `load`"),
+        (lambda: Forgetful(label_noise=SymmetricNoise(0.5)).setup(), "Expected `load` of Forgetful to pass"),
     ],
     ids=["above", "nan", "seed", "below", "classes", "load"],
 )

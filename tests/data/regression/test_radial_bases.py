@@ -73,5 +73,5 @@ def test_arguments_are_checked(options: dict[str, object], name: str) -> None:
 
 
 def test_too_few_rows() -> None:
-    with pytest.raises(ConfigurationError, match="`per_scale` to be at most 4, the rows, but got 5"):
+    with pytest.raises(ConfigurationError, match="`per_scale` to be at most 4, the number of rows, but got 5"):
         RadialBases(per_scale=5).centres(torch.randn(4, 2))

@@ -73,7 +73,7 @@ def test_pairs_without_a_gold_label_are_left_out(labels: list[Any], folder: Path
         texts = data(folder).texts("val")
     assert texts["label"] == [1, 2]
     assert texts["premise"] == [PREMISES[0], PREMISES[2]]
-    assert "1 of 3 pairs of the val data have no gold label" in caplog.text
+    assert "1 of 3 pairs of the val data are left out: they have no gold label" in caplog.text
     assert data(folder).size("val") == 2
 
 
@@ -99,12 +99,15 @@ def test_labels_have_any_names(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("label", "words"),
     [
-        ("neutrall", r"row 3 of the val data \(counted from 1\) has 'neutrall'.*0 \.\. 2.*Did you mean 'neutral'\?"),
-        (3, r"column 'label' but row 3 .* has 3\. Allowed: entailment, neutral, contradiction; .* or -, -1 and null for none"),
-        (-2, "row 3 .* has -2"),
-        (1.5, "row 3 .* has 1.5"),
-        (True, "row 3 .* has True"),
-        (["neutral"], "row 3 .* has \\['neutral'\\]"),
+        ("neutrall", r"got 'neutrall' in row 3 \(counted from 1\) of the val data.*0 \.\. 2.*Did you mean 'neutral'\?"),
+        (
+            3,
+            r"column 'label' but got 3 in row 3 .* Allowed are entailment, neutral, .* -1 or null without a label",
+        ),
+        (-2, "got -2 in row 3"),
+        (1.5, "got 1.5 in row 3"),
+        (True, "got True in row 3"),
+        (["neutral"], "got \\['neutral'\\] in row 3"),
     ],
 )
 def test_labels_that_are_none_of_them_are_refused(label: Any, words: str, folder: Path) -> None:
@@ -117,12 +120,12 @@ def test_data_that_do_not_fit_are_explained(folder: Path) -> None:
     with pytest.raises(DataError, match=r"no column 'gold_label'\. Its columns are premise, hypothesis, label"):
         data(folder, label="gold_label").setup("fit")
     write(folder, "val", rows(["-", "-"]))
-    with pytest.raises(DataError, match="None of the 2 pairs of the val data has a gold label in the column 'label'"):
+    with pytest.raises(DataError, match="gold labels in the column 'label' but got none in 2 pairs of the val data"):
         data(folder).setup("fit")
     write(folder, "val", [*rows(["-", "neutral"]), {"premise": 5, "hypothesis": "b", "label": "neutral"}])
-    with pytest.raises(DataError, match=r"Expected text as premise but row 3 of the val data \(counted from 1\) holds 5"):
+    with pytest.raises(DataError, match=r"Expected text as premise but got 5 in row 3 of the val data \(counted from 1\)"):
         data(folder).setup("fit")
-    with pytest.raises(ConfigurationError, match=r"vocabulary.* of whole words beside `vectors`.*but got kind bpe"):
+    with pytest.raises(ConfigurationError, match=r"vocabulary.* with `vectors` but got kind bpe"):
         data(folder, vectors="words.txt", vocabulary=VocabularyOptions("bpe"))
     with pytest.raises(ConfigurationError, match="`labels` to be at least two different names"):
         data(folder, labels=["neutral"])
@@ -130,7 +133,7 @@ def test_data_that_do_not_fit_are_explained(folder: Path) -> None:
         data(folder, vector_size=0)
     with pytest.raises(DataError, match=r"'.*gone.txt' does not exist"):
         _ = data(folder, vectors=str(folder / "gone.txt")).vocabularies
-    with pytest.raises(DataError, match=r"width 3 but those of .* have 2"):
+    with pytest.raises(DataError, match=r"width 3 but got 2 in"):
         _ = data(folder, vectors=str(folder / "words.2d.txt"), vector_size=3).vocabularies
 
 

@@ -117,12 +117,12 @@ def test_long_and_empty_pairs_are_left_out_of_training_alone(tmp_path: Path) -> 
     data.setup()
     assert data.size("train") == 1
     assert data.size("val") == 3
-    with pytest.warns(UserWarning, match=r"1 of the val data are longer than max_test_length=55 .* source 3"):
+    with pytest.warns(UserWarning, match=r"1 of the val data are truncated to max_test_length=55 .* source 3"):
         assert data.sequences("val")["source"].lengths.tolist() == [2, 0, 55]
     (tmp_path / "train.jsonl").write_text(json.dumps(rows[1]) + "\n")
     empty = TranslationDataModule(str(tmp_path))
     empty.setup()
-    with pytest.raises(DataError, match="None of the 1 training examples is left"):
+    with pytest.raises(DataError, match="Expected training examples of 1"):
         empty.size("train")
 
 
@@ -155,9 +155,9 @@ def test_the_vocabularies_of_a_model_are_taken_over(folder: Path) -> None:
     assert data.sequences("test")["source"] is not before
     assert data.vocabularies == theirs
     given = module(folder, source_vocabulary=Vocabulary.build(["w1 w3"]))
-    with pytest.raises(ConfigurationError, match="source vocabulary that the data were given does not match the checkpoint"):
+    with pytest.raises(ConfigurationError, match="source vocabulary of the checkpoint"):
         given.use_vocabularies(theirs)
-    with pytest.raises(ConfigurationError, match=r"made for the vocabularies \['text'\]"):
+    with pytest.raises(ConfigurationError, match=r"model's vocabularies \['text'\]"):
         data.use_vocabularies({"text": theirs["source"]})
 
 
@@ -166,8 +166,8 @@ def test_options_that_a_model_overrules_are_told(folder: Path, caplog: pytest.Lo
     gone = str(folder / "gone.json")
     with caplog.at_level(logging.INFO):
         module(folder, target_vocabulary=VocabularyOptions(file=gone)).use_vocabularies(theirs)
-    assert "the source vocabulary is the model's, of kind='bpe'" in caplog.text
-    assert f"{gone!r} is not there; the target vocabulary is the model's" in caplog.text
+    assert "the source vocabulary is the model's, with kind='bpe'" in caplog.text
+    assert f"{gone!r} does not exist; the target vocabulary is the model's" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO):
         module(folder, source_vocabulary=VocabularyOptions(kind="bpe")).use_vocabularies(theirs)
@@ -180,14 +180,16 @@ def test_whatever_is_cut_is_told(folder: Path) -> None:
     with pytest.warns(UserWarning) as told:
         data.sequences("val")
     for role in ("source", "target"):
-        assert any(f"max_test_length=2 tokens and are cut there: {role}" in str(one.message) for one in told)
+        assert any(f"are truncated to max_test_length=2 tokens: {role}" in str(one.message) for one in told)
 
 
 def test_more_processes_than_examples_are_refused_on_each(folder: Path) -> None:
     data = module(folder)
     data.setup()
     data.trainer = type("Trainer", (), {"global_rank": 1, "world_size": 11})()  # type: ignore[assignment]
-    with pytest.raises(DataError, match=r"10 examples in the val data for 11 processes.* --trainer.devices 10"):
+    with pytest.raises(
+        DataError, match=r"at least 11 examples in the val data, one per process, but got 10.* --trainer.devices 10"
+    ):
         data.val_dataloader()
 
 
@@ -259,7 +261,7 @@ def test_bad_input_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="max_length"):
         module(folder, max_length=0)
     (folder / "one.jsonl").write_text(json.dumps({"source": 3, "target": "x"}) + "\n")
-    with pytest.raises(DataError, match=r"Expected text as source but row 0 of the val data holds 3"):
+    with pytest.raises(DataError, match=r"Expected text as source but got 3 in row 0 of the val data"):
         TranslationDataModule(str(folder), val="one").texts("val")
     with pytest.raises(DataError, match=r"(?s)quelle.*source"):
         TranslationDataModule(str(folder), source="quelle", val="one").texts("val")
@@ -271,7 +273,7 @@ def test_text_of_spaces_alone_is_refused(folder: Path, split: Any) -> None:
     (folder / f"{split}.de").write_text("  \t \n" * number)
     data = module(folder)
     data.setup()
-    with pytest.raises(DataError, match=r"training examples is left|some text as source in the (val|test) data but none"):
+    with pytest.raises(DataError, match=r"Expected training examples|text as source in the (val|test) data but got"):
         data.sequences(split)
 
 
