@@ -154,7 +154,7 @@ class EntropicTransport(LitSparseModule):
             tensor = torch.as_tensor(points, device=self.device)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigurationError(
-                f"Expected points (n, {self.dim}) but got {type(points).__name__}: {error}. Convert them."
+                f"Expected floating points (n, {self.dim}) but got {type(points).__name__}: {error}. Convert them."
             ) from error
         if tensor.dim() != 2 or tensor.shape[1] != self.dim or not tensor.is_floating_point():
             raise ConfigurationError(

@@ -402,9 +402,7 @@ def test_mistakes_are_explained(make: Any, words: str) -> None:
 
 def test_data_of_another_kind_are_refused(folder: Path, tmp_path: Path) -> None:
     wide = small(vector_size=9)
-    with pytest.raises(
-        ConfigurationError, match=r"vector_size=9 but got 8 in the data\. Set the model's `vector_size` to 8"
-    ):
+    with pytest.raises(ConfigurationError, match=r"vector_size=9 but got 8 in the data\. Set the model's `vector_size` to 8"):
         trainer(tmp_path, max_epochs=1).fit(wide, data(folder))
     other = small(labels=("contradiction", "entailment", "neutral"))
     with pytest.raises(

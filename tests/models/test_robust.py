@@ -106,7 +106,7 @@ def test_a_network_of_ones_own_and_what_does_not_fit() -> None:
         RobustRegressor(in_features=5, start="ones")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="Risk"):
         RobustRegressor(in_features=5, risk="SafeKLDRO")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="Laplace"):
+    with pytest.raises(ConfigurationError, match="fit: laplace"):
         BayesianRegression(NormalLikelihood(), in_features=3, risk=KLDRO(1.0))
 
 

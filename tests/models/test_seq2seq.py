@@ -344,9 +344,7 @@ def test_a_body_belongs_to_one_model() -> None:
 
 
 def test_metrics_that_would_be_one_number_are_refused() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"got 'chrf' twice, for ChrF and ChrF\. Set a `name`"
-    ):
+    with pytest.raises(ConfigurationError, match=r"got 'chrf' twice, for ChrF and ChrF\. Set a `name`"):
         small(metrics=[ChrF(), ChrF(lowercase=True)])
     with pytest.raises(ConfigurationError, match="but got 'rouge"):
         small(metrics=[Rouge(references="average"), Bleu(), Rouge(references="best")])

@@ -330,7 +330,7 @@ def test_networks_overflow_as_plainly() -> None:
     with torch.no_grad():
         model.potentials.of_source[-1].bias += 50.0
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    with pytest.raises(ConfigurationError, match=r"overflowed.*Lower the learning rate, or use `objective: safe`"):
+    with pytest.raises(ConfigurationError, match=r"overflow.*Decrease the learning rate, or use `objective: safe`"):
         trainer(max_epochs=1, limit_val_batches=0).fit(model, line())
     for name, value in before.items():
         if "potentials" in name:
@@ -585,5 +585,5 @@ def test_points_may_be_arrays_and_of_another_type() -> None:
     assert model.barycentric_map(x, y).shape == model.sample_plan(x, y).shape == (5, 2)
     assert model.plan_density(x, y.double()).shape == (5, 7)
     for wrong in (np.zeros((3, 1)), torch.zeros(3), torch.zeros(3, 2, dtype=torch.int64), "points"):
-        with pytest.raises(ConfigurationError, match="Expected points"):
+        with pytest.raises(ConfigurationError, match="Expected floating points"):
             model.plan_density(wrong, y)
