@@ -341,7 +341,7 @@ def test_networks_overflow_as_plainly() -> None:
 def test_points_that_are_missing_are_told(made: Any) -> None:
     batch = line().fetch("train", 0, torch.arange(8))
     batch["target"][[2, 5]] = math.nan
-    with pytest.raises(DataError, match="finite target points .* at 2 of 8"):
+    with pytest.raises(DataError, match=r"finite target points .* at 2 of 8"):
         made().run_step(batch, 0, "train")
 
 
