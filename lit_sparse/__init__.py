@@ -1,8 +1,7 @@
 """Neural networks that decide sparsely, as PyTorch layers and PyTorch Lightning modules.
 
-The package imports nothing by itself: take what you need from its rooms, for example
-``from lit_sparse.mappings import Sparsemax``, which brings torch, numpy and numba alone.
-:func:`load` returns a trained model.
+Importing the package itself loads nothing else. Import from its subpackages, for example
+``from lit_sparse.mappings import Sparsemax``, which loads only torch, numpy and numba. :func:`load` returns a trained model.
 """
 
 from typing import TYPE_CHECKING, Any

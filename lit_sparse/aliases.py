@@ -1,7 +1,7 @@
-"""Former names of classes and functions, and what they are called now.
+"""Former names of classes and functions, and their current names.
 
-Configs and checkpoints of earlier versions are read as if they had the new names. A program that imports a former name gets the
-object, and a DeprecationWarning that gives the new name.
+Configs and checkpoints of earlier versions are read as if they had the new names. Importing a former name gives the object, and
+a DeprecationWarning with the new name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 __all__ = ["ALIASES", "former_method", "moved_names", "with_new_names"]
 
-#: Former path -> path of the same object now.
+#: Former path -> current path of the same object.
 ALIASES: dict[str, str] = {
     "lit_sparse.data.GaussianMixture": "lit_sparse.transport.GaussianMixture",
     "lit_sparse.data.Measure": "lit_sparse.transport.Measure",
@@ -37,7 +37,7 @@ ALIASES: dict[str, str] = {
 
 
 def with_new_names(value: Any) -> Any:
-    """Return a description, of dicts, lists and text, in which every text that is a former path is the new one.
+    """Return a description, of dicts, lists and text, with every former path replaced by the current one.
 
     Example:
         >>> with_new_names({"class_path": "lit_sparse.nn.MLPPotentials", "init_args": {"hidden": [8]}})
@@ -51,7 +51,7 @@ def with_new_names(value: Any) -> Any:
 
 
 def moved_names(module: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a module (PEP 562) that had names which are elsewhere now.
+    """Return the ``__getattr__`` of a module (PEP 562) whose former names have moved elsewhere.
 
     Args:
         module: dotted name of the module.

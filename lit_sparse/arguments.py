@@ -1,4 +1,4 @@
-"""Keeps the arguments that an object is built with."""
+"""Keeps the arguments with which an object was built."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ __all__ = ["KeepsArguments"]
 
 
 class KeepsArguments:
-    """Base of classes that describe themselves by the arguments of their constructor.
+    """Base of classes that keep the arguments of their constructor.
 
-    ``_arguments`` maps names to values, defaults included; those of ``**options`` stand by their own names. It is there
-    before the constructor runs. An object that is copied or unpickled has the arguments of the original.
+    ``_arguments`` maps names to values, with defaults and with each name in ``**options``. It is set before the constructor
+    runs. A copied or unpickled object has the arguments of the original.
     """
 
     _arguments: dict[str, Any]
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
-        """Note the arguments."""
+        """Keep the arguments."""
         self = super().__new__(cls)
-        # Not by `setattr`, which torch.nn.Module does not allow before its constructor has run.
+        # Not with `setattr`, which torch.nn.Module refuses before its constructor has run.
         self.__dict__["_arguments"] = _bind(cls, self, args, options)
         return self
 

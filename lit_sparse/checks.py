@@ -1,4 +1,4 @@
-"""Checks of arguments, with messages that say what was expected and what came."""
+"""Checks of arguments, with messages that state what was expected and what was given."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ __all__ = [
 Choice = TypeVar("Choice", bound=str)
 #: Dtypes of scores.
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-#: Largest number of layers, each a Python object; of features of a layer, or draws of a latent variable; of numbers of an
-#: example; and of examples that are made. Larger numbers are mistakes that end in a hang, or without memory.
+#: Largest numbers of layers (Python objects), of features or draws, of numbers per example, and of generated examples.
+#: Larger numbers are mistakes that would end in a hang or run out of memory.
 MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
-# Strengths that float32 can divide by and multiply with.
+# Smallest and largest strengths that float32 can divide by and multiply with.
 LEAST, MOST = 1e-30, 1e30
 
 
 def _plain(value: Any) -> Any:
-    """Return the Python number in a numpy scalar or in a tensor without dimensions; anything else as it is.
+    """Return a numpy scalar or a tensor without dimensions as a Python number, and any other value unchanged.
 
-    A tensor that requires a gradient stays, because the number would lose it. So does a tensor without values.
+    A tensor that requires a gradient is not converted, because the number would lose it; nor is a tensor without values.
     """
     if isinstance(value, np.generic):
         return value.item()
@@ -54,15 +54,15 @@ def _plain(value: Any) -> Any:
 
 
 def _readable(tensor: Tensor) -> bool:
-    """Return whether the values of a tensor can be read: no transform, trace or meta device stands in the way."""
+    """Return whether the values of a tensor can be read: no transform, trace or meta device prevents it."""
     return can_read_values() and not (tensor.is_meta or isinstance(tensor, FakeTensor))
 
 
 def check_positive(name: str, value: float) -> float:
-    """Return a number that must be positive and finite.
+    """Return a positive, finite number.
 
     Raises:
-        ConfigurationError: if it is not.
+        ConfigurationError: for any other value.
     """
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not LEAST <= value <= MOST:
@@ -76,7 +76,7 @@ def check_integer(name: str, value: int) -> int:
     """Return an integer.
 
     Raises:
-        ConfigurationError: if it is none.
+        ConfigurationError: for any other value.
     """
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int):
@@ -85,16 +85,16 @@ def check_integer(name: str, value: int) -> int:
 
 
 def check_count(name: str, value: int, least: int = 1, most: int | None = None) -> int:
-    """Return an integer that must be at least 1, or another number.
+    """Return an integer of at least ``least``.
 
     Args:
         name: name in the message.
         value: the integer.
         least: smallest integer allowed.
-        most: largest integer allowed, such as :data:`MOST_LAYERS` where Python's lists grow with it; None for any.
+        most: largest integer allowed, such as :data:`MOST_LAYERS` if Python's lists grow with it; None for no limit.
 
     Raises:
-        ConfigurationError: if it is not.
+        ConfigurationError: for any other value.
     """
     value = _plain(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -115,16 +115,16 @@ def check_widths(name: str, values: Sequence[int], most: int = MOST_FEATURES) ->
         most: largest width allowed.
 
     Raises:
-        ConfigurationError: if one is not.
+        ConfigurationError: for any other width.
     """
     return tuple([check_count(name, value, most=most) for value in values])
 
 
 def check_choice(name: str, value: Choice, allowed: tuple[str, ...]) -> Choice:
-    """Return a word that must be one of some.
+    """Return a word from a tuple of allowed words.
 
     Raises:
-        ConfigurationError: if it is none of them.
+        ConfigurationError: for any other value.
     """
     if value not in allowed:
         raise ConfigurationError(f"Expected argument `{name}` to be one of {allowed} but got {value!r}.")
@@ -135,7 +135,7 @@ def check_shape(name: str, value: tuple[int, ...]) -> tuple[int, ...]:
     """Return a shape as a tuple.
 
     Raises:
-        ConfigurationError: if it is not a sequence of integers >= 0.
+        ConfigurationError: if the value is not a sequence of integers >= 0.
     """
     value = tuple(_plain(size) for size in value) if isinstance(value, list | tuple) else value
     if not isinstance(value, tuple) or not all(type(size) is int and size >= 0 for size in value):
@@ -144,18 +144,18 @@ def check_shape(name: str, value: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def check_number(name: str, value: float, low: float, high: float, *, open_low: bool = False, open_high: bool = False) -> float:
-    """Return a number that must lie between two others.
+    """Return a number within bounds.
 
     Args:
-        name: what the message calls it.
+        name: name in the message.
         value: the number.
-        low: smallest value allowed; with ``open_low`` the largest that is not.
-        high: largest value allowed; with ``open_high`` the smallest that is not.
-        open_low: exclude ``low``.
-        open_high: exclude ``high``.
+        low: lower bound.
+        high: upper bound.
+        open_low: whether the lower bound is excluded.
+        open_high: whether the upper bound is excluded.
 
     Raises:
-        ConfigurationError: if it does not.
+        ConfigurationError: for any other value.
     """
     value = _plain(value)
     number = not isinstance(value, bool) and isinstance(value, int | float)
@@ -166,13 +166,13 @@ def check_number(name: str, value: float, low: float, high: float, *, open_low: 
 
 
 def check_parameter(name: str, value: float | Tensor, low: float, high: float) -> float | Tensor:
-    """Return a number between two others, or a floating tensor.
+    """Return a number within bounds, or a floating tensor.
 
-    A value of a tensor below the range is refused where it can be read without waiting: on the CPU, outside of ``torch.func``
-    and ``torch.compile``.
+    Tensor values below the range are refused if they can be read without synchronization: on the CPU, outside of
+    ``torch.func`` and ``torch.compile``.
 
     Raises:
-        ConfigurationError: if it is neither.
+        ConfigurationError: for any other value.
     """
     if isinstance(value, Tensor):
         if value.dtype not in FLOATS:
@@ -187,15 +187,15 @@ def check_parameter(name: str, value: float | Tensor, low: float, high: float) -
 
 
 def check_dim(dim: int, tensor: Tensor, what: str) -> int:
-    """Return a dimension that a tensor has.
+    """Return a dimension of a tensor.
 
     Args:
-        dim: number of the dimension, counted from the end if negative.
-        tensor: of one dimension at least.
+        dim: index of the dimension, counted from the end if negative.
+        tensor: tensor with at least one dimension.
         what: name of the tensor in the message.
 
     Raises:
-        ConfigurationError: if it is not an integer, or the tensor does not have it.
+        ConfigurationError: if it is not an integer, or the tensor lacks the dimension.
     """
     dim = check_integer("dim", dim)
     if not -tensor.dim() <= dim < tensor.dim():
@@ -211,7 +211,7 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
 
     Args:
         mask: the mask.
-        meaning: what True says, for the message.
+        meaning: meaning of True, for the message.
 
     Raises:
         ConfigurationError: if it is not a boolean tensor.

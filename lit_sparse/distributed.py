@@ -1,7 +1,7 @@
-"""Exchange between the processes of a distributed run.
+"""Communication between the processes of a distributed run.
 
-All functions also work in a run of one process and with builds of torch that lack ``torch.distributed``: there is one process
-of rank 0, and it gets its own values back.
+All functions also work with a single process, and with builds of torch that lack ``torch.distributed``: the rank is then 0, and
+a process gets its own values back.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ Value = TypeVar("Value")
 
 
 def _has_group() -> bool:
-    """Return whether processes have met; ``is_initialized`` is absent from builds without distributed."""
+    """Return whether a process group is initialized; ``is_initialized`` is absent from builds without distributed."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def rank(group: Any = None) -> int:
-    """Return the number of this process within a group; None for all processes."""
+    """Return the rank of this process in a group; None for all processes."""
     return torch.distributed.get_rank(group) if _has_group() else 0
 
 
@@ -55,7 +55,7 @@ def reduce(value: Tensor, group: Any = None) -> Tensor:
     """Return the sum of a tensor over processes, on each of them. All processes call it with tensors of one shape.
 
     Args:
-        value: any tensor; it stays as it is.
+        value: any tensor; it is not changed.
         group: the processes; None for all of them.
     """
     if world_size(group) == 1:
@@ -69,7 +69,7 @@ def broadcast(value: Tensor, group: Any = None) -> Tensor:
     """Return the tensor of a group's first process, on each of them. All processes call it with tensors of one shape.
 
     Args:
-        value: any tensor; it stays as it is.
+        value: any tensor; it is not changed.
         group: the processes; None for all of them.
     """
     if world_size(group) == 1:
@@ -95,7 +95,7 @@ def gather(value: Tensor, group: Any = None) -> list[Tensor]:
 
 
 def gather_unequal(value: Tensor, group: Any = None) -> list[Tensor]:
-    """Return the tensors (N, ...) of all processes, by rank, on each of them; N may differ, also be zero.
+    """Return the tensors (N, ...) of all processes, by rank, on each of them; N may differ, and may be zero.
 
     Args:
         value: (N, ...).

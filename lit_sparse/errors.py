@@ -1,4 +1,4 @@
-"""Errors that tell a user what was expected, what came, and what to do next."""
+"""Errors that state what was expected, what was given, and the next step."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class LitSparseError(Exception):
 
 
 class ConfigurationError(LitSparseError, ValueError):
-    """An argument has a value that is not allowed, alone or beside another."""
+    """An argument has a value that is not allowed, alone or together with another argument."""
 
 
 class DataError(LitSparseError, ValueError):
-    """A data set is missing, unreadable, or not what it should be."""
+    """A data set is missing, unreadable, or malformed."""
 
 
 class CheckpointError(LitSparseError, RuntimeError):
@@ -39,8 +39,8 @@ class MissingExtraError(LitSparseError, ImportError):
     """An optional package is needed and not installed.
 
     Args:
-        what: what needs the package, for example ``"The bundled MNIST images"``.
-        extra: the extra of this package that brings it.
+        what: the feature that needs the package, for example ``"The bundled MNIST images"``.
+        extra: the extra of this package that installs it.
     """
 
     def __init__(self, what: str, extra: str) -> None:
@@ -48,7 +48,7 @@ class MissingExtraError(LitSparseError, ImportError):
 
 
 def full_name(thing: object) -> str:
-    """Return the name of a thing's class with its module, so that two classes of one name are told apart.
+    """Return the name of an object's class with its module, to distinguish classes of the same name.
 
     Example:
         >>> full_name([])
@@ -62,7 +62,7 @@ def full_name(thing: object) -> str:
 
 
 def shown_arguments(part: object) -> str:
-    """Return the constructor's arguments as a part has them, on one line; those that it does not keep are left out.
+    """Return the constructor's arguments that an object keeps as attributes, with their values, on one line.
 
     Example:
         >>> from fractions import Fraction
@@ -70,11 +70,11 @@ def shown_arguments(part: object) -> str:
         'numerator=3, denominator=4'
     """
     names = [name for name in inspect.signature(type(part)).parameters if hasattr(part, name)]
-    return " ".join(", ".join(f"{name}={getattr(part, name)!r}" for name in names).split())  # tensors too
+    return " ".join(", ".join(f"{name}={getattr(part, name)!r}" for name in names).split())  # a tensor's lines are joined
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:
-    """Return ``" Did you mean 'X'?"`` for the closest allowed name, or an empty string when none is close.
+    """Return ``" Did you mean 'X'?"`` for the closest allowed name, or an empty string if none is close.
 
     Example:
         >>> did_you_mean("Sparsmax", ["Softmax", "Sparsemax"])

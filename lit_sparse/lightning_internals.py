@@ -1,16 +1,16 @@
-"""The one module that reads and writes the internal state of Lightning; its tests fail when Lightning renames it.
+"""The only module that reads and writes Lightning's internal state; its tests fail when Lightning renames it.
 
-Most of it makes checkpoints say where in training they were written, so that a run goes on exactly there, however often it
-is killed.
+Most of it records in checkpoints where in training they were written, so that a run resumes exactly there after any number of
+kills.
 
 Lightning counts epochs and batches as ready, started, processed and completed, and writes a checkpoint between two of these.
-On a restart Lightning guesses from the differences what was left to do. It takes the last batch of an epoch for the epoch's
-end, leaves out its validation and its hooks, and does not count the next epoch as begun. A second restart then repeats
-batches or leaves some out. Here each checkpoint gets counters of one of three forms, which Lightning restarts in one way:
+On a restart Lightning guesses the remaining work from the differences. It mistakes the last batch of an epoch for the epoch's
+end, skips its validation and its hooks, and does not count the next epoch as started. A second restart then repeats or skips
+batches. This module gives each checkpoint counters of one of three forms, which Lightning restarts unambiguously:
 
-- between two epochs: all counters of epochs are equal, those of batches are zero;
-- after a batch: all counters of batches are equal, the epoch is started and not processed, and validation is still to come;
-- after a batch and its validation: the same, with a validation that is done.
+- between two epochs: all epoch counters are equal, all batch counters zero;
+- after a batch: all batch counters are equal, the epoch is started and not processed, and validation is still to come;
+- after a batch and its validation: the same, with a completed validation.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ KINDS = ("total", "current")
 
 
 def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
-    """Run an initialization unless Lightning restores a checkpoint; call it in ``setup``, which does not know yet.
+    """Run an initialization unless Lightning restores a checkpoint; call it in ``setup``, before restoring is decided.
 
     It runs when a checkpoint would have been restored, before the strategy wraps the model. With a strategy that restores
-    after wrapping it runs at once, and a restored checkpoint replaces what it has set.
+    after wrapping, it runs at once, and a restored checkpoint replaces the initial values.
 
     Args:
         trainer: trainer that sets up the model.
-        initialize: initialization of a model whose training begins.
+        initialize: initialization of a model at the start of its training.
     """
     connector: Any = trainer._checkpoint_connector
     restore = connector._restore_modules_and_callbacks
@@ -54,12 +54,12 @@ def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
 
 
 def given_hyperparameters() -> dict[str, Any]:
-    """Return the arguments by which Lightning's command line is building a model, or an empty dict outside of it."""
+    """Return the arguments with which Lightning's command line is building a model, or an empty dict outside of it."""
     return _given_hyperparameters.get() or {}
 
 
 def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
-    """Bring the counters of a checkpoint that is being written into one of the three forms.
+    """Change the counters of a checkpoint that is being written to one of the three forms.
 
     Args:
         trainer: the trainer that writes the checkpoint.
@@ -81,19 +81,19 @@ def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
     for kind in KINDS:
         _equal(epochs[kind], epochs[kind]["processed"] - cut)
         epochs[kind]["ready"] = epochs[kind]["started"] = epochs[kind]["processed"] + 1
-    if batch["processed"] < batch["ready"]:  # within a batch, as after an exception: Lightning begins it again
+    if batch["processed"] < batch["ready"]:  # within a batch, for example after an exception: Lightning restarts the batch
         return
     pending = batch["completed"] < batch["processed"]
     for kind in KINDS:
         _equal(batches[kind], batches[kind]["processed"])
         _equal(validation[kind], 0 if pending else validation[kind]["completed"])
-    if pending:  # Lightning takes it for one that was interrupted, and runs it where it is due
+    if pending:  # Lightning treats it as interrupted, and runs it when it is due
         validation["total"]["ready"] = validation["total"]["started"] = 1
     rest["_batches_that_stepped"] -= cut
 
 
 def describe_progress(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what a checkpoint needs beside counters: the metrics that callbacks read, and whether an epoch's end is pending.
+    """Return what a checkpoint needs besides counters: metrics that callbacks read, and whether an epoch's end is pending.
 
     Args:
         trainer: the trainer that writes the checkpoint.
@@ -102,38 +102,38 @@ def describe_progress(trainer: pl.Trainer) -> dict[str, Any]:
     epochs: Any = trainer.fit_loop.epoch_progress.current
     return {
         "metrics": {name: value.detach().cpu().clone() for name, value in trainer.callback_metrics.items()},
-        # Lightning steps schedulers that follow a metric after the hooks of an epoch's end, where checkpoints are written.
+        # Lightning steps schedulers that monitor a metric after the epoch-end hooks, where checkpoints are written.
         "plateau": epochs.completed < epochs.processed and loop._num_ready_batches_reached(),
     }
 
 
 def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
-    """Do what the run still had to do after its checkpoint; call it when training starts again.
+    """Complete the work that was pending at the checkpoint; call it when training starts again.
 
     Args:
         trainer: the trainer of the resumed run, its loops restored.
-        progress: what :func:`describe_progress` returned.
+        progress: result of :func:`describe_progress`.
     """
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
     metrics: dict[str, Tensor] = {name: value.to(trainer.strategy.root_device) for name, value in progress["metrics"].items()}
     trainer.callback_metrics.update(metrics)
-    fit._restarting = False  # else Lightning leaves out the schedulers that follow a metric, at the end of this epoch
+    fit._restarting = False  # otherwise Lightning skips the schedulers that monitor a metric at the end of this epoch
     if progress["plateau"]:
         for config in trainer.lr_scheduler_configs:
             due = config.reduce_on_plateau and config.interval == "epoch" and trainer.current_epoch % config.frequency == 0
             if due and config.monitor in metrics:
                 trainer.lightning_module.lr_scheduler_step(config.scheduler, metrics[config.monitor])
     batch: Any = loop.batch_progress.current
-    if batch.ready == 0:  # with `max_steps`, Lightning takes every start for one within an epoch
+    if batch.ready == 0:  # with `max_steps`, Lightning assumes that every start is within an epoch
         loop.restarting = False
     elif loop.restarting and batch.completed == batch.processed and not _validates(trainer):
         loop.update_lr_schedulers("step", update_plateau_schedulers=True)
         loop._batches_that_stepped += not loop._should_accumulate()
-        loop.val_loop._has_run = loop._num_ready_batches_reached()  # the epoch has nothing left but its end
+        loop.val_loop._has_run = loop._num_ready_batches_reached()  # only the epoch's end remains
 
 
 def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:
-    """Return the row that Lightning is about to log, and its step; call it on all processes."""
+    """Return the row of values that Lightning logs next, and its step; call it on all processes."""
     if not trainer.training:
         return None
     loop, connector = trainer.fit_loop.epoch_loop, trainer._logger_connector

@@ -1,4 +1,4 @@
-"""A trained model in one line, for notebooks and serving."""
+"""Loading a trained model in one line, for notebooks and serving."""
 
 from __future__ import annotations
 
@@ -53,18 +53,18 @@ def load(
     trust: Collection[str] = (),
     **arguments: Any,
 ) -> pl.LightningModule | tuple[pl.LightningModule, pl.LightningDataModule]:
-    """Return a trained model in evaluation mode, as it was trained.
+    """Return a trained model in evaluation mode.
 
     Args:
-        path: a run folder such as ``"runs/ssvae/digits/0"``, or a checkpoint.
-        which: of a run folder's checkpoints, ``"best"`` or ``"last"``.
-        data: also return the data module that the run's config describes; text data take the vocabularies of the model.
+        path: path of a run folder such as ``"runs/ssvae/digits/0"``, or of a checkpoint.
+        which: checkpoint in the run folder, ``"best"`` or ``"last"``.
+        data: whether to also return the run's data module; text data use the vocabularies of the model.
         map_location: device of the weights.
-        trust: import paths that the run may name besides those that are allowed; see ``docs/explanation/trust.md``.
-        arguments: of the model, in place of those of the checkpoint.
+        trust: import paths that the run may name in addition to the allowed ones; see ``docs/explanation/trust.md``.
+        arguments: arguments of the model that replace those in the checkpoint.
 
     Raises:
-        CheckpointError: if there is no checkpoint, it does not fit, or names what may not be used.
+        CheckpointError: if the checkpoint is missing, does not fit, or names a forbidden class.
     """
     path = Path(path)
     file = _checkpoint_of(path, which) if path.is_dir() else path
@@ -101,10 +101,10 @@ def _data_of(run: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(config.read_text())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"The data of a run are described in {str(config)!r}, which cannot be read: {error}") from error
+        raise CheckpointError(f"Expected the run's config in {str(config)!r} but it is unreadable: {error}") from error
     described = content.get("data") if isinstance(content, dict) else None
     if not isinstance(described, dict) or not isinstance(described.get("class_path"), str):
-        raise CheckpointError(f"Expected a data module in {str(config)!r} but there is none.")
+        raise CheckpointError(f"Expected a data module in {str(config)!r} but got none.")
     arguments = described.get("init_args") or {}
     if not isinstance(arguments, dict):
         raise CheckpointError(f"Expected `data.init_args` in {str(config)!r} to be a dict but got {arguments!r}.")

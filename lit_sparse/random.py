@@ -1,7 +1,8 @@
-"""Random numbers that are a function of (seed, index): the same on every device, in any batch, on any number of processes.
+"""Random numbers as a function of (seed, index): equal on every device, in every batch, on any number of processes.
 
-A counter is scrambled by the SplitMix64 finalizer (Steele, Lea & Flood 2014), in integer arithmetic that torch does alike
-everywhere. Good for noise on data and samples of latent variables, not for cryptography.
+The SplitMix64 finalizer (Steele, Lea & Flood 2014, doi:10.1145/2660193.2660195) scrambles a counter, in integer arithmetic
+that torch performs identically on all devices. Suitable for noise on data and samples of latent variables, not for
+cryptography.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def _scrambled(x: Tensor) -> Tensor:
 
 
 def _folded(x: Tensor, bits: int) -> Tensor:
-    """Return ``x ^ (x >> bits)`` in one new tensor: asking for memory takes longer than the arithmetic."""
+    """Return ``x ^ (x >> bits)`` with a single new tensor, because allocation takes longer than the arithmetic."""
     return _shifted(x, bits).bitwise_xor_(x)
 
 
@@ -46,13 +47,13 @@ def _bits(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tens
 
 
 def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
-    """Draw from the uniform distribution on [0, 1).
+    """Sample from the uniform distribution on [0, 1).
 
     Args:
         seed: any integer.
         index: (B,) integers, such as the positions of examples in their data set.
-        shape: what to draw for each of them.
-        stream: tells apart draws of the same seed for different purposes.
+        shape: shape of the sample for each index.
+        stream: number that separates samples of the same seed for different purposes.
 
     Returns:
         (B, *shape) float32.
@@ -66,13 +67,13 @@ def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, str
 
 
 def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
-    """Draw from the standard normal distribution, by the method of Box and Muller.
+    """Sample from the standard normal distribution, by the Box-Muller method.
 
     Args:
         seed: any integer.
         index: (B,) integers, such as the positions of examples in their data set.
-        shape: what to draw for each of them.
-        stream: tells apart draws of the same seed for different purposes.
+        shape: shape of the sample for each index.
+        stream: number that separates samples of the same seed for different purposes.
 
     Returns:
         (B, *shape) float32.
@@ -83,14 +84,14 @@ def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stre
 
 
 def seed_generator(seed: int, device: torch.device) -> None:
-    """Seed torch's generator of the CPU and that of a device, as ``torch.manual_seed`` does for all devices there are.
+    """Seed torch's CPU generator and the generator of one device; ``torch.manual_seed`` does so for all devices.
 
-    That function keeps a stack trace for each kind of device which is not in use yet, and takes a millisecond: too much for
-    something that is done at every step.
+    That function keeps a stack trace for each kind of device that is not in use yet. It takes a millisecond, too long for a
+    call in every step.
 
     Args:
         seed: 0 .. 2^64 - 1.
-        device: where a model is.
+        device: device of the model.
     """
     if device.type == "cpu":
         torch.default_generator.manual_seed(seed)

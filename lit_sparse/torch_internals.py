@@ -1,7 +1,7 @@
 """All uses of torch's internal interface ``torch._C``, and the conditions that depend on it.
 
-They are about the code that runs now: whether a functorch transform (``torch.func``) is active, whether a dispatch mode records
-operations, and whether forward-mode derivatives are computed.
+The conditions describe the running code: whether a functorch transform (``torch.func``) is active, whether a dispatch mode
+records operations, and whether forward-mode derivatives are computed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ __all__ = [
 
 #: Return whether a functorch transform is active.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
-#: Return how many dispatch modes are active; they record or replace operations.
+#: Return the number of active dispatch modes, which record or replace operations.
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-#: Return the tensor in a wrapper that a finished transform has left, and any other tensor as it is.
+#: Return the tensor inside a wrapper that a finished transform has left, and any other tensor unchanged.
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
-#: Return whether a tensor is a batch of the older vmap. Not in torch 2.3, where `is_grads_batched` is not supported.
+#: Return whether a tensor is a batch of the legacy vmap. Absent from torch 2.3, where `is_grads_batched` is not supported.
 is_legacy_batch: Callable[[Tensor], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 
 
@@ -42,13 +42,13 @@ def forward_mode_active() -> bool:
 
 def can_read_values() -> bool:
     """Return whether tensor values can be read: nothing is traced, and no transform or dispatch mode is active."""
-    if torch.compiler.is_compiling():  # asked first, for torch.compile cannot trace torch._C
+    if torch.compiler.is_compiling():  # first, because torch.compile cannot trace torch._C
         return False
     return not (transforms_active() or count_dispatch_modes() > 0)
 
 
 def no_autograd() -> bool:
-    """Return whether no derivative and no transform is active, so that the result of a kernel is enough."""
+    """Return whether no derivative and no transform is active, so that a kernel's result suffices."""
     return not (torch.is_grad_enabled() or forward_mode_active() or transforms_active())
 
 
@@ -70,7 +70,7 @@ def must_decompose() -> bool:
         return False
     if len(keys) - keys.count(torch._C._functorch.TransformType.Vmap) > 2:
         raise ConfigurationError(
-            "Expected third derivatives to use forward mode once: torch takes jvp or jacfwd inside another for constant. Use"
-            " vjp, grad or jacrev for all transforms but one."
+            "Expected third derivatives to use forward mode once: torch treats the result of a nested jvp or jacfwd as a"
+            " constant. Use vjp, grad or jacrev for all transforms but one."
         )
     return True

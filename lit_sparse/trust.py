@@ -1,10 +1,10 @@
-"""Which names in a checkpoint may be used: a checkpoint comes from others, and a name in it may run code.
+"""The names that a checkpoint may use: checkpoints come from third parties, and an imported name may run code.
 
-The description of a model in a checkpoint goes to a parser that imports what it names, and builds it. So each name is checked
-before anything is parsed. Allowed are the classes of this package, the public classes of ``torch.nn`` and ``torch.optim``, what
-the user names (:func:`trusting`), and parts of models that modules define which the program has imported already: subclasses
-of ``torch.nn.Module``, of optimizers and schedulers, of data modules, and of this package's own bases. Functions, and modules
-that only the checkpoint names, are refused.
+A parser imports and builds the classes that a checkpoint's description names. Each name is therefore checked before parsing.
+Allowed are the classes of this package, the public classes of ``torch.nn`` and ``torch.optim``, the names that the user gives
+(:func:`trusting`), and model parts from modules that the program has already imported. Model parts are subclasses of
+``torch.nn.Module``, of optimizers and schedulers, of data modules, and of this package's bases. Functions, and modules that
+only the checkpoint names, are refused.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from lit_sparse.errors import CheckpointError, did_you_mean
 
 __all__ = ["check_hyperparameters", "check_names", "find_imported", "names_in", "trusting"]
 
-#: Packages that this one imports: that a program has imported them says nothing about what the user wants of them.
+#: Packages that this package imports; that they are imported does not show that the user trusts them.
 DEPENDENCIES = {"datasets", "jsonargparse", "lightning", "lightning_fabric", "numba", "numpy", "pytorch_lightning", "scipy"} | {
     "sklearn", "tensorboard", "tokenizers", "torch", "torchmetrics", "transformers", "triton"
 }  # fmt: skip
 #: Parts of this package that no checkpoint needs.
 PROGRAMS = ("lit_sparse.cli", "lit_sparse.testing", "lit_sparse.__main__")
-#: Builders of modules that a checkpoint may name: Lightning's own.
+#: Builders of modules that a checkpoint may name: only Lightning's.
 BUILDERS = ("pytorch_lightning.cli.instantiate_module", "lightning.pytorch.cli.instantiate_module")
-#: Values and levels of a description, beyond which it is refused: it may contain itself, or grow out of a few aliases.
+#: Largest number of values, and largest depth, of a description; a larger one may contain itself or expand aliases.
 MOST_VALUES, MOST_LEVELS = 1_000_000, 60
-#: A text of a description that the parser can only read as a name, a word or a number: neither YAML nor the place of a file.
+#: Texts that the parser can only read as a name, a word or a number, neither as YAML nor as the path of a file.
 WORD = re.compile(r"[A-Za-z0-9_.+-]*")
 #: Endings of files that the parser reads as configs.
 CONFIGS = (".yaml", ".yml", ".json", ".jsonnet", ".toml")
@@ -49,7 +49,7 @@ _TRUSTED: ContextVar[frozenset[str]] = ContextVar("_TRUSTED", default=frozenset(
 
 @contextmanager
 def trusting(names: Collection[str]) -> Iterator[None]:
-    """Let checkpoints use these names too, within a ``with`` block.
+    """Allow checkpoints to use these names too, within a ``with`` block.
 
     Args:
         names: import paths such as ``"my_package.MyMapping"``.
@@ -65,20 +65,20 @@ def check_hyperparameters(source: str, found: Any, model: type | None = None) ->
     """Check the names in the hyper-parameters of a checkpoint.
 
     Args:
-        source: the checkpoint, for messages.
-        found: what it holds under ``hyper_parameters``.
-        model: the class that is built, where the hyper-parameters do not name it.
+        source: name of the checkpoint in messages.
+        found: content under ``hyper_parameters``.
+        model: class of the model, if the hyper-parameters do not name it.
 
     Raises:
-        CheckpointError: if a name is not allowed, or a value is neither number, text, list nor dict.
+        CheckpointError: if a name is not allowed, or a value is not a number, text, list or dict.
     """
     if found is None:
         return
     if not isinstance(found, dict):
-        raise CheckpointError(f"Expected hyper-parameters in {source} that are a dict but got {type(found).__name__}.")
+        raise CheckpointError(f"Expected hyper-parameters in {source} to be a dict but got {type(found).__name__}.")
     builder = found.get("_instantiator", BUILDERS[0])
     if builder not in BUILDERS:
-        raise CheckpointError(f"{source} wants to be built by {builder!r}. Only Lightning's own instantiate_module is used.")
+        raise CheckpointError(f"Expected {source} to be built by Lightning's instantiate_module but got {builder!r}.")
     arguments = {name: value for name, value in found.items() if name not in ("_class_path", "_instantiator")}
     check = _Check(source)
     if "_class_path" in found:
@@ -88,16 +88,16 @@ def check_hyperparameters(source: str, found: Any, model: type | None = None) ->
 
 
 def check_names(source: str, found: Any) -> None:
-    """Check the names in any description: dicts with a ``class_path``, at any depth.
+    """Check the names in a description: dicts with a ``class_path``, at any depth.
 
     Raises:
-        CheckpointError: as :func:`check_hyperparameters`.
+        CheckpointError: see :func:`check_hyperparameters`.
     """
     _Check(source).value(found, ())
 
 
 def names_in(found: Any) -> tuple[set[str], set[str]]:
-    """Return all texts in a description that the user wrote, also within texts that are YAML, and its class paths."""
+    """Return all texts in the user's description, also those inside YAML texts, and its class paths."""
     check = _Check("")
     check.collected, check.classes = set(), set()
     with suppress(CheckpointError, RecursionError):  # the parser refuses what is malformed
@@ -106,9 +106,9 @@ def names_in(found: Any) -> tuple[set[str], set[str]]:
 
 
 class _Check:
-    """Goes through a description before the parser does, which also reads a text as YAML, as a file's name or as an address.
+    """Walks through a description before the parser, which also reads a text as YAML, as a file's name or as a URL.
 
-    What the parser makes of a text is not guessed: where it is not declared as plain text, it may only be a word.
+    A text that is not declared as plain text may only be a word, so that its parsing is unambiguous.
     """
 
     def __init__(self, source: str) -> None:
@@ -124,7 +124,7 @@ class _Check:
         self.left -= 1
         if self.left < 0 or len(place) > MOST_LEVELS:
             raise CheckpointError(
-                f"The description in {self.source} is nested more than {MOST_LEVELS} levels deep, contains itself, or has more"
+                f"The description in {self.source} has more than {MOST_LEVELS} levels of nesting, contains itself, or has more"
                 f" than {MOST_VALUES:,} values. Use another checkpoint."
             )
         if isinstance(value, str):
@@ -144,7 +144,7 @@ class _Check:
     def mapping(self, value: dict[Any, Any], place: tuple[str, ...]) -> None:
         wrong = [key for key in value if not isinstance(key, str) or (self.collected is None and not WORD.fullmatch(key))]
         if wrong:
-            raise CheckpointError(f"Expected keys in {self.source} that are words but got {str(wrong[0])[:80]!r}.")
+            raise CheckpointError(f"Expected keys in {self.source} to be words but got {str(wrong[0])[:80]!r}.")
         built = None
         if "class_path" in value:
             built = self.part(value["class_path"], (*place, "class_path"))
@@ -155,7 +155,7 @@ class _Check:
                 self.value(item, (*place, key))
 
     def arguments(self, values: dict[Any, Any], place: tuple[str, ...], built: type | None) -> None:
-        """Check the arguments of a class; what it takes as plain text, or as a list of texts, names nothing."""
+        """Check the arguments of a class; arguments declared as plain text, or as lists of texts, name nothing."""
         hints = {} if built is None or self.collected is not None else _hints_of(built)
         plain = {
             key
@@ -166,7 +166,7 @@ class _Check:
         self.mapping({key: item for key, item in values.items() if key not in plain}, place)
 
     def text(self, text: str, place: tuple[str, ...]) -> None:
-        """Check a text that is not declared as plain text; of the user's, collect it and what it holds as YAML."""
+        """Check a text that is not declared as plain text; collect the user's texts, with their content as YAML."""
         if self.collected is not None:
             self.collected.add(text)
             inner = _as_yaml(text)
@@ -177,8 +177,8 @@ class _Check:
             return
         if not WORD.fullmatch(text) or text.lower().endswith(CONFIGS) or _is_file(text):
             raise CheckpointError(
-                f"{self.source} has the text {text[:80]!r} at `{'.'.join(place)}`, which could be read as a config or a file."
-                " Expected a name or a number. Use a checkpoint that `fit` wrote, or name the text in your own config."
+                f"Expected a name or a number in {self.source} at `{'.'.join(place)}` but got {text[:80]!r}, which could be"
+                " read as a config or a file. Use a checkpoint that `fit` wrote, or name the text in your own config."
             )
         if all(part.isidentifier() for part in text.split(".")) and (
             _is_importable(text) if "." in text else text in self.short_names()
@@ -187,7 +187,7 @@ class _Check:
         self.passed.add(text)
 
     def part(self, name: Any, place: tuple[str, ...]) -> type | None:
-        """Check a name that is to be imported; return the class, if it can be had without importing anything."""
+        """Check a name that would be imported; return its class if no import is needed."""
         if not isinstance(name, str):
             raise CheckpointError(f"Expected a class path in {self.source} at `{'.'.join(place)}` but got {name!r}.")
         if self.collected is not None:
@@ -203,7 +203,7 @@ class _Check:
         return found if isinstance(found, type) else None
 
     def short_names(self) -> set[str]:
-        """Return the names of imported classes that are not allowed: the parser also takes a class by its name alone."""
+        """Return the names of imported classes that are not allowed: the parser also accepts a class by its bare name."""
         if self._refused_names is None:
             self._refused_names = set()
             kind: type
@@ -223,10 +223,10 @@ class _Check:
         if found is not None:
             return self.refusal(name, place, f"which is a {type(found).__name__} and not a class")
         if module not in sys.modules:
-            return self.refusal(name, place, "which nothing but the checkpoint names" if module else "without its module")
+            return self.refusal(name, place, "which only the checkpoint names" if module else "without its module")
         known = [key for key, value in vars(sys.modules[module]).items() if isinstance(value, type)]
         return CheckpointError(
-            f"{self.source} names {name!r} at `{'.'.join(place)}`, but {module!r} has no such class."
+            f"{self.source} names {name!r} at `{'.'.join(place)}` but {module!r} does not have this class."
             f"{did_you_mean(short, known)} The checkpoint may come from another version."
         )
 
@@ -239,7 +239,7 @@ class _Check:
 
 
 def _is_allowed(found: type) -> bool:
-    """Tell whether a class may be built because a checkpoint names it."""
+    """Return whether a class may be built because a checkpoint names it."""
     module = str(found.__module__)
     root = module.partition(".")[0]
     if root == "lit_sparse":
@@ -257,7 +257,7 @@ def _is_allowed(found: type) -> bool:
 
 
 def find_imported(name: str) -> Any:
-    """Return what a path names, if its module is imported; a module of this package is imported for it. Else None."""
+    """Return the object at a path whose module is imported or belongs to this package; else None."""
     parts = ALIASES.get(name, name).split(".")
     if not all(part.isidentifier() for part in parts):
         return None
@@ -270,14 +270,14 @@ def find_imported(name: str) -> Any:
                 continue
         if module in sys.modules:
             found: Any = sys.modules[module]
-            for part in parts[end:]:  # not getattr, by which some modules import
+            for part in parts[end:]:  # not getattr, which imports submodules in some packages
                 found = vars(found).get(part) if isinstance(found, type | ModuleType) else None
             return found
     return None
 
 
 def _is_importable(name: str) -> bool:
-    """Tell whether the first part of a path is a module, without importing it."""
+    """Return whether the first part of a path is a module, without importing it."""
     root = name.partition(".")[0]
     try:
         return root in sys.modules or find_spec(root) is not None
@@ -286,7 +286,7 @@ def _is_importable(name: str) -> bool:
 
 
 def _hints_of(kind: type) -> dict[str, list[Any]]:
-    """Return the annotations of the arguments of a class, in each constructor that has them."""
+    """Return the annotations of a class's arguments, from each constructor that has them."""
     found: dict[str, list[Any]] = {}
     for one in kind.__mro__:
         constructor = vars(one).get("__init__")
@@ -303,7 +303,7 @@ def _hints_of(kind: type) -> dict[str, list[Any]]:
 
 
 def _takes(hints: list[Any] | None, accepts: Callable[[Any], bool]) -> bool:
-    """Return whether every annotation of an argument, None aside, is one that is accepted."""
+    """Return whether every annotation of an argument, None excepted, is accepted."""
     members = [one for hint in hints or () for one in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,))]
     return bool(members) and all(one is NoneType or accepts(one) for one in members)
 
@@ -317,7 +317,7 @@ def _is_texts(hint: Any) -> bool:
 
 
 def _as_yaml(text: str) -> Any:
-    if not any(character in text for character in "{[:-\n"):  # no list or dict is written without
+    if not any(character in text for character in "{[:-\n"):  # lists and dicts need one of these
         return None
     try:
         return yaml.safe_load(text)

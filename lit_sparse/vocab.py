@@ -1,4 +1,4 @@
-"""Former place of what is now in :mod:`lit_sparse.text`."""
+"""Former module of names that have moved to :mod:`lit_sparse.text`."""
 
 from typing import TYPE_CHECKING
 

@@ -59,7 +59,7 @@ PROGRESS = ("loops", "fit_loop", "epoch_progress", "total", "ready")
 NAN = torch.full((10,), torch.nan)
 #: What is done to a checkpoint, and what each command says of it.
 MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
-    "a state dict alone": (lambda content: dict(content["state_dict"]), "state dict alone"),
+    "a state dict alone": (lambda content: dict(content["state_dict"]), "bare state dict"),
     "a list": (lambda content: [content], "an object of type list"),
     "nothing": (lambda content: None, "an object of type NoneType"),
     "an empty dict": (lambda content: {}, "no state_dict"),
@@ -71,7 +71,10 @@ MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
         put("hyper_parameters", "mapping", "class_path", value="lit_sparse.mappings.Sparsemaxx"),
         "Did you mean 'Sparsemax'?",
     ),
-    "a model that is not there": (put("hyper_parameters", "_class_path", value="lit_sparse.models.No"), "no such class"),
+    "a model that is not there": (
+        put("hyper_parameters", "_class_path", value="lit_sparse.models.No"),
+        "does not have this class",
+    ),
     "a tensor as an argument": (put("hyper_parameters", "in_features", value=torch.ones(1)), "is of type Tensor"),
     "arguments in a list": (put("hyper_parameters", value=[1]), "a dict but got list"),
     "an argument that is a list": (put("hyper_parameters", "in_features", value=[1]), "in_features"),
@@ -81,7 +84,7 @@ MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "a weight that is NaN": (put("state_dict", "classifier.0.bias", value=NAN), "NaN in `classifier.0.bias`"),
     "a weight of another size": (put("state_dict", "classifier.0.bias", value=torch.ones(3)), "does not fit"),
     "a weight that is text": (put("state_dict", "classifier.0.bias", value="x"), "classifier.0.bias"),
-    "a weight without a name": (put("state_dict", 3, value=torch.ones(3)), "are text but got 3"),
+    "a weight without a name": (put("state_dict", 3, value=torch.ones(3)), "to be text but got 3"),
     "means of another type": (put("train_means", value=4), "does not fit"),
     "callbacks of another type": (put("callbacks", "CountLogger", value=4), "does not fit"),
     "a file elsewhere": (put("callbacks", "ModelCheckpoint", value={"best_model_path": "a/../../b.ckpt"}), "a/../../b.ckpt"),

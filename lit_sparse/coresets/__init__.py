@@ -1,4 +1,4 @@
-"""Bayesian coresets: a few weighted examples that stand for all."""
+"""Bayesian coresets: a few weighted examples that represent a data set."""
 
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.examples import Examples

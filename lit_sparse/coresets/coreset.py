@@ -1,4 +1,4 @@
-"""What a selector returns: which examples, and how much each of them stands for."""
+"""The result of a selector: indices and weights of examples."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lit_sparse.errors import DataError
 
 __all__ = ["Coreset"]
 
-#: What numpy and torch raise for files that hold something else, or no more than a part.
+#: Exceptions that numpy and torch raise for truncated files and other formats.
 UNREADABLE = (
     OSError, EOFError, KeyError, ValueError, TypeError, AttributeError, RuntimeError, zipfile.BadZipFile, zlib.error
 )  # fmt: skip
@@ -27,14 +27,14 @@ class Coreset:
     """A weighted subset of N examples.
 
     Attributes:
-        indices: (k',) int64, ascending, the examples that are in it.
-        weights: (k',) not negative; a selector's are positive; how many examples each stands for.
-        objective: squared distance of its weighted sum of vectors to the sum of all, ``||y - Phi w||^2``.
+        indices: (k',) int64, ascending, indices of the selected examples.
+        weights: (k',) number of examples that each one represents, not negative; positive if a selector returned them.
+        objective: squared distance between the weighted and the full sum of vectors, ``||y - Phi w||^2``.
         trace: (T,) float64, that distance after each iteration of the selector.
-        size: N, the number of examples it was chosen from.
+        size: N, number of examples in the data set.
 
     Raises:
-        DataError: if these do not fit together, or a weight is negative or not finite.
+        DataError: if the attributes do not fit together, or a weight is negative or not finite.
 
     Example:
         >>> coreset = Coreset(torch.tensor([2, 7]), torch.tensor([3.0, 5.0]), objective=0.1, size=8)
@@ -50,7 +50,7 @@ class Coreset:
 
     def __post_init__(self) -> None:
         if not all(isinstance(part, Tensor) for part in (self.indices, self.weights, self.trace)) or self.size < 0:
-            raise DataError("Expected tensors of indices, weights and objectives, and a size of 0 or more.")
+            raise DataError("Expected tensors of indices, weights and objectives, and a size >= 0.")
         if self.indices.dtype != torch.int64 or self.indices.ndim != 1 or self.indices.shape != self.weights.shape:
             raise DataError(
                 f"Expected indices (k,) int64 and as many weights but got {tuple(self.indices.shape)} {self.indices.dtype} and"
@@ -58,7 +58,7 @@ class Coreset:
             )
         if len(self.indices):
             if bool((self.indices.diff() <= 0).any()) or int(self.indices[0]) < 0 or int(self.indices[-1]) >= self.size:
-                raise DataError(f"Expected ascending indices in 0 .. {self.size - 1}, none of them twice.")
+                raise DataError(f"Expected ascending indices in 0 .. {self.size - 1} without repetition.")
             if not bool((self.weights.isfinite() & (self.weights >= 0)).all()):
                 raise DataError("Expected weights that are finite and not negative.")
 
@@ -72,7 +72,7 @@ class Coreset:
         return f"Coreset({self}, objective={self.objective:.6g})"
 
     def dense(self) -> Tensor:
-        """Return the weights (N,) of all examples, most of them zero."""
+        """Return the weights (N,) of all examples, mostly zeros."""
         return self.weights.new_zeros(self.size).index_put((self.indices,), self.weights)
 
     def to(self, device: torch.device | str) -> Coreset:
@@ -80,16 +80,16 @@ class Coreset:
         return Coreset(self.indices.to(device), self.weights.to(device), self.objective, self.trace.to(device), self.size)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file that :meth:`load`, and ``numpy.load``, read.
+        """Write the coreset to a file for :meth:`load` and ``numpy.load``.
 
         Args:
-            path: of the file, by custom with the ending ``.npz``.
+            path: path of the file, usually with the ending ``.npz``.
         """
         arrays = {"objective": np.asarray(self.objective), "size": np.asarray(self.size)}
         arrays |= {name: getattr(self, name).detach().cpu().numpy() for name in ("indices", "weights", "trace")}
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".part")  # a killed run leaves no half file
+        partial = path.with_name(path.name + ".part")  # a killed run must not leave a truncated file
         with partial.open("wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
         partial.replace(path)
@@ -99,10 +99,10 @@ class Coreset:
         """Read a coreset.
 
         Raises:
-            DataError: if the file is missing, is none of a coreset, or its weights are negative.
+            DataError: if the file is missing, is not a coreset, or holds negative weights.
         """
         try:
-            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaves broken ones open
+            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaks broken files
                 arrays = {name: file[name] for name in FIELDS}
             return cls(
                 torch.from_numpy(arrays["indices"]),

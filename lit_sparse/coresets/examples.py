@@ -1,4 +1,4 @@
-"""The examples that a projection looks at, a batch at a time."""
+"""Examples for a projection, fetched in batches."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["Examples"]
 
 
 class Examples:
-    """N examples, of which any may be fetched as a batch.
+    """N examples that can be fetched as batches, in any order.
 
     Args:
-        fetch: gives the batch of the examples at indices (B,) int64, the same each time.
-        size: N.
+        fetch: function from indices (B,) int64 to the batch of these examples, the same each time.
+        size: number of examples N.
 
     Example:
         >>> examples = Examples.of(features=torch.arange(6.0).view(3, 2), target=torch.tensor([0, 1, 0]))
@@ -36,11 +36,11 @@ class Examples:
         """Return examples whose batches are dicts with rows of these tensors, each (N, ...).
 
         Raises:
-            DataError: if they are not of one length.
+            DataError: if their lengths differ.
         """
         sizes = {name: len(values) for name, values in tensors.items()}
         if len(set(sizes.values())) != 1:
-            raise DataError(f"Expected tensors of one length but got {sizes}.")
+            raise DataError(f"Expected tensors of equal length but got {sizes}.")
         return cls(lambda indices: {name: values[indices] for name, values in tensors.items()}, next(iter(sizes.values())))
 
     def __len__(self) -> int:
@@ -49,13 +49,13 @@ class Examples:
     def __getitem__(self, indices: Tensor) -> Any:
         if not isinstance(indices, Tensor):
             raise TypeError(
-                f"Examples are fetched by a tensor of their indices, as in examples[torch.arange(len(examples))], but got"
-                f" {indices!r}. For a function of a batch, use FunctionVectors."
+                f"Expected a tensor of indices, as in examples[torch.arange(len(examples))], but got {indices!r}. For a"
+                " function of a batch, use FunctionVectors."
             )
         return self.fetch(indices)
 
     def batches(self, batch_size: int) -> Iterator[Any]:
-        """Iterate over all of them in order."""
+        """Iterate over all examples in order."""
         for start in range(0, self.size, batch_size):
             yield self.fetch(torch.arange(start, min(start + batch_size, self.size)))
 

@@ -1,4 +1,4 @@
-"""Exchanges of vectors on the support of a nonnegative least-squares problem for vectors beyond it."""
+"""Exchanges of vectors in and outside the support of a nonnegative least-squares problem."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from lit_sparse.coresets.pursuit import DEPENDENT
 
 __all__ = ["exchanged"]
 
-#: Exchanges at most, after which the weights should be computed anew.
+#: Largest number of exchanges before the weights must be computed anew, because of rounding.
 MOST = 100
-#: Decrease of the objective, as a fraction of it, that an exchange needs.
+#: Required decrease of the objective per exchange, as a fraction of the objective.
 SIGNIFICANT = 1e-3
 
 
 def exchanged(units: Tensor, weights: Tensor, residual: Tensor, k: int) -> Tensor:
-    """Return weights (n,) that bring the sum of unit vectors nearer to a target, at most k of them positive.
+    """Return weights (n,), at most k of them positive, that bring the sum of unit vectors nearer to a target.
 
-    In each step one vector enters, and where k have a weight, one leaves. The pair is the one whose decrease of the objective
-    is largest, by its closed form. A vector whose best weight is then negative leaves too. A step after which the
-    decrease is not significant is undone.
+    In each step one vector enters, and if k vectors have a weight, one leaves: the pair with the largest decrease of the
+    objective, by its closed form. Vectors whose optimal weights then become negative leave too. A step without a significant
+    decrease is undone.
 
     A table (n + 1, n + 1) of Gram products, with the target last, is kept swept on the support P. Its blocks are the negative
-    inverse of the Gram matrix of P, the coefficients of the other vectors' projections onto the span of P, and the products of
-    what remains of them. Its last row is the weights of P, the gradient of the others, and the objective. A vector enters or
-    leaves in O(n^2).
+    inverse of the Gram matrix of P, the coefficients of the other vectors' projections onto the span of P, and the Gram
+    products of their residuals. Its last row holds the weights of P, the gradient of the other vectors, and the objective. A
+    vector enters or leaves in O(n^2).
 
     Args:
         units: (n, S) vectors of unit length, float64.
-        weights: (n,) best weights of a support, positive, and zeros; the vectors on the support are linearly independent.
+        weights: (n,) optimal weights of a support, positive, and zeros; vectors of the support are linearly independent.
         residual: (S,) target minus the weighted sum.
-        k: positive weights at most.
+        k: largest number of positive weights.
 
-    Source: Beaton (1964), The Use of Special Matrix Operators in Statistical Calculus, for the sweep; Lawson & Hanson (1974),
-    Solving Least Squares Problems, chapter 23, for the vectors that leave.
+    Source: Beaton (1964), The Use of Special Matrix Operators in Statistical Calculus, for the sweep. Lawson & Hanson (1974),
+    Solving Least Squares Problems, chapter 23, doi:10.1137/1.9781611971217, for the vectors that leave.
     """
     inside = weights > 0
     table = _table(units, inside, weights, residual)
@@ -58,7 +58,7 @@ def exchanged(units: Tensor, weights: Tensor, residual: Tensor, k: int) -> Tenso
 
 
 def _table(units: Tensor, inside: Tensor, weights: Tensor, residual: Tensor) -> Tensor:
-    """Return the table; by orthogonal factors, for Gram products double the digits that are lost."""
+    """Return the table, by orthogonal factors, because Gram products lose twice as many digits."""
     base, triangle = torch.linalg.qr(units[inside].T)
     products = units[~inside] @ base
     rest = units[~inside] - products @ base.T
@@ -73,7 +73,7 @@ def _table(units: Tensor, inside: Tensor, weights: Tensor, residual: Tensor) -> 
 
 
 def _best(table: Tensor, inside: Tensor, barred: Tensor, k: int) -> list[int]:
-    """Return which vector should leave, if k are inside, and which should enter; none where it is not significant."""
+    """Return the vector that leaves, if k are inside, and the vector that enters; empty without a significant decrease."""
     leaving, entering = inside.nonzero().squeeze(-1), (~inside & ~barred).nonzero().squeeze(-1)
     gradient, distance, loss = table[-1, entering], table.diagonal()[entering], torch.zeros(())
     if full := len(leaving) >= k:
@@ -83,14 +83,14 @@ def _best(table: Tensor, inside: Tensor, barred: Tensor, k: int) -> list[int]:
         distance = distance + coefficients.square() / inverse
         loss = weights.square() / inverse
     gain = torch.where((gradient > 0) & (distance > DEPENDENT), gradient.square() / distance, 0.0) - loss
-    if not gain.numel() or not float(gain.max()) > SIGNIFICANT * abs(float(table[-1, -1])):  # rounding may leave it below 0
+    if not gain.numel() or not float(gain.max()) > SIGNIFICANT * abs(float(table[-1, -1])):  # rounding may make it negative
         return []
     out, into = divmod(int(gain.argmax()), len(entering))
     return [int(leaving[out]), int(entering[into])] if full else [int(entering[into])]
 
 
 def _settled(table: Tensor, inside: Tensor, weights: Tensor) -> list[int]:
-    """Go from weights (n,) to the best ones for the support, and return which vectors leave on the way."""
+    """Move weights (n,) to the optimal ones of the support, and return the vectors that leave on the way."""
     left: list[int] = []
     while True:
         aim = torch.where(inside, table[-1, :-1], 0.0)
@@ -104,7 +104,7 @@ def _settled(table: Tensor, inside: Tensor, weights: Tensor) -> list[int]:
 
 
 def _sweep(table: Tensor, inside: Tensor, which: int) -> None:
-    """Let a vector enter the support, or leave it."""
+    """Move a vector into or out of the support."""
     row = table[which].clone()
     pivot = float(row[which])
     table.addr_(row, row, alpha=-1.0 / pivot)

@@ -12,16 +12,17 @@ __all__ = ["FrankWolfe"]
 
 
 class FrankWolfe(CoresetSelector):
-    """Minimizes over the polytope ``sum_n |g_n| w_n = sum_n |g_n|`` by k steps of Frank and Wolfe with exact line search.
+    """Minimizes over the polytope ``sum_n |g_n| w_n = sum_n |g_n|`` by k Frank-Wolfe steps with exact line search.
 
-    Each step brings in one corner, an example with all of the weight; one that comes again is counted once, so there may be
+    Each step moves towards one corner, where a single example has all the weight. Examples may repeat, so the coreset may have
     fewer than k.
 
     Args:
-        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
-        progress: show a progress bar.
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples.
+        progress: whether to show a progress bar.
 
-    Source: Campbell & Broderick (2019), Automated Scalable Bayesian Inference via Hilbert Coresets, algorithm 2.
+    Source: Campbell & Broderick (2019), Automated Scalable Bayesian Inference via Hilbert Coresets, algorithm 2,
+    arXiv:1710.05053.
     """
 
     counted = "steps"

@@ -12,16 +12,17 @@ __all__ = ["GIGA"]
 
 
 class GIGA(CoresetSelector):
-    """Turns the weighted sum towards that of all vectors along the sphere, by k steps, and scales it in the end.
+    """Rotates the weighted sum towards the sum of all vectors along the sphere, in k steps, and scales it at the end.
 
-    Each step brings in the example on whose great circle the target is approached most; one that comes again is counted once,
-    so there may be fewer than k.
+    Each step adds the example whose geodesic comes nearest to the target. Examples may repeat, so the coreset may have fewer
+    than k.
 
     Args:
-        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
-        progress: show a progress bar.
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples.
+        progress: whether to show a progress bar.
 
-    Source: Campbell & Broderick (2018), Bayesian Coreset Construction via Greedy Iterative Geodesic Ascent, algorithm 2.
+    Source: Campbell & Broderick (2018), Bayesian Coreset Construction via Greedy Iterative Geodesic Ascent, algorithm 2,
+    arXiv:1802.01737.
     """
 
     counted = "steps"
@@ -30,7 +31,7 @@ class GIGA(CoresetSelector):
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         target, norms = vectors.total.to(vectors.dtype), vectors.norms.to(vectors.dtype)
         length, usable = target.norm(), norms > 0
-        weights, made, trace = torch.zeros_like(norms), torch.zeros_like(target), []  # of unit vectors; their sum
+        weights, made, trace = torch.zeros_like(norms), torch.zeros_like(target), []  # of unit vectors; their weighted sum
         if float(length) == 0:
             return Selection(weights[:0].long(), weights[:0])
         aim = target / length
@@ -39,7 +40,7 @@ class GIGA(CoresetSelector):
             size = tangent.norm()
             if float(size) <= torch.finfo(vectors.dtype).eps:
                 break
-            apart = 1 - (vectors.correlate(made) / norms).square()  # squared sines of the angles to where it stands
+            apart = 1 - (vectors.correlate(made) / norms).square()  # squared sines of the angles to the current sum
             turns = vectors.correlate(tangent / size) / (norms * apart.clamp_min(_SMALL).sqrt())
             turns[~usable | (apart <= _SMALL)] = -torch.inf
             which = turns.argmax()
@@ -63,5 +64,5 @@ class GIGA(CoresetSelector):
         return Selection(chosen, scale * weights[chosen] / norms[chosen], trace)
 
 
-#: A squared sine below which two unit vectors are the same.
+#: Squared sine below which two unit vectors are equal.
 _SMALL = 1e-12

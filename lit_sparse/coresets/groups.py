@@ -1,4 +1,4 @@
-"""Selection within groups of examples, such as classes, each of which keeps its share."""
+"""Selection within groups of examples, such as classes, in proportion to their sizes."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def select_by_group(
     groups: Tensor,
     generator: torch.Generator | None = None,
 ) -> Coreset:
-    """Return the union of a coreset of each group of examples, whose sizes are in proportion to those of the groups.
+    """Return the union of one coreset per group of examples, with sizes in proportion to the groups' sizes.
 
     Args:
-        selector: what selects within a group.
-        vectors: (N, S), one for each example.
-        k: how many examples at most in all, at least one a group.
+        selector: selector that is applied to each group.
+        vectors: (N, S), one per example.
+        k: largest number of examples in all, at least one per group.
         groups: (N,) int64, the group of each example.
-        generator: of what is drawn, on the CPU.
+        generator: CPU generator for random choices.
 
     Returns:
-        A coreset whose objective is the sum of those of the groups; it has no trace. Of a group whose vectors are all zero, or
-        add up to zero, examples are drawn at random.
+        A coreset whose objective is the sum over the groups; its trace is empty. In a group whose vectors are all zero, or add
+        up to zero, examples are drawn at random.
 
     Raises:
-        ConfigurationError: if there are more groups than k, or not as many labels as vectors.
+        ConfigurationError: if there are more groups than k, or the number of labels differs from that of vectors.
 
     Example:
         >>> from lit_sparse.coresets import Uniform
@@ -47,16 +47,18 @@ def select_by_group(
     found = as_vectors(vectors)
     if not isinstance(groups, Tensor) or groups.shape != (found.shape[0],):
         shape = tuple(groups.shape) if isinstance(groups, Tensor) else type(groups).__name__
-        raise ConfigurationError(f"Expected a tensor with a group for each of {found.shape[0]} examples but got {shape}.")
+        raise ConfigurationError(f"Expected a tensor with a group per example, {found.shape[0]} of them, but got {shape}.")
     names, sizes = torch.unique(groups, return_counts=True)
     if not len(names) <= k <= len(groups):
-        raise ConfigurationError(f"Expected argument `k` in {len(names)}, the groups, .. {len(groups)} but got {k}.")
+        raise ConfigurationError(
+            f"Expected argument `k` in {len(names)} .. {len(groups)}, at least one example per group, but got {k}."
+        )
     indices, weights, objective = [], [], 0.0
     for name, share in zip(names.tolist(), _shares(sizes, k).tolist(), strict=True):
         members = (groups == name).nonzero().squeeze(-1).to(found.device)
         part = found.subset(members)
         chosen = selector.within(members)(part, share, generator) if float(part.norms.max()) > 0 else None
-        if chosen is None or not len(chosen):  # their vectors do not tell them apart
+        if chosen is None or not len(chosen):  # the vectors do not distinguish the examples
             alike = torch.ones(len(members), 1, dtype=found.dtype, device=found.device)
             drawn = Uniform()(alike, share, generator)
             chosen = replace(drawn, objective=squared_distance(part, drawn.indices, drawn.weights))
@@ -68,9 +70,9 @@ def select_by_group(
 
 
 def _shares(sizes: Tensor, k: int) -> Tensor:
-    """Return how many of k each group gets, at least one: in proportion, what is left over by the largest remainders."""
+    """Return how many of k each group gets, at least one: in proportion, with the largest-remainder method."""
     large, left, total = torch.ones_like(sizes, dtype=torch.bool), k, int(sizes.sum())
-    while bool((small := large & (left * sizes < total)).any()):  # one is more than their share
+    while bool((small := large & (left * sizes < total)).any()):  # groups whose minimum of one exceeds their share
         large &= ~small
         left, total = k - int((~large).sum()), int(sizes[large].sum())
     shares = torch.where(large, left * sizes // total, 1)

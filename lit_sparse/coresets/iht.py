@@ -18,16 +18,16 @@ from lit_sparse.coresets.vectors import Vectors
 __all__ = ["IHT", "AcceleratedIHT"]
 
 
-#: Rounds of exchanges at most, in polishing.
+#: Largest number of rounds of exchanges in polishing.
 ROUNDS = 20
-#: Examples beyond the support, near in direction to the residual, that a round of exchanges chooses from.
+#: Candidates per round of exchanges: examples outside the support whose direction is nearest to the residual.
 CANDIDATES = 128
-#: A round after which more than this fraction of the objective is left is the last one.
+#: Polishing ends after a round that leaves more than this fraction of the objective.
 ENOUGH = 0.95
 
 
 class _Point(NamedTuple):
-    """Weights (N,), the sum of vectors (S,) that they make, and where they are not zero."""
+    """Weights (N,), the weighted sum of vectors (S,), and the support."""
 
     weights: Tensor
     made: Tensor
@@ -35,30 +35,32 @@ class _Point(NamedTuple):
 
 
 class IHT(CoresetSelector):
-    """Steps along the gradient and keeps the k largest positive weights, again and again.
+    """Repeats gradient steps, each followed by keeping the k largest positive weights.
 
-    The step is the best one for the gradient on the current support and the k strongest entries beside it. The best weights
-    that were met are returned, for the objective may rise. Polishing then replaces them by the best nonnegative weights for
-    their support, and exchanges members of the support as long as the objective falls noticeably. Polished weights are never
-    worse. The algorithm as it was published is ``polish=False``.
+    The step size is optimal for the gradient on the current support and the k strongest entries outside. The objective may
+    rise, so the best weights of all iterations are returned. Polishing then replaces them by the optimal nonnegative weights
+    of their support, and exchanges members of the support as long as the objective falls noticeably. Polished weights are
+    never worse. ``polish=False`` is the published algorithm.
 
-    An iteration is one product with all vectors and a few with the selected ones: nearly the same for every k. The time of
+    An iteration costs one product with all vectors and a few with the selected ones, nearly the same for every k. The time of
     polishing grows with k.
 
     Args:
-        max_iter: iterations at most.
-        tol: it ends when no more than this share of the weights, by their norm, changes.
-        step_scale: what the best step is multiplied by.
-        batch: the share of examples, drawn anew in each iteration, whose gradient is looked at, beside those selected; 1.0
-            for all.
+        max_iter: largest number of iterations.
+        tol: relative change of the weights, by norm, at which the iterations end.
+        step_scale: factor on the optimal step size.
+        batch: fraction of examples, drawn anew in each iteration, whose gradient is computed in addition to the selected
+            ones; 1.0 for all.
         polish: whether to improve the weights after the iterations.
-        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
-        progress: show a progress bar.
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples.
+        progress: whether to show a progress bar.
 
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Blumensath & Davies (2009, 2010); Zhang, Khanna, Kyrillidis & Koyejo (2021), Bayesian Coresets, algorithm 1.
+    Source: Blumensath & Davies (2009), Iterative Hard Thresholding for Compressed Sensing, arXiv:0805.0510. Zhang, Khanna,
+    Kyrillidis & Koyejo (2021), Bayesian Coresets: Revisiting the Nonconvex Optimization Perspective, algorithm 1,
+    arXiv:2007.00715.
     """
 
     def __init__(
@@ -112,11 +114,11 @@ class IHT(CoresetSelector):
 
     @staticmethod
     def _floor(vectors: Vectors) -> float:
-        """Return an objective that is rounding alone."""
+        """Return an objective that consists of rounding errors only."""
         return (16 * torch.finfo(vectors.dtype).eps) ** 2 * float(vectors.total.square().sum())
 
     def _polished(self, vectors: Vectors, k: int, point: _Point, least: float) -> tuple[_Point, float]:
-        """Return a better point and its objective: the best weights for its support, then for supports after exchanges."""
+        """Return a better point and its objective: optimal weights for its support, then for supports after exchanges."""
         following = self._fitted(vectors, point)
         for turn in range(ROUNDS + 1):
             before, objective = least, float((vectors.total - following.made.double()).square().sum())
@@ -129,16 +131,16 @@ class IHT(CoresetSelector):
 
     @classmethod
     def _fitted(cls, vectors: Vectors, point: _Point) -> _Point:
-        """Return the best nonnegative weights for a support."""
+        """Return the optimal nonnegative weights for a support."""
         weights = nonnegative_least_squares(vectors, point.support, point.weights[point.support])
         return cls._at(vectors, point.support, weights)
 
     @classmethod
     def _exchanged(cls, vectors: Vectors, k: int, point: _Point, turn: int) -> _Point:
-        """Return a point after exchanges with the examples nearest in direction to the residual, and some from all over.
+        """Return a point after exchanges with the examples nearest in direction to the residual, and evenly spaced ones.
 
-        Examples near in direction to the residual resemble each other. So as many evenly spaced examples are candidates too,
-        others in each turn.
+        Examples near in direction to the residual resemble each other. So the same number of evenly spaced examples, different
+        ones in each turn, are candidates too.
         """
         residual = vectors.total - point.made.double()
         nearness = (vectors.correlate(residual.to(vectors.dtype)) / vectors.norms).nan_to_num(0.0, 0.0, 0.0)
@@ -156,14 +158,14 @@ class IHT(CoresetSelector):
 
     @staticmethod
     def _at(vectors: Vectors, indices: Tensor, weights: Tensor) -> _Point:
-        """Return the point with the positive ones of some examples' weights (n,)."""
+        """Return the point with the positive weights among those (n,) of some examples."""
         there = weights > 0
         support, kept = indices[there], weights[there].to(vectors.dtype)
         everywhere = torch.zeros(vectors.shape[0], dtype=vectors.dtype, device=vectors.device)
         return _Point(everywhere.index_put((support,), kept), vectors.combine(support, kept), support)
 
     def _gradient(self, vectors: Vectors, target: Tensor, point: _Point, generator: torch.Generator) -> Tensor:
-        """Return the direction of steepest descent (N,), zero for examples that are not looked at."""
+        """Return the direction of steepest descent (N,), zero for examples outside the batch and the support."""
         residual = target - point.made
         if self.batch == 1.0:
             return vectors.correlate(residual)
@@ -174,7 +176,7 @@ class IHT(CoresetSelector):
 
     @staticmethod
     def _step(vectors: Vectors, point: _Point, gradient: Tensor, k: int) -> Tensor:
-        """Return the best step along the gradient on the support of a point and the k strongest entries beside it."""
+        """Return the optimal step along the gradient on a point's support and the k strongest entries outside."""
         strength = gradient.abs()
         strength[point.support] = -1.0
         beside = largest(strength, min(k, len(strength) - len(point.support)))
@@ -182,36 +184,36 @@ class IHT(CoresetSelector):
         return best_step(vectors, subspace, gradient[subspace])[0]
 
     def _improved(self, vectors: Vectors, target: Tensor, point: _Point) -> _Point:
-        """Return a point after what is done on its own support."""
+        """Return a point after an improvement on its own support."""
         return point
 
     def _continued(self, target: Tensor, before: _Point, after: _Point) -> _Point:
-        """Return where the next step starts."""
+        """Return the start of the next step."""
         return after
 
 
 class AcceleratedIHT(IHT):
-    """Automated accelerated iterative hard thresholding: momentum whose strength is found by exact line search.
+    """Automated accelerated iterative hard thresholding: IHT with momentum, whose strength is chosen by exact line search.
 
-    With ``debias`` this is A-IHT II: after each projection another step, the best one along the gradient on the selected
-    examples. It is deterministic unless a batch is drawn.
+    With ``debias`` this is A-IHT II, which follows each projection by an optimal gradient step on the selected examples. It is
+    deterministic unless batches are drawn.
 
     Args:
-        debias: take a step on the selected examples in each iteration.
-        max_iter: iterations at most; 500 is usual for large data.
-        tol: it ends when no more than this share of the weights, by their norm, changes.
-        step_scale: what the best step of the gradient is multiplied by; 0.5 in the code that was published.
-        batch: the share of examples, drawn anew in each iteration, whose gradient is looked at, beside those selected; 1.0
-            for all.
+        debias: whether to take a step on the selected examples in each iteration.
+        max_iter: largest number of iterations; 500 is usual for large data.
+        tol: relative change of the weights, by norm, at which the iterations end.
+        step_scale: factor on the optimal step size of the gradient; 0.5 in the published code.
+        batch: fraction of examples, drawn anew in each iteration, whose gradient is computed in addition to the selected
+            ones; 1.0 for all.
         polish: whether to improve the weights after the iterations.
-        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples.
-        progress: show a progress bar.
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples.
+        progress: whether to show a progress bar.
 
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Zhang, Khanna, Kyrillidis & Koyejo (2021), Bayesian Coresets: Revisiting the Nonconvex Optimization Perspective,
-    algorithms 2 and 3. The published strength of the momentum is half of that of the exact line search, which is taken here.
+    Source: Zhang, Khanna, Kyrillidis & Koyejo (2021), algorithms 2 and 3, arXiv:2007.00715. The published strength of the
+    momentum is half that of exact line search, which is used here.
 
     Example:
         >>> vectors = torch.randn(500, 200, generator=torch.Generator().manual_seed(0))
@@ -261,13 +263,13 @@ class AcceleratedIHT(IHT):
 
 
 def line_search(residual: Tensor, change: Tensor) -> Tensor:
-    """Return the t that minimizes ``||residual - t change||^2`` for two vectors (S,); 0 where the change is none."""
+    """Return the t that minimizes ``||residual - t change||^2`` for two vectors (S,); 0 for a zero change."""
     length = change.square().sum()
     return torch.where(length > 0, residual @ change / torch.where(length > 0, length, 1.0), 0.0)
 
 
 def best_step(vectors: Vectors, subspace: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the best step along a gradient (n,) on some examples, and the change of their sum (S,) for a step of 1."""
+    """Return the optimal step along a gradient (n,) on some examples, and the change of their sum (S,) per unit step."""
     change = vectors.combine(subspace, gradient)
     length = change.square().sum()
     return torch.where(length > 0, gradient.square().sum() / torch.where(length > 0, length, 1.0), 0.0), change

@@ -1,4 +1,4 @@
-"""Vectors of a trained network's examples: the gradients of its last layer, as a Bayesian last layer sees them."""
+"""Vectors of a trained network's examples: gradients of the last layer, in the metric of a Bayesian last layer."""
 
 from __future__ import annotations
 
@@ -21,28 +21,33 @@ __all__ = ["LastLayerGradients"]
 
 
 class LastLayerGradients(Projection):
-    """Gradients of the cross-entropy in the weights of a classifier's last linear layer, whitened.
+    r"""Whitened gradients of the cross-entropy in the weights of a classifier's last linear layer.
 
-    With the layer's input h and a one after it, and probabilities ``p = softmax(scores / temperature)``, an example of class y
-    has the gradient ``(p - e_y) h^T``. Multiplied by the inverse root of the second moment of h over all examples, the factor
-    of a Laplace approximation that belongs to the input, its inner products are covariances of linearized log-likelihoods under
-    that Bayesian last layer. A temperature above 1 lets examples speak too that the network is already sure of.
+    Let h be the layer's input with a one appended, and p the softmax of the scores divided by the temperature. An example of
+    class y has the gradient
 
-    Batches hold ``label`` (B,) int64. The network is called by its ``class_scores(batch)``, if it has that, else by
+    .. math:: (p - e_y) h^T
+
+    Multiplying it by the inverse root of the second moment of h over all examples, the input factor of a Laplace approximation,
+    makes inner products the covariances of linearized log-likelihoods under that Bayesian last layer. A temperature above 1
+    keeps examples that the network already classifies with confidence from having near-zero gradients.
+
+    Batches hold ``label`` (B,) int64. The network is called by its method ``class_scores(batch)``, if it has one, else by
     ``predict_step(batch, 0)``.
 
     Args:
-        checkpoint: of a trained LightningModule.
-        model: in place of a checkpoint, the module itself.
-        layer: name of the layer within the module, as in ``named_modules``; None for the last ``torch.nn.Linear`` that it has.
-        temperature: by which scores are divided.
-        damping: what is added to the second moment, as a share of its mean eigenvalue; None for no whitening.
-        true_class: keep the row of the gradient that belongs to the example's own class, ``(1 - p_y) h``: H + 1 numbers in
-            place of C (H + 1), for selection within classes.
+        checkpoint: path of a checkpoint of a trained LightningModule.
+        model: trained module, in place of a checkpoint.
+        layer: name of the layer within the module, as in ``named_modules``; None for its last ``torch.nn.Linear``.
+        temperature: divisor of the scores.
+        damping: multiple of the identity added to the second moment, as a fraction of its mean eigenvalue; None for no
+            whitening.
+        true_class: whether to keep only the gradient's row of the example's class, ``(1 - p_y) h``: H + 1 numbers in place of
+            C (H + 1), for selection within classes.
         label: key of the labels in a batch.
 
     Raises:
-        ConfigurationError: for an argument outside its range, or if not exactly one of checkpoint and model is given.
+        ConfigurationError: for an argument outside its range, or unless exactly one of ``checkpoint`` and ``model`` is given.
 
     Source: Ritter, Botev & Barber (2018), A Scalable Laplace Approximation for Neural Networks, for the factors.
     """
@@ -61,7 +66,7 @@ class LastLayerGradients(Projection):
         label: str = "label",
     ) -> None:
         if (checkpoint is None) == (model is None):
-            raise ConfigurationError("Expected either `checkpoint`, of a trained model, or `model`.")
+            raise ConfigurationError("Expected either `checkpoint` or `model` of a trained classifier but got both or neither.")
         self.checkpoint = checkpoint
         self.model = model
         self.layer = layer
@@ -74,7 +79,7 @@ class LastLayerGradients(Projection):
 
     @torch.no_grad()
     def fit(self, examples: Examples) -> None:
-        """Read the network, and find the second moment of the layer's input."""
+        """Load the network, and compute the second moment of the layer's input."""
         self._network = self._read() if self.model is None else self.model
         self._whitening = None
         if self.damping is None:
@@ -84,7 +89,7 @@ class LastLayerGradients(Projection):
             hidden = self._seen(batch)[0].double()
             moment = hidden.mT @ hidden + (0.0 if moment is None else moment)
         if moment is None:
-            raise DataError("There are no examples to find gradients of.")
+            raise DataError("Expected at least one example to compute gradients of but got none.")
         values, turns = torch.linalg.eigh(moment / len(examples))
         values = values.clamp_min(0) + self.damping * values.mean()
         self._whitening = ((turns * values.rsqrt()) @ turns.mT).float()
@@ -93,13 +98,13 @@ class LastLayerGradients(Projection):
     @override
     def project(self, batch: Any) -> Tensor:
         if self._network is None:
-            raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
+            raise ConfigurationError("Expected `fit` to be called with the examples before `project`.")
         hidden, scores = self._seen(batch)
         label = entry(batch, self.label).to(scores.device)
         wrong = (label < 0) | (label >= scores.shape[1])
         if bool(wrong.any()):
             raise DataError(
-                f"Expected a label in 0 .. {scores.shape[1] - 1} for each example but there is {int(label[wrong][0])}."
+                f"Expected a label in 0 .. {scores.shape[1] - 1} for each example but got {int(label[wrong][0])}."
                 " Gradients of a classifier need all labels: with images, `labelled: 1.0`."
             )
         if self._whitening is not None:
@@ -111,9 +116,9 @@ class LastLayerGradients(Projection):
         return (errors.unsqueeze(2) * hidden.unsqueeze(1)).flatten(1)
 
     def _seen(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Return what the layer gets, with a one at its end, (B, H + 1), and what it returns, (B, C)."""
+        """Return the layer's input with a one appended, (B, H + 1), and its output (B, C)."""
         assert self._network is not None
-        entry(batch, self.label)  # so that what is no dict is told as such
+        entry(batch, self.label)  # raises the error for batches that are not dicts
         seen: list[tuple[Tensor, Tensor]] = []
         with (
             _evaluating(self._network),
@@ -127,7 +132,7 @@ class LastLayerGradients(Projection):
         if len(seen) != 1 or seen[0][0].ndim != 2:
             raise ConfigurationError(
                 f"Expected the layer to be called once with inputs (B, H) but it was called {len(seen)} times"
-                + (f" with inputs {tuple(seen[0][0].shape)}." if seen else ". Name another one by `layer`.")
+                + (f" with inputs {tuple(seen[0][0].shape)}." if seen else ". Name another layer by `layer`.")
             )
         hidden, scores = seen[0]
         return torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1), scores
@@ -138,8 +143,8 @@ class LastLayerGradients(Projection):
         if not layers or (self.layer is not None and self.layer not in layers):
             raise ConfigurationError(
                 f"Expected argument `layer` to name a torch.nn.Linear of {type(self._network).__name__} but got"
-                f" {self.layer!r}. There are: {', '.join(layers) or 'none'}."
-                " Vectors of this kind are made by a classifier."
+                f" {self.layer!r}. Available: {', '.join(layers) or 'none'}."
+                " These vectors need a classifier."
             )
         return layers[list(layers)[-1] if self.layer is None else self.layer]
 
@@ -148,7 +153,7 @@ class LastLayerGradients(Projection):
 
         if not Path(str(self.checkpoint)).is_file():
             what = "is a folder" if Path(str(self.checkpoint)).is_dir() else "does not exist"
-            raise CheckpointError(f"The checkpoint {self.checkpoint!r}, which vectors are to be made by, {what}.")
+            raise CheckpointError(f"The checkpoint {self.checkpoint!r} of the network for the vectors {what}.")
         try:
             return load_trusted(LightningModule.load_from_checkpoint, str(self.checkpoint), map_location="cpu")
         except CheckpointError as error:
@@ -157,8 +162,8 @@ class LastLayerGradients(Projection):
 
 @contextmanager
 def _evaluating(network: nn.Module) -> Iterator[None]:
-    """Put a network into evaluation, and back."""
-    training = [module for module in network.modules() if module.training]  # parts may be frozen
+    """Put a network into evaluation mode, and back."""
+    training = [module for module in network.modules() if module.training]  # some parts may be frozen
     network.eval()
     try:
         yield

@@ -1,4 +1,4 @@
-"""Likelihoods of regression: how probable a target is, given a linear predictor ``eta = x^T theta``."""
+"""Likelihoods of regression models with a linear predictor ``eta = x^T theta``."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ __all__ = ["Likelihood", "LogisticLikelihood", "NormalLikelihood", "PoissonLikel
 
 
 class Likelihood(nn.Module, ABC):
-    """A family of distributions of targets, one for each value of the linear predictor; its logarithm is concave in it."""
+    """A family of distributions of targets, indexed by the linear predictor; the log-likelihood is concave in it."""
 
     @abstractmethod
     def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:
-        """Return the log-likelihood in nats for predictors and targets whose shapes can be broadcast."""
+        """Return the log-likelihood in nats for predictors and targets of broadcastable shapes."""
 
     @abstractmethod
     def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the first and the second derivative of the log-likelihood in the predictor."""
+        """Return the first and second derivatives of the log-likelihood in the predictor."""
 
     @abstractmethod
     def mean(self, eta: Tensor) -> Tensor:
         """Return the mean of the targets."""
 
     def check(self, target: Tensor) -> Tensor:
-        """Return targets (N,) in the form that the other methods take.
+        """Return targets (N,) in the form that the other methods expect.
 
         Raises:
-            DataError: if the family has no such targets.
+            DataError: if the family does not contain these targets.
         """
         return target
 
@@ -45,10 +45,10 @@ class Likelihood(nn.Module, ABC):
 
 
 class NormalLikelihood(Likelihood):
-    """Targets are normal with the predictor as their mean.
+    """Normal distribution with the predictor as its mean.
 
     Args:
-        variance: of the noise.
+        variance: variance of the noise.
 
     Example:
         >>> round(float(NormalLikelihood(4.0).log_prob(torch.tensor(1.0), torch.tensor(1.0))), 3)  # -log(2 sqrt(2 pi))
@@ -73,7 +73,7 @@ class NormalLikelihood(Likelihood):
 
 
 class LogisticLikelihood(Likelihood):
-    """Targets are two classes, 0 and 1 or -1 and 1, and the predictor is the logarithm of their odds.
+    """Two classes, 0 and 1 or -1 and 1, with the predictor as their log-odds.
 
     Example:
         >>> float(LogisticLikelihood().log_prob(torch.tensor(0.0), torch.tensor(1.0)).exp())
@@ -100,12 +100,12 @@ class LogisticLikelihood(Likelihood):
             if bool(((target == lower) | (target == 1)).all()):
                 return (target > 0).to(target.dtype)
         wrong = target[(target != 0) & (target != 1) & (target != -1)]
-        found = f"{float(wrong[0]):g}" if len(wrong) else "0 beside -1"
-        raise DataError(f"Expected targets of two classes, 0 and 1 or -1 and 1, but there is {found}.")
+        found = f"{float(wrong[0]):g}" if len(wrong) else "0 and -1"
+        raise DataError(f"Expected targets of two classes, 0 and 1 or -1 and 1, but got {found}.")
 
 
 class PoissonLikelihood(Likelihood):
-    """Targets are counts of rate ``ln(1 + e^eta)``.
+    """Poisson distribution of counts with rate ``ln(1 + e^eta)``.
 
     Example:
         >>> float(PoissonLikelihood().mean(torch.tensor(0.0)).exp())
@@ -120,9 +120,9 @@ class PoissonLikelihood(Likelihood):
     def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         slope = eta.sigmoid()
         high = eta > _lowest(eta)
-        relative = torch.where(high, slope / torch.where(high, _rate(eta), 1.0), 1.0)  # of the rate's slope to the rate
+        relative = torch.where(high, slope / torch.where(high, _rate(eta), 1.0), 1.0)  # ratio of the slope to the rate
         bend = (-eta).sigmoid()
-        # The difference is negative, but for rounding, which many counts would make large.
+        # The difference is negative up to rounding, which large counts would amplify.
         return target * relative - slope, target * relative * (bend - relative).clamp_max(0) - slope * bend
 
     @override
@@ -133,12 +133,12 @@ class PoissonLikelihood(Likelihood):
     def check(self, target: Tensor) -> Tensor:
         wrong = target[(target < 0) | (target != target.round()) | target.isinf()]
         if len(wrong):
-            raise DataError(f"Expected targets that are counts, 0 or more, but there is {float(wrong[0]):g}.")
+            raise DataError(f"Expected targets to be counts >= 0 but got {float(wrong[0]):g}.")
         return target
 
 
 def _rate(eta: Tensor) -> Tensor:
-    return torch.logaddexp(eta, torch.zeros_like(eta))  # torch's softplus is cut off at 20
+    return torch.logaddexp(eta, torch.zeros_like(eta))  # torch's softplus is inexact beyond 20
 
 
 def _log_rate(eta: Tensor) -> Tensor:
@@ -147,5 +147,5 @@ def _log_rate(eta: Tensor) -> Tensor:
 
 
 def _lowest(eta: Tensor) -> float:
-    """Return below which predictor ln(1 + e^eta) is e^eta but for rounding."""
+    """Return the predictor below which ln(1 + e^eta) equals e^eta up to rounding."""
     return -36.0 if eta.dtype == torch.float64 else -16.0

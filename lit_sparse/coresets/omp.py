@@ -13,17 +13,18 @@ __all__ = ["NonnegativeOMP"]
 
 
 class NonnegativeOMP(CoresetSelector):
-    """Adds the example that is most in the direction of what is missing, with the best weights for all after each.
+    """Adds the example most aligned with the residual, and then refits all weights, in each iteration.
 
-    Examples whose best weight would be negative leave, and make room for others. The objective falls with every iteration,
-    and is zero, but for rounding, once there are as many examples as the vectors have dimensions, or fewer.
+    Examples whose optimal weight would be negative leave. The objective falls with every iteration. It is zero up to rounding
+    once the coreset spans the vectors' dimensions, or earlier.
 
-    Each iteration is one product with all vectors.
+    Each iteration costs one product with all vectors.
 
     Args:
-        progress: show a progress bar.
+        progress: whether to show a progress bar.
 
-    Source: Pati, Rezaiifar & Krishnaprasad (1993), with the weights of Lawson & Hanson (1974).
+    Source: Pati, Rezaiifar & Krishnaprasad (1993), Orthogonal Matching Pursuit, doi:10.1109/ACSSC.1993.342465. The weights
+    follow Lawson & Hanson (1974), Solving Least Squares Problems.
 
     Example:
         >>> vectors = torch.eye(4, dtype=torch.float64).repeat(2, 1)

@@ -1,6 +1,6 @@
-"""Posteriors of weighted data, exact or by Laplace's approximation, and how far two of them are apart.
+"""Posteriors of weighted data, exact or by Laplace's approximation, and distances between them.
 
-Weights (N,) multiply the log-likelihoods of the examples: those of a coreset in place of ones.
+Weights (N,), for example of a coreset, multiply the log-likelihoods of the examples.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
     "symmetrized_kl",
 ]
 
-#: Rows whose predictors are worked on at once.
+#: Rows per block in the computation of predictors.
 BLOCK = 65536
 
 
@@ -47,14 +47,14 @@ class GaussianPosterior:
 
     @classmethod
     def isotropic(cls, features: int, variance: float = 1.0, mean: float = 0.0) -> Self:
-        """Return independent normal parameters of one mean and variance, such as a prior, in float64."""
+        """Return independent normal parameters of equal mean and variance, such as a prior, in float64."""
         variance = check_positive("variance", variance)
         covariance = variance * torch.eye(features, dtype=torch.float64)
         return cls(torch.full((features,), mean, dtype=torch.float64), covariance)
 
     @classmethod
     def from_precision(cls, precision: Tensor, shift: Tensor) -> Self:
-        """Return the distribution of a precision matrix (D, D) and its product with the mean (D,).
+        """Return the distribution with a given precision matrix (D, D), and its product with the mean (D,).
 
         Raises:
             DataError: if the precision is not positive definite.
@@ -74,12 +74,12 @@ class GaussianPosterior:
         return torch.cholesky_inverse(self.factor)
 
     def sample(self, draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draw parameters (draws, D); on the CPU, so that they are the same on every device."""
+        """Sample parameters (draws, D) on the CPU, so that they are the same on every device."""
         noise = torch.randn(draws, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
         return self.mean + noise @ self.factor.mT
 
     def to(self, other: torch.device | torch.dtype | Tensor) -> GaussianPosterior:
-        """Return the distribution on another device, or of another type."""
+        """Return the distribution on another device, or in another dtype."""
         return GaussianPosterior(self.mean.to(other), self.covariance.to(other))
 
 
@@ -89,10 +89,10 @@ def gaussian_mean_posterior(
     """Return the posterior of the mean of a normal distribution of known covariance.
 
     Args:
-        x: (N, D) draws from it.
+        x: (N, D) samples of the distribution.
         weights: (N,); ones by default.
-        prior: of the mean; standard normal by default.
-        covariance: (D, D) of the distribution; the identity by default.
+        prior: distribution of the mean; standard normal by default.
+        covariance: (D, D) covariance of the distribution; the identity by default.
     """
     if x.ndim != 2 or (weights is not None and weights.shape != x.shape[:1]):
         raise DataError(
@@ -101,7 +101,7 @@ def gaussian_mean_posterior(
         )
     x = x.double()
     if not bool(x.isfinite().all()) or (weights is not None and not bool((weights >= 0).all())):
-        raise DataError("Expected finite x, and weights that are not negative.")
+        raise DataError("Expected x to be finite and weights to be not negative.")
     prior = (GaussianPosterior.isotropic(x.shape[1]) if prior is None else prior).to(x)
     weights = x.new_ones(len(x)) if weights is None else weights.to(x)
     noise = torch.eye(x.shape[1]).to(x) if covariance is None else torch.cholesky_inverse(_cholesky(covariance.to(x)))
@@ -118,16 +118,16 @@ def linear_posterior(
     prior: GaussianPosterior | None = None,
     variance: float = 1.0,
 ) -> GaussianPosterior:
-    """Return the posterior of the coefficients of linear regression, exactly.
+    """Return the exact posterior of the coefficients of linear regression.
 
     Args:
         features: (N, D).
         target: (N,).
         weights: (N,); ones by default.
-        prior: of the coefficients; standard normal by default.
-        variance: of the noise.
+        prior: distribution of the coefficients; standard normal by default.
+        variance: variance of the noise.
     """
-    # One step of Newton's method from anywhere, for the logarithm of the posterior is a parabola.
+    # The log posterior is quadratic, so a single Newton step is exact.
     return laplace_posterior(NormalLikelihood(variance), features, target, weights, prior=prior)
 
 
@@ -143,19 +143,19 @@ def laplace_posterior(
 ) -> GaussianPosterior:
     """Return Laplace's approximation of a posterior: its mode, and the inverse of the negative Hessian there.
 
-    The mode is found by Newton's method with halved steps, in float64.
+    The mode is computed in float64 by Newton's method with step halving.
 
     Args:
-        likelihood: of a target, given the product of features and coefficients.
+        likelihood: likelihood of a target, given the product of features and coefficients.
         features: (N, D).
         target: (N,).
         weights: (N,), not negative; ones by default.
-        prior: of the coefficients; standard normal by default.
-        start: (D,) where the search starts; the prior's mean by default.
-        max_iter: steps at most.
+        prior: distribution of the coefficients; standard normal by default.
+        start: (D,) initial value; the prior's mean by default.
+        max_iter: largest number of steps.
 
     Raises:
-        DataError: if features, targets or weights do not fit together, are not finite, or a weight is negative.
+        DataError: if features, targets or weights do not fit together or are not finite, or a weight is negative.
     """
     if features.ndim != 2 or target.ndim != 1:
         raise DataError(f"Expected features (N, D) and targets (N,) but got {tuple(features.shape)} and {tuple(target.shape)}.")
@@ -169,9 +169,9 @@ def laplace_posterior(
         )
     for name, values in (("features", features), ("target", target), ("weights", weights)):
         if not bool(values.isfinite().all()):
-            raise DataError(f"Expected finite {name} but some of them are not.")
+            raise DataError(f"Expected {name} to be finite but got NaN or infinite values.")
     if bool((weights < 0).any()):
-        raise DataError(f"Expected weights that are not negative but there is {float(weights.min()):g}.")
+        raise DataError(f"Expected weights to be not negative but got {float(weights.min()):g}.")
     counts = weights != 0
     data = (features, target, weights) if bool(counts.all()) else (features[counts], target[counts], weights[counts])
     theta = prior.mean.clone() if start is None else start.to(features)
@@ -190,14 +190,14 @@ def laplace_posterior(
         if gain <= 1e-22 * max(1.0, abs(here)) or size <= 1e-8:
             break
     else:
-        warnings.warn(f"The mode of the posterior was not found in max_iter={max_iter} steps.", stacklevel=2)
+        warnings.warn(f"The mode of the posterior did not converge in max_iter={max_iter} steps.", stacklevel=2)
     _, precision = _newton(likelihood, prior, theta, *data)
     covariance = torch.cholesky_inverse(_cholesky(precision))
     return GaussianPosterior(theta, 0.5 * (covariance + covariance.mT))
 
 
 def forward_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
-    """Return the divergence ``KL(full || approximate)`` in nats; tiny ones are exact to their last digits."""
+    """Return the divergence ``KL(full || approximate)`` in nats; tiny values have full relative precision."""
     mine, other = full, approximate.to(full.mean)
     across = torch.linalg.solve_triangular(other.factor, mine.covariance - other.covariance, upper=False)
     excess = torch.linalg.solve_triangular(other.factor, across.mT, upper=False)  # L^-1 (S - S') L^-T
@@ -217,12 +217,12 @@ def symmetrized_kl(full: GaussianPosterior, approximate: GaussianPosterior) -> f
 
 
 def map_distance(full: GaussianPosterior, approximate: GaussianPosterior) -> float:
-    """Return the Euclidean distance of the most probable parameters."""
+    """Return the Euclidean distance between the most probable parameters."""
     return float((full.mean - approximate.mean.to(full.mean)).norm())
 
 
 def _less_log1p(values: Tensor) -> Tensor:
-    """Return ``x - log(1 + x)``, by its series where the difference would lose its digits."""
+    """Return ``x - log(1 + x)``, by its series where the difference would lose digits."""
     series = values.square() * (1 / 2 - values * (1 / 3 - values * (1 / 4 - values * (1 / 5 - values * (1 / 6 - values / 7)))))
     return torch.where(values.abs() < 1e-3, series, values - values.log1p())
 
@@ -231,14 +231,14 @@ def _cholesky(matrix: Tensor) -> Tensor:
     factor: Tensor
     factor, failed = torch.linalg.cholesky_ex(matrix)
     if int(failed):
-        raise DataError(f"Expected a positive definite matrix but that of shape {tuple(matrix.shape)} is not, or is NaN.")
+        raise DataError(f"Expected a finite, positive definite matrix but that of shape {tuple(matrix.shape)} is not.")
     return factor
 
 
 def _log_posterior(
     likelihood: Likelihood, prior: GaussianPosterior, theta: Tensor, features: Tensor, target: Tensor, weights: Tensor
 ) -> float:
-    """Return the logarithm of the posterior density, up to a constant."""
+    """Return the log density of the posterior, up to a constant."""
     away = theta - prior.mean
     found = -0.5 * float(away @ prior.precision @ away)
     for x, y, w in _blocks(features, target, weights):
@@ -249,7 +249,7 @@ def _log_posterior(
 def _newton(
     likelihood: Likelihood, prior: GaussianPosterior, theta: Tensor, features: Tensor, target: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient (D,) of the logarithm of the posterior, and its negative Hessian (D, D)."""
+    """Return the gradient (D,) of the log posterior, and its negative Hessian (D, D)."""
     gradient, precision = -prior.precision @ (theta - prior.mean), prior.precision.clone()
     for x, y, w in _blocks(features, target, weights):
         first, second = likelihood.derivatives(x @ theta, y)

@@ -1,4 +1,4 @@
-"""Nonnegative least squares on a support that grows and shrinks by one vector at a time."""
+"""Nonnegative least squares on a support that grows and shrinks by single vectors."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from lit_sparse.kernels import cholesky
 
 __all__ = ["NonnegativeFit", "nonnegative_least_squares"]
 
-#: A unit vector whose squared distance from the span of the support is below this lies in it.
+#: Squared distance of a unit vector from the span of the support, below which it lies in the span.
 DEPENDENT = 1e-13
-#: Vectors that are looked at once more where rough products leave them all.
+#: Largest number of candidates whose products are recomputed exactly after rough ones.
 MOST_LOOKED_AT = 256
-#: A residual, relative to the target, whose products are rounding alone.
+#: Relative size of a residual whose products consist of rounding errors.
 ROUNDING = 1e-15
 
 
 class NonnegativeFit:
-    """The nonnegative weights that bring the sum of some vectors nearest to a target.
+    """Nonnegative weights that bring the weighted sum of vectors nearest to a target.
 
-    Vectors have unit length inside, and their Gram matrix is kept as a Cholesky factor, so that a vector enters or leaves
-    n others in O(n S + n^2). All of it is float64.
+    Vectors are normalized internally. Their Gram matrix is kept as a Cholesky factor, so that a vector enters or leaves a
+    support of n in O(n S + n^2). All computations are in float64.
 
     Args:
         target: y (S,).
-        capacity: how many vectors there may be at most.
+        capacity: largest number of vectors.
 
-    Source: Lawson & Hanson (1974), Solving Least Squares Problems, chapter 23.
+    Source: Lawson & Hanson (1974), Solving Least Squares Problems, chapter 23, doi:10.1137/1.9781611971217.
     """
 
     def __init__(self, target: Tensor, capacity: int) -> None:
@@ -43,27 +43,27 @@ class NonnegativeFit:
         self.residual = self.target.clone()
         self._factor = np.zeros((capacity, capacity))
         self._products = np.zeros(capacity)
-        self._scaled = np.zeros(0)  # the weights of the unit vectors
+        self._scaled = np.zeros(0)  # weights of the normalized vectors
 
     @property
     def objective(self) -> float:
-        """The squared distance to the target."""
+        """Squared distance to the target."""
         return float(self.residual.square().sum())
 
     @property
     def indices(self) -> Tensor:
-        """Which vectors have a weight, (n,) int64, in the order in which they came."""
+        """Indices of the vectors in the support, (n,) int64, in order of entry."""
         return torch.tensor(self.members, dtype=torch.int64, device=self.target.device)
 
     @property
     def weights(self) -> Tensor:
-        """Their weights (n,), positive."""
+        """Weights (n,) of the vectors in the support, positive."""
         return self._on_device(self._scaled) / self.lengths[: len(self.members)]
 
     def begin(self, indices: list[int], vectors: Tensor, weights: Tensor) -> None:
-        """Let vectors (n, S) enter at once, from positive weights (n,) on, with the best weights for all.
+        """Add vectors (n, S) at once, and move from positive weights (n,) to the optimal ones.
 
-        They come in the order of their weights, up to the first one that is in the span of those before it.
+        They enter in descending order of their weights, up to the first one in the span of its predecessors.
         """
         lengths = vectors.norm(dim=1)
         scaled = weights * lengths
@@ -82,7 +82,7 @@ class NonnegativeFit:
         self._settle()
 
     def add(self, index: int, vector: Tensor) -> bool:
-        """Let a vector (S,) enter, with the best weights for all; return whether it is not in the span of the others."""
+        """Add a vector (S,) and update all weights; return whether it lies outside the span of the others."""
         n = len(self.members)
         if n == len(self.units):
             return False
@@ -100,7 +100,7 @@ class NonnegativeFit:
         return True
 
     def _settle(self) -> None:
-        """Go to the best weights; whatever would get a negative one on the way leaves."""
+        """Move to the optimal weights; vectors whose weight would become negative on the way leave."""
         while self.members:
             aim = self._best()
             falling = aim <= 0
@@ -116,7 +116,7 @@ class NonnegativeFit:
         self.residual = self._residual(self._scaled)
 
     def _best(self) -> np.ndarray:
-        """Return the best weights of the unit vectors, whatever their signs; refined, for a Gram matrix doubles rounding."""
+        """Return the unconstrained optimal weights of the unit vectors, refined, because a Gram matrix doubles rounding."""
         n = len(self.members)
         weights = self._products[:n].copy()
         cholesky.solve(self._factor, n, weights)
@@ -142,11 +142,11 @@ class NonnegativeFit:
 
 
 class Pursuit:
-    """Lets the vector enter that is most in the direction of the residual, again and again.
+    """Repeatedly adds the vector most aligned with the residual.
 
     Args:
-        fit: what it enters; of the same target.
-        norms: (N,) of all vectors that may enter.
+        fit: weights that the vectors join, for the same target.
+        norms: (N,) norms of all candidates.
     """
 
     def __init__(self, fit: NonnegativeFit, norms: Tensor) -> None:
@@ -157,7 +157,7 @@ class Pursuit:
         self._idle: list[int] = []
 
     def next(self, vectors: Vectors) -> int | None:
-        """Return which of the vectors should enter, None if none brings the sum nearer."""
+        """Return the index of the vector to add; None if none decreases the objective."""
         length = self.fit.residual.norm()
         direction = self.fit.residual / length.clamp_min(torch.finfo(torch.float64).tiny)
         products, off = vectors.correlate_roughly(direction.to(vectors.dtype))
@@ -175,13 +175,13 @@ class Pursuit:
         return int(which) if float(value * length) > self.least else None
 
     def _cosines(self, products: Tensor) -> Tensor:
-        """Return the cosines (N,) of the angles between vectors and the residual, -inf for those that may not enter."""
+        """Return the cosines (N,) of the angles between vectors and the residual, -inf for excluded vectors."""
         cosines = torch.where(self._barred, -torch.inf, products.double() / self.norms)
         cosines[self.fit.indices] = -torch.inf
         return cosines
 
     def enter(self, which: int, vector: Tensor) -> None:
-        """Let a vector enter; one that does not help is not asked again before another one did."""
+        """Add a vector; one without effect is excluded until another vector has an effect."""
         before = self.fit.objective
         if self.fit.add(which, vector) and self.fit.objective < before:
             self._barred[self._idle] = False
@@ -191,7 +191,7 @@ class Pursuit:
             self._idle.append(which)
 
     def run(self, vectors: Vectors, k: int, steps: Iterable[int]) -> Iterator[float]:
-        """Let vectors enter, one in each step, until there are k of them or none helps; yield the objectives."""
+        """Add one vector per step, until there are k or none decreases the objective; yield the objectives."""
         for _ in steps:
             which = None if len(self.fit.members) >= k or self.stuck else self.next(vectors)
             if which is None:
@@ -201,17 +201,17 @@ class Pursuit:
 
     @property
     def stuck(self) -> bool:
-        """Whether what is left is rounding, or the last candidates, ten in a row, were no help."""
+        """Whether only rounding is left, or the last ten candidates had no effect."""
         return len(self._idle) >= 10 or float(self.fit.residual.norm()) <= 10 * self.least
 
 
 def nonnegative_least_squares(vectors: Vectors, indices: Tensor, start: Tensor | None = None) -> Tensor:
-    """Return the nonnegative weights (n,) that bring the sum of some vectors nearest to that of all.
+    """Return the nonnegative weights (n,) that bring the sum of some vectors nearest to the sum of all.
 
     Args:
-        vectors: of a scale whose fourth power neither overflows nor vanishes.
-        indices: (n,) which of them.
-        start: (n,) weights to start from.
+        vectors: vectors of a scale whose fourth power neither overflows nor vanishes.
+        indices: (n,) indices of the vectors that get weights.
+        start: (n,) initial weights.
     """
     rows = vectors.rows(indices).double()
     fit = NonnegativeFit(vectors.total, len(indices))

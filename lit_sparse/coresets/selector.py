@@ -30,12 +30,12 @@ __all__ = ["CoresetSelector", "Selection"]
 
 @dataclass
 class Selection:
-    """What a selector has found.
+    """The result of a selector's search.
 
     Attributes:
-        indices: (n,) int64, none of them twice.
-        weights: (n,), zeros among them are dropped.
-        trace: the objective after each iteration.
+        indices: (n,) int64, without repetition.
+        weights: (n,); entries of weight zero are dropped.
+        trace: objective after each iteration.
     """
 
     indices: Tensor
@@ -46,12 +46,12 @@ class Selection:
 class CoresetSelector(nn.Module, ABC):
     """Selects k of N examples and nonnegative weights: ``min_w ||y - Phi w||^2`` with at most k of the w_i not zero.
 
-    Phi has the examples' vectors as its columns and y is their sum. A subclass implements :meth:`select`.
+    The columns of Phi are the examples' vectors, and y is their sum. A subclass implements :meth:`select`.
 
     Args:
-        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples. Where all of these are
-            zero, the weights stay as they are.
-        progress: show a progress bar.
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples. If all
+            of these are zero, the weights do not change.
+        progress: whether to show a progress bar.
 
     Example:
         >>> from lit_sparse.coresets import NonnegativeOMP
@@ -60,9 +60,9 @@ class CoresetSelector(nn.Module, ABC):
         True
     """
 
-    #: What the progress bar counts.
+    #: Unit of the progress bar.
     counted = "iterations"
-    #: Whether weights end near the best ones of a search for them, and not at them.
+    #: Whether the search ends near the optimal weights of its support, not exactly at them.
     approximate: ClassVar[bool] = False
 
     def __init__(self, *, refit: bool = False, progress: bool = False) -> None:
@@ -72,25 +72,25 @@ class CoresetSelector(nn.Module, ABC):
 
     @abstractmethod
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        """Choose at most k of the vectors.
+        """Select at most k of the vectors.
 
         Args:
-            vectors: finite, not all of them zero, of a scale whose fourth power neither overflows nor vanishes.
-            k: in 1 .. N.
-            generator: of what is drawn; the same on all processes, on the CPU.
+            vectors: finite, not all zero, of a scale whose fourth power neither overflows nor vanishes.
+            k: number of vectors in 1 .. N.
+            generator: CPU generator for random choices, equal on all processes.
         """
 
     def prepared(self, projection: Projection, examples: Examples) -> CoresetSelector:
-        """Return a selector with what it needs beside the vectors of a projection; most need nothing, and return themselves."""
+        """Return a selector with what it needs of a projection besides vectors; by default the selector itself."""
         return self
 
     def within(self, members: Tensor) -> CoresetSelector:
-        """Return a selector for the vectors of some examples (n,) alone; most return themselves."""
+        """Return a selector for the vectors of a part (n,) of the examples; by default the selector itself."""
         return self
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the instances that the shared tests run."""
+        """Return instances for the shared tests."""
         return [cls(), cls(refit=True)]
 
     @override
@@ -102,10 +102,10 @@ class CoresetSelector(nn.Module, ABC):
         """Return a coreset of at most k examples.
 
         Args:
-            vectors: (N, S), one for each example; or :class:`Vectors`, which need not be in memory. Work is done in their
-                type, so float64 where tiny objectives matter.
-            k: how many examples at most.
-            generator: of what is drawn, on the CPU; torch's own by default. Of several processes the first one's counts.
+            vectors: (N, S), one per example; or :class:`Vectors`, which need not be in memory. Computations use their dtype;
+                use float64 for tiny objectives.
+            k: largest number of examples.
+            generator: CPU generator for random choices; torch's own by default. With several processes the first one's is used.
 
         Raises:
             ConfigurationError: if k is not in 1 .. N.
@@ -117,9 +117,7 @@ class CoresetSelector(nn.Module, ABC):
             raise ConfigurationError(f"Expected argument `k` to be at most {size}, the number of examples, but got {k}.")
         longest = float(found.norms.max())
         if longest == 0:
-            raise DataError(
-                f"All {size} vectors are zero: they do not tell the examples apart, so there is nothing to select by."
-            )
+            raise DataError(f"Expected vectors that differ between examples but all {size} are zero. Use another projection.")
         unit = 2.0 ** math.floor(math.log2(longest))
         scaled = found.scaled(unit)
         seed = found.agree(torch.randint(2**62, (), generator=generator))
@@ -127,14 +125,14 @@ class CoresetSelector(nn.Module, ABC):
         coreset = self._finished(scaled, selection)
         if not math.isfinite(coreset.objective):
             raise DataError(
-                f"{type(self).__name__} found weights whose objective is not finite: the vectors, of lengths up to"
-                f" {longest:.3g}, are too uneven for their type. Give them as float64, or leave out the longest ones."
+                f"{type(self).__name__} returned weights whose objective is not finite: the lengths of the vectors, up to"
+                f" {longest:.3g}, vary too much for their dtype. Give them as float64, or leave out the longest ones."
             )
         trace = torch.tensor(selection.trace, dtype=torch.float64) * unit**2
         return Coreset(coreset.indices, coreset.weights, coreset.objective * unit**2, trace, size)
 
     def _finished(self, vectors: Vectors, selection: Selection) -> Coreset:
-        """Sort what was selected, drop what has no weight, and choose the weights anew if that is wanted."""
+        """Sort the selected examples, drop those without weight, and recompute the weights with ``refit``."""
         indices, order = selection.indices.sort()
         weights = selection.weights[order]
         there = weights > 0
@@ -143,13 +141,13 @@ class CoresetSelector(nn.Module, ABC):
         if self.refit and len(indices):
             fitted = nonnegative_least_squares(vectors, indices)
             better = squared_distance(vectors, indices, fitted)
-            if better <= objective and bool((fitted > 0).any()):  # a coreset of no example stands for nothing
+            if better <= objective and bool((fitted > 0).any()):  # a coreset needs at least one example
                 there = fitted > 0
                 indices, weights, objective = indices[there], fitted[there], better
         return Coreset(indices, weights, objective, size=vectors.shape[0])
 
     def steps(self, number: int) -> Iterator[int]:
-        """Count from 0 to ``number - 1``, and show it where that is wanted."""
+        """Count from 0 to ``number - 1``, with a progress bar if requested."""
         if not self.progress or not is_first():
             yield from range(number)
             return
@@ -161,13 +159,13 @@ class CoresetSelector(nn.Module, ABC):
 
 
 def squared_distance(vectors: Vectors, indices: Tensor, weights: Tensor) -> float:
-    """Return ``||y - Phi w||^2`` for weights (n,) of some vectors; the difference is taken in float64."""
+    """Return ``||y - Phi w||^2`` for weights (n,) of some vectors, with the difference in float64."""
     made = vectors.combine(indices, weights.to(vectors.dtype)) if len(indices) else torch.zeros_like(vectors.total)
     return float((vectors.total - made.double()).square().sum())
 
 
 def largest(values: Tensor, k: int) -> Tensor:
-    """Return the indices of the k largest values (N,), ascending; of equal ones the lowest, on every device."""
+    """Return the indices of the k largest values (N,), ascending; ties go to the lowest index on every device."""
     if k <= 0 or k >= len(values):
         return torch.arange(len(values) if k > 0 else 0, device=values.device)
     least = values.topk(k).values[-1]

@@ -18,31 +18,33 @@ from lit_sparse.errors import DataError
 
 __all__ = ["SparseVI"]
 
-#: Of the means of gradients and of their squares.
+#: Decay rates of the means of gradients and of their squares.
 DECAY, DECAY_2 = 0.9, 0.99
 
 Resample = Callable[[Tensor, Tensor, torch.Generator], Tensor | Vectors]
 
 
 class SparseVI(CoresetSelector):
-    """Greedy selection in which the vectors are drawn anew from the posterior of the coreset in every step: slow by design.
+    """Greedy selection with vectors that are resampled from the posterior of the coreset in every step: slow by design.
 
-    Each of k rounds adds the example whose vector is most correlated with what is missing, then takes steps of size ``1 / t``
-    along the gradient of the divergence of the posteriors in the weights, kept nonnegative. Steps are those of Adam, which does
-    not mind that some gradients are a thousand times as large as others.
+    Each of k rounds adds the example whose vector is most correlated with the residual. It then takes steps of size ``1 / t``
+    along the gradient of the posteriors' divergence in the weights, kept nonnegative. Adam scales the steps, because gradients
+    differ by factors of a thousand.
 
     Args:
-        resample: gives the vectors (N, S) at draws from the posterior of a coreset, given its indices (n,), its weights (n,)
-            and a generator; see :meth:`lit_sparse.coresets.projections.Projection.weighted`. Without it the vectors that are
-            selected from are used throughout.
-        updates: steps in each round.
-        refit: choose the weights anew in the end, the best nonnegative ones for the selected examples and the given vectors.
-        progress: show a progress bar.
+        resample: function that returns vectors (N, S) at samples from the posterior of a coreset, given its indices (n,), its
+            weights (n,) and a generator; see :meth:`lit_sparse.coresets.projections.Projection.weighted`. None to use the
+            given vectors throughout.
+        updates: steps per round.
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples and the
+            given vectors.
+        progress: whether to show a progress bar.
 
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Campbell & Beronov (2019), Sparse Variational Inference: Bayesian Coresets from Scratch, algorithm 1.
+    Source: Campbell & Beronov (2019), Sparse Variational Inference: Bayesian Coresets from Scratch, algorithm 1,
+    arXiv:1906.03329.
     """
 
     counted = "examples"
@@ -56,11 +58,11 @@ class SparseVI(CoresetSelector):
         self.updates = check_count("updates", updates)
 
     def prepared(self, projection: Projection, examples: Examples) -> SparseVI:
-        """Return one that draws from the posteriors that a projection knows, unless another ``resample`` was given."""
+        """Return a selector that resamples from a projection's posteriors, unless ``resample`` was given."""
         return self if self.resample is not None else self._with(projection.weighted(examples))
 
     def within(self, members: Tensor) -> SparseVI:
-        """Return one that draws for some examples (n,), from the posterior of a coreset of these."""
+        """Return a selector for some examples (n,), with resampling from the posterior of their coreset."""
         resample = self.resample
         if resample is None:
             return self
@@ -103,11 +105,11 @@ class SparseVI(CoresetSelector):
         found = self.resample(self._at(support, vectors), weights, generator)
         drawn = as_vectors(found.to(vectors.device) if isinstance(found, Tensor) else found)
         if drawn.shape[0] != vectors.shape[0]:
-            raise DataError(f"Expected `resample` to give {vectors.shape[0]} vectors but got {drawn.shape[0]}.")
+            raise DataError(f"Expected `resample` to return {vectors.shape[0]} vectors but got {drawn.shape[0]}.")
         return drawn.scaled(vectors.unit) if isinstance(vectors, ScaledVectors) else drawn
 
     def _next(self, drawn: Vectors, support: list[int], weights: Tensor) -> int:
-        """Return the most correlated example; of those in the coreset, either sign counts."""
+        """Return the most correlated example; in the coreset by absolute value."""
         residual = self._residual(drawn, support, weights)
         norms = drawn.norms.to(drawn.dtype)
         cosines = torch.where(norms > 0, drawn.correlate(residual) / norms, -torch.inf)

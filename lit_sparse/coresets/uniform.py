@@ -1,4 +1,4 @@
-"""Examples chosen at random: what every other selector has to beat."""
+"""Examples chosen at random: the baseline of all selectors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Uniform"]
 
 
 class Uniform(CoresetSelector):
-    """Draws k examples without replacement, each of which stands for N / k.
+    """Samples k examples without replacement, each with weight N / k.
 
     Args:
-        refit: choose the weights anew in the end, the best nonnegative ones for the drawn examples.
-        progress: show a progress bar.
+        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the sampled examples.
+        progress: whether to show a progress bar.
 
     Example:
         >>> Uniform()(torch.randn(10, 3), 5).weights

@@ -1,6 +1,6 @@
-"""The vectors of a coreset problem: a matrix in memory, blocks made when they are looked at, or shares of several processes.
+"""The vectors of a coreset problem: a matrix in memory, blocks computed on access, or shards of several processes.
 
-All that a selector asks of N vectors of S numbers are products, norms and a few rows. So N x S numbers need not exist.
+A selector needs only products, norms and a few rows of the N vectors, so N x S numbers need not be stored.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from lit_sparse.kernels.row_sums import row_products, row_sum
 
 __all__ = ["BlockVectors", "DenseVectors", "ShardedVectors", "Vectors", "as_vectors"]
 
-#: Numbers of a block that is worked on at once where a copy in another type is made.
+#: Largest number of entries in a block that is converted to another dtype.
 BLOCK_NUMBERS = 2**20
-#: Lengths of vectors between this and one over it have products whose squares neither vanish nor overflow in float32.
+#: Smallest and largest norms whose products have squares that neither vanish nor overflow in float32.
 HARMLESS = 2.0**20
-#: Numbers of a matrix that a copy in float32 is made of, whose products take half as long; and how far these may be off.
+#: Largest matrix copied to float32 for faster products, and the relative error of those.
 MOST_COPIED = 2**26
 ROUGH = 2e-5
 
 
 class Vectors(ABC):
-    """N vectors g_1 ... g_N of S numbers, the rows of Phi^T; their sum y = Phi 1 is what a coreset approximates.
+    """N vectors g_1 ... g_N of S numbers, the rows of Phi^T; a coreset approximates their sum y = Phi 1.
 
     Attributes:
         shape: N and S.
-        dtype: of all products, float32 or float64.
-        device: where products are.
+        dtype: dtype of all products, float32 or float64.
+        device: device of the products.
     """
 
     shape: tuple[int, int]
@@ -60,7 +60,7 @@ class Vectors(ABC):
         return self.rows(indices) @ direction
 
     def correlate_roughly(self, direction: Tensor) -> tuple[Tensor, float]:
-        """Return the products (N,) with a unit vector, and how far they may be off, as a share of their vectors' norms."""
+        """Return the products (N,) with a unit vector, and a bound on their error relative to the vectors' norms."""
         return self.correlate(direction), 0.0
 
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
@@ -69,30 +69,30 @@ class Vectors(ABC):
 
     @abstractmethod
     def divided(self, unit: float) -> Vectors:
-        """Return the vectors divided by a number, which is done for each of their numbers."""
+        """Return the vectors divided by a number, entry by entry."""
 
     def scaled(self, unit: float) -> Vectors:
-        """Return the vectors divided by a power of two, without a copy where none is needed."""
+        """Return the vectors divided by a power of two, without a copy if possible."""
         if 1 / HARMLESS <= unit <= HARMLESS:
             return ScaledVectors(self, unit)
         return self.divided(unit)
 
     @abstractmethod
     def subset(self, indices: Tensor) -> Vectors:
-        """Return the vectors at indices (n,), ascending, as vectors of their own."""
+        """Return the vectors at indices (n,), ascending, as a new object."""
 
     def agree(self, value: Tensor) -> Tensor:
-        """Return what the first of the processes that select together has for this value."""
+        """Return the value of the first of the processes that select together."""
         return value
 
     @cached_property
     def norms(self) -> Tensor:
-        """The norms (N,) of all vectors, float64."""
+        """Norms (N,) of all vectors, float64."""
         return self._measured[0]
 
     @cached_property
     def total(self) -> Tensor:
-        """The sum (S,) of all vectors, float64."""
+        """Sum (S,) of all vectors, float64."""
         return self._measured[1]
 
     @cached_property
@@ -101,14 +101,14 @@ class Vectors(ABC):
 
 
 class DenseVectors(Vectors):
-    """Vectors in memory, or in a file that is mapped into it.
+    """Vectors in memory, or in a memory-mapped file.
 
     Args:
-        vectors: (N, S) floating; float32 and float64 are used as they are, without a copy if contiguous; half precision as
+        vectors: (N, S) floating. Contiguous float32 and float64 are used without a copy; half precision is converted to
             float32.
 
     Raises:
-        ConfigurationError: if it is no floating matrix.
+        ConfigurationError: if ``vectors`` is not a floating matrix.
     """
 
     def __init__(self, vectors: Tensor) -> None:
@@ -165,7 +165,7 @@ class DenseVectors(Vectors):
     def measure(self) -> tuple[Tensor, Tensor]:
         step = max(1, BLOCK_NUMBERS // max(1, self.shape[1]))
         total = torch.zeros(self.shape[1], dtype=torch.float64, device=self.device)
-        # Written in place: small results that stay between blocks that go would keep memory from being used again.
+        # Written in place: small results that outlive the blocks would fragment memory.
         norms = total.new_empty(self.shape[0])
         for start in range(0, self.shape[0], step):
             exact = self.vectors[start : start + step].double()
@@ -175,16 +175,16 @@ class DenseVectors(Vectors):
 
 
 class BlockVectors(Vectors):
-    """Vectors that are made, or read, in blocks whenever they are looked at.
+    """Vectors that are computed, or read, in blocks on each access.
 
     Args:
-        rows: gives the vectors (n, S) at indices (n,) int64, the same each time.
-        size: N.
-        block_size: how many are made at once.
-        device: where the indices are that ``rows`` is called with.
+        rows: function from indices (n,) int64 to vectors (n, S), the same each time.
+        size: number of vectors N.
+        block_size: number of vectors per block.
+        device: device of the indices that ``rows`` receives.
 
     Raises:
-        ConfigurationError: if ``rows`` gives something else.
+        ConfigurationError: if ``rows`` returns another shape or type.
 
     Example:
         >>> features, draws = torch.randn(1000, 3), torch.randn(3, 20)
@@ -206,7 +206,7 @@ class BlockVectors(Vectors):
         self.device = torch.device(device)
         self.shape = (check_count("size", size, 0), 0)
         first = rows(torch.zeros(min(1, size), dtype=torch.int64, device=self.device))
-        DenseVectors(first)  # checks it
+        DenseVectors(first)  # validates it
         self.shape = (size, first.shape[1])
         self.dtype = first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32
         self.device = first.device
@@ -216,7 +216,7 @@ class BlockVectors(Vectors):
         made = self._rows(indices).detach()
         if made.shape != (len(indices), self.shape[1]):
             raise ConfigurationError(
-                f"Expected `rows` to give {(len(indices), self.shape[1])} numbers for {len(indices)} indices but got"
+                f"Expected `rows` to return {(len(indices), self.shape[1])} numbers for {len(indices)} indices but got"
                 f" {tuple(made.shape)}."
             )
         return made.to(self.dtype)
@@ -251,22 +251,22 @@ class BlockVectors(Vectors):
         return norms, total
 
     def _blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Iterate over all blocks, and the number of the first vector in each."""
+        """Iterate over all blocks, each with the index of its first vector."""
         for start in range(0, self.shape[0], self.block_size):
             yield start, self.rows(torch.arange(start, min(start + self.block_size, self.shape[0]), device=self.device))
 
 
 class ShardedVectors(Vectors):
-    """Vectors of which each process of a group holds some: those of the first process come first.
+    """Vectors distributed over the processes of a group, in the order of ranks.
 
-    All processes make the same calls and get the same results, so that whatever selects need not know of the others.
+    All processes make the same calls and get the same results, so selectors need no changes.
 
     Args:
-        share: the vectors of this process; there may be none.
+        share: vectors of this process; may be empty.
         group: the processes; None for all of them.
 
     Raises:
-        ConfigurationError: if the processes' vectors differ in S or in their type.
+        ConfigurationError: if S or the dtype differs between processes.
     """
 
     def __init__(self, share: Vectors | Tensor, group: Any = None) -> None:
@@ -278,7 +278,7 @@ class ShardedVectors(Vectors):
         theirs = torch.stack(gather(mine, group)).tolist()
         if len({(width, kind) for _, width, kind in theirs}) > 1:
             shapes = ", ".join(f"({size}, {width}) float{64 if kind else 32}" for size, width, kind in theirs)
-            raise ConfigurationError(f"Expected vectors of one length and type on all processes but got {shapes}.")
+            raise ConfigurationError(f"Expected vectors of equal length and dtype on all processes but got {shapes}.")
         self.sizes = [size for size, _, _ in theirs]
         self.first = sum(self.sizes[: rank(group)])
         self.shape = (sum(self.sizes), self.share.shape[1])
@@ -328,17 +328,17 @@ class ShardedVectors(Vectors):
         return broadcast(value.to(self.device), self.group)
 
     def _own(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which of some indices (n,) are those of this process's vectors, and their numbers among these."""
+        """Return the positions, among some indices (n,), of those of this process, and the local indices of these."""
         mine = ((indices >= self.first) & (indices < self.first + self.share.shape[0])).nonzero().squeeze(-1)
         return mine, indices[mine] - self.first
 
     def _joined(self, value: Tensor) -> Tensor:
-        """Return the values (n, ...) of all processes' vectors, (N, ...)."""
+        """Return the values (n, ...) of all processes, concatenated (N, ...)."""
         return torch.cat(gather_unequal(value, self.group))
 
 
 class ScaledVectors(Vectors):
-    """Vectors whose products are divided by a power of two, which is exact."""
+    """Vectors divided by a power of two, which is exact; the division is applied to the products."""
 
     def __init__(self, vectors: Vectors, unit: float) -> None:
         self.vectors = vectors
@@ -375,11 +375,11 @@ class ScaledVectors(Vectors):
 
 
 def as_vectors(vectors: Vectors | Tensor) -> Vectors:
-    """Return vectors as they are, or those of a matrix (N, S), checked.
+    """Return vectors unchanged, or those of a checked matrix (N, S).
 
     Raises:
-        ConfigurationError: for something else.
-        DataError: if there are none, or one of them has NaN or an infinite number.
+        ConfigurationError: for another type.
+        DataError: if there are no vectors, or one has NaN or infinite numbers.
     """
     found = vectors if isinstance(vectors, Vectors) else DenseVectors(vectors)
     if 0 in found.shape:
@@ -387,7 +387,7 @@ def as_vectors(vectors: Vectors | Tensor) -> Vectors:
     broken = (~found.norms.isfinite()).nonzero().squeeze(-1)
     if len(broken):
         raise DataError(
-            f"The vector of example {int(broken[0])} has NaN or an infinite number, or is too long to measure"
-            f" ({len(broken)} of {found.shape[0]} are so). Mend the model or the data that it comes from, or leave it out."
+            f"The vector of example {int(broken[0])} has NaN or infinite numbers, or is too long to measure"
+            f" ({len(broken)} of {found.shape[0]} vectors). Correct the model or the data, or leave out the example."
         )
     return found

@@ -21,11 +21,11 @@ Latent: TypeAlias = Literal["categorical", "bits"]
 
 @dataclass(frozen=True)
 class LatentBatch:
-    """The latent values to decode, flattened over examples: each example has as many rows as it has values.
+    """Latent values to decode, flattened over examples: each example has one row per value.
 
     Attributes:
         values: (R, K) one-hot for a categorical variable, (R, D) bits for a bit vector; always floating.
-        example_index: (R,) int64, sorted: which example of the batch each value belongs to.
+        example_index: (R,) int64, sorted: the example of each value.
     """
 
     values: Tensor
@@ -40,12 +40,12 @@ class Expectation:
     """An estimate of the expected loss of each example.
 
     Attributes:
-        loss: (B,) the estimate; ``loss.sum().backward()`` gives the estimator's gradient in scores and in the decoder.
+        loss: (B,) the estimate; ``loss.sum().backward()`` gives the estimator's gradient in scores and decoder.
         probs: (B, K) probabilities; for bit vectors (R,), aligned with ``example_index``.
         example_index: (R,) int64: the example of each decoded row.
-        support_size: (B,) int64, number of values with probability above zero; None where it is not enumerated.
-        decoder_calls: (B,) int64, number of rows really decoded for each example.
-        analytic_entropy: (B,) the entropy where it is known without the support; see :meth:`entropy`.
+        support_size: (B,) int64, number of values with probability above zero; None if the support is not enumerated.
+        decoder_calls: (B,) int64, number of decoded rows per example.
+        analytic_entropy: (B,) entropy, if it is known without the support; see :meth:`entropy`.
     """
 
     loss: Tensor
@@ -59,37 +59,35 @@ class Expectation:
         """Return the entropy (B,) of the distribution in nats, ``-sum p log p`` over its support, with a gradient.
 
         Raises:
-            ConfigurationError: where it is not known, nor the support enumerated.
+            ConfigurationError: if the entropy is unknown and the support is not enumerated.
         """
         if self.analytic_entropy is not None:
             return self.analytic_entropy
         if self.support_size is None:
-            raise ConfigurationError(
-                "Expected an estimator that enumerates its support: without it there is no sum for the entropy."
-            )
+            raise ConfigurationError("Expected an estimator that enumerates its support: the entropy is a sum over it.")
         inside = torch.where(self.probs > 0, self.probs, 1.0)
         terms = -inside * inside.log()
         return terms.sum(-1) if terms.dim() == 2 else Estimator.sum_by_example(terms, self.example_index, len(self.loss))
 
 
 class Estimator(nn.Module, ABC):
-    """Turns scores of a latent variable and a loss for each of its values into an expected loss.
+    """Turns scores of a latent variable, and a loss of each value, into an expected loss.
 
     A subclass implements :meth:`expect` and keeps each constructor argument as an attribute of the same name.
 
     Args:
-        mapping: from scores to probabilities. A model that has a mapping of its own hands it over by :meth:`bind`. Only
-            estimators over categorical variables have one: probabilities of 2^D bit vectors are no row of a matrix.
+        mapping: mapping from scores to probabilities. A model with its own mapping passes it to :meth:`bind`. Estimators over
+            bit vectors have no mapping, because the probabilities of 2^D bit vectors are not stored.
     """
 
-    #: The loss is the exact expectation under the estimator's distribution and its gradient exact, not a sample of them.
+    #: Whether loss and gradient are exact under the estimator's distribution, not sampled.
     exact: ClassVar[bool] = False
-    #: In training, loss and gradients are those of the expected loss on average.
+    #: Whether the means of loss and gradient in training are those of the expected loss.
     unbiased: ClassVar[bool] = False
-    #: What the variable is: one of K values, each with a score, or D bits, each with a score.
+    #: Kind of variable: a category out of K, or D bits; the scores are one per category or bit.
     latent: Latent = "categorical"
 
-    #: How much is decoded depends on the scores: values of probability zero are left out.
+    #: Whether the number of decoded values depends on the scores, because values of probability zero are left out.
     ragged: bool = True
 
     mapping: SparseMapping | None
@@ -102,37 +100,36 @@ class Estimator(nn.Module, ABC):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances, without a mapping, that the shared tests run; override it when arguments are needed."""
+        """Return instances, without a mapping, for the shared tests; override it if arguments are needed."""
         return [cls()]
 
     def bind(self, mapping: SparseMapping) -> Self:
-        """Use this mapping from scores to probabilities.
+        """Use a mapping from scores to probabilities.
 
         Raises:
-            ConfigurationError: if there is another one already, its results are no probabilities, or this estimator is one
+            ConfigurationError: if another mapping is set already, the results are not probabilities, or this estimator is
                 over bit vectors.
         """
         if self.latent == "bits":
             raise ConfigurationError(
-                f"{type(self).__name__} is an estimator over bit vectors, whose probabilities are its own: it takes no mapping"
-                f" but was given {mapping}. A model with a mapping needs one over categories, such as Marginalize, or a sampler"
+                f"{type(self).__name__} is an estimator over bit vectors and takes no mapping but got {mapping}. A model with a"
+                " mapping needs an estimator over categories, such as Marginalize, or a sampler"
                 ' with latent="categorical".'
             )
         if self.mapping is not None and repr(self.mapping) != repr(mapping):
             raise ConfigurationError(
                 f"{type(self).__name__} has the mapping {self.mapping} but its model has {mapping}."
-                " Give the mapping to the model alone."
+                " Give the mapping only to the model."
             )
         if not mapping.on_simplex:
             raise ConfigurationError(
-                f"{type(self).__name__} needs probabilities, from a mapping onto the simplex such as Sparsemax,"
-                f" but {type(mapping).__name__} gives none."
+                f"{type(self).__name__} needs a mapping onto the simplex, such as Sparsemax, but got {type(mapping).__name__}."
             )
         self.mapping = mapping
         return self
 
     def set_context_features(self, features: int) -> Self:
-        """Prepare for contexts of that many features, which a model tells when it is built. Only learnt baselines need it."""
+        """Prepare for contexts with this number of features. The model calls it when it is built, for learnt baselines."""
         return self
 
     def forward(self, scores: Tensor, loss_fn: LossFunction, *, context: Tensor | None = None) -> Expectation:
@@ -140,11 +137,11 @@ class Estimator(nn.Module, ABC):
 
         Args:
             scores: (B, K) scores of the K values of the latent variable, or (B, D) of its bits.
-            loss_fn: takes a :class:`LatentBatch` of R values and returns their losses (R,).
-            context: (B, C) what a learnt baseline may look at.
+            loss_fn: function from a :class:`LatentBatch` of R values to their losses (R,).
+            context: (B, C) input of a learnt baseline.
 
         Raises:
-            ConfigurationError: if there is no mapping and one is needed, the scores are not (B, K) or (B, D), or the losses
+            ConfigurationError: if a required mapping is missing, the scores are not (B, K) or (B, D), or the losses are
                 not (R,).
         """
         if scores.dim() != 2 or not scores.is_floating_point():
@@ -159,9 +156,9 @@ class Estimator(nn.Module, ABC):
         """Estimate the expected loss; see :meth:`forward`."""
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
-        """Return the scores of what an encoder gives, in which 0 is an undecided bit: the same, unless a subclass says more.
+        """Return the scores for an encoder's output, where 0 means an undecided bit. By default they are the same.
 
-        A model hands its encoder's output (B, D) through this, so that one encoder serves every estimator.
+        A model passes its encoder's output (B, D) through this method, so that one encoder serves every estimator.
         """
         return logits
 
@@ -169,17 +166,17 @@ class Estimator(nn.Module, ABC):
         """Map scores (B, K) to probabilities (B, K).
 
         Raises:
-            ConfigurationError: if no mapping was given.
+            ConfigurationError: if no mapping is set.
         """
         if self.mapping is None:
             raise ConfigurationError(
-                f"{type(self).__name__} has no mapping. Standing alone it needs one, as in {type(self).__name__}(Sparsemax())."
+                f"{type(self).__name__} has no mapping. Without a model it needs one, as in {type(self).__name__}(Sparsemax())."
             )
         return self.mapping.map(scores, None, -1)
 
     @staticmethod
     def losses(loss_fn: LossFunction, batch: LatentBatch) -> Tensor:
-        """Return ``loss_fn(batch)``, which must be one loss a row; integers and booleans are made floating.
+        """Return ``loss_fn(batch)``, one loss per row; integers and booleans become floating.
 
         Raises:
             ConfigurationError: if it is not of shape (R,).
@@ -188,20 +185,20 @@ class Estimator(nn.Module, ABC):
         if not isinstance(losses, Tensor) or losses.shape != batch.example_index.shape:
             shape = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
             raise ConfigurationError(
-                f"Expected loss_fn to return one loss for each of the {len(batch.example_index)} rows, a tensor of shape"
+                f"Expected loss_fn to return one loss per row, {len(batch.example_index)} of them, in a tensor of shape"
                 f" ({len(batch.example_index)},), but got {shape}."
             )
         return losses if losses.is_floating_point() else losses.to(batch.values.dtype)
 
     def over_support(self, probs: Tensor, values: Tensor, loss_fn: LossFunction) -> Expectation:
-        """Sum the loss over those of the listed values whose probability is not zero, in one call of ``loss_fn``.
+        """Sum the loss over the listed values of nonzero probability, in a single call of ``loss_fn``.
 
         Args:
             probs: (B, S) probabilities.
-            values: (B, S, D) the value that each belongs to.
+            values: (B, S, D) value of each probability.
             loss_fn: see :meth:`forward`.
         """
-        support = probs != 0  # NaN counts: a broken row must show in the loss
+        support = probs != 0  # NaN is included, so that an invalid row shows in the loss
         rows, places = support.nonzero(as_tuple=True)
         listed = probs[rows, places]
         losses = self.losses(loss_fn, LatentBatch(values[rows, places], rows))
@@ -211,5 +208,5 @@ class Estimator(nn.Module, ABC):
 
     @staticmethod
     def sum_by_example(values: Tensor, rows: Tensor, size: int) -> Tensor:
-        """Add up values (R,) by their example: (size,)."""
+        """Return the sums (size,) of values (R,) per example."""
         return torch.zeros(size, dtype=values.dtype, device=values.device).index_add(0, rows, values)

@@ -1,4 +1,4 @@
-"""Relaxed draws, whose gradient is that of the path."""
+"""Relaxed samples with pathwise gradients."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ __all__ = ["GumbelSoftmax"]
 
 
 class GumbelSoftmax(Sampler):
-    """Decode one point near a value: a softmax of scores with Gumbel noise, or a sigmoid of each bit's with logistic noise.
+    """Decode a relaxed sample: the softmax of scores with Gumbel noise, or per bit the sigmoid with logistic noise.
 
-    The loss is differentiated along the path from the scores to the point, which is biased, the less so the lower the
-    temperature, and varies the more. The entropy is that of the discrete distribution.
+    The loss is differentiated along the path from the scores to the sample. A lower temperature has less bias and more
+    variance. The entropy is that of the discrete distribution.
 
     Args:
-        temperature: of the relaxation, > 0; a callback may lower it while training goes on, and checkpoints keep it.
-        straight_through: decode the value itself, with the gradient of the point.
+        temperature: temperature of the relaxation, > 0; a callback may lower it during training, and checkpoints keep it.
+        straight_through: whether to decode the discrete value, with the gradient of the relaxed sample.
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
-        mapping: from scores to probabilities of categories; None when a model gives its own.
+        mapping: mapping from scores to probabilities of categories; None if a model gives its own.
         evaluation: ``"most_probable"`` or ``"sample"``.
 
     Raises:
-        ConfigurationError: if the temperature is not a positive number, or another argument none of its values.
+        ConfigurationError: if the temperature is not a positive number, or another argument is not allowed.
 
-    Source: Jang, Gu & Poole (2017), Categorical reparameterization with Gumbel-softmax; Maddison, Mnih & Teh (2017), The
-    concrete distribution.
+    Source: Jang, Gu & Poole (2017), Categorical Reparameterization with Gumbel-Softmax, arXiv:1611.01144. Maddison, Mnih & Teh
+    (2017), The Concrete Distribution, arXiv:1611.00712.
 
     Example:
         >>> import torch
@@ -55,7 +55,7 @@ class GumbelSoftmax(Sampler):
         evaluation: Evaluation = "most_probable",
     ) -> None:
         super().__init__(latent, mapping, evaluation)
-        # Checkpointed, and no buffer: those are broadcast at every call of a distributed model, also where calls are uneven.
+        # A checkpointed parameter, not a buffer: DDP broadcasts buffers in every call, also if calls are uneven.
         initial = torch.tensor(check_positive("temperature", temperature), dtype=torch.float64)
         self.temperature = nn.Parameter(initial, requires_grad=False)
         self.straight_through = straight_through

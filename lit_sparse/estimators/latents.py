@@ -1,4 +1,4 @@
-"""Distributions of a latent variable that samplers draw from: over K categories, or over independent bits."""
+"""Distributions of a latent variable for samplers: over K categories, or over independent bits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["Bits", "Categories", "LatentDistribution", "widened"]
 
 
 class LatentDistribution(ABC):
-    """One distribution a row. Values are floating, (B, n, K) one-hot or (B, n, D) bits.
+    """One distribution per row. Values are floating, (B, n, K) one-hot or (B, n, D) bits.
 
-    Of half types the values are of the same type, all else is computed in float32: their steps are too coarse to draw by.
+    Values have the dtype of the scores. Half precision is too coarse for sampling, so all else is computed in float32.
 
     Attributes:
         broken: (B,) rows with NaN, which have no distribution.
         empty: (B,) rows in which nothing is allowed.
-        support_size: (B,) number of values with a probability above zero; None where it is not enumerated.
+        support_size: (B,) number of values with probability above zero; None if the support is not enumerated.
     """
 
     broken: Tensor
@@ -36,23 +36,23 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def sample(self, count: int) -> Tensor:
-        """Draw independent values (B, count, .)."""
+        """Sample independent values (B, count, .)."""
 
     @abstractmethod
     def relaxed(self, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw a point near a value (B, 1, .), differentiable in the scores, and the value that it is near."""
+        """Sample a relaxed value (B, 1, .), differentiable in the scores, and return the discrete value next to it too."""
 
     @abstractmethod
     def best(self, count: int) -> tuple[Tensor, Tensor]:
-        """Return the most probable values (B, n, .), n <= count, best first, and which of them there are, (B, n)."""
+        """Return the most probable values (B, n, .), n <= count, best first, and whether each exists, (B, n)."""
 
     @abstractmethod
     def outside(self, values: Tensor, there: Tensor) -> tuple[Tensor, Tensor]:
-        """Draw a value (B, 1, .) that is none of some, in proportion to its probability; and how probable all such are, (B,).
+        """Sample a value (B, 1, .) outside a given set; also return the probability mass outside it, (B,).
 
         Args:
-            values: (B, n, .), distinct.
-            there: (B, n), which of them count.
+            values: (B, n, .), the set, without repetition.
+            there: (B, n), whether each value belongs to the set.
         """
 
     @abstractmethod
@@ -61,14 +61,14 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def reported(self, values: Tensor, there: Tensor) -> Tensor:
-        """Return what an expectation reports as ``probs`` where values (B, n, .) are decoded, those that there are (B, n)."""
+        """Return ``probs`` of an expectation that decodes the values (B, n, .), those that exist by the mask (B, n)."""
 
 
 class Categories(LatentDistribution):
     """One of K categories.
 
     Args:
-        probs: (B, K), on the simplex, with a gradient; a row of zeros where nothing is allowed.
+        probs: (B, K), on the simplex, with a gradient; rows of zeros if nothing is allowed.
     """
 
     def __init__(self, probs: Tensor) -> None:
@@ -77,7 +77,7 @@ class Categories(LatentDistribution):
         plain = self.probs.detach()
         self.broken = plain.isnan().any(-1)
         self._plain = torch.where(self.broken.unsqueeze(-1), 0.0, plain)
-        self._plain[..., :1] += self.broken.unsqueeze(-1).to(plain.dtype)  # what is drawn there does not matter
+        self._plain[..., :1] += self.broken.unsqueeze(-1).to(plain.dtype)  # samples of broken rows are not used
         self.empty = (self._plain == 0).all(-1)
         self.support_size = (plain != 0).sum(-1)
 
@@ -116,7 +116,7 @@ class Categories(LatentDistribution):
         return -(inside * inside.log()).sum(-1)
 
     def reported(self, values: Tensor, there: Tensor) -> Tensor:
-        """The probabilities of all categories."""
+        """Return the probabilities of all categories."""
         return self.probs
 
     def _one_hot(self, index: Tensor) -> Tensor:
@@ -136,7 +136,7 @@ class Bits(LatentDistribution):
         plain = self.scores.detach()
         self.broken = (plain.isnan() | (plain == torch.inf)).any(-1)
         self._plain = torch.where(self.broken.unsqueeze(-1), 0.0, plain)
-        self.empty = torch.zeros_like(self.broken)  # the vector of zeros is always there
+        self.empty = torch.zeros_like(self.broken)  # the zero vector is always allowed
         self.support_size = None
 
     @override
@@ -168,8 +168,8 @@ class Bits(LatentDistribution):
         share = torch.where(all_of_them, 0.0, share.clamp_min(0.0)).to(self.scores.dtype)
         scores = self._plain.double()
         on = scores.sigmoid()
-        chance = torch.where(values > 0, on.unsqueeze(1), 1.0 - on.unsqueeze(1))  # (B, n, D) of each bit of each given vector
-        # What is left of a given vector from each bit on: of those that agree so far, this is what they take from the rest.
+        chance = torch.where(values > 0, on.unsqueeze(1), 1.0 - on.unsqueeze(1))  # (B, n, D) for each bit of each given vector
+        # Probability of each given vector's bits from each position on; subtracted for the vectors with the sampled prefix.
         tails = chance.flip(-1).cumprod(-1).flip(-1)
         tails = torch.cat([tails, torch.ones_like(tails[..., :1])], -1)
         agrees = there.clone()
@@ -193,19 +193,19 @@ class Bits(LatentDistribution):
         return torch.where(self.scores == -torch.inf, 0.0, each).sum(-1)
 
     def reported(self, values: Tensor, there: Tensor) -> Tensor:
-        """The probabilities of the decoded values."""
+        """Return the probabilities of the decoded values."""
         return self.log_prob(values)[there].exp()
 
 
 def widened(values: Tensor) -> Tensor:
-    """Return values of a half type in float32, others as they are."""
+    """Return half-precision values in float32, and others unchanged."""
     return values.float() if values.dtype in HALVES else values
 
 
 def _drawn(weights: Tensor, count: int) -> Tensor:
-    """Draw indices (B, count) in proportion to weights (B, K) >= 0, never one of weight 0; 0 where all are.
+    """Sample indices (B, count) in proportion to weights (B, K) >= 0, never one of weight 0; index 0 if all are 0.
 
-    Each waits for a time drawn from an exponential distribution, the shorter the larger its weight; the first is taken.
+    Each index gets an exponential waiting time with its weight as the rate; the first one is taken.
     """
     shares = (weights / weights.amax(-1, keepdim=True)).double().unsqueeze(1)
     waiting = -torch.log1p(-torch.rand(len(weights), count, weights.shape[-1], dtype=torch.float64, device=weights.device))
@@ -213,6 +213,6 @@ def _drawn(weights: Tensor, count: int) -> Tensor:
 
 
 def _gumbel(like: Tensor) -> Tensor:
-    """Draw standard Gumbel noise."""
+    """Sample standard Gumbel noise."""
     tiny = torch.finfo(like.dtype).tiny
     return -torch.rand_like(like.detach()).clamp_min(tiny).log().neg().clamp_min(tiny).log()

@@ -1,4 +1,4 @@
-"""Several draws, each with the others as its baseline."""
+"""Several samples, each with the others as its baseline."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["LeaveOneOut"]
 
 
 class LeaveOneOut(Sampler):
-    """Draw k independent values; each one's score-function gradient has the mean loss of the others as its baseline. Unbiased.
+    """Sample k values; the score-function gradient of each has the mean loss of the others as its baseline. Unbiased.
 
     Args:
-        k: number of draws, and of decoder calls, >= 2.
+        k: number of samples, and of decoder calls, >= 2.
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
-        mapping: from scores to probabilities of categories; None when a model gives its own.
+        mapping: mapping from scores to probabilities of categories; None if a model gives its own.
         evaluation: ``"most_probable"`` or ``"sample"``.
 
     Raises:
-        ConfigurationError: if ``k`` is not an integer >= 2, or another argument none of its values.
+        ConfigurationError: if ``k`` is not an integer >= 2, or another argument is not allowed.
 
-    Source: Mnih & Rezende (2016), Variational inference for Monte Carlo objectives; Kool, van Hoof & Welling (2019), Buy 4
-    REINFORCE samples, get a baseline for free.
+    Source: Mnih & Rezende (2016), Variational Inference for Monte Carlo Objectives, arXiv:1602.06725. Kool, van Hoof & Welling
+    (2019), Buy 4 REINFORCE Samples, Get a Baseline for Free!
 
     Example:
         >>> import torch
@@ -51,11 +51,11 @@ class LeaveOneOut(Sampler):
         evaluation: Evaluation = "most_probable",
     ) -> None:
         super().__init__(latent, mapping, evaluation)
-        self.k = check_count("k", k, 2, MOST_FEATURES)  # so that others are left
+        self.k = check_count("k", k, 2, MOST_FEATURES)  # the baseline needs at least one other sample
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return some of both kinds of variables."""
+        """Return instances for both kinds of variables."""
         return [cls(2), cls(4), cls(3, "bits")]
 
     @override

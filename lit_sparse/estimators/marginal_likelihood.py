@@ -1,4 +1,4 @@
-"""The likelihood of data under a model with a bit vector as latent variable, all 2^D of them considered."""
+"""The marginal likelihood of data under a model with a latent bit vector, over all 2^D vectors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lit_sparse.random import seeded_uniform
 
 __all__ = ["MarginalLikelihood", "marginal_likelihood"]
 
-#: Draws use these streams of random numbers and up, which no augmentation of data does.
+#: First stream of random numbers for the samples; data augmentation uses lower ones.
 FIRST_STREAM = 1 << 20
 
 
@@ -26,7 +26,7 @@ class MarginalLikelihood:
 
     Attributes:
         log_likelihood: (B,) float64, nats.
-        standard_error: (B,) float64, nats: how far the estimate may be off for having drawn some values only.
+        standard_error: (B,) float64, nats: standard error from sampling.
     """
 
     log_likelihood: Tensor
@@ -36,8 +36,8 @@ class MarginalLikelihood:
     def corrected(self) -> Tensor:
         """The estimate plus half its squared error (B,).
 
-        By so much the log of an average is too low on average, to first order; a mean over many examples shows it, when the
-        errors of single ones have cancelled.
+        This corrects the first-order (delta-method) bias of the log of the average, negative by Jensen's inequality. The bias
+        shows in means over many examples, where the errors of single examples cancel.
         """
         bias = 0.5 * self.standard_error.square()
         return self.log_likelihood + torch.where(bias.isfinite(), bias, 0.0)
@@ -54,36 +54,39 @@ def marginal_likelihood(
     seed: int = 0,
     rows_at_once: int = 4096,
 ) -> MarginalLikelihood:
-    r"""Estimate ``log p(x) = log sum over z of p(z) p(x|z)`` under the uniform prior ``p(z) = 2^-D``.
+    r"""Estimate the marginal likelihood under the uniform prior ``p(z) = 2^-D``.
 
-    The sum over a support Z, which may be empty, is exact. The rest of it is estimated by values drawn from p(z), those in Z
-    rejected, until there are n for each example:
+    .. math:: \log p(x) = \log \sum_z p(z) p(x|z)
 
-        p(x) ~ sum over z in Z of p(z) p(x|z) + (1 - p(Z)) 1/n sum over i of p(x|z_i)
+    The sum over a support Z, which may be empty, is exact. The rest is estimated by n samples per example from p(z), with
+    rejection of values in Z:
 
-    A dense posterior q(z|x) of independent bits draws better: then n values are drawn from it, and those in Z do not count,
+    .. math:: p(x) \approx \sum_{z \in Z} p(z) p(x|z) + (1 - p(Z)) \frac{1}{n} \sum_i p(x|z_i)
 
-        p(x) ~ sum over z in Z of p(z) p(x|z) + 1/n sum over i of [z_i not in Z] p(z_i) p(x|z_i) / q(z_i|x)
+    A dense posterior q(z|x) of independent bits is a better proposal. Then n values are sampled from it, and those in Z get
+    weight zero:
 
-    Where Z holds all values nothing is drawn, and the result is exact. The error of log p(x) is by the delta method
-    ``(1 - p(Z)) s / (sqrt(n) p(x))``, s the standard deviation of the p(x|z_i). It says nothing of values so unlikely to be
-    drawn, and so much better than all others, that none of n draws found one.
+    .. math:: p(x) \approx \sum_{z \in Z} p(z) p(x|z) + \frac{1}{n} \sum_i [z_i \notin Z] \, p(z_i) p(x|z_i) / q(z_i|x)
+
+    If Z holds all values the result is exact without sampling. The delta method gives the error of log p(x) as
+    ``(1 - p(Z)) s / (sqrt(n) p(x))``, with s the standard deviation of the p(x|z_i). It cannot account for values of high
+    likelihood that are so improbable that none was sampled.
 
     Args:
-        loss_fn: takes a :class:`LatentBatch` and returns ``-log p(x|z)`` (R,), in nats.
-        support: the values in Z, (R, D), none twice for an example.
-        index: (B,) int64: what the draws for each example are a function of, such as its place in the data set; so they do not
-            depend on how examples are batched or spread over processes.
-        posterior: (B, D) logits of the bits of q(z|x); None to draw from p(z).
-        samples: n, >= 2.
-        seed: of the draws.
-        rows_at_once: most rows in a call of ``loss_fn`` on drawn values.
+        loss_fn: function from a :class:`LatentBatch` to ``-log p(x|z)`` (R,), in nats.
+        support: values in Z, (R, D), without repetition per example.
+        index: (B,) int64 index of each example, such as its position in the data set. Samples are a function of it, and so do
+            not depend on batches or processes.
+        posterior: (B, D) logits of the bits of q(z|x); None to sample from p(z).
+        samples: number of samples n, >= 2.
+        seed: seed of the samples.
+        rows_at_once: largest number of sampled rows in a call of ``loss_fn``.
 
     Raises:
         ConfigurationError: if ``samples`` is below 2.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
-    via Sparsity, eq. (18), with rejection.
+    via Sparsity, eq. (18), with rejection, arXiv:2007.01919.
 
     Example:
         >>> import torch
@@ -93,19 +96,19 @@ def marginal_likelihood(
         (-3.0, 0.0)
     """
     if samples < 2:
-        raise ConfigurationError(f"Expected argument `samples` to be at least 2, to have an error, but got {samples}.")
+        raise ConfigurationError(f"Expected argument `samples` to be at least 2, for an error estimate, but got {samples}.")
     examples, bits = len(index), support.values.shape[1]
     sizes = torch.bincount(support.example_index, minlength=examples)
     log_prior = -bits * math.log(2.0)
     places = torch.arange(len(support.example_index), device=index.device) - (sizes.cumsum(0) - sizes)[support.example_index]
     width = max(1, int(sizes.max())) if examples else 1
     terms = torch.full((examples, width), -torch.inf, dtype=torch.float64, device=index.device)
-    signs = support.values.new_zeros(examples, width, bits)  # +1 and -1; the zeros of no vector match none
+    signs = support.values.new_zeros(examples, width, bits)  # +1 and -1; zeros in unused rows match no vector
     if len(support.example_index):
         terms[support.example_index, places] = log_prior - loss_fn(support).double()
         signs[support.example_index, places] = 2 * support.values - 1
     log_likelihood, error = terms.logsumexp(-1), torch.zeros(examples, dtype=torch.float64, device=index.device)
-    log_outside = torch.log1p(-sizes.double() * 2.0**-bits)  # -inf where the support holds all values
+    log_outside = torch.log1p(-sizes.double() * 2.0**-bits)  # -inf if the support holds all values
     open_ended = (log_outside > -torch.inf).nonzero().squeeze(-1)
     for some in torch.split(open_ended, max(1, rows_at_once // samples)) if len(open_ended) else ():
         if posterior is None:
@@ -121,18 +124,18 @@ def marginal_likelihood(
         weights = (logs - top.unsqueeze(-1)).exp()
         log_likelihood[some] = torch.logaddexp(log_likelihood[some], top + weights.mean(-1).log())
         spread = (top + weights.std(-1).log() - 0.5 * math.log(samples) - log_likelihood[some]).exp()
-        error[some] = torch.where(log_likelihood[some] == -torch.inf, torch.inf, spread)  # no draw says anything
+        error[some] = torch.where(log_likelihood[some] == -torch.inf, torch.inf, spread)  # without information, infinite
     return MarginalLikelihood(log_likelihood, error)
 
 
 def _drawn_outside(signs: Tensor, index: Tensor, samples: int, seed: int) -> Tensor:
-    """Draw bit vectors (G, n, D) uniformly from those outside a support.
+    """Sample bit vectors (G, n, D) uniformly outside a support.
 
     Args:
-        signs: (G, S, D) the support, as +1 and -1; rows of zeros stand for nothing.
+        signs: (G, S, D) the support, as +1 and -1; unused rows are zero.
         index: (G,).
         samples: n.
-        seed: of the draws.
+        seed: seed of the samples.
     """
     examples, _, bits = signs.shape
     drawn = signs.new_empty(examples, samples, bits)
@@ -151,14 +154,14 @@ def _drawn_outside(signs: Tensor, index: Tensor, samples: int, seed: int) -> Ten
 
 
 def _drawn_from(logits: Tensor, signs: Tensor, index: Tensor, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw bit vectors (G, n, D) from independent bits, and return log p(z) - log q(z) of each, -inf for those of a support.
+    """Sample bit vectors (G, n, D) from independent bits; return log p(z) - log q(z) too, -inf for vectors of a support.
 
     Args:
         logits: (G, D).
-        signs: (G, S, D) the support, as +1 and -1; rows of zeros stand for nothing.
+        signs: (G, S, D) the support, as +1 and -1; unused rows are zero.
         index: (G,).
         samples: n.
-        seed: of the draws.
+        seed: seed of the samples.
     """
     bits = logits.shape[-1]
     uniform = seeded_uniform(seed, index, (samples, bits), stream=FIRST_STREAM).to(logits)
@@ -169,6 +172,6 @@ def _drawn_from(logits: Tensor, signs: Tensor, index: Tensor, samples: int, seed
 
 
 def _inside(drawn: Tensor, signs: Tensor) -> Tensor:
-    """Tell which of the bit vectors (G, n, D) are in a support; see :func:`_drawn_from`."""
-    with torch.autocast(signs.device.type, enabled=False):  # the products count bits, which half types round
+    """Return which of the bit vectors (G, n, D) are in a support; see :func:`_drawn_from`."""
+    with torch.autocast(signs.device.type, enabled=False):  # half precision would round the bit counts
         return ((2 * drawn - 1) @ signs.transpose(1, 2) == signs.shape[-1]).any(-1)

@@ -16,23 +16,25 @@ __all__ = ["Marginalize"]
 
 
 class Marginalize(Estimator):
-    """Sum the loss over the support: ``sum over z with pi(z) > 0 of pi(z) loss(z)``.
+    r"""Sum the loss over the support.
 
-    Exact for any mapping onto the simplex, and as cheap as the support is small: the (example, value) pairs of the support
-    are flattened and the decoder runs once, on exactly those rows. A dense mapping decodes all K values of each example, but
-    for those whose probability is too small for the type, as happens to softmax when scores are far apart.
+    .. math:: \sum_{z: \pi(z) > 0} \pi(z) \, \mathrm{loss}(z)
+
+    Exact for any mapping onto the simplex, and cheap for a small support: the decoder runs once, on one row per (example,
+    value) pair of the support. A dense mapping decodes all K values of each example, except those whose probability underflows,
+    which happens to softmax if scores are far apart.
 
     Args:
-        mapping: from scores to probabilities; None when a model gives its own.
-        decode: ``"support"``, or ``"all"`` for the K values of each example whatever their probability. The result is the same.
-            It costs more rows, but their number does not depend on the scores: nothing waits for a GPU to tell it, and
-            ``torch.compile`` sees no shapes that change. Losses and their gradients must then be finite for all values.
+        mapping: mapping from scores to probabilities; None if a model gives its own.
+        decode: ``"support"``, or ``"all"`` for the K values of each example, with the same result. ``"all"`` decodes more rows,
+            but their number does not depend on the scores, so a GPU is not synchronized, and ``torch.compile`` gets constant
+            shapes. Losses and their gradients must then be finite for all values.
 
     Raises:
-        ConfigurationError: if ``decode`` is none of its values.
+        ConfigurationError: if ``decode`` is not one of these.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
-    via Sparsity, section 4.
+    via Sparsity, section 4, arXiv:2007.01919.
 
     Example:
         >>> import torch
@@ -59,7 +61,7 @@ class Marginalize(Estimator):
     @override
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
         probs = self.probabilities(scores)
-        support = probs != 0  # NaN counts: a broken row must show in the loss
+        support = probs != 0  # NaN is included, so that an invalid row shows in the loss
         return self._over_support(probs, support, loss_fn) if self.ragged else self._over_all(probs, support, loss_fn)
 
     def _over_support(self, probs: Tensor, support: Tensor, loss_fn: LossFunction) -> Expectation:

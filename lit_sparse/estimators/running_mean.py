@@ -1,4 +1,4 @@
-"""The mean of all numbers seen so far, over all processes."""
+"""Running mean over all numbers so far, of all processes."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["RunningMean"]
 
 
 class RunningMean(nn.Module):
-    """A mean that is checkpointed, and the same on all processes.
+    """A checkpointed mean that is the same on all processes.
 
-    It is kept in parameters without a gradient, not in buffers: those DistributedDataParallel would broadcast at every call,
-    which hangs where processes make different numbers of calls, as in validation.
+    Its state is parameters without a gradient, not buffers. DistributedDataParallel broadcasts buffers in every call, which
+    hangs if processes make different numbers of calls, as in validation.
 
     Example:
         >>> mean = RunningMean()
@@ -34,11 +34,11 @@ class RunningMean(nn.Module):
 
     @torch.no_grad()
     def update(self, numbers: Tensor, used: Tensor | None = None) -> None:
-        """Take in some finite numbers; in a distributed run all processes must do so together.
+        """Add finite numbers; in a distributed run all processes must call it together.
 
         Args:
-            numbers: of any shape.
-            used: which of them count, of the same shape; by default all. Those that are not finite never do.
+            numbers: tensor of any shape.
+            used: mask of the numbers that count, of the same shape; by default all. Infinite numbers and NaN never count.
         """
         some = numbers.isfinite() if used is None else used & numbers.isfinite()
         total, count = reduce(torch.stack([torch.where(some, numbers, 0.0).double().sum(), some.double().sum()])).unbind()
@@ -46,7 +46,7 @@ class RunningMean(nn.Module):
         self.value.add_(torch.where(count > 0, (total - count * self.value) / self.count.clamp_min(1.0), 0.0))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Go to another device with the model, but not to another type: counts need all digits."""
+        """Move to another device with the model, but not to another dtype: counts need full precision."""
         exact = {name: parameter.detach().clone() for name, parameter in self.named_parameters()}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         for name, parameter in self.named_parameters():

@@ -1,4 +1,4 @@
-"""What all samplers have in common: the variable they draw, ragged decoding of the draws, and evaluation without drawing."""
+"""Base of all samplers: their latent variable, ragged decoding of samples, and evaluation without sampling."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Decoded:
 
     Attributes:
         values: (B, n, .).
-        there: (B, n), which of them were decoded.
-        losses: (B, n), zero where nothing was.
-        example_index: (R,) the example of each decoded row.
+        there: (B, n), whether each value was decoded.
+        losses: (B, n), zero for values that were not decoded.
+        example_index: (R,) example of each decoded row.
     """
 
     values: Tensor
@@ -39,20 +39,20 @@ class Decoded:
 
 
 class Sampler(Estimator):
-    """Estimates the expected loss by a few values of the latent variable, most of them drawn at random.
+    """Estimates the expected loss from a few values of the latent variable, mostly samples.
 
-    In evaluation the most probable value alone is decoded, so that results do not depend on chance; ask for
-    ``evaluation="sample"`` to draw there too. Draws are those of torch's generator. A sampler warns once if its mapping is
-    sparse: values of probability zero are never drawn.
+    In evaluation only the most probable value is decoded, so that results are deterministic; ``evaluation="sample"`` samples
+    there too. Samples use torch's generator. A sampler warns once if its mapping is sparse, because values of probability zero
+    are never sampled.
 
     Args:
-        latent: ``"categorical"``, with a mapping from scores to probabilities, or ``"bits"``, independent ones whose logits the
-            scores are.
-        mapping: from scores to probabilities of categories; None when a model gives its own.
+        latent: ``"categorical"``, with a mapping from scores to probabilities, or ``"bits"``, independent bits with the scores
+            as logits.
+        mapping: mapping from scores to probabilities of categories; None if a model gives its own.
         evaluation: ``"most_probable"`` or ``"sample"``.
 
     Raises:
-        ConfigurationError: if an argument is none of its values.
+        ConfigurationError: if an argument is not allowed.
     """
 
     def __init__(
@@ -78,29 +78,29 @@ class Sampler(Estimator):
         """Estimate the expected loss by sampling; see :meth:`Estimator.forward`."""
 
     def distribution(self, scores: Tensor) -> LatentDistribution:
-        """Return the distributions that scores (B, K) or (B, D) stand for."""
+        """Return the distributions given by scores (B, K) or (B, D)."""
         return Bits(scores) if self.latent == "bits" else Categories(self.probabilities(scores))
 
     def _warn_of_zeros(self) -> None:
-        """Warn once of a mapping whose zeros are never drawn."""
+        """Warn once of a mapping with zeros, which are never sampled."""
         if self._warned or self.latent == "bits" or self.mapping is None or not self.mapping.sparse:
             return
         self._warned = True
         warnings.warn(
-            f"{type(self).__name__} samples from {type(self.mapping).__name__}, which gives some values probability zero: they"
-            " are never drawn, so training does not explore them. Use the mapping Softmax, or the estimator Marginalize, which"
-            " sums over the values that a sparse mapping leaves.",
+            f"{type(self).__name__} samples from {type(self.mapping).__name__}, which gives some values probability zero."
+            " They are never sampled, so training does not explore them. Use the mapping Softmax, or the estimator Marginalize,"
+            " which sums over the support of a sparse mapping.",
             stacklevel=2,
         )
 
     def decode(self, latent: LatentDistribution, values: Tensor, loss_fn: LossFunction, there: Tensor | None = None) -> Decoded:
-        """Return the losses of values in one call of ``loss_fn``.
+        """Return the losses of values, by a single call of ``loss_fn``.
 
         Args:
-            latent: their distribution; nothing is decoded where nothing is allowed.
+            latent: distribution of the values; in its empty rows nothing is decoded.
             values: (B, n, .).
             loss_fn: see :meth:`Estimator.forward`.
-            there: (B, n), which of them to decode; by default all.
+            there: (B, n), whether to decode each value; by default all.
         """
         allowed = ~latent.empty.unsqueeze(-1).expand(values.shape[:2])
         there = allowed if there is None else allowed & there
@@ -112,13 +112,13 @@ class Sampler(Estimator):
     def expectation(
         self, latent: LatentDistribution, loss: Tensor, decoded: Decoded, near: Tensor | None = None
     ) -> Expectation:
-        """Return an estimate (B,) with what it took; that of a broken row is NaN.
+        """Return an estimate (B,) with its statistics; NaN for broken rows.
 
         Args:
-            latent: the distribution.
+            latent: distribution of the values.
             loss: (B,).
-            decoded: what was decoded.
-            near: values that the decoded points are relaxed from; by default the points themselves.
+            decoded: decoded values and their losses.
+            near: discrete values of relaxed ones; by default the decoded values.
         """
         return Expectation(
             loss=torch.where(latent.broken, torch.nan, loss),
@@ -131,5 +131,5 @@ class Sampler(Estimator):
 
 
 def with_gradient_of(value: Tensor, surrogate: Tensor) -> Tensor:
-    """Return a value with the gradient of something else besides its own."""
+    """Return a value with the gradient of a surrogate added to its own."""
     return value + (surrogate - surrogate.detach())

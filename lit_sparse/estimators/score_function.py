@@ -22,27 +22,28 @@ __all__ = ["ScoreFunction"]
 
 
 class ScoreFunction(Sampler):
-    """Draw one value z; its loss is the estimate, and ``(loss - baseline) grad log pi(z)`` the gradient of the scores.
+    """Sample a value z; its loss is the estimate, and ``(loss - baseline) grad log pi(z)`` the gradient in the scores.
 
-    Unbiased whatever the baseline, which must not know z; the nearer it comes to the expected loss, the less the gradient
-    varies.
+    Unbiased for every baseline that does not depend on z. The closer the baseline is to the expected loss, the lower the
+    variance of the gradient.
 
     Args:
-        baseline: ``"mean"``, the mean loss of all training batches so far (SFE); ``"self_critic"``, the loss of a second,
-            independent draw (SFE+), which costs another decoder call; ``"learnt"``, that mean plus a network's output for the
-            example's context, fitted to the loss by squared error (NVIL). That error's gradient reaches the network alone, and
-            its value no loss.
+        baseline: ``"mean"``, ``"self_critic"`` or ``"learnt"``. ``"mean"`` is the mean loss of all training batches so far
+            (SFE). ``"self_critic"`` is the loss of a second, independent sample (SFE+), at the cost of another decoder call.
+            ``"learnt"`` adds to the mean a network's output for the example's context, fitted to the loss by squared error
+            (NVIL). That error's gradient reaches only the network, and its value is not part of the loss.
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
-        context_features: size of the context that a learnt baseline looks at; None where a model tells it.
+        context_features: size of the learnt baseline's context; None if a model sets it.
         hidden: widths of the hidden layers of a learnt baseline.
-        mapping: from scores to probabilities of categories; None when a model gives its own.
+        mapping: mapping from scores to probabilities of categories; None if a model gives its own.
         evaluation: ``"most_probable"`` or ``"sample"``.
 
     Raises:
-        ConfigurationError: if an argument is not as described, or a learnt baseline gets no context.
+        ConfigurationError: if an argument is not allowed, or a learnt baseline gets no context.
 
-    Source: Williams (1992), Simple statistical gradient-following algorithms; Rennie et al. (2017), Self-critical sequence
-    training, for its two samples; Mnih & Gregor (2014), Neural variational inference and learning.
+    Source: Williams (1992), Simple Statistical Gradient-Following Algorithms, doi:10.1007/BF00992696. Rennie et al. (2017),
+    Self-critical Sequence Training, arXiv:1612.00563, for the two samples. Mnih & Gregor (2014), Neural Variational Inference
+    and Learning in Belief Networks, arXiv:1402.0030.
 
     Example:
         >>> import torch
@@ -77,7 +78,7 @@ class ScoreFunction(Sampler):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one for each baseline and kind of variable."""
+        """Return an instance for each baseline and kind of variable."""
         kinds: tuple[Latent, ...] = ("categorical", "bits")
         plain = [cls(baseline, latent) for latent in kinds for baseline in ("mean", "self_critic")]
         return plain + [cls("learnt", latent, context_features=3) for latent in kinds]
@@ -91,8 +92,8 @@ class ScoreFunction(Sampler):
         if self.baseline == "learnt" and self.context_features != features:
             if self.context_features is not None:
                 raise ConfigurationError(
-                    f"{type(self).__name__} was made for contexts of {self.context_features} features, but its model gives"
-                    f" {features}. Leave `context_features` out."
+                    f"{type(self).__name__} was built for contexts of {self.context_features} features but its model gives"
+                    f" {features}. Leave out `context_features`."
                 )
             self.network = MLP([features, *self.hidden, 1])
         self.context_features = features
@@ -126,7 +127,7 @@ class ScoreFunction(Sampler):
     def _network_of(self, context: Tensor | None, size: int) -> Tensor:
         if self.network is None or context is None:
             raise ConfigurationError(
-                "A learnt baseline looks at a context: expected `context` (B, C) at each call, and its size, as in"
+                "Expected `context` (B, C) at each call, for the learnt baseline, and its size, as in"
                 " ScoreFunction('learnt', context_features=C)."
             )
         if context.shape != (size, self.context_features):

@@ -1,4 +1,4 @@
-"""Exact expectations over structures, of which SparseMAP leaves a few."""
+"""Exact expectations over the few structures in the support of SparseMAP."""
 
 from __future__ import annotations
 
@@ -18,34 +18,33 @@ __all__ = ["SparseMAPMarginalize"]
 
 
 class SparseMAPMarginalize(Estimator):
-    """Sum the loss over the support of SparseMAP: at most d + 1 structures, and usually a handful.
+    """Sum the loss over the support of SparseMAP: at most d + 1 structures, usually a handful.
 
-    The marginals are those of the nearest point of the structures' convex hull. Which distribution has them is a choice:
-    ``"active_set"`` takes the one that the active-set method ends with, as published; ``"nested"``, for bit vectors, the
-    one whose structures contain one another, which costs a sort and no iteration. A model trained with the one is another than
-    a model trained with the other.
+    The marginals are those of the nearest point of the structures' convex hull. Several distributions may have these marginals.
+    ``"active_set"`` takes the result of the active-set method, as published. ``"nested"``, for bit vectors, takes the
+    distribution over nested structures, which costs a sort and no iteration. The choice changes the model.
 
-    The sum over that distribution is exact. Only the marginals are a function of the scores alone. So is a loss that is linear
-    in the structure. Over assignments and trees many distributions share the marginals, and rounding decides which one the
-    active set ends with: other losses may jump under a change of the scores in the ninth digit. The page "Which distribution
-    SparseMAP sums over" has figures.
+    The sum over that distribution is exact. But only the marginals, and losses linear in the structure, are functions of the
+    scores alone. Over assignments and trees many distributions share the marginals, and rounding decides which one the active
+    set returns: other losses may jump under a change of the scores in the ninth digit. The page "Which distribution SparseMAP
+    sums over" has figures.
 
     Args:
         structure: a set of structures; see :mod:`lit_sparse.structures`.
         decomposition: ``"active_set"`` or ``"nested"``.
-        potentials: further scores for structures that have them, a tensor or nested lists; see the structure.
-        learn_potentials: make the potentials a parameter, which starts from ``potentials`` or zeros.
-        gamma: strength of the regularizer, > 0. The smaller, the fewer structures.
-        max_iter: most structures that are looked for in a row; a warning tells when they were too few.
-        tol: error of the marginals to reach, in Euclidean distance.
+        potentials: further scores of structures that have them, a tensor or nested lists; see the structure.
+        learn_potentials: whether the potentials are a parameter, initialized from ``potentials`` or with zeros.
+        gamma: strength of the regularizer, > 0; smaller values give fewer structures.
+        max_iter: largest number of structures found per row; a warning reports rows that need more.
+        tol: accuracy of the marginals, in Euclidean distance.
 
-    A score of -inf forbids its entry. A row with NaN or +inf has a NaN loss, and leaves the others alone.
+    A score of -inf forbids its entry. A row with NaN or +inf has a NaN loss, and does not change other rows.
 
     Raises:
-        ConfigurationError: if an argument is not as described, or the structure has no nested decomposition.
+        ConfigurationError: if an argument is not allowed, or the structure has no nested decomposition.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
-    via Sparsity, section 4.2.
+    via Sparsity, section 4.2, arXiv:2007.01919.
 
     Example:
         >>> import torch
@@ -55,7 +54,7 @@ class SparseMAPMarginalize(Estimator):
         ([2.0, 0.25], [1, 2])
     """
 
-    exact: ClassVar[bool] = True  # for the distribution that the decomposition chose
+    exact: ClassVar[bool] = True  # for the distribution of the chosen decomposition
     unbiased: ClassVar[bool] = True
     latent: Latent = "bits"
 
@@ -77,7 +76,7 @@ class SparseMAPMarginalize(Estimator):
         check_choice("decomposition", decomposition, ("active_set", "nested"))
         if decomposition == "nested" and not structure.has_nested:
             raise ConfigurationError(
-                f"Expected decomposition='active_set' for {structure!r}: only all bit vectors (BitVector) contain one another."
+                f"Expected decomposition='active_set' for {structure!r} because only all bit vectors (BitVector) are nested."
             )
         self.structure = structure
         self.decomposition = decomposition
@@ -101,9 +100,9 @@ class SparseMAPMarginalize(Estimator):
         return f"decomposition={self.decomposition!r}"
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
-        """Return the scores of the logits: for bits ``(logits + 1) / 2``, which is undecided at 0; else the same.
+        """Return the scores of logits: for bits ``(logits + 1) / 2``, where 0 means undecided; else the logits.
 
-        Scores of pairs, one for a bit and 0 for its absence, would give the same solution.
+        Pairs of scores, one for a bit and 0 for its absence, would give the same solution.
         """
         return self.structure.scores_from_logits(logits)
 

@@ -1,4 +1,4 @@
-"""The most probable values exactly, and one draw for all others."""
+"""Exact sums over the most probable values, and one sample of the rest."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ __all__ = ["SumAndSample"]
 
 
 class SumAndSample(Sampler):
-    """Sum the loss over the k most probable values T, and draw one of the others, z, for the rest of the probability.
+    r"""Sum the loss over the k most probable values T, and sample a value z of the rest.
 
-        sum over t in T of pi(t) loss(t) + pi(not T) loss(z)
+    .. math:: \sum_{t \in T} \pi(t) \, \mathrm{loss}(t) + \pi(\lnot T) \, \mathrm{loss}(z)
 
-    The sum has its exact gradient, the draw that of the score function, with the mean loss over T as its baseline. Unbiased,
-    and the less random the more probability T has; exact where nothing is left.
+    The sum has its exact gradient, the sample the score-function gradient with the mean loss over T as its baseline. Unbiased,
+    with less variance the more probability T has; exact if T holds all values.
 
     Args:
-        k: number of values that are summed, >= 1; more than there are means all of them.
+        k: number of summed values, >= 1; a larger k than the number of values sums all of them.
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
-        mapping: from scores to probabilities of categories; None when a model gives its own.
+        mapping: mapping from scores to probabilities of categories; None if a model gives its own.
         evaluation: ``"most_probable"`` or ``"sample"``.
 
     Raises:
-        ConfigurationError: if ``k`` is not an integer >= 1, or another argument none of its values.
+        ConfigurationError: if ``k`` is not an integer >= 1, or another argument is not allowed.
 
-    Source: Liu, Regier, Tripuraneni, Jordan & McAuliffe (2019), Rao-Blackwellized stochastic gradients for discrete
-    distributions.
+    Source: Liu, Regier, Tripuraneni, Jordan & McAuliffe (2019), Rao-Blackwellized Stochastic Gradients for Discrete
+    Distributions, arXiv:1810.04777.
 
     Example:
         >>> import torch
@@ -60,7 +60,7 @@ class SumAndSample(Sampler):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return some of both kinds of variables, and some that leave nothing to draw."""
+        """Return instances for both kinds of variables, and instances that leave nothing to sample."""
         return [cls(1), cls(3), cls(100), cls(2, "bits"), cls(100, "bits")]
 
     @override
@@ -80,7 +80,7 @@ class SumAndSample(Sampler):
         summed = (probs * losses).sum(-1)
         baseline = summed.detach() / probs.detach().sum(-1).clamp_min(torch.finfo(probs.dtype).tiny)
         weight = share.detach()
-        # What the baseline takes away on average, baseline * grad pi(not T), is given back.
+        # The baseline subtracts baseline * grad pi(not T) on average; it is added again.
         surrogate: Tensor = weight * (last.detach() - baseline) * log_probs[:, -1] + baseline * share
         loss = with_gradient_of(summed + weight * last, torch.where(rest, surrogate, 0.0))
         return self.expectation(latent, loss, decoded)

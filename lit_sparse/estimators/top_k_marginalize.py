@@ -1,4 +1,4 @@
-"""Exact expectations over bit vectors, of which top-k sparsemax leaves at most k."""
+"""Exact expectations over at most k bit vectors, by top-k sparsemax."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ __all__ = ["TopKMarginalize"]
 class TopKMarginalize(Estimator):
     """Sum the loss over the support of top-k sparsemax on all 2^D bit vectors.
 
-    A vector z has the score ``<x, z>``. The k best are found without looking at the others, sparsemax of their scores gives
-    the probabilities, and the decoder runs once on the vectors with probability above zero. Where the support is smaller
-    than k, it is that of sparsemax over all vectors: cutting at k lost nothing.
+    A vector z has the score ``<x, z>``. The k best vectors are found without enumeration, sparsemax of their scores gives the
+    probabilities, and the decoder runs once on the vectors of positive probability. If the support is smaller than k, it is
+    that of sparsemax over all vectors.
 
     Args:
-        k: largest support, >= 1; more than 2^D means all vectors. Ties are broken as in
+        k: largest support, >= 1; a k above 2^D allows all vectors. Ties are broken as in
             :func:`lit_sparse.kernels.kbest.best_bits`.
 
-    A score of -inf forbids its bit; with all bits forbidden the vector of zeros has probability 1. A row with NaN or +inf has a
-    NaN loss, and leaves the others alone.
+    A score of -inf forbids its bit; with all bits forbidden the zero vector has probability 1. A row with NaN or +inf has a NaN
+    loss, and does not change other rows.
 
     Raises:
         ConfigurationError: if ``k`` is not an integer >= 1.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
-    via Sparsity, section 4.1.
+    via Sparsity, section 4.1, arXiv:2007.01919.
 
     Example:
         >>> import torch
@@ -58,14 +58,14 @@ class TopKMarginalize(Estimator):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances with a k that often cuts, k = 1, and more vectors than there are."""
+        """Return instances with a small k, with k = 1, and with a k above the number of vectors."""
         return [cls(3), cls(1), cls(100)]
 
     @override
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:
         bits, counts = best_bits(scores, self.k)
-        allowed = torch.where(scores == -torch.inf, 0.0, scores).double()  # which autocast leaves alone
-        # Sparsemax sees differences alone: those to the best vector have as few terms as there are changed bits.
+        allowed = torch.where(scores == -torch.inf, 0.0, scores).double()  # not affected by autocast
+        # Sparsemax depends only on differences; those to the best vector have one term per flipped bit.
         differences = torch.einsum("bkd,bd->bk", (bits - bits[:, :1]).double(), allowed)
         there = torch.arange(bits.shape[1], device=scores.device) < counts.unsqueeze(-1)
         return self.over_support(sparsemax(differences, mask=there).to(scores.dtype), bits, loss_fn)

@@ -1,4 +1,4 @@
-"""What sparse attention looks at: how many words, how many phrases, how many different weights."""
+"""Statistics of sparse attention: numbers of positive weights, of groups of neighbours, and of different weights."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["group_counts", "support_sizes", "tied_groups"]
 
 
 def support_sizes(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Return how many entries of each row are not exactly zero, (...,) int64.
+    """Return the number of nonzero entries of each row, (...,) int64.
 
-    Entries that are not finite count as zero, in all functions here: a row of NaN has a support of none.
+    In all functions here, entries that are not finite count as zero: a row of NaN has an empty support.
 
     Args:
         weights: (..., S), such as the attention over S source positions.
-        allowed: booleans that broadcast to (..., S); others are not looked at. None means all.
+        allowed: boolean, broadcastable to (..., S); other entries are ignored. None allows all.
 
     Example:
         >>> support_sizes(torch.tensor([[0.5, 0.0, 0.5], [0.0, 1.0, 0.0]]))
@@ -25,16 +25,17 @@ def support_sizes(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
 
 
 def group_counts(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Return how many groups of fused neighbours each row has, (...,) int64.
+    """Return the number of groups of fused neighbours in each row, (...,) int64.
 
-    A group is a run of neighbours with exactly the same nonzero weight, as long as can be; one entry alone is a group, too. A
-    position that is not allowed ends a run, as fusedmax fuses only positions that were neighbours to begin with.
+    A group is a maximal run of neighbours with exactly the same nonzero weight; a single entry is a group, too. A position that
+    is not allowed ends a run, because fusedmax fuses only neighbours in the original sequence.
 
     Args:
         weights: (..., S).
         allowed: as in :func:`support_sizes`.
 
-    Source: Niculae & Blondel (2017), A regularized framework for sparse and structured neural attention, section 3.2.
+    Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3.2,
+    arXiv:1705.07704.
 
     Example:
         >>> int(group_counts(torch.tensor([0.25, 0.25, 0.0, 0.25, 0.1, 0.15])))
@@ -46,13 +47,13 @@ def group_counts(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
 
 
 def tied_groups(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
-    """Return how many different nonzero weights each row has, (...,) int64: the clusters of oscarmax, wherever they stand.
+    """Return the number of different nonzero weights in each row, (...,) int64: the clusters of oscarmax.
 
     Args:
         weights: (..., S).
         allowed: as in :func:`support_sizes`.
 
-    Source: Niculae & Blondel (2017), A regularized framework for sparse and structured neural attention, section 3.3.
+    Source: Niculae & Blondel (2017), section 3.3, arXiv:1705.07704.
 
     Example:
         >>> int(tied_groups(torch.tensor([0.25, 0.25, 0.0, 0.25, 0.1, 0.15])))
@@ -64,6 +65,6 @@ def tied_groups(weights: Tensor, allowed: Tensor | None = None) -> Tensor:
 
 
 def _present(weights: Tensor, allowed: Tensor | None) -> Tensor:
-    """Return which entries (..., S) count."""
+    """Return which entries (..., S) are allowed and not zero."""
     present = weights.isfinite() & (weights != 0)
     return present if allowed is None else present & allowed

@@ -1,4 +1,4 @@
-"""BLEU and chrF of a corpus by sacrebleu, and a test of whether two systems differ."""
+"""Corpus BLEU and chrF by sacrebleu, and a significance test for the difference of two systems."""
 
 from __future__ import annotations
 
@@ -22,33 +22,35 @@ if TYPE_CHECKING:
 
 __all__ = ["Bleu", "ChrF", "PairedBootstrap", "paired_bootstrap"]
 
-#: Longest n-grams of BLEU.
+#: Longest n-grams in BLEU.
 ORDERS = 4
 
 
 class Bleu(TextMetric):
-    """Corpus BLEU of 0 to 100, bit for bit that of ``sacrebleu.metrics.BLEU().corpus_score``.
+    r"""Corpus BLEU between 0 and 100, bit for bit equal to ``sacrebleu.metrics.BLEU().corpus_score``.
 
-    ``BLEU = BP * exp(mean over n = 1..4 of log precision_n)`` of n-grams counted over all inputs, with the brevity penalty
-    ``BP = min(1, exp(1 - reference length / hypothesis length))``.
+    .. math:: BLEU = BP \exp\Big(\frac{1}{4} \sum_{n=1}^4 \log \mathrm{precision}_n\Big)
 
-    Figures from before sacrebleu are of lower-cased Moses tokens. ``Bleu("moses", lowercase=True, name="bleu_paper")`` counts
-    these, made as ``tokenizer.perl -a -no-escape`` makes them (a hyphen within a word becomes ``@-@``, a token of its
-    own). Its texts are to be plain ones: where they are Moses tokens already, ``tokenize="none"`` is right.
+    The n-grams are counted over all inputs. The brevity penalty is ``BP = min(1, exp(1 - reference length / hypothesis
+    length))``.
+
+    Scores published before sacrebleu are of lower-cased Moses tokens. ``Bleu("moses", lowercase=True, name="bleu_paper")``
+    tokenizes plain texts as ``tokenizer.perl -a -no-escape`` does: a hyphen within a word becomes the token ``@-@``. For texts
+    that are Moses tokens already use ``tokenize="none"``.
 
     Args:
-        tokenize: sacrebleu's name of a tokenizer, such as ``13a``, ``none``, ``intl``, ``char``, ``zh``; or ``moses``.
-        lowercase: compare lower-cased texts.
-        name: key of the score. Beside it are ``{name}_bp`` (the brevity penalty), ``{name}_ratio`` (of the lengths, hypotheses
-            over references) and ``{name}_precision1`` .. ``{name}_precision4``.
-        language: whose rules Moses tokens follow; those of English for a language that sacremoses does not know.
+        tokenize: tokenizer of sacrebleu, such as ``13a``, ``none``, ``intl``, ``char``, ``zh``; or ``moses``.
+        lowercase: whether to compare lower-cased texts.
+        name: key of the score. Further keys are ``{name}_bp`` (the brevity penalty), ``{name}_ratio`` (length of hypotheses
+            over length of references) and ``{name}_precision1`` .. ``{name}_precision4``.
+        language: language of the Moses tokenizer; the rules of English apply to languages that sacremoses does not support.
 
     Raises:
         ConfigurationError: if an argument is not allowed.
-        MissingExtraError: if Moses tokens are asked for and sacremoses is missing.
+        MissingExtraError: if ``tokenize`` is ``moses`` and sacremoses is missing.
 
-    Source: Papineni et al. (2002), BLEU: a method for automatic evaluation of machine translation; Post (2018), A call for
-    clarity in reporting BLEU scores.
+    Source: Papineni, Roukos, Ward & Zhu (2002), BLEU: a Method for Automatic Evaluation of Machine Translation,
+    doi:10.3115/1073083.1073135. Post (2018), A Call for Clarity in Reporting BLEU Scores, arXiv:1804.08771.
 
     Example:
         >>> metric = Bleu()
@@ -66,10 +68,10 @@ class Bleu(TextMetric):
         self.name = check_name("name", name)
         self.language = language
         if tokenize == "moses":
-            _moses(language)  # where it is missing, say so now and not after an epoch of training
+            _moses(language)  # raise a missing extra now, not after an epoch of training
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
-        """Return the lengths of hypothesis and reference, matches and number of n-grams for n = 1..4, (N, 10) int64."""
+        """Return the lengths of hypothesis and reference, and matches and totals of n-grams for n = 1..4, (N, 10) int64."""
         scorer, tokenized = self._scorer(), self._tokenized()
         rows = []
         for hypothesis, some in zip(hypotheses, references, strict=True):
@@ -87,7 +89,7 @@ class Bleu(TextMetric):
     @override
     def described(self, references: int | None) -> str:
         signature = _signature_of(self._scorer(), references)
-        if self.tokenize == "moses":  # for sacrebleu there was no tokenizer
+        if self.tokenize == "moses":  # sacrebleu itself ran without a tokenizer
             signature.update("moses", f"{self.language}-sacremoses-{version('sacremoses')}")
         return str(signature)
 
@@ -99,20 +101,21 @@ class Bleu(TextMetric):
 
 
 class ChrF(TextMetric):
-    """Corpus chrF of 0 to 100, that of ``sacrebleu.metrics.CHRF().corpus_score``.
+    """Corpus chrF between 0 and 100, equal to ``sacrebleu.metrics.CHRF().corpus_score``.
 
-    The F-score, recall weighing twice as much as precision, of character n-grams for n = 1..6; with ``word_order=2`` of words
-    and pairs of words beside them (chrF++). With several references the one that an input matches best counts.
+    The F-score of character n-grams for n = 1..6, with twice the weight on recall; ``word_order=2`` adds words and pairs of
+    words (chrF++). With several references the best match of each input counts.
 
     Args:
-        word_order: longest n-grams of words; 0 is chrF, 2 is chrF++.
-        lowercase: compare lower-cased texts.
+        word_order: length of the longest word n-grams; 0 is chrF, 2 is chrF++.
+        lowercase: whether to compare lower-cased texts.
         name: key of the score.
 
     Raises:
         ConfigurationError: if an argument is not allowed.
 
-    Source: Popović (2015), chrF: character n-gram F-score for automatic MT evaluation; Popović (2017), chrF++.
+    Source: Popović (2015), chrF: character n-gram F-score for automatic MT evaluation, doi:10.18653/v1/W15-3049. Popović
+    (2017), chrF++: words helping character n-grams, doi:10.18653/v1/W17-4770.
 
     Example:
         >>> metric = ChrF()
@@ -128,7 +131,7 @@ class ChrF(TextMetric):
         self.name = check_name("name", name)
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
-        """Return for each n how many n-grams hypothesis and reference have, and share, (N, 3 * orders) int64."""
+        """Return for each n the numbers of n-grams in hypothesis, reference and both, (N, 3 * orders) int64."""
         counted = _inner(_chrf(self.word_order, self.lowercase), "_extract_corpus_statistics")
         return torch.tensor(counted(hypotheses, _streams(references)))
 
@@ -143,16 +146,16 @@ class ChrF(TextMetric):
 
 
 class PairedBootstrap(NamedTuple):
-    """By how much system A is better than system B, and how sure that is."""
+    """Difference between the scores of systems A and B, and its significance."""
 
     difference: float
-    """Score of A less that of B."""
+    """Score of A minus score of B."""
     low: float
-    """Of the difference, 2.5 % of the samples are below."""
+    """Lower end of the 95 % interval of the difference."""
     high: float
-    """Of the difference, 2.5 % of the samples are above."""
+    """Upper end of the 95 % interval of the difference."""
     p_value: float
-    """How often the difference of samples varies by as much as the difference itself, two-sided."""
+    """Two-sided p-value: frequency with which resampled differences deviate from their mean by the difference or more."""
     score_a: float
     score_b: float
 
@@ -166,28 +169,28 @@ def paired_bootstrap(
     seed: int = 0,
     key: str | None = None,
 ) -> PairedBootstrap:
-    """Say whether two systems differ by more than the choice of test inputs explains.
+    """Test whether the choice of test inputs explains the difference between two systems.
 
-    The same inputs are drawn with replacement for both systems, as many as there are, and scored anew from their statistics:
-    no text is read twice. With d the difference and d_s that of sample s,
-    ``p = (1 + number of s with |d_s| - mean |d_s| >= |d|) / (1 + samples)``, which is that of sacrebleu but for equality: it
-    speaks for chance here, so that a system does not differ from itself (there p is then the smallest possible). The interval
-    leaves out the ``samples // 40`` lowest and highest d_s.
+    The same inputs are drawn with replacement for both systems, as many as given, and scored from their statistics without
+    reading a text twice. Let d be the difference and d_s that of sample s. Then
+    ``p = (1 + number of s with |d_s| - mean |d_s| >= |d|) / (1 + samples)``. This is sacrebleu's p-value except that ties
+    count as evidence for chance, so a system compared with itself is never significant. The interval leaves out the
+    ``samples // 40`` lowest and highest d_s.
 
     Args:
-        metric: what is compared, such as ``Bleu()`` or ``Rouge()``; only its arguments matter.
+        metric: metric to compare by, such as ``Bleu()`` or ``Rouge()``; only its arguments are used.
         hypotheses_a: N texts of the first system.
         hypotheses_b: N texts of the second system.
-        references: for each input its references.
-        samples: how often inputs are drawn.
-        seed: of the draws.
-        key: which of the metric's numbers; None means its first.
+        references: references of each input.
+        samples: number of resamples.
+        seed: seed of the resamples.
+        key: key among the metric's values; None for the first.
 
     Raises:
-        ConfigurationError: if ``metric`` is no such metric or has no such key, or ``samples`` is not positive.
-        DataError: if there is no input, or the texts are not as they should be.
+        ConfigurationError: if ``metric`` is not a text metric or lacks the key, or ``samples`` is not positive.
+        DataError: if there are no inputs, or the texts have a wrong form.
 
-    Source: Koehn (2004), Statistical significance tests for machine translation evaluation.
+    Source: Koehn (2004), Statistical Significance Tests for Machine Translation Evaluation.
 
     Example:
         >>> references = [["a man rides a horse on the beach"], ["two dogs play in the snow"], ["the girl reads a book"]] * 5
@@ -240,11 +243,11 @@ def _check_tokenizer(name: str) -> str:
     return name
 
 
-@lru_cache(maxsize=16)  # not kept in the metric, which is copied and pickled; some tokenizers load a model
+@lru_cache(maxsize=16)  # not an attribute, because metrics are copied and pickled, and some tokenizers load a model
 def _bleu(tokenize: str, lowercase: bool) -> BLEU:
     from sacrebleu.metrics.bleu import BLEU
 
-    # force: without it sacrebleu warns of tokens in the texts, by a rule that depends on the size of a batch
+    # force: otherwise sacrebleu warns of tokenized texts, by a rule that depends on the batch size
     return BLEU(lowercase=lowercase, force=True, tokenize=tokenize)
 
 
@@ -270,29 +273,29 @@ def _moses(language: str) -> Callable[[str], str]:
 
 
 def _streams(references: Sequence[Sequence[str]]) -> list[list[str | None]]:
-    """Return first references, second ones and so on, None where an input has fewer, as sacrebleu takes them."""
+    """Return the first references, the second ones and so on, with None for missing ones, as sacrebleu expects them."""
     most = max(len(some) for some in references)
     return [[some[number] if number < len(some) else None for some in references] for number in range(most)]
 
 
 def _signature_of(scorer: BLEU | CHRF, references: int | None) -> Any:
-    """Return sacrebleu's signature for so many references an input, None where that differs."""
+    """Return sacrebleu's signature for a number of references per input, None if it varies."""
     numbers = [1, 2] if references is None else [references]
     streams: Any = _streams([["text"] * number for number in numbers])
-    scorer.corpus_score(["text"] * len(numbers), streams)  # it learns the number from what it scored last
+    scorer.corpus_score(["text"] * len(numbers), streams)  # the signature contains the number of the last scored references
     return scorer.get_signature()
 
 
 def _inner(scorer: CHRF, method: str) -> Callable[..., Any]:
-    """Return a method that sacrebleu keeps to itself: its chrF has no other way to the counts.
+    """Return a private method of sacrebleu's chrF, which has no public access to the counts.
 
     Raises:
-        ImportError: if this version of sacrebleu has none of that name.
+        ImportError: if this version of sacrebleu lacks the method.
     """
     found: Callable[..., Any] | None = getattr(scorer, method, None)
     if found is None:
         raise ImportError(
             f"chrF needs the method {method} of sacrebleu.metrics.CHRF, which sacrebleu {version('sacrebleu')} lacks. "
-            "Install one that has it, with: pip install 'sacrebleu>=2.4,<3'"
+            "Install a version with the method: pip install 'sacrebleu>=2.4,<3'"
         )
     return found

@@ -1,4 +1,4 @@
-"""Histograms of counts: how large the supports are, how often the decoder ran."""
+"""Histograms of counts, such as support sizes and decoder calls."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["CountHistogram", "DecoderCalls", "SupportSize"]
 
 
 class CountHistogram(ExactMetric):
-    """Integer histogram of one count a decision, with exact percentiles over any number of processes.
+    """Integer histogram of one count per decision, with exact percentiles over any number of processes.
 
     Args:
-        max_count: largest count told apart; larger ones share the last bin, but enter mean and total as they are.
+        max_count: largest count with its own bin; larger ones share the last bin but enter mean and total exactly.
 
     Raises:
         ConfigurationError: if ``max_count`` is not a positive integer.
@@ -41,10 +41,10 @@ class CountHistogram(ExactMetric):
         self.add_state("total", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, counts: Tensor) -> None:
-        """Add the counts of some decisions.
+        """Add the counts of decisions.
 
         Args:
-            counts: integers >= 0 of any shape, one a decision.
+            counts: integers >= 0 of any shape, one per decision.
         """
         counts = counts.detach().reshape(-1).long()
         self.counts.index_add_(0, counts.clamp(max=self.max_count), torch.ones_like(counts))
@@ -70,8 +70,8 @@ class CountHistogram(ExactMetric):
 
 
 class SupportSize(CountHistogram):
-    """How many values of a decision have probability above zero."""
+    """Number of values of a decision with probability above zero."""
 
 
 class DecoderCalls(CountHistogram):
-    """How many rows the decoder really evaluated for a decision."""
+    """Number of rows that the decoder evaluated for a decision."""

@@ -1,4 +1,4 @@
-"""Metrics whose sums keep their digits."""
+"""Metrics whose states keep full precision."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["ExactMetric"]
 
 
 class ExactMetric(Metric):
-    """A metric whose sums keep their dtype, whatever precision is asked of the module that holds it.
+    """A metric whose states keep their dtype when the module that holds it is cast.
 
-    ``module.to(torch.bfloat16)``, as ``precision="bf16-true"`` does it, would otherwise sum in 8 bits: a mean over more than
-    some hundred examples would be wrong.
+    Otherwise ``module.to(torch.bfloat16)``, for example by ``precision="bf16-true"``, would sum in 8 bits, and a mean over more
+    than some hundred examples would be wrong.
     """
 
     full_state_update = False
@@ -27,7 +27,7 @@ class ExactMetric(Metric):
         return True  # torchmetrics warns before the first update, but in distributed evaluation a process may get no batch
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
-        """Move the sums, and leave their dtype."""
+        """Move the states to another device without changing their dtype."""
 
         def moved(tensor: Tensor) -> Tensor:
             found = fn(tensor)

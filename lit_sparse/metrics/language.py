@@ -1,4 +1,4 @@
-"""What the messages of a signaling game are like: which are used, for what, and whether alike things get alike messages."""
+"""Statistics of the messages in a signaling game: use of symbols, and structure with respect to the inputs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ __all__ = [
 InputDistance = Literal["cosine", "hamming"]
 MessageDistance = Literal["hamming", "edit"]
 
-#: Most columns of a table of counts that is made at once.
+#: Largest number of columns of a table of counts.
 COLUMNS = 20_000
-#: Distances that differ by less are tied: they come from products of numbers that were rounded.
+#: Distances that differ by less are ties, because they come from rounded products.
 ROUNDING = 1e-12
 
 
@@ -38,21 +38,22 @@ def topographic_similarity(
 ) -> Tensor:
     """Return Spearman's correlation between the distances of all pairs of inputs and those of their messages, a scalar.
 
-    Publications differ in the distances that they take. Figures compare only where both distances are the same. NaN where
-    all inputs, or all messages, are alike.
+    Publications use different distances; results are comparable only if both distances are equal. NaN if all inputs, or all
+    messages, are equal.
 
     Args:
         inputs: (N, F).
         messages: (N, L) symbols.
-        input_distance: "cosine" for 1 - the cosine of the angle; "hamming" for the number of attributes that differ.
-        message_distance: "hamming" for the number of positions that differ; "edit" for Levenshtein's distance, the fewest
-            symbols to insert, delete or replace.
+        input_distance: "cosine" for 1 minus the cosine of the angle; "hamming" for the number of different attributes.
+        message_distance: "hamming" for the number of different positions; "edit" for Levenshtein's distance, the smallest
+            number of insertions, deletions and replacements.
 
     Raises:
         ConfigurationError: for another distance.
 
-    Source: Brighton & Kirby (2006), Understanding linguistic evolution by visualizing the emergence of topographic mappings;
-    Lazaridou et al. (2018), Emergence of linguistic communication from referential games with symbolic and pixel input.
+    Source: Brighton & Kirby (2006), Understanding Linguistic Evolution by Visualizing the Emergence of Topographic Mappings,
+    doi:10.1162/artl.2006.12.2.229. Lazaridou, Hermann, Tuyls & Clark (2018), Emergence of Linguistic Communication from
+    Referential Games with Symbolic and Pixel Input, arXiv:1804.03984.
 
     Example:
         >>> alike = topographic_similarity(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0]]), torch.tensor([[3], [3], [5]]))
@@ -73,12 +74,12 @@ def topographic_similarity(
 
 
 def _hamming_distances(first: Tensor, second: Tensor) -> Tensor:
-    """Return in how many positions messages (P, L) differ, (P,)."""
+    """Return the number (P,) of positions in which messages (P, L) differ."""
     return (first != second).sum(-1)
 
 
 def _edit_distances(first: Tensor, second: Tensor) -> Tensor:
-    """Return Levenshtein's distance of messages (P, L), (P,), by the recursion over the lengths of their beginnings."""
+    """Return Levenshtein's distance (P,) between messages (P, L), by recursion over prefixes."""
     length = first.shape[-1]
     above: list[Tensor] = list(torch.arange(length + 1, device=first.device).unsqueeze(-1).expand(-1, len(first)))
     for i in range(length):
@@ -91,16 +92,16 @@ def _edit_distances(first: Tensor, second: Tensor) -> Tensor:
 
 
 def positional_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
-    """Return how far each position of a message tells of one attribute alone, a scalar in [0, 1] (posdis).
+    """Return how exclusively each position of a message depends on a single attribute, a scalar in [0, 1] (posdis).
 
-    For each position the information that it has on the attribute it tells most of, less that on the next, over the position's
-    entropy; on average over the positions that vary. NaN where none does, or with fewer than two attributes.
+    For each position, the largest mutual information with an attribute minus the second largest, divided by the position's
+    entropy. The mean is over the positions that vary. NaN if none varies, or with fewer than two attributes.
 
     Args:
         attributes: (N, A) integers, A >= 2.
         messages: (N, L) symbols.
 
-    Source: Chaabouni et al. (2020), Compositionality and generalization in emergent languages.
+    Source: Chaabouni et al. (2020), Compositionality and Generalization in Emergent Languages, arXiv:2004.09124.
 
     Example:
         >>> every = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -111,15 +112,15 @@ def positional_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
 
 
 def bag_of_symbols_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
-    """Return how far the number of times that a symbol occurs tells of one attribute alone, a scalar in [0, 1] (bosdis).
+    """Return how exclusively the count of each symbol depends on a single attribute, a scalar in [0, 1] (bosdis).
 
-    As :func:`positional_disentanglement`, with the counts of the symbols that occur in place of positions.
+    Like :func:`positional_disentanglement`, with the counts of symbols in place of positions.
 
     Args:
         attributes: (N, A) integers, A >= 2.
         messages: (N, L) symbols.
 
-    Source: Chaabouni et al. (2020), Compositionality and generalization in emergent languages.
+    Source: Chaabouni et al. (2020), Compositionality and Generalization in Emergent Languages, arXiv:2004.09124.
 
     Example:
         >>> every = torch.cartesian_prod(torch.arange(2), torch.arange(2))
@@ -132,7 +133,7 @@ def bag_of_symbols_disentanglement(attributes: Tensor, messages: Tensor) -> Tens
 
 
 def _disentanglement(parts: Tensor, attributes: Tensor) -> Tensor:
-    """Average over the parts (N, P) that vary; see :func:`positional_disentanglement`."""
+    """Return the mean over the varying parts (N, P); see :func:`positional_disentanglement`."""
     nothing = torch.tensor(torch.nan, dtype=torch.float64, device=parts.device)
     if attributes.shape[-1] < 2 or not len(parts):
         return nothing
@@ -145,9 +146,9 @@ def _disentanglement(parts: Tensor, attributes: Tensor) -> Tensor:
 
 
 def _informations(parts: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the entropies (P,) of variables observed (N, P), and the information (P, A) of each on others (N, A), in nats.
+    """Return the entropies (P,) of variables (N, P), and their mutual information (P, A) with others (N, A), in nats.
 
-    All pairs are counted by one product of matrices, some attributes at a time.
+    A single matrix product counts all pairs for a block of attributes.
     """
     first, of_first = _indicators(parts)
     entropies = _grouped(_surprise(first.sum(0)), of_first, parts.shape[-1])
@@ -159,12 +160,12 @@ def _informations(parts: Tensor, attributes: Tensor) -> tuple[Tensor, Tensor]:
         alone = _grouped(_surprise(second.sum(0)), of_second, some.shape[-1])
         informations.append(entropies.unsqueeze(-1) + alone - joint)
     scale = 1.0 / len(parts)
-    constant = math.log(len(parts))  # counts in place of shares: entropy = log N - (sum of n log n) / N
+    constant = math.log(len(parts))  # with counts in place of frequencies, entropy = log N - (sum of n log n) / N
     return entropies * scale + constant, torch.cat(informations, -1) * scale + constant
 
 
 def _indicators(variables: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which value (N, V) each of several variables (N, P) has, and which variable (V,) each value belongs to."""
+    """Return indicators (N, V) of the values of several variables (N, P), and the variable (V,) of each value."""
     found, of = [], []
     for number, variable in enumerate(variables.unbind(-1)):
         values, place = torch.unique(variable, return_inverse=True)
@@ -180,19 +181,19 @@ def _surprise(counts: Tensor) -> Tensor:
 
 
 def _grouped(values: Tensor, group: Tensor, number: int) -> Tensor:
-    """Add up values (V, ...) by their group."""
+    """Return the sums of values (V, ...) by group."""
     return torch.zeros(number, *values.shape[1:], dtype=values.dtype, device=values.device).index_add(0, group, values)
 
 
 def entropy_of(counts: Tensor) -> Tensor:
-    """Return the entropy in nats of a distribution given by counts of any shape; NaN without any."""
+    """Return the entropy in nats of a distribution given by counts of any shape; NaN if all are zero."""
     probs = counts.double() / counts.sum()
     entropy: Tensor = -torch.special.xlogy(probs, probs).sum()
     return entropy
 
 
 def _ranks(values: Tensor) -> Tensor:
-    """Return the ranks of values (P,); those that are equal, but for rounding, share the mean of theirs."""
+    """Return the ranks of values (P,); values that are equal up to rounding share their mean rank."""
     ordered, order = values.sort()
     group = (ordered.diff(prepend=ordered[:1]) > ROUNDING).cumsum(0)
     counts = torch.bincount(group)
@@ -206,11 +207,11 @@ def _correlation(first: Tensor, second: Tensor) -> Tensor:
 
 
 class MessageCounts(ExactMetric):
-    """Counts of the symbols sent for things of each class, summed over processes.
+    """Counts of the symbols sent for inputs of each class, summed over processes.
 
     Args:
         vocabulary: V, number of symbols.
-        classes: C; things of higher class count as of the last.
+        classes: C, number of classes; higher classes count as the last one.
 
     Raises:
         ConfigurationError: if a number is not positive.
@@ -232,18 +233,18 @@ class MessageCounts(ExactMetric):
         self.add_state("counts", torch.zeros(classes, vocabulary, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, messages: Tensor, labels: Tensor) -> None:
-        """Add some messages.
+        """Add messages.
 
         Args:
             messages: (B,) symbols.
-            labels: (B,) classes of the things that they were sent for.
+            labels: (B,) classes of the inputs.
         """
         classes, vocabulary = self.counts.shape
         pairs = labels.clamp(0, classes - 1) * vocabulary + messages
         self.counts += torch.bincount(pairs, minlength=classes * vocabulary).view(classes, vocabulary)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the entropy of the messages, the number of symbols in use, and the information on the class, in nats."""
+        """Return the entropy of the messages, the number of used symbols, and the information on the class, in nats."""
         of_messages = entropy_of(self.counts.sum(0))
         return {
             "message_entropy": of_messages,
@@ -253,21 +254,21 @@ class MessageCounts(ExactMetric):
 
 
 class MessageStructure(ExactMetric):
-    """Topographic similarity, and posdis and bosdis where attributes are known, of the first examples of a split.
+    """Topographic similarity, and posdis and bosdis if attributes are known, of the first examples of a split.
 
-    States are of fixed size and summed over processes, so results do not depend on how many there are.
+    States have a fixed size and are summed over processes, so results do not depend on the number of processes.
 
     Args:
-        features: F, of an input.
-        attributes: A; 0 where there are none.
-        length: L, symbols in a message.
-        examples: how many examples, those of the lowest index, are compared with one another.
-        input_distance: distance of inputs in the topographic similarity: "cosine", or "hamming" for the number of attributes
-            that differ (of features, where there are no attributes).
-        message_distance: distance of messages in it, "hamming" or "edit"; see :func:`topographic_similarity`.
+        features: number of features F of an input.
+        attributes: number of attributes A; 0 without attributes.
+        length: number of symbols L in a message.
+        examples: number of examples with the lowest indices that are compared.
+        input_distance: distance of inputs: "cosine", or "hamming" for the number of different attributes (of different
+            features, without attributes).
+        message_distance: distance of messages, "hamming" or "edit"; see :func:`topographic_similarity`.
 
     Raises:
-        ConfigurationError: if a number is not positive, or negative for attributes, or for another distance.
+        ConfigurationError: if a number is not positive (or negative for ``attributes``), or for another distance.
 
     Example:
         >>> every = torch.cartesian_prod(torch.arange(3), torch.arange(3))
@@ -299,20 +300,20 @@ class MessageStructure(ExactMetric):
         for name, value in (("features", features), ("length", length), ("examples", examples)):
             check_count(name, value, most=MOST_INPUTS)
         if attributes < 0:
-            raise ConfigurationError(f"Expected argument `attributes` to be 0 or more but got {attributes}.")
+            raise ConfigurationError(f"Expected argument `attributes` to be >= 0 but got {attributes}.")
         self.add_state("inputs", torch.zeros(examples, features), dist_reduce_fx="sum")
         self.add_state("attributes", torch.zeros(examples, attributes, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("messages", torch.zeros(examples, length, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("seen", torch.zeros(examples, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, index: Tensor, inputs: Tensor, messages: Tensor, attributes: Tensor | None = None) -> None:
-        """Add some examples; those whose index is too high are passed over.
+        """Add examples; those whose index is too high are ignored.
 
         Args:
-            index: (B,) their places in the split, none twice.
+            index: (B,) indices in the split, without repetition.
             inputs: (B, F).
             messages: (B, L).
-            attributes: (B, A), if there are any.
+            attributes: (B, A), or None without attributes.
         """
         some = index < len(self.seen)
         place = index[some]
@@ -323,7 +324,7 @@ class MessageStructure(ExactMetric):
         self.seen[place] = 1
 
     def compute(self) -> dict[str, Tensor]:
-        """Return ``topographic_similarity`` and, with two attributes or more, ``posdis`` and ``bosdis``."""
+        """Return ``topographic_similarity``, and ``posdis`` and ``bosdis`` with at least two attributes."""
         some = self.seen > 0
         messages = self.messages[some]
         by_attributes = self.input_distance == "hamming" and self.attributes.shape[-1] > 0

@@ -1,4 +1,4 @@
-"""How many bits a model needs for a dimension of the data."""
+"""Bits per dimension of the data under a model."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ __all__ = ["BitsPerDim"]
 
 
 class BitsPerDim(ExactMetric):
-    """Bits per dimension, ``-log2 p(x) / dimensions``: its mean over examples, and the error of that.
+    """Bits per dimension, ``-log2 p(x) / dimensions``: the mean over examples, and its standard error.
 
-    Where each log p(x) is an estimate, with a standard error of its own and draws of its own, the errors are independent, and
-    that of the mean over N examples is ``sqrt(sum of squared errors) / N``. It is the error of the estimate for these N
-    examples; how they differ from others of their kind is no part of it.
+    If each log p(x) is an estimate from independent samples, with its own standard error, the error of the mean over N examples
+    is ``sqrt(sum of squared errors) / N``. It measures the estimates for these N examples, not the variation between examples.
 
     Args:
-        dimensions: numbers in an example, such as pixels.
+        dimensions: numbers per example, such as pixels.
 
     Raises:
         ConfigurationError: if ``dimensions`` is not a positive integer.
@@ -46,11 +45,11 @@ class BitsPerDim(ExactMetric):
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, log_likelihoods: Tensor, standard_errors: Tensor | None = None) -> None:
-        """Add some examples.
+        """Add examples.
 
         Args:
             log_likelihoods: (B,) log p(x) in nats.
-            standard_errors: (B,) of each, in nats; None where they are exact.
+            standard_errors: (B,) standard error of each estimate, in nats; None for exact values.
         """
         self.total -= log_likelihoods.detach().double().sum()
         self.count += log_likelihoods.numel()
@@ -58,6 +57,6 @@ class BitsPerDim(ExactMetric):
             self.variance += standard_errors.detach().double().square().sum()
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the mean and its standard error, in bits per dimension, as float64 scalars; NaN before any example."""
+        """Return the mean and its standard error, in bits per dimension, as float64 scalars; NaN without examples."""
         scale = self.count * (self.dimensions * math.log(2.0))
         return {"mean": self.total / scale, "standard_error": self.variance.sqrt() / scale}

@@ -1,4 +1,4 @@
-"""The logarithm of the mean exponential of losses: what robust training in Kullback-Leibler divergence minimizes."""
+"""The log-mean-exp of losses: the objective of robust training with the Kullback-Leibler divergence."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ __all__ = ["LogMeanExp"]
 
 
 class LogMeanExp(ExactMetric):
-    """``lam log mean exp(loss / lam)`` over all examples, in float64, in any batches and over any number of processes.
+    """``lam log mean exp(loss / lam)`` over all examples, in float64, for any batches and any number of processes.
 
     Args:
-        lam: > 0, in units of the loss.
+        lam: temperature, > 0, in units of the loss.
 
     Raises:
-        ConfigurationError: if lam is not positive.
+        ConfigurationError: if ``lam`` is not positive.
 
     Example:
         >>> import torch
@@ -41,13 +41,13 @@ class LogMeanExp(ExactMetric):
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, losses: Tensor) -> None:
-        """Add the losses (B,) of some examples."""
+        """Add the losses (B,) of examples."""
         scores = losses.detach().double().flatten() / self.lam
         self.log_total = torch.logaddexp(self.log_total, torch.logsumexp(scores, 0)) if len(scores) else self.log_total
         self.count += scores.numel()
 
     def compute(self) -> Tensor:
-        """Return the number, NaN before any example."""
+        """Return the objective, NaN without examples."""
         return self.lam * (self.log_total - self.count.double().log()) if int(self.count) else self.log_total * math.nan
 
 

@@ -1,4 +1,4 @@
-"""Means over examples that do not depend on how the examples were batched or spread over processes."""
+"""Means over examples that do not depend on batches or processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["MeanOverExamples"]
 
 
 class MeanOverExamples(ExactMetric):
-    """Mean of a number of each example, summed in float64.
+    """Mean of one number per example, summed in float64.
 
     Example:
         >>> import torch
@@ -31,10 +31,10 @@ class MeanOverExamples(ExactMetric):
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, values: Tensor) -> None:
-        """Add the numbers (B,) of some examples."""
+        """Add the numbers (B,) of examples."""
         self.total += values.detach().double().sum()
         self.count += values.numel()
 
     def compute(self) -> Tensor:
-        """Return the mean, NaN before any example."""
+        """Return the mean, NaN without examples."""
         return self.total / self.count

@@ -1,4 +1,4 @@
-"""ROUGE of summaries: shared n-grams, longest common subsequences, and the weighted ones that favour words in a row."""
+"""ROUGE of summaries: common n-grams, longest common subsequences, and weighted ones that favour consecutive matches."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TYPES = re.compile(r"rouge([1-9]|L|W|W155)")
 
 
 class RougeScore(NamedTuple):
-    """Precision, recall and their harmonic mean, of 0 to 1."""
+    """Precision, recall and their harmonic mean, between 0 and 1."""
 
     precision: float
     recall: float
@@ -31,21 +31,21 @@ class RougeScore(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """What a hypothesis and a reference share, in numbers that may be added up over references."""
+    """Overlap of a hypothesis and a reference, in numbers that can be added over references."""
 
     shared: float
-    """Number, or weight, of what both have."""
+    """Number, or weight, of the common items."""
     hypothesis: float
-    """Number, or weight, of all that the hypothesis has."""
+    """Number, or weight, of the hypothesis's items."""
     reference: float
-    """Number, or weight, of all that the reference has."""
+    """Number, or weight, of the reference's items."""
     power: float = 1.0
-    """Of a length in its weight."""
+    """Exponent of a run's length in its weight."""
 
     def score(self) -> RougeScore:
         """Return ``f^-1(shared / hypothesis)``, ``f^-1(shared / reference)`` with ``f(k) = k^power``, and their F1."""
         precision, recall = (
-            min(self.shared / total, 1.0) ** (1.0 / self.power) if total else 0.0  # min: weights are rounded
+            min(self.shared / total, 1.0) ** (1.0 / self.power) if total else 0.0  # min, because weights are rounded
             for total in (self.hypothesis, self.reference)
         )
         both = precision + recall
@@ -53,7 +53,7 @@ class Overlap(NamedTuple):
 
 
 def first_bytes(text: str, number: int) -> str:
-    """Return the longest beginning of a text that has at most so many bytes in UTF-8.
+    """Return the longest prefix of a text with at most the given number of bytes in UTF-8.
 
     Example:
         >>> first_bytes("naïve", 3), first_bytes("naïve", 4)
@@ -63,17 +63,17 @@ def first_bytes(text: str, number: int) -> str:
 
 
 def weighted_lcs(hypothesis: Sequence[str], reference: Sequence[str], weight: float = 1.2) -> float:
-    """Return the weight of the weighted longest common subsequence: a run of k words that both have weighs ``k^weight``.
+    """Return the weight of the weighted longest common subsequence, in which a run of k common words weighs ``k^weight``.
 
-    This is the recursion of the paper's section 4, which takes every match that it meets; for ``weight > 1`` and words that
-    occur twice another subsequence may weigh more.
+    This is the recursion of the paper's section 4, which takes every match that it meets. For ``weight > 1`` and repeated words
+    another subsequence may weigh more.
 
     Args:
         hypothesis: tokens.
         reference: tokens.
-        weight: of a run's length.
+        weight: exponent of a run's length.
 
-    Source: Lin (2004), ROUGE: a package for automatic evaluation of summaries, section 4.
+    Source: Lin (2004), ROUGE: A Package for Automatic Evaluation of Summaries, section 4.
 
     Example:
         >>> weighted_lcs("a b c d h i k".split(), "a b c d e f g".split(), weight=2)
@@ -85,14 +85,14 @@ def weighted_lcs(hypothesis: Sequence[str], reference: Sequence[str], weight: fl
 
 
 def rouge_w(hypothesis: Sequence[str], reference: Sequence[str], weight: float = 1.2) -> RougeScore:
-    """Return ROUGE-W: with f(k) = k^weight, ``recall = f^-1(WLCS / f(reference length))``, precision likewise, and their F1.
+    """Return ROUGE-W: with f(k) = k^weight, ``recall = f^-1(WLCS / f(reference length))``, precision likewise, and F1.
 
     Args:
         hypothesis: tokens.
         reference: tokens.
-        weight: of a run's length; 1 gives ROUGE-L.
+        weight: exponent of a run's length; 1 gives ROUGE-L.
 
-    Source: Lin (2004), ROUGE: a package for automatic evaluation of summaries, section 4.
+    Source: Lin (2004), ROUGE: A Package for Automatic Evaluation of Summaries, section 4.
 
     Example:
         >>> in_a_row, apart, reference = (text.split() for text in ("a b c d h i k", "a h b k c i d", "a b c d e f g"))
@@ -105,13 +105,13 @@ def rouge_w(hypothesis: Sequence[str], reference: Sequence[str], weight: float =
 def overlaps(
     hypothesis: Sequence[str], reference: Sequence[str], types: Iterable[str], weight: float = 1.2
 ) -> dict[str, Overlap]:
-    """Return what two texts share, for each type of ROUGE.
+    """Return the overlap of two texts for each type of ROUGE.
 
     Args:
-        hypothesis: tokens, none with a space in it.
+        hypothesis: tokens without spaces.
         reference: tokens.
-        types: as those of :class:`Rouge`.
-        weight: of ROUGE-W.
+        types: types as in :class:`Rouge`.
+        weight: exponent in ROUGE-W.
 
     Example:
         >>> overlaps("the cat".split(), "the cat sat".split(), ["rouge2"])["rouge2"]
@@ -135,8 +135,8 @@ def combine(found: Sequence[Overlap], references: str) -> RougeScore:
     """Return one score for a hypothesis with several references.
 
     Args:
-        found: its overlap with each of them.
-        references: the rule, see :class:`Rouge`.
+        found: overlap of the hypothesis with each reference.
+        references: rule of combination, see :class:`Rouge`.
 
     Example:
         >>> both = [Overlap(2, 4, 4), Overlap(4, 4, 8)]
@@ -155,37 +155,36 @@ def combine(found: Sequence[Overlap], references: str) -> RougeScore:
 
 
 class Rouge(TextMetric):
-    """ROUGE, the mean over inputs of F1, precision and recall, of 0 to 100.
+    """ROUGE: the mean over inputs of F1, precision and recall, between 0 and 100.
 
-    ROUGE-1, -2 (.. -9) and -L are those of the package rouge-score, ROUGE-W is :func:`rouge_w`. Each text counts as one
-    sentence, as headlines are. Tables made with ``ROUGE-1.5.5.pl -m -b 75 -w 1.2``, as is usual for DUC, compare with
+    ROUGE-1, -2 (.. -9) and -L are those of the package rouge-score; ROUGE-W is :func:`rouge_w`. Each text counts as one
+    sentence, as for headlines. Results of ``ROUGE-1.5.5.pl -m -b 75 -w 1.2``, usual for DUC, are comparable with
     ``Rouge(("rouge1", "rouge2", "rougeL", "rougeW155"), 75, references="pooled", use_stemmer=True)``.
 
     Args:
         types: ``rouge1`` .. ``rouge9`` (n-grams), ``rougeL`` (longest common subsequence), ``rougeW`` (the weighted one, by the
             paper's formula) and ``rougeW155``, ROUGE-W as the script ROUGE-1.5.5 computes it. The script departs from the
-            formula twice: what counts as a run is seen in the reference alone, and the reference's length is weighed twice,
-            ``recall = f^-1(shared / f(f(length)))``, which takes more than a third from the recall for ten words.
-        truncate_bytes: read only so many bytes of each text, hypotheses and references alike; None reads all. That is what
-            ``ROUGE-1.5.5.pl -b`` does: its manual speaks of the system's summary alone, but it reads both by one routine, which
-            cuts before there are tokens, so that half a word may be left. The figures of Niculae & Blondel (2017, Table 7) show
-            it, too: on Gigaword recall is higher with the limit than without, which shorter hypotheses cannot bring about.
-        references: what several references of an input come to: ``average``, the mean of their scores; ``best``, all three
-            numbers from the reference with the highest F1, the first of equal ones; ``pooled``, one score from what is shared
-            with all of them over all that they have, as in ROUGE-1.5.5 (``-f A``) and in the paper's formula of ROUGE-N.
-        use_stemmer: compare Porter's stems of words with more than three letters, as with the script's ``-m``.
-        weight: of a run's length in ROUGE-W, >= 1.
-        name: what keys begin with; None means ``rouge``, or with truncation the bytes too, such as ``rouge75``, so that both
-            can be logged side by side. Keys are ``{name}1`` for F1, ``{name}1_precision``, ``{name}1_recall`` and so on; after
-            a name that ends in a digit comes ``_``, as in ``rouge75_1``.
-        tokenizer: ``rouge_score`` lower-cases and keeps runs of a-z and 0-9, as ROUGE-1.5.5 does. It drops all else: the ``#``
-            that stands for a digit in Gigaword, and every letter that is not English. ``spaces`` takes what stands between
-            spaces, as it is.
+            formula twice. It detects runs in the reference alone, and it weights the reference's length twice,
+            ``recall = f^-1(shared / f(f(length)))``, which lowers the recall by more than a third for ten words.
+        truncate_bytes: number of bytes read of each text, hypotheses and references alike; None for all. This follows
+            ``ROUGE-1.5.5.pl -b``: its manual mentions only the system's summary, but one routine reads and cuts both, before
+            tokenization, so a word may be cut in half. Table 7 of Niculae & Blondel (2017) confirms it: on Gigaword recall is
+            higher with the limit than without, which shorter hypotheses cannot cause.
+        references: rule for several references. ``average`` takes the mean of their scores. ``best`` takes all three numbers
+            from the reference with the highest F1, the first of equal ones. ``pooled`` divides the overlap with all of them by
+            their total, as in ROUGE-1.5.5 (``-f A``) and in the paper's formula of ROUGE-N.
+        use_stemmer: whether to compare Porter stems of words with more than three letters, as the script's ``-m`` does.
+        weight: exponent of a run's length in ROUGE-W, >= 1.
+        name: prefix of the keys; None for ``rouge``, with truncation followed by the bytes, such as ``rouge75``, so that both
+            can be logged together. Keys are ``{name}1`` for F1, ``{name}1_precision``, ``{name}1_recall`` and so on; ``_``
+            follows a name that ends in a digit, as in ``rouge75_1``.
+        tokenizer: ``rouge_score`` lower-cases and keeps runs of a-z and 0-9, as ROUGE-1.5.5 does. It drops all other
+            characters: the ``#`` for digits in Gigaword, and every letter that is not English. ``spaces`` splits at spaces.
 
     Raises:
         ConfigurationError: if an argument is not allowed.
 
-    Source: Lin (2004), ROUGE: a package for automatic evaluation of summaries.
+    Source: Lin (2004), ROUGE: A Package for Automatic Evaluation of Summaries.
 
     Example:
         >>> metric = Rouge(types=("rouge1", "rougeL"))
@@ -214,7 +213,7 @@ class Rouge(TextMetric):
         self.name = f"rouge{truncate_bytes or ''}" if name is None else check_name("name", name)
         self.tokenizer = check_choice("tokenizer", tokenizer, ("rouge_score", "spaces"))
         if use_stemmer and tokenizer == "spaces":
-            raise ConfigurationError("`use_stemmer=True` needs `tokenizer='rouge_score'`, whose words are English ones.")
+            raise ConfigurationError("Expected `tokenizer='rouge_score'` with `use_stemmer=True`, whose words are English.")
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
         """Return F1, precision and recall of each type, (N, 3 * types) float64."""
@@ -248,7 +247,7 @@ class Rouge(TextMetric):
         return "|".join(f"{key}:{value}" for key, value in fields.items())
 
     def _tokens(self) -> Callable[[str], list[str]]:
-        """Return what makes tokens of a text."""
+        """Return the function that tokenizes a text."""
         made = str.split if self.tokenizer == "spaces" else _tokenizer(self.use_stemmer)
         limit = self.truncate_bytes
         return made if limit is None else lambda text: made(first_bytes(text, limit))
@@ -260,11 +259,11 @@ def _check_types(types: Sequence[str]) -> tuple[str, ...]:
             f"Expected argument `types` to be some of 'rouge1' .. 'rouge9', 'rougeL', 'rougeW', 'rougeW155' but got {types!r}."
         )
     if len(set(types)) < len(types):
-        raise ConfigurationError(f"Expected argument `types` to have no type twice but got {types!r}.")
+        raise ConfigurationError(f"Expected argument `types` without repetition but got {types!r}.")
     return tuple(types)
 
 
-@lru_cache(maxsize=2)  # neither is kept in the metric, which is copied and pickled
+@lru_cache(maxsize=2)  # not attributes, because metrics are copied and pickled
 def _tokenizer(use_stemmer: bool) -> Callable[[str], list[str]]:
     from rouge_score.tokenizers import DefaultTokenizer  # type: ignore[import-untyped, unused-ignore]
 
@@ -273,7 +272,7 @@ def _tokenizer(use_stemmer: bool) -> Callable[[str], list[str]]:
 
 
 class _Spaces:
-    """The tokenizer for texts that are tokens already."""
+    """Tokenizer for texts that are tokenized already."""
 
     def tokenize(self, text: str) -> list[str]:
         return text.split()
@@ -291,7 +290,7 @@ def _weighted_overlap(hypothesis: Sequence[str], reference: Sequence[str], weigh
 
 
 def _overlap_of_script(hypothesis: Sequence[str], reference: Sequence[str], weight: float) -> Overlap:
-    """Return what ROUGE-1.5.5 counts for ROUGE-W; see ``rougeW155`` in :class:`Rouge`."""
+    """Return the counts of ROUGE-1.5.5 for ROUGE-W; see ``rougeW155`` in :class:`Rouge`."""
     table = _weighted_table(reference, hypothesis, weight)
     matched = [False] * len(reference)
     i, j = len(reference), len(hypothesis)
@@ -308,10 +307,10 @@ def _overlap_of_script(hypothesis: Sequence[str], reference: Sequence[str], weig
 
 
 def _weighted_table(rows: Sequence[str], columns: Sequence[str], weight: float) -> list[list[float]]:
-    """Return the weight of the common subsequence of the first i and the first j tokens, for all i and j from 0."""
+    """Return the weight of the common subsequence of the first i and first j tokens, for all i and j from 0."""
     powers = [length**weight for length in range(min(len(rows), len(columns)) + 1)]
     table = [[0.0] * (len(columns) + 1)]
-    runs = [0] * (len(columns) + 1)  # lengths of the runs that end at the last row and at each column
+    runs = [0] * (len(columns) + 1)  # length of the run that ends at the last row, per column
     for row in rows:
         above, before, runs = table[-1], runs, [0]
         current = [0.0]

@@ -19,9 +19,9 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
         dim: dimension, or dimensions, along which the vectors lie.
 
     Returns:
-        Tensor of x's shape without ``dim``; NaN for a zero vector and for d < 2, which have none.
+        Tensor of x's shape without ``dim``; NaN for a zero vector and for d < 2, where it is undefined.
 
-    Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints.
+    Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints, arXiv:cs/0408058.
 
     Example:
         >>> hoyer_sparseness(torch.tensor([[1.0, -1.0, 1.0, 1.0], [0.0, -3.0, 0.0, 0.0]])).tolist()
@@ -32,14 +32,14 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     for one in dims:
         size *= x.shape[one]
     x = x.to(torch.promote_types(x.dtype, torch.float32))
-    x = x / x.abs().amax(dims, keepdim=True)  # squares of very small and very large numbers would be lost
+    x = x / x.abs().amax(dims, keepdim=True)  # squares of very small or large numbers would vanish or overflow
     root = size**0.5
     ratio = x.abs().sum(dims) / x.square().sum(dims).sqrt()
     return (root - ratio) / (root - 1) if size > 1 else torch.full_like(ratio, torch.nan)
 
 
 class HoyerSparseness(ExactMetric):
-    """Mean Hoyer sparseness of vectors; those that are zero, and have none, are left out.
+    """Mean Hoyer sparseness of vectors; zero vectors, where it is undefined, are left out.
 
     Args:
         dim: dimension along which the vectors lie.
@@ -61,11 +61,11 @@ class HoyerSparseness(ExactMetric):
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, x: Tensor) -> None:
-        """Add some vectors (..., d, ...)."""
+        """Add vectors (..., d, ...)."""
         zero = x.detach().eq(0).all(self.dim)
         self.total += hoyer_sparseness(x.detach(), self.dim).masked_fill(zero, 0.0).double().sum()
         self.count += (~zero).sum()
 
     def compute(self) -> Tensor:
-        """Return the mean, NaN before any vector."""
+        """Return the mean, NaN without vectors."""
         return self.total / self.count

@@ -1,4 +1,4 @@
-"""What metrics of written text share: sums over inputs, which do not depend on how the inputs were batched or spread."""
+"""Base of metrics of generated text: sums over inputs, which do not depend on batches or processes."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["TextMetric", "check_flag", "check_name", "check_texts"]
 
 
 class TextMetric(ExactMetric, ABC):
-    """Compares hypotheses with references, by sums over inputs that give the same numbers for any batches and processes.
+    """Compares hypotheses with references by sums over inputs, equal for any batches and processes.
 
-    A subclass says what is summed (:meth:`statistics`) and what becomes of the sums (:meth:`scores`). Its texts stay on the
-    CPU, its sums, int64 or float64, are where the metric is.
+    A subclass defines the summands (:meth:`statistics`) and computes scores from the sums (:meth:`scores`). Texts stay on the
+    CPU; the sums, int64 or float64, are on the metric's device.
 
     Args:
-        columns: K, how many numbers are summed.
-        dtype: of the sums.
+        columns: number of sums K.
+        dtype: dtype of the sums.
     """
 
     sums: Tensor
@@ -31,41 +31,41 @@ class TextMetric(ExactMetric, ABC):
     def __init__(self, columns: int, dtype: torch.dtype = torch.int64) -> None:
         super().__init__()
         self.add_state("sums", torch.zeros(columns, dtype=dtype), dist_reduce_fx="sum")
-        # inputs, their references, and the squares of these numbers: they tell whether the number is the same everywhere
+        # Inputs, references, and squares of the references per input, which show whether that number is constant.
         self.add_state("seen", torch.zeros(3, dtype=torch.int64), dist_reduce_fx="sum")
         self._reported: tuple[int, list[int]] | None = None
 
     @abstractmethod
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
-        """Return what is summed over inputs, (N, K) on the CPU.
+        """Return the summands (N, K) on the CPU.
 
         Args:
             hypotheses: N >= 1 texts.
-            references: for each its references, at least one.
+            references: references of each hypothesis, at least one.
         """
 
     @abstractmethod
     def scores(self, sums: Tensor, number: int) -> dict[str, float]:
-        """Return the numbers to log from the sums (K,) over so many inputs; the first is what the metric is named for.
+        """Return the scores to log from the sums (K,); the first score is the main one.
 
         Args:
-            sums: on the CPU; all zero for ``number`` = 1 where there was no input, to learn the keys.
-            number: N, how many inputs they were summed over.
+            sums: sums on the CPU; zeros with ``number`` = 1 if there are no inputs and only the keys matter.
+            number: number of inputs N.
         """
 
     @abstractmethod
     def described(self, references: int | None) -> str:
-        """Return the signature for so many references an input, None where that differs."""
+        """Return the signature for a number of references per input, None if it varies."""
 
     def update(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-        """Add some inputs.
+        """Add inputs.
 
         Args:
-            hypotheses: N texts; an empty one is a text, too.
-            references: for each its references, at least one; how many may differ between inputs.
+            hypotheses: N texts, which may be empty.
+            references: references of each hypothesis, at least one; their number may differ between inputs.
 
         Raises:
-            DataError: if an input has no reference, the numbers of both differ, or something is no text.
+            DataError: if an input has no reference, the numbers of inputs differ, or an item is not a text.
         """
         check_texts(hypotheses, references)
         self._reported = None
@@ -77,23 +77,23 @@ class TextMetric(ExactMetric, ABC):
         self.seen += torch.stack([torch.ones_like(numbers), numbers, numbers.square()]).sum(-1).to(self.seen)
 
     def compute(self) -> dict[str, Tensor]:
-        """Return log-key suffixes and their values, float64 scalars; NaN before any input."""
+        """Return log-key suffixes and their values, float64 scalars; NaN without inputs."""
         seen = self.seen.tolist()
-        self._reported = (self.update_count, seen)  # those of all processes, which the signature is to tell of
+        self._reported = (self.update_count, seen)  # numbers of all processes, for the signature
         scores = self.scores(self.sums.cpu(), max(seen[0], 1))
         values = {key: value if seen[0] else torch.nan for key, value in scores.items()}
         return {key: torch.tensor(value, dtype=torch.float64, device=self.sums.device) for key, value in values.items()}
 
     def reset(self) -> None:
-        """Forget all inputs."""
+        """Remove all inputs."""
         super().reset()
         self._reported = None
 
     @property
     def signature(self) -> str | None:
-        """What the numbers depend on beside the texts, in sacrebleu's form; None before any input.
+        """Settings that determine the scores, in sacrebleu's form; None without inputs.
 
-        After :meth:`compute` it speaks of the inputs of all processes, before of those of this one.
+        After :meth:`compute` it describes the inputs of all processes, before that those of this process.
         """
         reported = self._reported
         number, total, squares = reported[1] if reported and reported[0] == self.update_count else self.seen.tolist()
@@ -106,11 +106,11 @@ def check_texts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
     """Check that each hypothesis has references, and that all are texts.
 
     Raises:
-        DataError: if one is not as it should be.
+        DataError: if an input has a wrong form.
     """
     for name, texts in (("hypotheses", hypotheses), ("references", references)):
         if isinstance(texts, str) or not isinstance(texts, Sequence):
-            raise DataError(f"Expected `{name}` to be a list with one entry an input but got {type(texts).__name__}.")
+            raise DataError(f"Expected `{name}` to be a list with one entry per input but got {type(texts).__name__}.")
     if len(hypotheses) != len(references):
         raise DataError(
             f"Expected references for each hypothesis but got {len(hypotheses)} hypotheses, references for {len(references)}."
@@ -133,7 +133,7 @@ def check_name(name: str, value: str) -> str:
     """Return a name for log keys.
 
     Raises:
-        ConfigurationError: if it is empty, or no text.
+        ConfigurationError: if it is not a nonempty text.
     """
     if not isinstance(value, str) or not value:
         raise ConfigurationError(f"Expected argument `{name}` to be a name for log keys but got {value!r}.")
@@ -141,10 +141,10 @@ def check_name(name: str, value: str) -> str:
 
 
 def check_flag(name: str, value: bool) -> bool:
-    """Return what must be True or False.
+    """Return a boolean.
 
     Raises:
-        ConfigurationError: if it is neither.
+        ConfigurationError: for any other value.
     """
     if not isinstance(value, bool):
         raise ConfigurationError(f"Expected argument `{name}` to be True or False but got {value!r}.")

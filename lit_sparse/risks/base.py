@@ -23,11 +23,11 @@ class BrokenLossError(DataError):
     """A loss is NaN or infinite.
 
     Args:
-        row: which of the losses, the first one.
-        value: what it is.
-        broken: how many are.
-        losses: how many there are.
-        hint: what else is known.
+        row: index of the first such loss.
+        value: its value.
+        broken: number of such losses.
+        losses: number of losses in the batch.
+        hint: further advice for the message.
     """
 
     def __init__(self, row: int, value: float, broken: int, losses: int, hint: str = "") -> None:
@@ -42,24 +42,24 @@ class BrokenLossError(DataError):
         )
 
     def located(self, row: int, where: str) -> BrokenLossError:
-        """Return the error for an example whose loss has another place, with more words for where it is."""
+        """Return the error with the row's index elsewhere, and words that name the place."""
         found = BrokenLossError(row, self.value, self.broken, self.losses, self.hint)
         found.args = (found._message(where),)
         return found
 
 
 class Risk(nn.Module, ABC):
-    """Turns the losses of the examples of a batch into one number to minimize.
+    """Turns the losses of a batch into one number to minimize.
 
     A subclass implements :meth:`measure` and keeps each constructor argument as an attribute of the same name.
     """
 
-    #: The estimate's mean over random batches is the objective over all examples, whatever the size of a batch. Others look at
-    #: a batch as a whole; of several processes each then trains on the losses of all.
+    #: Whether the mean of batch estimates is the objective over all examples, for every batch size. Otherwise the risk needs
+    #: whole batches, and each process trains on the losses gathered from all processes.
     unbiased: ClassVar[bool] = False
     #: Adversary by which :meth:`perturb` perturbs inputs; None to leave them unchanged.
     adversary: InputAdversary | None = None
-    #: An infinite loss is an error, as NaN is.
+    #: Whether infinite losses, besides NaN, are an error.
     finite: ClassVar[bool] = True
 
     @classmethod
@@ -68,32 +68,32 @@ class Risk(nn.Module, ABC):
         return [cls()]
 
     def forward(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the objective, a scalar; half precision is computed, and returned, in float32.
+        """Return the objective, a scalar; half precision is computed and returned in float32.
 
         Args:
-            losses: (B,) floating, one an example.
-            weights: (B,) not negative: how many examples each stands for, as those of a coreset, in units in which they are 1
-                on average over the data. None for 1. What the loss is where the weight is 0 does not matter, unless it has a
-                history: a NaN would reach that, whatever its weight.
+            losses: (B,) floating, one per example.
+            weights: (B,) number of examples that each example represents, not negative, for example of a coreset. Their
+                average over the data is 1. None for weights of 1. Losses of weight 0 are ignored; a NaN among them still
+                reaches the gradient.
 
         Raises:
-            ConfigurationError: for an empty batch, or losses or weights of another shape or type.
-            BrokenLossError: if a loss is NaN or infinite, before anything is learnt from it; the look at them waits for an
-                accelerator. Not looked for under ``torch.func`` and ``torch.compile``.
+            ConfigurationError: for an empty batch, or losses or weights of a wrong shape or dtype.
+            BrokenLossError: if a loss is NaN or infinite, before the model learns from it. This check synchronizes the
+                accelerator; it is left out under ``torch.func`` and ``torch.compile``.
         """
         if not isinstance(losses, Tensor) or losses.dtype not in FLOATS:
             got = losses.dtype if isinstance(losses, Tensor) else full_name(losses)
             raise ConfigurationError(f"Expected losses in a floating torch tensor but got {got}.")
         if losses.dim() != 1:
             raise ConfigurationError(
-                f"Expected one loss an example, of shape (B,), but got {tuple(losses.shape)}. Use reduction='none'."
+                f"Expected one loss per example, of shape (B,), but got {tuple(losses.shape)}. Use reduction='none'."
             )
         if losses.shape[0] == 0:
             raise ConfigurationError("Expected the loss of at least one example but the batch is empty.")
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         if weights is not None:
             weights = self._weights(weights, losses)
-            if losses.is_leaf:  # a NaN of weight 0 would still go back into a network
+            if losses.is_leaf:  # in a graph, a NaN of weight 0 would still reach the network's gradient
                 losses = torch.where(weights > 0, losses, 0.0)
         self._check_losses(losses)
         if weights is not None:
@@ -110,12 +110,12 @@ class Risk(nn.Module, ABC):
 
     @abstractmethod
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """Return the objective; see :meth:`forward`, which has checked the arguments. At least one loss is there."""
+        """Return the objective of at least one loss; :meth:`forward` has checked the arguments."""
 
     def perturb(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs to train on in place of the given ones, and their transport cost.
 
-        A model calls it first. It hands the losses at the returned inputs, less the cost, to the risk.
+        A model calls this first. It passes the losses at the returned inputs, minus the cost, to the risk.
 
         Args:
             loss_fn: function from inputs (B, ...) to losses (B,).
@@ -127,14 +127,14 @@ class Risk(nn.Module, ABC):
         return (inputs, inputs.new_zeros(len(inputs))) if self.adversary is None else self.adversary(loss_fn, inputs)
 
     def dual_parameters(self) -> list[nn.Parameter]:
-        """Return what is minimized over beside the model, with a learning rate of its own if :attr:`dual_lr` says so."""
+        """Return parameters that are minimized together with the model's, with the learning rate :attr:`dual_lr`."""
         return []
 
-    #: The learning rate of those; None for the model's.
+    #: Learning rate of the dual parameters; None for the model's.
     dual_lr: float | None = None
 
     def measurements(self) -> dict[str, float]:
-        """Return numbers to log for an epoch of training."""
+        """Return numbers to log after each epoch of training."""
         return {}
 
     def extra_repr(self) -> str:
@@ -143,20 +143,20 @@ class Risk(nn.Module, ABC):
 
     @property
     def _needs_weight(self) -> bool:
-        """Whether there is no objective where all weights are 0."""
+        """Return whether the objective is undefined where all weights are 0."""
         return not self.unbiased
 
     def _weights(self, weights: Tensor, losses: Tensor) -> Tensor:
         if not isinstance(weights, Tensor) or weights.shape != losses.shape:
             got = tuple(weights.shape) if isinstance(weights, Tensor) else full_name(weights)
-            raise ConfigurationError(f"Expected one weight an example, of shape {tuple(losses.shape)}, but got {got}.")
+            raise ConfigurationError(f"Expected one weight per example, of shape {tuple(losses.shape)}, but got {got}.")
         weights = weights.to(losses.dtype)
         if can_read_values() and losses.device.type == "cpu":
             wrong = ~((weights >= 0) & (weights < torch.inf))
             if bool(wrong.any()):
                 row = int(wrong.nonzero()[0])
                 raise ConfigurationError(
-                    f"Expected weights that are finite and not negative but that of example {row} is {float(weights[row])}."
+                    f"Expected weights that are finite and not negative but got {float(weights[row])} for example {row}."
                 )
             if self._needs_weight and not bool((weights > 0).any()):
                 raise ConfigurationError("Expected at least one weight above 0 in a batch but all are 0.")
@@ -174,7 +174,7 @@ class Risk(nn.Module, ABC):
         return "" if self.adversary is None else " Or the adversary diverges: raise lam, or lower inner_lr."
 
     def _over_processes(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """Return the objective of the losses of all processes, with a gradient whose mean over them is the objective's."""
+        """Return the objective of the losses of all processes; averaging its gradient over processes gives the exact one."""
         weights = torch.ones_like(losses) if weights is None else weights
         parts = gather_unequal(torch.stack([losses.detach(), weights], 1))
         parts[rank()] = torch.stack([losses, weights], 1)
@@ -184,7 +184,7 @@ class Risk(nn.Module, ABC):
 
 
 def gathered_losses(losses: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return losses and weights of all processes, without a gradient; those given where there is one process."""
+    """Return losses and weights gathered from all processes, without a gradient; with one process, the given ones."""
     losses = losses.detach()
     if world_size() == 1:
         return losses, weights

@@ -13,19 +13,21 @@ __all__ = ["CVaR"]
 
 
 class CVaR(Risk):
-    """The mean over the worst fraction of the losses of a batch, by weight; the last example counts in part.
+    r"""Mean of the largest losses of a batch: those that hold the fraction ``level`` of the weight.
 
-    ``min_a a + E (loss - a)_+ / level``. With weights it is that of their shares times their mean, so that ``CVaR(1.0)`` is
-    :class:`lit_sparse.risks.Mean`. Of the batch alone, it is biased: smaller batches give smaller values. Of several processes
-    each trains on the losses of all.
+    .. math:: \min_a \; a + E (\ell - a)_+ / \mathrm{level}
+
+    The example at the boundary counts in part. Weights are normalized, and the result is multiplied by their mean, so that
+    ``CVaR(1.0)`` is :class:`lit_sparse.risks.Mean`. Biased for mini-batches: smaller batches give smaller values. In
+    distributed training, losses are gathered from all processes.
 
     Args:
-        level: the fraction, in (0, 1].
+        level: fraction of the weight, in (0, 1].
 
     Raises:
-        ConfigurationError: if it is outside.
+        ConfigurationError: if ``level`` is outside its range.
 
-    Source: Rockafellar & Uryasev (2000), Optimization of Conditional Value-at-Risk, theorem 1.
+    Source: Rockafellar & Uryasev (2000), Optimization of Conditional Value-at-Risk, theorem 1, doi:10.21314/JOR.2000.038.
 
     Example:
         >>> import torch
@@ -39,7 +41,7 @@ class CVaR(Risk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return some that take few examples, half of them, and all."""
+        """Return instances that average few examples, half of them, and all."""
         return [cls(0.1), cls(0.5), cls(1.0)]
 
     @override

@@ -25,7 +25,7 @@ class InputAdversary:
         momentum: momentum, in [0, 1).
 
     Raises:
-        ConfigurationError: for an argument outside its range, which the message names ``inner_steps`` and so on.
+        ConfigurationError: for an argument outside its range; the message calls ``steps`` ``inner_steps``, and so on.
 
     Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
 
@@ -49,8 +49,8 @@ class InputAdversary:
         """Return the perturbed inputs and their transport cost (B,), ``lam |u - x|^2``, both without a gradient.
 
         Args:
-            loss_fn: function from inputs (B, ...) to losses (B,). Each loss depends on its own input only, so batch
-                normalization, whose statistics would also count every step, is not supported.
+            loss_fn: function from inputs (B, ...) to losses (B,). Each loss must depend on its own input only. Batch
+                normalization is therefore not supported; its statistics would also count every step.
             inputs: (B, ...) floating.
 
         Raises:

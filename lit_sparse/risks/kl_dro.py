@@ -1,4 +1,4 @@
-"""Robustness against any reweighting of the examples that is near in Kullback-Leibler divergence, batch by batch."""
+"""Robustness against reweighted examples within a Kullback-Leibler divergence, batch by batch."""
 
 from __future__ import annotations
 
@@ -13,20 +13,23 @@ __all__ = ["KLDRO"]
 
 
 class KLDRO(Risk):
-    """``lam log mean exp(loss / lam)`` of a batch: the largest mean loss under a reweighting, less lam times its divergence.
+    r"""Largest mean loss of a batch under any reweighting, minus ``lam`` times its Kullback-Leibler divergence.
 
-    Of the batch alone, it is biased: its mean over batches is less than that of all examples, and much less for small batches,
-    for a gradient looks at no other batch. :class:`lit_sparse.risks.SafeKLDRO` is not. Of several processes each trains on the
-    losses of all. With weights the exponentials are weighted.
+    .. math:: \mathrm{lam} \log \mathrm{mean} \exp(\ell / \mathrm{lam})
+
+    With weights the exponentials are weighted. Biased for mini-batches: the mean over batches is less than the objective over
+    all examples, and much less for small batches. :class:`lit_sparse.risks.SafeKLDRO` is unbiased. In distributed training,
+    losses are gathered from all processes.
 
     Args:
-        lam: what a unit of divergence costs, > 0, in units of the loss. Large: the mean; small: the largest loss.
+        lam: cost per unit of divergence, > 0, in units of the loss. Large values give the mean, small ones the largest loss.
 
     Raises:
-        ConfigurationError: if it is not positive.
+        ConfigurationError: if ``lam`` is not positive.
 
-    Source: Hu & Hong (2013); Levy et al. (2020), Large-Scale Methods for Distributionally Robust Optimization; equation 18 of
-    Improved Stochastic Optimization of LogSumExp.
+    Source: Hu & Hong (2013), Kullback-Leibler Divergence Constrained Distributionally Robust Optimization. Levy, Carmon, Duchi
+    & Sidford (2020), Large-Scale Methods for Distributionally Robust Optimization, arXiv:2010.05893. Equation 18 of Improved
+    Stochastic Optimization of LogSumExp.
 
     Example:
         >>> import torch
@@ -40,7 +43,7 @@ class KLDRO(Risk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return a mild one and a severe one."""
+        """Return instances with a large and a small ``lam``."""
         return [cls(1.0), cls(0.1)]
 
     @override
@@ -50,12 +53,12 @@ class KLDRO(Risk):
         top = torch.where(there, losses.detach(), -torch.inf).amax()
         scores = torch.where(there, (losses - top) / self.lam, 0.0)
         shares = weights / weights.sum()
-        # Of a large lam the logarithm is near 0, and digits would be lost in 1 + it.
+        # With a large lam the logarithm is near 0; log1p keeps its digits.
         below = (shares * scores.expm1()).sum()
         near, far = below.clamp_min(-0.75).log1p(), torch.where(there, scores, -torch.inf).add(_log(shares)).logsumexp(0)
         return top + self.lam * (torch.where(below > -0.5, near, far) + weights.mean().log())
 
 
 def _log(shares: Tensor) -> Tensor:
-    """Return logarithms, 0 in place of that of 0."""
+    """Return logarithms, with 0 in place of log 0."""
     return torch.where(shares > 0, shares, 1.0).log()

@@ -1,4 +1,4 @@
-"""LogSumExp by the safe Kullback-Leibler divergence: close to it, and with bounded weights of its points."""
+"""Safe LogSumExp: an approximation of LogSumExp whose gradient has bounded weights."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.kernels.safe_logsumexp import mass_tolerance, safe_threshold, weighted_safe_threshold
 from lit_sparse.torch_internals import can_read_values, forward_mode_active
 
-#: Up to this a threshold in float32 is so near that a minimum does not show it.
+#: Largest float32 threshold whose rounding does not change the minimum noticeably.
 PLAIN = 1e4
-#: By how much a threshold may be rounded before a gradient shows it.
+#: Largest rounding error of a threshold that does not change a gradient noticeably.
 ROUNDED = 1e-6
-#: The least rho; its inverse must be a number of every type.
+#: Smallest rho; its inverse must be finite in every dtype.
 LEAST = 1e-30
 
 __all__ = ["check_rho", "safe_logsumexp", "safe_threshold_of", "softplus"]
@@ -29,43 +29,43 @@ def check_rho(rho: float, *, open_high: bool = False) -> float:
     """Return rho in (0, 1], or (0, 1).
 
     Raises:
-        ConfigurationError: if it is outside.
+        ConfigurationError: if rho is outside its range.
     """
     found = check_number("rho", rho, 0.0, 1.0, open_low=True, open_high=open_high)
     return check_number("rho", found, LEAST, 1.0)
 
 
 def softplus(x: Tensor) -> Tensor:
-    """Return ``ln(1 + e^x)``, with all derivatives and without overflow; torch's own default is off by 2e-9 at x = 20."""
+    """Return ``ln(1 + e^x)`` with all derivatives and without overflow; torch's default is off by 2e-9 at x = 20."""
     return nnf.softplus(x, 1.0, 50.0)
 
 
 def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | None = None) -> Tensor:
-    """Return the safe LogSumExp of ``values`` along a dimension.
+    r"""Return the safe LogSumExp of ``values`` along a dimension.
 
-        F(x) = min_a a + (1 / rho) sum_i w_i ln(1 + rho e^(x_i - a)) - 1
+    .. math:: F(x) = \min_a \; a + \frac{1}{\rho} \sum_i w_i \ln(1 + \rho e^{x_i - a}) - 1
 
-    As rho goes to 0 it becomes ``torch.logsumexp``, which it never exceeds and is below by at most rho. Its gradient in x_i,
+    As rho goes to 0 it converges to ``torch.logsumexp`` from below, with an error of at most rho. Its gradient in x_i,
     ``(w_i / rho) sigma(x_i - a + ln rho)``, is a softmax in which no entry exceeds ``w_i / rho``.
 
     Args:
-        values: floating tensor; length d along ``dim``. A -inf has no weight in the result, a NaN makes its row NaN, and a +inf
+        values: floating tensor; length d along ``dim``. A value of -inf is ignored, a NaN makes its row NaN, and +inf makes it
             +inf.
         rho: 0 < rho <= 1.
         dim: dimension along which to reduce.
-        weights: broadcastable to ``values``: the measure, not negative, of mass at least rho along ``dim``; differentiable.
-            What stands at a weight of zero is not looked at. None for a weight of one for each point. 1 / d for each makes of
-            the gradient :class:`lit_sparse.mappings.CappedSoftmax`.
+        weights: measure, broadcastable to ``values``, not negative, of mass at least rho along ``dim``; differentiable. Values
+            of weight zero are ignored. None for weights of one. Weights of 1 / d make the gradient
+            :class:`lit_sparse.mappings.CappedSoftmax`.
 
     Returns:
         Tensor of the values' shape without ``dim``, and of their dtype; half precision is computed in float32.
 
     Raises:
         ConfigurationError: if rho is out of its range, the values are not floating, the weights do not fit, one of them is
-            negative, infinite or NaN, or their mass is below rho. What the weights are is not looked at under ``torch.func``
-            and ``torch.compile``, where a mass below rho gives -inf, and a wrong weight NaN.
+            negative, infinite or NaN, or their mass is below rho. Weights are not checked under ``torch.func`` and
+            ``torch.compile``. There a mass below rho gives -inf, and an invalid weight NaN.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equations 5 to 8. A mass equal to rho is the limit
+    Source: Improved Stochastic Optimization of LogSumExp, equations 5 to 8. For a mass equal to rho the result is the limit
     ``sum_i w_i x_i / rho + ln rho - 1``.
 
     Example:
@@ -80,10 +80,10 @@ def safe_logsumexp(values: Tensor, rho: float, dim: int = -1, weights: Tensor | 
     if values.dtype not in FLOATS:
         raise ConfigurationError(f"Expected values of a floating dtype, one of {FLOATS}, but got {values.dtype}.")
     if values.dim() == 0:
-        raise ConfigurationError("Expected values with at least one dimension but got a tensor without any.")
+        raise ConfigurationError("Expected values with at least one dimension but got a scalar.")
     dim = check_dim(dim, values, "values")
     if values.shape[dim] == 0:
-        raise ConfigurationError("Expected at least one value to reduce but there is none: the mass, 0, is below rho.")
+        raise ConfigurationError("Expected at least one value to reduce but got none: the mass, 0, is below rho.")
     x = values.movedim(dim, -1)
     w = None if weights is None else _measure(weights, values, rho, dim).movedim(dim, -1)
     wide = torch.float32 if x.dtype in HALVES else x.dtype
@@ -103,7 +103,7 @@ def safe_threshold_of(x: Tensor, rho: float, w: Tensor | None = None) -> Tensor:
 
 
 def _measure(weights: Tensor, values: Tensor, rho: float, dim: int) -> Tensor:
-    """Return the weights in the values' shape, checked."""
+    """Return the checked weights in the values' shape."""
     if not isinstance(weights, Tensor) or weights.dtype not in FLOATS:
         got = weights.dtype if isinstance(weights, Tensor) else full_name(weights)
         raise ConfigurationError(f"Expected weights in a floating torch tensor but got {got}.")
@@ -139,10 +139,10 @@ def _of_rows(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
 
 
 class _Rows:
-    """Rows (..., d) relative to a threshold that is exact but for rounding, in torch operations.
+    """Rows (..., d) relative to a threshold that is exact up to rounding, in torch operations.
 
-    The threshold moves with the rows by one step of Newton's method, whose derivative is that of the solution. The result is a
-    minimum over the threshold, so that the first derivative of that gives the first three of the result.
+    One step of Newton's method makes the threshold depend on the rows; its derivative is that of the exact solution. The result
+    is a minimum over the threshold, so the threshold's first derivative gives the first three derivatives of the result.
     """
 
     def __init__(self, x: Tensor, w: Tensor | None, rho: float, a: Tensor | None = None) -> None:
@@ -152,7 +152,7 @@ class _Rows:
         self.used = x.isfinite() & self.ordinary
         self.center = torch.where(self.ordinary, self.a, 0.0)
         s = torch.where(self.used, x, self.center) - self.center + math.log(rho)
-        # What rounding the threshold to its type took is a threshold, too, of what is left.
+        # The rounding error of the threshold is itself a threshold of the remainder.
         left = torch.where(self.used, s.detach() - math.log(rho), -torch.inf)
         missed = torch.where(self.ordinary, safe_threshold_of(left, rho, w), 0.0)
         share = self.weighted(torch.sigmoid(s - missed))
@@ -168,7 +168,7 @@ class _Rows:
         return torch.where(self.ordinary, found, self.a).squeeze(-1)
 
     def weighted(self, values: Tensor) -> Tensor:
-        """Return values (..., d) times the weights, 0 where a point does not count."""
+        """Return values (..., d) times the weights, with 0 for ignored points."""
         values = torch.where(self.used, values, 0.0)
         return values if self.w is None else self.w * values
 
@@ -178,7 +178,7 @@ def _by_operations(x: Tensor, w: Tensor | None, rho: float) -> Tensor:
 
 
 class _SafeLogSumExp(torch.autograd.Function):
-    """The same with its gradient by formula, which keeps no more than its arguments; differentiated further, by operations."""
+    """Safe LogSumExp with an explicit gradient that saves only the arguments; higher derivatives use torch operations."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor | None, rho: float) -> Tensor:
@@ -205,12 +205,12 @@ class _SafeLogSumExp(torch.autograd.Function):
 
 
 def _value(x: Tensor, w: Tensor | None, rho: float) -> tuple[Tensor, Tensor]:
-    """Return the result (...) and the threshold (..., 1), without a gradient, in as few operations as there can be."""
+    """Return the result (...) and the threshold (..., 1), without a gradient, in few operations."""
     a = safe_threshold_of(x, rho, w)
-    if x.device.type != "cpu" or not bool((a.abs() < PLAIN).all()):  # invalid rows, or such that rounding shows
+    if x.device.type != "cpu" or not bool((a.abs() < PLAIN).all()):  # invalid rows, or a large threshold
         return _Rows(x, w, rho, a).value(), a
-    terms = softplus(x.detach().sub(a).add_(math.log(rho)))  # what is -inf gives nothing
+    terms = softplus(x.detach().sub(a).add_(math.log(rho)))  # 0 for -inf
     if w is not None:
         terms = torch.where(w != 0, w.detach() * terms, 0.0)
-    # What rounding took of the threshold changes a minimum by no more than its square.
+    # Rounding the threshold changes a minimum only by the square of the error.
     return (a + (terms.sum(-1, keepdim=True) / rho - 1)).squeeze(-1), a

@@ -21,8 +21,7 @@ def mean_of(losses: Tensor, weights: Tensor | None) -> Tensor:
 class Mean(Risk):
     """The mean over the batch of weight times loss.
 
-    A NaN among losses on an accelerator is not looked for: that would wait for it, and mixed precision skips such steps by
-    itself.
+    On an accelerator losses are not checked for NaN: the check would synchronize, and mixed precision skips such steps anyway.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Robust training from single examples: the safe Kullback-Leibler divergence, whose objective is a mean over examples."""
+"""Robust training with the safe Kullback-Leibler divergence, whose objective is a mean over examples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LINKS = ("softplus", "capped_exp")
 
 
 def link_value(s: Tensor, rho: float, link: str) -> Tensor:
-    """Return ``ln(1 + rho e^s) / rho``, or e^s up to ``s = -ln rho`` and linear from there on."""
+    """Return ``ln(1 + rho e^s) / rho``, or the capped exponential: e^s, linear for ``s > -ln rho``."""
     if link == "softplus":
         return softplus(s + math.log(rho)) / rho
     knee = -math.log(rho)
@@ -32,17 +32,17 @@ def link_value(s: Tensor, rho: float, link: str) -> Tensor:
 
 
 class DualRisk(Risk):
-    """Base of risks that minimize over a number beside the model: the dual variable a, near the larger losses.
+    """Base of risks that also minimize over a dual variable a, a number near the larger losses.
 
-    Their estimate from a batch is a mean over its examples, without bias for any number of them, because a is not found anew
-    for each batch but learnt. It is a parameter, ``dual``, and so part of checkpoints and the same on all processes. An example
-    counts at most 1 / rho times.
+    The estimate from a batch is a mean over its examples. It is unbiased for every batch size, because a is learnt instead of
+    solved for in each batch. The parameter ``dual`` is part of checkpoints and the same on all processes. An example counts at
+    most 1 / rho times.
 
     Args:
-        dual_lr: learning rate of a; None for the model's. Losses have their own unit, so that a rate for weights is seldom one
-            for a: with SGD, ``temperature * rho`` moves it by less than its temperature a step.
-        initial_dual: where a begins; None for the minimizer over the first batch of training. From above it comes down by
-            ``dual_lr`` a step at most, from below it rises up to 1 / rho times as fast: begin low. Averages of weights that
+        dual_lr: learning rate of a; None for the model's. Losses have their own unit, so a rate for weights seldom suits a.
+            With SGD, ``temperature * rho`` moves it by less than its temperature per step.
+        initial_dual: initial a; None for the minimizer over the first training batch. A value that is too high falls by at
+            most ``dual_lr`` a per step, one that is too low rises up to 1 / rho times as fast: begin low. Weight averages that
             begin before the first batch (``AveragedModel``, Lightning's ``StochasticWeightAveraging``) need a number.
     """
 
@@ -54,20 +54,20 @@ class DualRisk(Risk):
         if initial_dual is not None:
             check_number("initial_dual", initial_dual, -math.inf, math.inf, open_low=True, open_high=True)
         self.initial_dual = initial_dual
-        #: a; NaN until it is known.
+        #: a; NaN until it is initialized.
         self.dual = nn.Parameter(torch.tensor(math.nan if initial_dual is None else float(initial_dual)))
-        #: What spares an accelerator the look at a, once it was found.
+        #: Whether a is initialized, cached so that later steps need no device synchronization.
         self._known = False
         self.register_load_state_dict_post_hook(_look_again)  # type: ignore[no-untyped-call]
 
     @property
     @abstractmethod
     def temperature(self) -> float:
-        """What losses are divided by."""
+        """Divisor of the losses."""
 
     @abstractmethod
     def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the a that is best for these losses (B,), without a gradient."""
+        """Return the minimizing a for losses (B,), without a gradient."""
 
     @abstractmethod
     def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -81,12 +81,12 @@ class DualRisk(Risk):
             dual = self._begun_eagerly(losses, weights)
         elif self._known:
             dual = self.dual
-        else:  # transformed: nothing can be kept
+        else:  # under a transform nothing can be stored
             dual = torch.where(self.dual.isnan(), self.solve(losses, weights).to(self.dual), self.dual)
         return self.objective(losses, dual.to(losses.dtype), weights)
 
     def _begun(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """Return a; found for these losses where it is not known, and kept in training."""
+        """Return a; solve for it if it is not initialized, and store it in training."""
         dual = self.dual
         if (self._known and not dual.is_cpu) or dual.is_meta or not bool(dual.detach().isnan()):
             self._known = True
@@ -112,11 +112,11 @@ class DualRisk(Risk):
         return [self.dual]
 
     def measurements(self) -> dict[str, float]:
-        """Return a as ``dual``."""
+        """Return a, named ``dual``."""
         return {"dual": float(self.dual.detach())}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Go to another device with the model, but not to a type of fewer digits."""
+        """Move to another device with the model, but never to a dtype of lower precision."""
         before = self.dual.detach().clone()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if torch.finfo(self.dual.dtype).bits < 32:
@@ -125,24 +125,27 @@ class DualRisk(Risk):
 
 
 class SafeKLDRO(DualRisk):
-    """``a + (lam / rho) mean ln(1 + rho e^((loss - a) / lam)) - lam``, at a learnt a.
+    r"""Robust risk with the safe Kullback-Leibler divergence, at a learnt dual variable a.
 
-    Minimized over a it is ``lam F(loss / lam)`` with the safe LogSumExp F of the mean, close to :class:`KLDRO` of all
+    .. math:: a + \frac{\mathrm{lam}}{\rho} \mathrm{mean} \ln(1 + \rho e^{(\ell - a) / \mathrm{lam}}) - \mathrm{lam}
+
+    Minimized over a it is ``lam F(loss / lam)`` with the safe LogSumExp F of the mean. It is close to :class:`KLDRO` of all
     examples for a small rho, and to :class:`CVaR` of level rho for a small lam. The weights of examples in its gradient,
     ``sigma((loss - a) / lam + ln rho) / rho``, are less than 1 / rho, and nothing overflows.
 
     Args:
-        lam: what a unit of divergence costs, > 0, in units of the loss. Large: the mean; small: the largest losses.
-        rho: 0 < rho < 1; no example counts more than 1 / rho times.
-        link: ``"softplus"``, or ``"capped_exp"``: e^s in place of ``ln(1 + rho e^s) / rho``, linear from ``s = -ln rho`` on. It
-            is closer to KLDRO at the same bound on weights, but has one derivative only.
+        lam: cost per unit of divergence, > 0, in units of the loss. Large values give the mean, small ones the largest losses.
+        rho: inverse of the largest weight of an example, in (0, 1).
+        link: ``"softplus"``, or ``"capped_exp"``: e^s in place of ``ln(1 + rho e^s) / rho``, linear for ``s > -ln rho``. The
+            latter is closer to KLDRO at the same bound on weights, but has only one derivative.
         dual_lr: learning rate of a; None for the model's.
-        initial_dual: where a begins; None for the minimizer over the first batch of training.
+        initial_dual: initial a; None for the minimizer over the first training batch.
 
     Raises:
-        ConfigurationError: for an argument outside its range. With rho = 1 the best a would be -inf.
+        ConfigurationError: for an argument outside its range. With rho = 1 the optimal a would be -inf.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equation 19; the capped exponential is that of Levy et al. (2020).
+    Source: Improved Stochastic Optimization of LogSumExp, equation 19. The capped exponential is from Levy et al. (2020),
+    arXiv:2010.05893.
 
     Example:
         >>> import torch
@@ -169,12 +172,12 @@ class SafeKLDRO(DualRisk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one of each link, and one with a given beginning."""
+        """Return an instance for each link, and one with an initial value."""
         return [cls(1.0, 0.1), cls(0.5, 1e-3, "capped_exp"), cls(2.0, 0.5, initial_dual=-1.0, dual_lr=0.1)]
 
     @property
     def temperature(self) -> float:
-        """What losses are divided by: lam."""
+        """Divisor of the losses, lam."""
         return self.lam
 
     @override
@@ -189,9 +192,9 @@ class SafeKLDRO(DualRisk):
 
 
 def mean_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
-    """Return the best a for scores (B,) under their mean, with their weights."""
+    """Return the minimizing a for scores (B,) under their weighted mean."""
     measure = (torch.ones_like(scores) if weights is None else weights) / scores.shape[0]
-    measure = measure / measure.sum().clamp_max(1.0)  # a batch of small weights has one too
+    measure = measure / measure.sum().clamp_max(1.0)  # a mass below rho would have no minimizer
     return safe_threshold_of(scores, rho, measure).squeeze(-1)
 
 
@@ -200,17 +203,17 @@ def _capped_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Ten
     ranked, order = scores.double().sort(descending=True)
     measure = (torch.ones_like(ranked) if weights is None else weights.double()[order]) / scores.shape[0]
     measure = measure / measure.sum().clamp_max(1.0)
-    at_bound = measure.cumsum(0) - measure  # the mass of those before
+    at_bound = measure.cumsum(0) - measure  # mass of the scores ranked before
     there = measure > 0
     logs = torch.where(there, ranked + torch.where(there, measure, 1.0).log(), -torch.inf)
-    rest = logs.flip(0).logcumsumexp(0).flip(0)  # of those from j on
+    rest = logs.flip(0).logcumsumexp(0).flip(0)  # of the scores from j on
     room = 1 - at_bound / rho
     found = rest - torch.where(room > 0, room, 1.0).log()
-    # The first j at which the largest of the rest is not above the bound.
+    # The first j whose remaining scores all lie below the bound.
     fits = (room > 0) & (ranked - found <= -math.log(rho) + 1e-12)
     return found[fits.int().argmax()].to(scores.dtype)
 
 
 def _look_again(risk: DualRisk, keys: Any) -> None:
-    """After a state was loaded, look whether a is known."""
+    """After loading a state, check again whether a is initialized."""
     risk._known = False

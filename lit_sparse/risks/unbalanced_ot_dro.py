@@ -21,25 +21,28 @@ __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]
 
 
 class UnbalancedOTDRO(DualRisk):
-    """``a + (lam beta / rho) mean ln(1 + rho e^((l - a) / (lam beta)))``, l being the loss of a moved input less its cost.
+    r"""Robust risk against perturbed inputs and outliers, at a learnt dual variable a.
 
-    An adversary moves inputs where that raises the loss by more than lam times the squared distance, and weighs examples
-    anew; what it gains from a few outliers is bounded. A model calls :meth:`perturb` for the inputs first.
+    .. math:: a + \frac{\mathrm{lam}\,\beta}{\rho} \mathrm{mean} \ln(1 + \rho e^{(l - a) / (\mathrm{lam}\,\beta)})
+
+    Here l is the loss at a perturbed input minus the transport cost. An adversary moves inputs where that raises the loss by
+    more than lam times the squared distance, and reweights examples; its gain from a few outliers is bounded. A model calls
+    :meth:`perturb` for the inputs first.
 
     Args:
         lam: cost of a unit of squared distance, in units of the loss, > 0.
         beta: cost of a unit of reweighting, in units of lam, > 0.
-        rho: 0 < rho < 1; no example counts more than 1 / rho times.
+        rho: inverse of the largest weight of an example, in (0, 1).
         inner_steps: steps of :class:`InputAdversary`; 0 leaves the inputs unchanged.
         inner_lr: step size; None for ``0.1 / lam``.
         inner_momentum: momentum, in [0, 1).
         dual_lr: learning rate of a; None for the model's.
-        initial_dual: where a begins; None for the minimizer over the first batch of training.
+        initial_dual: initial a; None for the minimizer over the first training batch.
 
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Improved Stochastic Optimization of LogSumExp, equations 20 and 22; Wang et al. (2024), Outlier-Robust
+    Source: Improved Stochastic Optimization of LogSumExp, equations 20 and 22. Wang et al. (2024), Outlier-Robust
     Distributionally Robust Optimization via Unbalanced Optimal Transport.
 
     Example:
@@ -72,7 +75,7 @@ class UnbalancedOTDRO(DualRisk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the published one, and one whose adversary does nothing."""
+        """Return the published setting, and one without adversarial steps."""
         return [cls(1.0, 1.0, 0.1), cls(0.5, 2.0, 0.01, inner_steps=0, initial_dual=0.0)]
 
     @property
@@ -92,10 +95,12 @@ class UnbalancedOTDRO(DualRisk):
 
 
 class ExponentialOTDRO(Risk):
-    """``mean exp(l / (lam beta))``: the published way to the same aim, which overflows now and then.
+    r"""The published objective for the same problem, which can overflow.
 
-    The weights of examples have no bound; a loss of 89 lam beta is too large for float32. Overflows are counted, as
-    ``train/overflows``; after one the weights of the model are lost. :class:`UnbalancedOTDRO` has none.
+    .. math:: \mathrm{mean} \exp(l / (\mathrm{lam}\,\beta))
+
+    The weights of examples are unbounded; a loss of 89 lam beta is too large for float32. Overflows are counted as
+    ``train/overflows``; after an overflow the model's weights are lost. :class:`UnbalancedOTDRO` does not overflow.
 
     Args:
         lam: cost of a unit of squared distance, in units of the loss, > 0.
@@ -107,7 +112,7 @@ class ExponentialOTDRO(Risk):
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal Transport; equation
+    Source: Wang et al. (2024), Outlier-Robust Distributionally Robust Optimization via Unbalanced Optimal Transport. Equation
     21 of Improved Stochastic Optimization of LogSumExp.
 
     Example:
@@ -131,7 +136,7 @@ class ExponentialOTDRO(Risk):
         self.lam, self.beta = check_positive("lam", lam), check_positive("beta", beta)
         self.inner_steps, self.inner_lr, self.inner_momentum = inner_steps, inner_lr, inner_momentum
         self.adversary = InputAdversary(lam, inner_steps, inner_lr, inner_momentum)
-        #: How often the exponentials of a training batch had no finite mean; a parameter, for buffers are broadcast.
+        #: Number of training batches whose exponentials had no finite mean; a parameter, because buffers are broadcast.
         self.overflows = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
 
     @property
@@ -141,7 +146,7 @@ class ExponentialOTDRO(Risk):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return the published one."""
+        """Return the published setting."""
         return [cls(1.0, 1.0)]
 
     @override

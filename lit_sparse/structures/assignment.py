@@ -21,13 +21,13 @@ __all__ = ["Assignment"]
 
 @dataclass(frozen=True)
 class Assignment(OnePerRow):
-    """Every row to one column, no column twice; rows <= columns. Scores are row-major, (..., rows * columns).
+    """Assign every row to one column, no column twice; rows <= columns. Scores are row-major, (..., rows * columns).
 
-    Rows and columns all of whose entries are forbidden (-inf, or masked) are left out, as the padding of both is.
+    Rows and columns whose entries are all forbidden (-inf, or masked) are left out, so padding needs no special case.
 
     Args:
         rows: number of rows; None to read it from the scores.
-        columns: number of columns; None to read it from the scores. With neither, the scores are those of a square.
+        columns: number of columns; None to read it from the scores. If both are None, the grid of scores is square.
 
     Raises:
         ConfigurationError: if they are not integers >= 1, or there are more rows than columns.
@@ -49,13 +49,13 @@ class Assignment(OnePerRow):
                 check_count(name, getattr(self, name))
         if self.rows is not None and self.columns is not None and self.rows > self.columns:
             raise ConfigurationError(
-                f"Expected at least as many columns as rows, for every row gets one of its own, but got {self!r}."
+                f"Expected at least as many columns as rows, because each row needs a column of its own, but got {self!r}."
                 " Transpose the scores."
             )
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return one for any number of entries, a single row of which one column is chosen, and squares, and pairs of rows."""
+        """Return instances for any size, for a single row, for squares, and for pairs of rows."""
         return [cls(rows=1), cls(), cls(rows=2)]
 
     @property
@@ -78,12 +78,12 @@ class Assignment(OnePerRow):
         if rows * columns != d or (rows > columns and d):
             raise ConfigurationError(
                 f"Expected scores of length rows * columns, rows <= columns, for {self!r} but got {d}."
-                " Give both numbers where the scores are not those of a square."
+                " Give both numbers if the grid of scores is not square."
             )
         return rows, columns
 
     def joint_over_queries(self, rows: int, columns: int) -> Assignment | None:
-        """Return the assignment of queries to keys; None if this one is over a single query's keys."""
+        """Return the assignment of queries to keys; None if this assignment is over the keys of a single query."""
         if self.rows in (None, rows) and self.columns in (None, columns):
             return Assignment(rows, columns)
         return None
@@ -119,8 +119,8 @@ class Assignment(OnePerRow):
                 first = second = np.empty(0, np.int64)
             if len(first) < len(gain):
                 raise ConfigurationError(
-                    f"Expected forbidden entries that leave an assignment of every row, but those of row {example} of the"
-                    " batch do not. Forbid whole rows too (in attention, the queries of padding), or give it more columns."
+                    f"Expected forbidden entries that leave an assignment of every row but those of row {example} of the"
+                    " batch do not. Forbid whole rows too (in attention, the queries of padding), or add columns."
                 )
             if places:
                 first, second = places[0][first, 0], places[1][0, second]
@@ -132,7 +132,7 @@ class Assignment(OnePerRow):
         return super().validate(structures) & (self.grid(structures).sum(-2) <= 1).all(-1)
 
     def enumerate(self, d: int | None = None) -> Tensor:
-        """Return all assignments over d entries, no row left out."""
+        """Return all assignments of d entries, without left-out rows."""
         rows, columns = self.shape(self.known_size(d))
         every = torch.tensor(list(itertools.permutations(range(columns), rows)), dtype=torch.int64).reshape(-1, rows)
         return torch.nn.functional.one_hot(every, columns).flatten(-2).double()

@@ -16,21 +16,21 @@ __all__ = ["Structure", "coarse_scores"]
 
 
 class Structure(ABC):
-    """A finite set of vectors ``a`` in {0, 1}^d, each a whole: a bit vector, a sequence of tags, a matching.
+    """A finite set of vectors ``a`` in {0, 1}^d; each vector is a structure, for example a sequence of tags or a matching.
 
-    A subclass needs :meth:`maximize` alone; :class:`~lit_sparse.mappings.SparseMAP` then maps scores to the few structures that
-    matter. It keeps each constructor argument as an attribute of the same name, as dataclasses do.
+    A subclass must implement only :meth:`maximize`; :class:`~lit_sparse.mappings.SparseMAP` then maps scores to a few
+    structures. It keeps each constructor argument as an attribute of the same name, as dataclasses do.
 
-    Forbidden entries come as scores of -inf, and no structure may have a one there. A row all of whose entries are forbidden
-    has marginals of zero without being asked for.
+    Forbidden entries have scores of -inf, and no structure may have a one there. A row whose entries are all forbidden gets
+    zero marginals without a call of the structure.
 
     Attributes:
-        ordered: the order of the entries matters, and dropping some makes neighbours of others; the shared tester of mappings
-            reads it.
-        has_potentials: it has scores besides those of single entries, such as those of a tag after another, and so
+        ordered: whether the order of entries matters, so that dropping entries makes others adjacent; the shared tester of
+            mappings reads it.
+        has_potentials: whether it has scores besides those of single entries, such as transitions between tags, and so
             :meth:`potential_scores`.
-        has_nested: it has :meth:`nested`.
-        couples_queries: in attention it is over all queries and keys together, and :meth:`joint_over_queries` makes it.
+        has_nested: whether it has :meth:`nested`.
+        couples_queries: whether in attention it is over all queries and keys together; :meth:`joint_over_queries` returns it.
 
     Example:
         >>> import torch
@@ -49,7 +49,7 @@ class Structure(ABC):
     couples_queries: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
-        """Forget the shortcuts of a parent whose maximization is replaced: they are for the parent's structures."""
+        """Drop the shortcuts of the parent if maximization is overridden: they hold only for the parent's structures."""
         super().__init_subclass__(**options)
         of_parent = getattr(super(cls, cls), "maximize", None)
         if "maximize" in cls.__dict__ and not getattr(of_parent, "__isabstractmethod__", False):
@@ -63,15 +63,15 @@ class Structure(ABC):
 
     @abstractmethod
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return a structure of the largest total for each row (a MAP, maximum a posteriori).
+        """Return a structure with the largest total score for each row (a MAP, maximum a posteriori).
 
         Args:
-            scores: (B, d), finite or -inf. Treat a score of size 1e-9 or less as zero, and zero as no gain, if you can: what is
-                left of a score that was met exactly is rounding.
-            potentials: other scores, as given or as :meth:`batch_potentials` returns them; None where there are none.
+            scores: (B, d), finite or -inf. If possible, treat a score of size 1e-9 or less as zero, and zero as no gain: the
+                solver's residuals are rounding errors of that size.
+            potentials: other scores, as given or as :meth:`batch_potentials` returns them; None without potentials.
 
         Returns:
-            Tensor (B, d) of the scores' dtype, zeros and ones.
+            Tensor (B, d) of zeros and ones, in the scores' dtype.
         """
 
     def topk(self, scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
@@ -79,15 +79,15 @@ class Structure(ABC):
 
         Args:
             scores: (B, d).
-            k: how many, at least 1.
+            k: number of structures, at least 1.
 
         Returns:
-            Structures (B, k', d), k' <= k, zero-padded, and how many of them each row has, int64 (B,).
+            Structures (B, k', d), k' <= k, zero-padded, and the number of structures of each row, int64 (B,).
 
         Raises:
             ConfigurationError: if no exact algorithm is known for this structure.
         """
-        raise ConfigurationError(f"{type(self).__name__} has no exact k-best; bit vectors (BitVector) have.")
+        raise ConfigurationError(f"{type(self).__name__} has no exact k-best. Use bit vectors (BitVector).")
 
     @property
     def size(self) -> int | None:
@@ -103,7 +103,7 @@ class Structure(ABC):
             d: number of entries; by default :attr:`size`.
 
         Raises:
-            ConfigurationError: if d is above 20, or not given and not known.
+            ConfigurationError: if d is above 20, or neither given nor fixed by the structure.
         """
         d = self.known_size(d)
         if d > 20:
@@ -113,43 +113,43 @@ class Structure(ABC):
         return every[self.validate(every)]
 
     def validate(self, structures: Tensor) -> Tensor:
-        """Tell which vectors (..., d) of {0, 1} are structures: boolean (...). By default all of them."""
+        """Return which vectors (..., d) of {0, 1} are structures, boolean (...). By default all of them."""
         return torch.ones(structures.shape[:-1], dtype=torch.bool, device=structures.device)
 
     def fits(self, structures: Tensor, allowed: Tensor) -> Tensor:
-        """Tell which vectors (..., d) hold zeros and ones, and are structures whose entries may all be used: boolean (...).
+        """Return which vectors (..., d) are structures of zeros and ones without forbidden entries, boolean (...).
 
         Args:
             structures: (..., d).
-            allowed: boolean, broadcastable to them; False where an entry is forbidden.
+            allowed: boolean, broadcastable to the structures; False for forbidden entries.
         """
         bits = (structures == 0) | ((structures == 1) & allowed)
         return bits.all(-1) & self.validate(structures)
 
     def check(self, d: int) -> None:
-        """Raise unless this structure can have d entries, or shows as many.
+        """Raise unless this structure can have d entries, or d shown entries.
 
         Raises:
-            ConfigurationError: saying what was expected.
+            ConfigurationError: with the expected number.
         """
         if self.size not in (None, d):
             raise ConfigurationError(f"Expected scores of length {self.size} for {self!r} but got {d}.")
 
     def check_potentials(self, potentials: Tensor) -> Tensor:
-        """Return potentials, as far as they can be checked without the scores.
+        """Return potentials after the checks that need no scores.
 
         Raises:
             ConfigurationError: if they do not fit, or the structure has none.
         """
         if not self.has_potentials:
-            raise ConfigurationError(f"{type(self).__name__} has no potentials besides its scores, but some were given.")
+            raise ConfigurationError(f"{type(self).__name__} has no potentials besides its scores but some were given.")
         return potentials
 
     def batch_potentials(self, potentials: Tensor, d: int) -> Tensor:
-        """Return potentials with a leading dimension for the rows, of length 1 where all rows share them; check their shape.
+        """Return checked potentials with a leading dimension for the rows, of length 1 if all rows share them.
 
         Args:
-            potentials: as the structure documents them, or batched already.
+            potentials: potentials as the structure documents them, or as this method returns them.
             d: number of entries.
 
         Raises:
@@ -158,10 +158,10 @@ class Structure(ABC):
         return self.check_potentials(potentials).unsqueeze(0)
 
     def check_call(self, scores: Tensor, potentials: Tensor | None) -> None:
-        """Raise unless these can be handed to :meth:`maximize`.
+        """Raise unless :meth:`maximize` accepts these arguments.
 
         Raises:
-            ConfigurationError: saying what was expected.
+            ConfigurationError: with the expected shape.
         """
         if scores.dim() != 2:
             raise ConfigurationError(f"Expected scores of shape (rows, entries) but got {tuple(scores.shape)}.")
@@ -170,15 +170,15 @@ class Structure(ABC):
             self.check_potentials(potentials)
 
     def initial_potentials(self) -> Tensor:
-        """Return potentials to start learning from.
+        """Return initial values of learnt potentials.
 
         Raises:
             ConfigurationError: if the structure has none.
         """
-        raise ConfigurationError(f"{type(self).__name__} has no potentials that could be learnt.")
+        raise ConfigurationError(f"{type(self).__name__} has no potentials to learn.")
 
     def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:
-        """Return what the potentials add to each structure, linear in them and differentiable.
+        """Return the contribution of the potentials to each structure's score, linear and differentiable in them.
 
         Args:
             structures: (B, S, d) of {0, 1}.
@@ -190,26 +190,26 @@ class Structure(ABC):
         raise NotImplementedError(f"{type(self).__name__} has potentials, so it must have `potential_scores`.")
 
     def expand_scores(self, scores: Tensor) -> Tensor:
-        """Return the scores of all entries, (..., D), from those that a user gives, (..., d). By default they are the same."""
+        """Return the scores of all entries, (..., D), from given scores (..., d). By default they are the same."""
         return scores
 
     def centered(self, scores: Tensor) -> Tensor:
-        """Return scores (..., D) less what adds the same to all structures, which would cost digits.
+        """Return scores (..., D) minus a constant that all structures share, which would cost digits.
 
-        Such as the largest score of a position, of whose entries each structure has exactly one. By default nothing.
+        For example the largest score of a position if each structure has exactly one entry there. By default nothing.
         """
         return scores
 
     def select_entries(self, structures: Tensor) -> Tensor:
-        """Return the entries that a user sees, (..., d), of all, (..., D). By default they are the same."""
+        """Return the shown entries, (..., d), of all entries (..., D). By default they are the same."""
         return structures
 
     def joint_over_queries(self, rows: int, columns: int) -> Structure | None:
-        """Return the structure over all queries and keys of attention together; None if each query has one of its own."""
+        """Return the structure over all queries and keys of attention together; None if each query has its own structure."""
         return None
 
     def squared_norm(self, marginals: Tensor, allowed: Tensor) -> Tensor:
-        """Return the squared norm (...) of all entries (..., D) from those that a user sees.
+        """Return the squared norm (...) of all entries (..., D) from the shown entries.
 
         Args:
             marginals: (..., d).
@@ -218,7 +218,7 @@ class Structure(ABC):
         return marginals.square().sum(-1)
 
     def project(self, scores: Tensor) -> Tensor | None:
-        """Return the nearest point (..., d) of the convex hull where there is a formula for it, differentiable; else None.
+        """Return the nearest point (..., d) of the convex hull if it has a formula, differentiable; else None.
 
         Args:
             scores: (..., d), finite or -inf; entries with -inf get zero.
@@ -226,7 +226,7 @@ class Structure(ABC):
         return None
 
     def nested(self, marginals: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the distribution with these marginals whose structures contain one another, differentiable in them.
+        """Return the distribution with these marginals over nested structures, differentiable in them.
 
         Args:
             marginals: (..., d).
@@ -237,11 +237,11 @@ class Structure(ABC):
         raise ConfigurationError(f"{type(self).__name__} has structures that do not contain one another.")
 
     def scores_from_logits(self, logits: Tensor) -> Tensor:
-        """Return the scores for what an encoder gives, where 0 is undecided; by default the same."""
+        """Return the scores for an encoder's logits, where 0 means undecided; by default the logits."""
         return logits
 
     def compiled(self, potentials: Tensor | None) -> CompiledOracle | None:
-        """Return what a compiled solver needs to do without :meth:`maximize`; None if there is no such thing.
+        """Return what a compiled solver needs in place of :meth:`maximize`; None without a compiled solver.
 
         Args:
             potentials: as :meth:`batch_potentials` returns them.
@@ -250,20 +250,24 @@ class Structure(ABC):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances which the shared tests run, without a number of entries where it can be read from the scores."""
+        """Return instances for the shared tests, without a number of entries if it can be read from the scores."""
         return [cls()]
 
     def known_size(self, d: int | None) -> int:
-        """Return d, or else :attr:`size`, which must not be None then."""
+        """Return d, or :attr:`size` if d is None.
+
+        Raises:
+            ConfigurationError: if both are None.
+        """
         d = self.size if d is None else d
         if d is None:
-            raise ConfigurationError(f"Expected the number of entries, which {self!r} does not know.")
+            raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, which does not fix it, but got None.")
         self.check(d)
         return d
 
 
 def coarse_scores(scores: Tensor) -> Tensor:
-    """Return scores in whole steps, float64: what :func:`lit_sparse.kernels.oracles.coarse` does to one of them."""
+    """Return scores rounded to whole steps, float64; :func:`lit_sparse.kernels.oracles.coarse` does the same to a number."""
     exact = scores.double()
     fine = exact.abs() < FINE
     stepped = torch.where(fine, (torch.where(fine, exact, 0.0) / STEP + 0.5).floor() * STEP, exact)

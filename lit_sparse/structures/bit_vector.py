@@ -59,13 +59,13 @@ class BitVector(Structure):
 
     def project(self, scores: Tensor) -> Tensor:
         """Return the scores clipped to [0, 1]."""
-        inner = torch.nn.functional.hardtanh(scores, 0.0, 1.0)  # its gradient can be differentiated, unlike that of clamp
-        return torch.where((scores == 0.0) | (scores == 1.0), scores, inner)  # at the ends gradients pass, as with clamp
+        inner = torch.nn.functional.hardtanh(scores, 0.0, 1.0)  # has a second derivative, unlike clamp
+        return torch.where((scores == 0.0) | (scores == 1.0), scores, inner)  # gradients pass at the ends, as with clamp
 
     def nested(self, marginals: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the vectors of the k largest marginals, k = 0 .. d, each with the step that the sorted marginals take there.
+        """Return the vectors of the k largest marginals, k = 0 .. d, each weighted by the next difference of sorted marginals.
 
-        A row of NaN gives NaN to one vector, that of zeros.
+        A row with NaN gives NaN to the zero vector.
         """
         ordered, order = marginals.sort(dim=-1, descending=True, stable=True)
         edges = torch.cat([torch.ones_like(ordered[..., :1]), ordered, torch.zeros_like(ordered[..., :1])], -1)
@@ -91,12 +91,13 @@ class Budget(Structure):
 
     Args:
         d: number of bits; None to read it from the scores.
-        budget: most ones, 0 .. d.
+        budget: largest number of ones, 0 .. d.
 
     Raises:
-        ConfigurationError: if ``d`` is not an integer >= 1, or ``budget`` not one in 0 .. d.
+        ConfigurationError: if ``d`` is not an integer >= 1, or ``budget`` is not an integer in 0 .. d.
 
-    Source: Correia, Niculae, Aziz & Martins (2020), appendix C.
+    Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables via
+    Sparsity, appendix C, arXiv:2007.01919.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""Structures that take one entry of each row of a grid: a tag of each position, a column of each row, a head of each node."""
+"""Structures with one entry per row of a grid: a tag per position, a column per row, a head per node."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["OnePerRow"]
 
 
 class OnePerRow(Structure):
-    """A structure whose entries form a grid, one of each row being in it; rows that are forbidden as a whole are left out."""
+    """A structure whose entries form a grid with a single one per row; rows that are forbidden as a whole are left out."""
 
     @abstractmethod
     def grid(self, entries: Tensor) -> Tensor:
@@ -45,7 +45,7 @@ class OnePerRow(Structure):
         return super().fits(structures, allowed) & ((self.grid(structures).sum(-1) > 0) == open_).all(-1)
 
     def to_search(self, scores: Tensor) -> np.ndarray:
-        """Return scores (B, d) as an array (B, rows, columns) on the CPU, for a search that needs them finite or -inf.
+        """Return scores (B, d) as an array (B, rows, columns) on the CPU, for a search that refuses NaN and inf.
 
         Raises:
             ConfigurationError: if some are NaN or inf.

@@ -1,4 +1,4 @@
-"""Sequences of tags with scores for a tag after another: a linear chain."""
+"""Sequences of tags with transition scores: a linear chain."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["Sequence"]
 class Sequence(OnePerRow):
     """One tag at each position. Scores are position-major, (..., length * tags); one-hot tags are laid out the same way.
 
-    A position whose tags are all forbidden (-inf, or masked) is left out, and its neighbours become adjacent; so padding is
-    masked. Potentials are scores of a tag after another, (tags, tags) for all positions or (length - 1, tags, tags),
-    [from, to]; with the rows' dimensions before these four, as in (B, 1, tags, tags), each row has its own. The one at
-    position i links it to the position before that is there. They must be finite: a large negative number forbids a pair.
+    A position whose tags are all forbidden (-inf, or masked) is left out, and its neighbours become adjacent; padding is
+    masked this way. Potentials are transition scores [from, to]: (tags, tags) for all positions, or (length - 1, tags, tags).
+    Leading dimensions give each row its own, as in (B, 1, tags, tags). The potentials of position i link it to the last
+    position before it that is not left out. They must be finite: a large negative number forbids a pair.
 
     Args:
         length: number of positions; None to read it from the scores.
         tags: number of tags.
-        select: show one tag alone, as attention does: scores (..., length) are those of this tag, all others have score 0, and
-            its marginals (..., length) come back, which are between 0 and 1 and need not sum to one.
+        select: index of the only tag that is shown, as in attention. Scores (..., length) are then those of this tag, all
+            other tags have score 0, and marginals (..., length) are between 0 and 1 and need not sum to one.
 
     Raises:
-        ConfigurationError: if ``length`` or ``tags`` is not an integer >= 1, or ``select`` not one in 0 .. tags - 1.
+        ConfigurationError: if ``length`` or ``tags`` is not an integer >= 1, or ``select`` is not in 0 .. tags - 1.
 
     Example:
         >>> import torch
@@ -64,7 +64,7 @@ class Sequence(OnePerRow):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return some for attention, and some that show all tags."""
+        """Return instances for attention, and instances that show all tags."""
         return [cls(select=1), cls(tags=3, select=0), cls(), cls(tags=3)]
 
     @property
@@ -99,14 +99,14 @@ class Sequence(OnePerRow):
                 f"Expected potentials [from, to] of shape {(self.tags, self.tags)}, or with the links' and the rows' dimensions"
                 f" before that, but got {tuple(potentials.shape)}."
             )
-        if potentials.is_cpu and bool((potentials.detach() == -torch.inf).any()):  # on a GPU it would have to wait
+        if potentials.is_cpu and bool((potentials.detach() == -torch.inf).any()):  # on a GPU this would synchronize
             raise ConfigurationError(
-                "Expected potentials that are finite but got -inf. Forbid a pair of tags by a large negative number, as -1e4."
+                "Expected finite potentials but got -inf. Forbid a pair of tags by a large negative number, as -1e4."
             )
         return potentials
 
     def expand_scores(self, scores: Tensor) -> Tensor:
-        """Return scores (..., length * tags), zero but for the selected tag's; forbidden for a position that is."""
+        """Return scores (..., length * tags), zero except for the selected tag; forbidden positions stay forbidden."""
         if self.select is None:
             return scores
         others = torch.where(scores == -torch.inf, scores, torch.zeros_like(scores))
@@ -134,16 +134,16 @@ class Sequence(OnePerRow):
         return shown + torch.where(allowed, (1 - marginals).square(), 0.0).sum(-1) / (self.tags - 1)
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best tags by the algorithm of Viterbi; ties go to the lowest tag.
+        """Return the best tags by Viterbi's algorithm; ties go to the lowest tag.
 
         Args:
             scores: (B, length * tags).
-            potentials: scores of a tag after another; None for zeros.
+            potentials: transition scores; None for zeros.
         """
         grid = self.grid(scores)
         links = self._links(potentials, scores)
         if len(links) not in (1, len(scores)):
-            raise ConfigurationError(f"Expected potentials for {len(scores)} rows, or for all of them, but got {len(links)}.")
+            raise ConfigurationError(f"Expected potentials for {len(scores)} rows, or shared ones, but got {len(links)}.")
         rows, length = grid.shape[:2]
         if length == 0:
             return torch.zeros_like(scores)
@@ -167,10 +167,10 @@ class Sequence(OnePerRow):
         return chosen.flatten(-2)
 
     def enumerate(self, d: int | None = None) -> Tensor:
-        """Return all sequences over d // tags positions, none of them left out."""
+        """Return all sequences over d // tags positions, without left-out positions."""
         d = self.size if d is None else d
         if d is None:
-            raise ConfigurationError(f"Expected the number of entries, which {self!r} does not know.")
+            raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, which does not fix it, but got None.")
         every = torch.tensor(list(itertools.product(range(self.tags), repeat=d // self.tags)), dtype=torch.int64)
         return torch.nn.functional.one_hot(every.reshape(-1, d // self.tags), self.tags).flatten(-2).double()
 
@@ -179,10 +179,10 @@ class Sequence(OnePerRow):
         return torch.zeros(self.tags, self.tags)
 
     def potential_scores(self, structures: Tensor, potentials: Tensor) -> Tensor:
-        """Return the sum of the scores of neighbouring tags; see the base class."""
+        """Return the sum of the transition scores; see the base class."""
         grid = self.grid(structures)
         length = grid.shape[-2]
-        before = grid.clone()  # at each position the tag there, or else the last one before it
+        before = grid.clone()  # for each position its tag, or the tag of the last position before it
         for i in range(1, length):
             before[:, :, i] = torch.where(grid[:, :, i].sum(-1, keepdim=True) > 0, grid[:, :, i], before[:, :, i - 1])
         links = potentials.to(grid.dtype).expand(len(grid), max(length - 1, 0), -1, -1)
@@ -199,7 +199,7 @@ class Sequence(OnePerRow):
 
 
 def _first_best(totals: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest of the last dimension, and the first index that comes within rounding of it."""
+    """Return the maximum over the last dimension, and the first index within rounding of it."""
     most = totals.amax(-1, keepdim=True)
     near = totals >= torch.where(most.isinf(), most, most - TIE)
     return most.squeeze(-1), near.to(torch.uint8).argmax(-1)

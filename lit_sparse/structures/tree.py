@@ -1,4 +1,4 @@
-"""Rooted trees over nodes, as of words and their heads: arborescences, not necessarily projective."""
+"""Rooted trees over nodes, for example words and their heads: arborescences, not necessarily projective."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["Tree"]
 
 @dataclass(frozen=True)
 class Tree(OnePerRow):
-    """Every node hangs on one other node, its head, or is the root. Scores are row-major, (..., nodes * nodes), [node, head].
+    """Attach every node to another node, its head, or make it a root. Scores are row-major, (..., nodes * nodes), [node, head].
 
-    On the diagonal stands the score of being the root. In attention queries are nodes, keys their heads, and the weights of a
-    query sum to one. A node all of whose scores are forbidden (-inf, or masked) is left out, and is nobody's head.
+    The diagonal holds the scores of roots. In attention queries are nodes, keys their heads, and the weights of a query sum to
+    one. A node whose scores are all forbidden (-inf, or masked) is left out, and is not the head of any node.
 
     Args:
         nodes: number of nodes; None to read it from the scores.
-        single_root: exactly one node is a root; else at least one, and the structures are forests.
+        single_root: whether exactly one node is a root; else at least one, and the structures are forests.
 
     Raises:
         ConfigurationError: if ``nodes`` is not an integer >= 1, or ``single_root`` not a boolean.
 
-    Source: Chu & Liu (1965), Edmonds (1967); for parsing, McDonald, Pereira, Ribarov & Hajic (2005), Non-projective dependency
-    parsing using spanning tree algorithms.
+    Source: Chu & Liu (1965); Edmonds (1967), Optimum branchings, doi:10.6028/jres.071B.032. For parsing: McDonald, Pereira,
+    Ribarov & Hajic (2005), Non-projective Dependency Parsing using Spanning Tree Algorithms.
 
     Example:
         >>> import torch
@@ -78,10 +78,10 @@ class Tree(OnePerRow):
         return entries.reshape(*entries.shape[:-1], nodes, nodes)
 
     def joint_over_queries(self, rows: int, columns: int) -> Tree | None:
-        """Return the tree over queries and keys; None if this one is over a single query's keys.
+        """Return the tree over queries and keys; None if this tree is over the keys of a single query.
 
         Raises:
-            ConfigurationError: if it can be over neither.
+            ConfigurationError: if the numbers of queries and keys fit neither.
         """
         if rows == columns and self.nodes in (None, rows):
             return Tree(rows, self.single_root)
@@ -89,7 +89,7 @@ class Tree(OnePerRow):
             return None
         expected = "" if self.nodes is None else f", {self.nodes},"
         raise ConfigurationError(
-            f"Expected as many queries as keys{expected} for {self!r} in attention, both being its nodes, but got {rows}"
+            f"Expected as many queries as keys{expected} for {self!r} in attention, because both are its nodes, but got {rows}"
             f" queries and {columns} keys."
         )
 
@@ -103,8 +103,8 @@ class Tree(OnePerRow):
         chosen, found = best_trees(self.to_search(scores), self.single_root)
         if not found.all():
             raise ConfigurationError(
-                f"Expected forbidden entries that leave a tree over all nodes, but those of row {int(found.argmin())} of the"
-                " batch do not. Forbid all scores of a node to leave it out (in attention, those of the queries of padding)."
+                f"Expected forbidden entries that leave a tree over all nodes but those of row {int(found.argmin())} of the"
+                " batch do not. To leave out a node, forbid all its scores (in attention, those of padded queries)."
             )
         return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
 
@@ -113,14 +113,14 @@ class Tree(OnePerRow):
         grid = self.grid(structures)
         eye = torch.eye(grid.shape[-1], device=grid.device, dtype=grid.dtype)
         roots = (grid * eye).sum(-1)
-        rooted = roots.unsqueeze(-1)  # whose chain of heads has come to a root
+        rooted = roots.unsqueeze(-1)  # nodes whose chain of heads has reached a root
         for _ in range(grid.shape[-1] - 1):
             rooted = ((grid @ rooted + rooted) > 0).to(grid.dtype)
         fits = super().validate(structures) & (grid.sum(-1) == rooted.squeeze(-1)).all(-1)
         return fits & (roots.sum(-1) <= 1) if self.single_root else fits
 
     def enumerate(self, d: int | None = None) -> Tensor:
-        """Return all trees over d entries, no node left out."""
+        """Return all trees over d entries, without left-out nodes."""
         nodes = math.isqrt(self.known_size(d))
         heads = torch.tensor(list(itertools.product(range(nodes), repeat=nodes)), dtype=torch.int64).reshape(-1, nodes)
         every = torch.nn.functional.one_hot(heads, nodes).flatten(-2).double()

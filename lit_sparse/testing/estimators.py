@@ -373,5 +373,5 @@ def _bad_input(estimator: Estimator) -> None:
     ready = _ready(estimator)[0]
     refuses(lambda: ready(torch.zeros(4), Decoder()), "of shape (batch, ")
     refuses(lambda: ready(torch.zeros(EXAMPLES, VALUES, dtype=torch.int64), Decoder()), "floating scores")
-    refuses(lambda: ready(_scores(), lambda latent: torch.zeros(3)), "one loss for each of the")
-    refuses(lambda: ready(_scores(), lambda latent: 1.0), "one loss for each of the")
+    refuses(lambda: ready(_scores(), lambda latent: torch.zeros(3)), "one loss per row")
+    refuses(lambda: ready(_scores(), lambda latent: 1.0), "one loss per row")

@@ -196,7 +196,7 @@ def _refuses(risk: Risk) -> None:
     refuses(lambda: risk(losses[:0]), "empty")
     refuses(lambda: risk(losses.reshape(3, 4)), "(B,)")
     refuses(lambda: risk(losses.long()), "floating")
-    refuses(lambda: risk(losses, torch.ones(3)), "one weight an example")
+    refuses(lambda: risk(losses, torch.ones(3)), "one weight per example")
     refuses(lambda: risk(losses, -torch.ones_like(losses)), "not negative")
     before = copy.deepcopy(risk.state_dict())
     broken = losses.clone()

@@ -1,7 +1,7 @@
-"""Entropic optimal transport between samples or grids: its dual values, and how they are maximized without a model.
+"""Entropic optimal transport between samples or grids: dual values, and algorithms that maximize them without a model.
 
-The cost is the squared Euclidean distance ``c(x, y) = |x - y|^2``. A measure is given by points, and their weights where they
-are not the same; values are in units of the cost, and those of functions of points are float64.
+The cost is the squared Euclidean distance ``c(x, y) = |x - y|^2``. A measure is given by points, with weights if they are not
+equal. Values are in units of the cost; functions of points return float64.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = [
     "squared_distances",
 ]
 
-#: ``"safe"``: the plan's divergence from the product is the safe KL divergence; ``"dual"``: it is the KL divergence.
+#: ``"safe"`` penalizes the plan's safe KL divergence from the product measure, ``"dual"`` its KL divergence.
 TransportObjective: TypeAlias = Literal["safe", "dual"]
-#: Pairs of points that are looked at together.
+#: Pairs of points per block.
 PAIRS = 1 << 22
 
 
 def squared_distances(x: Tensor, y: Tensor) -> Tensor:
-    """Return ``|x_i - y_j|^2``, (B, M), of points (B, d) and (M, d), to all digits that are there.
+    """Return ``|x_i - y_j|^2``, (B, M), of points (B, d) and (M, d), to full precision.
 
-    Half precision is computed, and returned, in float32.
+    Half precision is computed and returned in float32.
 
     Example:
         >>> distance = squared_distances(torch.zeros(1, 2, dtype=torch.bfloat16), torch.ones(1, 2, dtype=torch.bfloat16))
@@ -51,12 +51,12 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def plan_penalty(surplus: Tensor, eps: float, rho: float, objective: TransportObjective) -> Tensor:
-    """Return what a pair of points costs the dual: ``eps e^s``, or ``(eps / rho) ln(1 + rho e^s)`` for ``"safe"``.
+    """Return the dual's penalty on a pair of points: ``eps e^s``, or ``(eps / rho) ln(1 + rho e^s)`` for ``"safe"``.
 
     Args:
         surplus: ``s = (u(x) + v(y) - c(x, y)) / eps``, of any shape.
         eps: strength of the entropy.
-        rho: how far the plan's density is capped, at 1 / rho; it has no part in ``"dual"``.
+        rho: inverse of the bound on the plan's density; unused for ``"dual"``.
         objective: ``"safe"`` or ``"dual"``.
     """
     if objective == "dual":
@@ -119,7 +119,7 @@ def semi_dual_value(
 ) -> float:
     """Return ``S(u) = E_x u(x) - eps E_y ln E_x exp((u(x) - c(x, y)) / eps)``, the dual value at the best v for this u.
 
-    Never above the cost of transport, its entropy included, between the two measures that the points stand for.
+    The result never exceeds the entropic transport cost between the two discrete measures.
 
     Args:
         u: (n,) potential of the source points.
@@ -154,18 +154,18 @@ def sinkhorn_potentials(
     tolerance: float = 1e-10,
     max_iter: int = 10_000,
 ) -> tuple[Tensor, Tensor]:
-    """Return the best potentials u (n,) and v (m,), by Sinkhorn's iterations in the logarithms.
+    """Return the optimal potentials u (n,) and v (m,), by Sinkhorn's iterations in the log domain.
 
     Args:
         source: (n, d) points x.
-        target: (m, d) points y; n m numbers are kept.
+        target: (m, d) points y; the cost matrix (n, m) is kept in memory.
         eps: strength of the entropy.
         source_weights: (n,) of sum 1; None for equal ones.
         target_weights: (m,) of sum 1; None for equal ones.
-        tolerance: of the dual value, by which it still grows at the end.
-        max_iter: iterations at most.
+        tolerance: growth of the dual value at which the iterations end.
+        max_iter: largest number of iterations.
 
-    Source: Cuturi (2013), Sinkhorn distances.
+    Source: Cuturi (2013), Sinkhorn Distances, arXiv:1306.0895.
     """
     a, b = _weights(source_weights, source), _weights(target_weights, target)
     scaled = squared_distances(source.double(), target.double()) / eps
@@ -192,22 +192,22 @@ def semi_discrete_potentials(
 ) -> Tensor:
     """Return potentials (runs, n) of source points that nearly maximize the semi-dual, by averaged stochastic gradient ascent.
 
-    A gradient sees ``batch_size`` target points, drawn anew in each step and each run. The k-th step of run r is of length
-    ``eps C_r / sqrt(k)`` in the units of the potential, C_r from 1 to 10; returned is the mean over the second half.
+    A gradient uses ``batch_size`` target points, drawn anew in each step and each run. The k-th step of run r has length
+    ``eps C_r / sqrt(k)`` in the units of the potential, with C_r from 1 to 10. The mean over the second half is returned.
 
     Args:
         source: (n, d) points x, of equal weights.
-        target: (m, d) points y that target points are drawn from.
+        target: (m, d) points y, from which target points are drawn.
         eps: strength of the entropy.
-        runs: potentials that are found side by side.
-        steps: of each.
-        batch_size: target points a step.
-        generator: of the draws, on the CPU; torch's own by default.
+        runs: number of potentials, computed in parallel.
+        steps: number of steps per run.
+        batch_size: target points per step.
+        generator: CPU generator for the draws; torch's own by default.
 
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Genevay, Cuturi, Peyre & Bach (2016), algorithm 2, in minibatches.
+    Source: Genevay, Cuturi, Peyre & Bach (2016), algorithm 2, with minibatches.
     """
     for name, count in (("runs", runs), ("steps", steps), ("batch_size", batch_size)):
         check_count(name, count)
@@ -232,8 +232,8 @@ def grid_measure(log_prob: Callable[[Tensor], Tensor], low: float, high: float, 
 
     Args:
         log_prob: log density of points (N, 1), up to a constant.
-        low: least point.
-        high: largest point; what the measure has outside is lost.
+        low: smallest point.
+        high: largest point; mass outside the grid is lost.
         size: number of points.
 
     Raises:
@@ -246,7 +246,7 @@ def grid_measure(log_prob: Callable[[Tensor], Tensor], low: float, high: float, 
     """
     check_count("size", size, 2)
     if not low < high:
-        raise ConfigurationError(f"Expected a grid from `low` to a larger `high` but got {low} and {high}.")
+        raise ConfigurationError(f"Expected a grid with `low` < `high` but got {low} and {high}.")
     points = torch.linspace(low, high, size, dtype=torch.float64).unsqueeze(1)
     return points, log_prob(points).double().softmax(0)
 
@@ -258,7 +258,7 @@ def _weights(weights: Tensor | None, points: Tensor) -> Tensor:
 
 
 def _costs(source: Tensor, target: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Yield parts of the target points, and what it costs to move every source point there, float64."""
+    """Yield slices of the target points, and the cost of moving every source point to them, float64."""
     x, size = source.double(), max(1, PAIRS // max(1, len(source)))
     for start in range(0, len(target), size):
         part = slice(start, start + size)

@@ -16,17 +16,17 @@ from lit_sparse.random import seeded_normal, seeded_uniform
 
 __all__ = ["GaussianMixture", "Measure", "draw_rows", "normalized_weights"]
 
-#: Tell apart what is drawn for a point: which component or row it comes from, and its noise.
+#: Streams of random numbers: the choice of a component or row, and the noise of a point.
 WHICH, NOISE = 1, 2
 
 
 class Measure(ABC):
-    """Base of probability measures on points of d numbers; a subclass draws from it."""
+    """Base of probability measures on points of d numbers; subclasses implement the sampling."""
 
     @property
     @abstractmethod
     def dim(self) -> int:
-        """The numbers d of a point."""
+        """Dimension d of the points."""
 
     @abstractmethod
     def sample(self, seed: int, index: Tensor) -> Tensor:
@@ -38,17 +38,17 @@ class Measure(ABC):
         """
 
     def log_prob(self, x: Tensor) -> Tensor | None:
-        """Return the logarithm (B,) of the density at points (B, d), or None where the measure has none that is known."""
+        """Return the log density (B,) at points (B, d), or None if the density is unknown."""
         return None
 
 
 class GaussianMixture(Measure):
-    """Mixture of normal distributions whose numbers are independent; with one component, a normal distribution.
+    """Mixture of normal distributions with diagonal covariances; with one component, a normal distribution.
 
     Args:
-        means: of each component: a list of d numbers, or a number for d = 1.
-        variances: of each component: a number for all directions, or a list of d numbers.
-        weights: of each component, of any positive sum; None for equal ones.
+        means: mean of each component: a list of d numbers, or a number for d = 1.
+        variances: variance of each component: a number for all directions, or a list of d numbers.
+        weights: weight of each component, of any positive sum; None for equal ones.
 
     Raises:
         ConfigurationError: for arguments that do not fit together, or a variance that is not positive.
@@ -77,7 +77,7 @@ class GaussianMixture(Measure):
 
     @property
     def dim(self) -> int:
-        """The numbers d of a point."""
+        """Dimension d of the points."""
         return self._means.shape[1]
 
     @override
@@ -88,7 +88,7 @@ class GaussianMixture(Measure):
         return means + deviations * noise
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """Return the logarithm (B,) of the density at points (B, d)."""
+        """Return the log density (B,) at points (B, d)."""
         means, variances, log_shares = (part.to(x) for part in (self._means, self._variances, self._log_shares))
         away = (x.unsqueeze(1) - means).square() / variances
         each = -0.5 * (away + variances.log() + math.log(2.0 * math.pi)).sum(-1)
@@ -99,8 +99,8 @@ class GaussianMixture(Measure):
 
 
 def draw_rows(shares: Tensor, seed: int, index: Tensor) -> Tensor:
-    """Return which of some (B,) int64 each index draws, of probabilities ``shares``."""
-    fine = seeded_uniform(seed, index, (2,), stream=WHICH).double()  # 24 bits alone would leave out some of many rows
+    """Return the row (B,) int64 that each index draws, with probabilities ``shares``."""
+    fine = seeded_uniform(seed, index, (2,), stream=WHICH).double()  # 24 bits alone could never reach some of many rows
     where = torch.searchsorted(shares.cumsum(0), fine[:, 0] + fine[:, 1] * 2.0**-24, right=True)
     return where.clamp_max(int(shares.nonzero()[-1]))  # rounding
 
@@ -114,23 +114,22 @@ def normalized_weights(weights: Sequence[float] | None, count: int, what: str) -
     if not good:
         shown = f"{len(found)} numbers" if found.ndim == 1 and len(found) > 10 else repr(weights)
         raise ConfigurationError(
-            f"Expected `weights` to be a number for each {what}, {count} of them, none negative and not all zero, but got"
-            f" {shown}."
+            f"Expected `weights` to be a number per {what}, {count} of them, none negative and not all zero, but got {shown}."
         )
     return found / found.sum()
 
 
 def _rows(name: str, values: Any) -> list[Any]:
     if not isinstance(values, list | tuple) or not values:
-        raise ConfigurationError(f"Expected argument `{name}` to be a list, an entry for each component, but got {values!r}.")
+        raise ConfigurationError(f"Expected argument `{name}` to be a list with one entry per component but got {values!r}.")
     lengths = {len(one) if isinstance(one, list | tuple) else 1 for one in values}
     if name == "means" and len(lengths) > 1:
-        raise ConfigurationError(f"Expected argument `means` to be of as many numbers for each component but got {values!r}.")
+        raise ConfigurationError(f"Expected argument `means` to have components of equal length but got {values!r}.")
     return list(values)
 
 
 def _numbers(name: str, value: Any) -> list[float]:
-    """Return a number, or a list of some, as a list."""
+    """Return a number, or a list of numbers, as a list."""
     found = list(value) if isinstance(value, list | tuple) else [value]
     if not found or any(isinstance(one, bool) or not isinstance(one, int | float) or not math.isfinite(one) for one in found):
         raise ConfigurationError(f"Expected argument `{name}` to hold finite numbers, or lists of them, but got {value!r}.")

@@ -20,10 +20,10 @@ __all__ = ["KernelPotentials", "MLPPotentials", "Potentials"]
 
 
 class Potentials(nn.Module, ABC):
-    """Base of potentials u and v; a subclass keeps its arguments as attributes of their names.
+    """Base of potentials u and v; subclasses keep each argument as an attribute of the same name.
 
-    The dimension of the points is told by the model: :meth:`build` is called once, before anything else, and creates there
-    what depends on it.
+    The model passes the dimension of the points to :meth:`build` once, before all other calls. There :meth:`create` makes
+    everything that depends on the dimension.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Potentials(nn.Module, ABC):
         self.dim: int | None = None
 
     def build(self, dim: int) -> Self:
-        """Create what depends on the dimension d, and return itself.
+        """Create everything that depends on the dimension d, and return the potentials.
 
         Raises:
             ConfigurationError: if it was built for another dimension.
@@ -39,7 +39,7 @@ class Potentials(nn.Module, ABC):
         if self.dim is not None and self.dim != dim:
             raise ConfigurationError(
                 f"Expected points of dim={self.dim}, for which these potentials were built, but got dim={dim}."
-                " Give each model potentials of its own."
+                " Give each model its own potentials."
             )
         if self.dim is None:
             self.dim = check_count("dim", dim, most=MOST_FEATURES)
@@ -63,7 +63,7 @@ class MLPPotentials(Potentials):
     """Two networks, trained by gradients.
 
     Args:
-        hidden: widths of the hidden layers of each.
+        hidden: widths of the hidden layers of each network.
 
     Example:
         >>> potentials = MLPPotentials([16]).build(3)
@@ -92,21 +92,21 @@ class MLPPotentials(Potentials):
 
 
 class KernelPotentials(Potentials):
-    """Sums of Gaussian bumps at all points seen, ``u = sum_j b_j k(., x_j)`` and ``v = sum_j b_j k(., y_j)``.
+    """Sums of Gaussian kernels at all points seen, ``u = sum_j b_j k(., x_j)`` and ``v = sum_j b_j k(., y_j)``.
 
-    ``k(x, x') = exp(-|x - x'|^2 / (2 width^2))``; kernel SGD adds a bump to each with every pair of points it sees. The points
+    ``k(x, x') = exp(-|x - x'|^2 / (2 width^2))``; kernel SGD adds a kernel to each sum with every pair of points. The points
     and coefficients are buffers of a fixed size, so that a checkpoint holds them. They are float64 and stay on the CPU,
-    wherever the model is: iterations come one after another. No gradient goes through them.
+    because the iterations are sequential. They have no gradient.
 
     Args:
-        width: of a bump, in units of x.
+        width: width of a kernel, in units of x.
         step_size: C; iteration i moves by C / sqrt(i).
-        capacity: iterations that there is room for.
+        capacity: largest number of iterations.
 
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Genevay, Cuturi, Peyre & Bach (2016), Stochastic optimization for large-scale optimal transport, section 5.
+    Source: Genevay, Cuturi, Peyre & Bach (2016), section 5, arXiv:1605.08527.
 
     Example:
         >>> potentials = KernelPotentials(width=0.7).build(1)
@@ -144,21 +144,21 @@ class KernelPotentials(Potentials):
 
     @torch.no_grad()
     def ascend(self, x: Tensor, y: Tensor, *, eps: float, rho: float, objective: TransportObjective) -> tuple[Tensor, int]:
-        """Run an iteration for each of B pairs of points, unless it breaks down: then nothing has changed.
+        """Run one iteration per pair of points; if it breaks down, nothing changes.
 
         Args:
             x: (B, d) source points.
             y: (B, d) target points.
             eps: strength of the entropy.
-            rho: how far the plan's density is capped, at 1 / rho; it has no part in ``"dual"``.
+            rho: inverse of the bound on the plan's density; unused for ``"dual"``.
             objective: ``"safe"`` or ``"dual"``.
 
         Returns:
-            (B,) float64, u(x) + v(y) of each pair before its iteration, and how many coefficients overflowed, or became NaN
-            after that.
+            (B,) float64, u(x) + v(y) of each pair before its iteration, and the number of coefficients that overflowed or
+            became NaN.
 
         Raises:
-            ConfigurationError: if there is no room for that many iterations.
+            ConfigurationError: if the capacity does not suffice.
         """
         first = int(self.count)
         last = first + len(x)
@@ -194,5 +194,5 @@ class KernelPotentials(Potentials):
         return found.to(points)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], *args: Any, **kwargs: Any) -> Self:
-        """Stay where it is, and in float64."""
+        """Stay on the CPU, in float64."""
         return self

@@ -77,7 +77,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"weights": np.ones(2)}, "as many weights"),
     ({"weights": np.ones((3, 1))}, "as many weights"),
     ({"indices": np.array([4, 1, 6])}, "ascending indices"),
-    ({"indices": np.array([1, 1, 6])}, r"ascending indices in 0 \.\. 8, none of them twice"),
+    ({"indices": np.array([1, 1, 6])}, r"ascending indices in 0 \.\. 8 without repetition"),
     ({"indices": np.array([-1, 4, 6])}, "ascending indices"),
     ({"indices": np.array([1, 4, 9])}, r"in 0 \.\. 8"),
     ({"indices": np.array([1, 4, 6], dtype=np.int32)}, "int64 and as many weights"),

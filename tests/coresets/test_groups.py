@@ -92,10 +92,10 @@ def test_generators_decide() -> None:
 def test_what_cannot_be_shared() -> None:
     vectors = torch.randn(6, 2)
     for k in (1, 7, 0, -1):
-        with pytest.raises(ConfigurationError, match=rf"`k` in 2, the groups, \.\. 6 but got {k}\."):
+        with pytest.raises(ConfigurationError, match=rf"`k` in 2 \.\. 6, at least one example per group, but got {k}\."):
             select_by_group(Uniform(), vectors, k, torch.tensor([0, 0, 0, 1, 1, 1]))
     for groups in (torch.zeros(5), torch.zeros(6, 1)):
-        with pytest.raises(ConfigurationError, match="a group for each of 6 examples"):
+        with pytest.raises(ConfigurationError, match="a group per example, 6 of them"):
             select_by_group(Uniform(), vectors, 3, groups)
 
 

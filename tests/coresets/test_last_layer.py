@@ -200,7 +200,7 @@ def test_a_checkpoint_is_the_model(tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"'.*none\.ckpt', which vectors are to be made by, does not exist"):
+    with pytest.raises(CheckpointError, match=r"'.*none\.ckpt' of the network for the vectors does not exist"):
         LastLayerGradients(str(tmp_path / "none.ckpt"))(examples())
     (tmp_path / "text.ckpt").write_text("nothing")
     torch.save({"state_dict": {}}, tmp_path / "bare.ckpt")
@@ -216,7 +216,7 @@ def test_layers_by_name() -> None:
     by_name = LastLayerGradients(model=model, layer="head")(examples())
     assert torch.equal(by_name, LastLayerGradients(model=model)(examples()))
     for layer in ("haed", "body.1", ""):
-        with pytest.raises(ConfigurationError, match=rf"Linear of Classifier but got '{layer}'\. There are: body\.0, head\."):
+        with pytest.raises(ConfigurationError, match=rf"Linear of Classifier but got '{layer}'\. Available: body\.0, head\."):
             LastLayerGradients(model=model, layer=layer)(examples())
 
     class Odd(Classifier):
@@ -238,14 +238,14 @@ def test_a_network_without_a_linear_layer() -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.ones(3))
 
-    with pytest.raises(ConfigurationError, match="There are: none"):
+    with pytest.raises(ConfigurationError, match="Available: none"):
         LastLayerGradients(model=Bare())(examples())
 
 
 @pytest.mark.parametrize(("label", "found"), [(-100, "-100"), (3, "3"), (-1, "-1")])
 def test_labels_that_are_none(label: int, found: str) -> None:
     labels = torch.tensor([0, 1, label, 2])
-    with pytest.raises(DataError, match=rf"a label in 0 \.\. 2 for each example but there is {found}\. .* `labelled: 1\.0`"):
+    with pytest.raises(DataError, match=rf"a label in 0 \.\. 2 for each example but got {found}\. .* `labelled: 1\.0`"):
         LastLayerGradients(model=trained())(Examples.of(pixels=torch.randn(4, 5), label=labels))
 
 
@@ -262,7 +262,7 @@ def test_entries_that_are_missing_and_other_names() -> None:
 def test_no_examples_and_no_fit() -> None:
     with pytest.raises(ConfigurationError, match="`fit` to be called"):
         LastLayerGradients(model=trained()).of_part(examples())
-    with pytest.raises(DataError, match="no examples"):
+    with pytest.raises(DataError, match="at least one example to compute gradients of"):
         LastLayerGradients(model=trained())(examples().part(0, 0))
 
 

@@ -170,14 +170,14 @@ def test_probabilities_add_up_and_the_mean_is_their_mean(likelihood: Likelihood)
 @pytest.mark.parametrize(
     ("likelihood", "target", "words"),
     [
-        (LogisticLikelihood(), [0.0, 1.0, 2.0], r"two classes, 0 and 1 or -1 and 1, but there is 2\."),
-        (LogisticLikelihood(), [0.5], r"there is 0\.5"),
-        (LogisticLikelihood(), [-1.0, 0.0, 1.0], "there is 0 beside -1"),
-        (LogisticLikelihood(), [1.0, math.nan], "there is nan"),
-        (PoissonLikelihood(), [3.0, -1.0], r"counts, 0 or more, but there is -1\."),
-        (PoissonLikelihood(), [3.0, 1.5], r"there is 1\.5"),
-        (PoissonLikelihood(), [math.nan], "there is nan"),
-        (PoissonLikelihood(), [1.0, math.inf], "there is inf"),
+        (LogisticLikelihood(), [0.0, 1.0, 2.0], r"two classes, 0 and 1 or -1 and 1, but got 2\."),
+        (LogisticLikelihood(), [0.5], r"got 0\.5"),
+        (LogisticLikelihood(), [-1.0, 0.0, 1.0], "got 0 and -1"),
+        (LogisticLikelihood(), [1.0, math.nan], "got nan"),
+        (PoissonLikelihood(), [3.0, -1.0], r"counts >= 0 but got -1\."),
+        (PoissonLikelihood(), [3.0, 1.5], r"got 1\.5"),
+        (PoissonLikelihood(), [math.nan], "got nan"),
+        (PoissonLikelihood(), [1.0, math.inf], "got inf"),
     ],
 )
 def test_targets_that_it_has_not(likelihood: Likelihood, target: list[float], words: str) -> None:

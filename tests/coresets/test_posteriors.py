@@ -239,9 +239,9 @@ def test_what_does_not_fit_together() -> None:
     for value in (math.nan, math.inf):
         broken = features.clone()
         broken[3, 1] = value
-        with pytest.raises(DataError, match="finite features"):
+        with pytest.raises(DataError, match="features to be finite"):
             laplace_posterior(likelihood, broken, target)
-        with pytest.raises(DataError, match="finite weights"):
+        with pytest.raises(DataError, match="weights to be finite"):
             laplace_posterior(likelihood, features, target, torch.full((80,), value))
         with pytest.raises(DataError, match="target"):
             linear_posterior(features, torch.full((80,), value))

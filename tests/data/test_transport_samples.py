@@ -119,7 +119,7 @@ def test_points_that_cannot_be_read(tmp_path: Path) -> None:
         (reading("none.npy", np.zeros((0, 2))), r"points \(N, d\)"),
         (reading("strings.npy", np.array(["a", "b"])), "Expected numbers"),
         (reading("holes.npy", np.array([[1.0], [np.nan], [np.inf]])), r"in row 1 \(2 rows in all\)"),
-        (reading("three.npy", np.ones(3), str(tmp_path / "two.npy")), "a number for each point, 3 of them"),
+        (reading("three.npy", np.ones(3), str(tmp_path / "two.npy")), "a number per point, 3 of them"),
     ):
         with pytest.raises(DataError, match=words):
             points.sample(0, torch.arange(2))
@@ -131,9 +131,9 @@ def test_points_that_cannot_be_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"means": [], "variances": []}, "`means` to be a list, an entry for each component"),
+        ({"means": [], "variances": []}, "`means` to be a list with one entry per component"),
         ({"means": 0.0, "variances": [1.0]}, "`means` to be a list"),
-        ({"means": [0.0, [1.0, 2.0]], "variances": [1.0, 1.0]}, "as many numbers for each component"),
+        ({"means": [0.0, [1.0, 2.0]], "variances": [1.0, 1.0]}, "components of equal length"),
         ({"means": ["a"], "variances": [1.0]}, "`means` to hold finite numbers"),
         ({"means": [math.nan], "variances": [1.0]}, "`means` to hold finite numbers"),
         ({"means": [0.0, 1.0], "variances": [1.0]}, "for each of the 2 components, a number or a list of 1"),

@@ -285,7 +285,7 @@ class TestEveryTextMetric:
             (["a"], [], "got 1 hypotheses, references for 0"),
             (["a"], [[]], r"references\[0\] is empty"),
             (["a", "b"], [["a"], "b"], r"references\[1\] to be a list of str, such as \['the only one'\], but got str"),
-            ("a", [["a"]], "`hypotheses` to be a list with one entry an input but got str"),
+            ("a", [["a"]], "`hypotheses` to be a list with one entry per input but got str"),
             (["a"], "a", "`references` to be a list"),
             ([b"a"], [["a"]], r"hypotheses\[0\] to be a str but got bytes"),
             ([None], [["a"]], r"hypotheses\[0\] to be a str but got NoneType"),

@@ -276,7 +276,7 @@ def test_arguments_are_kept_under_their_names() -> None:
         (lambda: Rouge(("rougeLsum",)), "`types`"),
         (lambda: Rouge("rouge1"), "`types`"),  # type: ignore[arg-type]
         (lambda: Rouge(()), "`types`"),
-        (lambda: Rouge(("rouge1", "rouge1")), "no type twice"),
+        (lambda: Rouge(("rouge1", "rouge1")), "without repetition"),
         (lambda: Rouge(truncate_bytes=0), "`truncate_bytes` to be an integer of at least 1 but got 0"),
         (lambda: Rouge(references="first"), "`references` to be one of"),  # type: ignore[arg-type]
         (lambda: Rouge(use_stemmer=1), "`use_stemmer` to be True or False"),  # type: ignore[arg-type]

@@ -329,7 +329,7 @@ def test_weights_of_another_estimator_start_a_run(tmp_path: Path) -> None:
         (lambda: game(vocabulary=0), "`vocabulary`"),
         (lambda: game(in_features=0), "`in_features`"),
         (lambda: game(estimator=TopKMarginalize(3)), "takes no mapping"),
-        (lambda: game(estimator=Marginalize(Softmax())), "Give the mapping to the model alone"),
+        (lambda: game(estimator=Marginalize(Softmax())), "Give the mapping only to the model"),
         (lambda: game(in_features=5).run_step(batch(), 0, "train"), "in_features=6"),
         (
             lambda: game(receiver=_Deaf()).run_step(batch(), 0, "train"),

@@ -104,7 +104,7 @@ def test_training_loss_weighs_its_parts() -> None:
 
 
 def test_two_mappings_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="Give the mapping to the model alone"):
+    with pytest.raises(ConfigurationError, match="Give the mapping only to the model"):
         SemiSupervisedVAE(Sparsemax(), Marginalize(Softmax()))
 
 

@@ -538,7 +538,7 @@ def test_arguments_and_data_that_do_not_fit() -> None:
     EntropicTransport(shared, dim=2)
     with pytest.raises(ConfigurationError, match="dim=2, for which these potentials were built, but got dim=3"):
         EntropicTransport(shared, dim=3)
-    with pytest.raises(ConfigurationError, match="from `low` to a larger `high`"):
+    with pytest.raises(ConfigurationError, match="a grid with `low` < `high`"):
         grid_measure(SOURCE.log_prob, 1.0, 1.0)
 
 
