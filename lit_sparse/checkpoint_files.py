@@ -281,7 +281,7 @@ def _nan_in(source: str, found: Any) -> str | None:
 
 def _leaves(source: str, found: Any, place: str, level: int = 0) -> Iterator[tuple[str, Any]]:
     if level > MOST_LEVELS:
-        raise CheckpointError(f"{source} is nested more than {MOST_LEVELS} levels deep at `{place[:100]}`. {SUGGESTION}")
+        raise CheckpointError(f"{source} has more than {MOST_LEVELS} levels of nesting at `{place[:100]}`. {SUGGESTION}")
     inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list | tuple) else None
     if inner is None:
         yield place, found

@@ -213,7 +213,7 @@ class Rouge(TextMetric):
         self.name = f"rouge{truncate_bytes or ''}" if name is None else check_name("name", name)
         self.tokenizer = check_choice("tokenizer", tokenizer, ("rouge_score", "spaces"))
         if use_stemmer and tokenizer == "spaces":
-            raise ConfigurationError("Expected `tokenizer='rouge_score'` with `use_stemmer=True`, whose words are English.")
+            raise ConfigurationError("`use_stemmer=True` needs `tokenizer='rouge_score'`, whose words are English.")
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
         """Return F1, precision and recall of each type, (N, 3 * types) float64."""

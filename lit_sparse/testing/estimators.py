@@ -368,8 +368,8 @@ def _bad_input(estimator: Estimator) -> None:
         refuses(lambda: unbound().bind(Sparsemax()), "takes no mapping")
     else:
         refuses(lambda: unbound()(_scores(), Decoder()), "has no mapping")
-        refuses(lambda: unbound().bind(Sparsemax()).bind(Softmax()), "Give the mapping to the model alone")
-        refuses(lambda: unbound().bind(_Unbounded()), "needs probabilities")
+        refuses(lambda: unbound().bind(Sparsemax()).bind(Softmax()), "Give the mapping only to the model")
+        refuses(lambda: unbound().bind(_Unbounded()), "needs a mapping onto the simplex")
     ready = _ready(estimator)[0]
     refuses(lambda: ready(torch.zeros(4), Decoder()), "of shape (batch, ")
     refuses(lambda: ready(torch.zeros(EXAMPLES, VALUES, dtype=torch.int64), Decoder()), "floating scores")

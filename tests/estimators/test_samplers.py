@@ -320,7 +320,7 @@ def test_baselines_agree_between_one_and_two_processes(tmp_path: Path) -> None:
         (lambda: LeaveOneOut(1), "`k` to be an integer of at least 2"),
         (lambda: SumAndSample(0), "`k`"),
         (lambda: GumbelSoftmax(0.0), "`temperature`"),
-        (lambda: ScoreFunction(mapping=HoyerProjection(0.5)), "needs probabilities"),
+        (lambda: ScoreFunction(mapping=HoyerProjection(0.5)), "needs a mapping onto the simplex"),
         (lambda: ScoreFunction(latent="bits", mapping=Softmax()), "takes no mapping"),
         (lambda: ScoreFunction("learnt", mapping=Softmax())(torch.zeros(2, 3), first), "`context`"),
         (lambda: ScoreFunction("learnt", context_features=2, mapping=Softmax())(torch.zeros(2, 3), first), "`context`"),
