@@ -363,7 +363,7 @@ def test_a_search_keeps_no_more_attention_than_it_returns(folder: Path) -> None:
 def test_what_is_no_text_is_not_written_about(folder: Path) -> None:
     model = small().build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])})
     for lines, words in (
-        ("ein Hund", r"one text: write \['ein Hund'\]"),
+        ("ein Hund", r"one text\. Write \['ein Hund'\]"),
         ([None], "number 0 is None"),
         (["a", "\ud800"], "number 1"),
     ):
