@@ -243,7 +243,7 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *GAME, *QUIET, "--model.init_args.in_features", "63"], "Train a model with in_features=64"),
         (
             ["fit", *GAME, *QUIET, "--model.init_args.sender.init_args.sizes=[63, 64]"],
-            "The sender, MLP, fails on images (180, 64)",
+            "Expected the sender MLP to map images (180, 64)",
         ),
         (
             ["fit", *GAME, "--model.init_args.estimator", "ScoreFunction", "--model.init_args.estimator.init_args.latent=bits"],
