@@ -180,7 +180,7 @@ def test_a_risk_may_move_inputs(kind: type[LitSparseModule], tmp_path: Path) -> 
     model, batch = MADE[kind](tmp_path)
     options = {name: value for name, value in model.hparams.items() if name in ("in_features", "width")}
     if not kind.adversarial:
-        with pytest.raises(ConfigurationError, match="does not support"):
+        with pytest.raises(ConfigurationError, match="a risk that does not perturb inputs"):
             model._arguments = {}
             LitSparseModule.__init__(model, risk=UnbalancedOTDRO(1.0, 1.0, 0.1))
         return
