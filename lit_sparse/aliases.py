@@ -1,19 +1,36 @@
-"""Former names of classes and functions, and their current names.
+"""Former names of classes, functions and constructor arguments, and what they are called now.
 
-Configs and checkpoints of earlier versions are read as if they had the new names. Importing a former name gives the object, and
-a DeprecationWarning with the new name.
+Programs, configs and checkpoints may have former names. A DeprecationWarning gives the new name.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
+import inspect
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["ALIASES", "former_method", "moved_names", "with_new_names"]
+from lit_sparse.errors import ConfigurationError
 
-#: Former path -> current path of the same object.
+__all__ = [
+    "ALIASES",
+    "former_arguments",
+    "former_method",
+    "former_names",
+    "moved_names",
+    "new_path",
+    "renamed",
+    "with_new_names",
+]
+
+P = ParamSpec("P")
+Options = TypeVar("Options")
+
+#: Former path -> path of the same object now.
 ALIASES: dict[str, str] = {
     "lit_sparse.data.GaussianMixture": "lit_sparse.transport.GaussianMixture",
     "lit_sparse.data.Measure": "lit_sparse.transport.Measure",
@@ -36,22 +53,97 @@ ALIASES: dict[str, str] = {
 }
 
 
+def new_path(text: str) -> str:
+    """Return the path now of what a config or a checkpoint names, and warn if it is a former one."""
+    path = ALIASES.get(text, text)
+    if path != text:
+        warnings.warn(f"{text} is now {path}. Write the new name.", DeprecationWarning, stacklevel=3)
+    return path
+
+
 def with_new_names(value: Any) -> Any:
-    """Return a description, of dicts, lists and text, with every former path replaced by the current one.
+    """Return a description, of dicts, lists and text, with the names now of classes and of constructor arguments.
 
     Example:
-        >>> with_new_names({"class_path": "lit_sparse.nn.MLPPotentials", "init_args": {"hidden": [8]}})
+        >>> import warnings
+        >>> with warnings.catch_warnings(action="ignore"):
+        ...     with_new_names({"class_path": "lit_sparse.nn.MLPPotentials", "init_args": {"hidden": [8]}})
         {'class_path': 'lit_sparse.transport.MLPPotentials', 'init_args': {'hidden': [8]}}
     """
-    if isinstance(value, dict):
-        return {key: with_new_names(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [with_new_names(entry) for entry in value]
-    return ALIASES.get(value, value) if isinstance(value, str) else value
+    if isinstance(value, dict):
+        found = {key: with_new_names(entry) for key, entry in value.items()}
+        if isinstance(found.get("init_args"), dict):
+            found["init_args"] = renamed(found["init_args"], _imported(found.get("class_path")))
+        return renamed(found, _imported(found.get("_class_path")))
+    return new_path(value) if isinstance(value, str) else value
+
+
+def _imported(path: Any) -> Any:
+    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    return vars(sys.modules[module]).get(name) if module in sys.modules else None
+
+
+def former_arguments(**names: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
+    """Decorate a constructor that has new names for some arguments; with a former name it warns.
+
+    Configs, the command line and checkpoints have these former names too, see :func:`renamed`.
+
+    Args:
+        names: former name -> name now.
+    """
+
+    def decorate(constructor: Callable[P, None]) -> Callable[P, None]:
+        @functools.wraps(constructor)
+        def construct(*args: P.args, **options: P.kwargs) -> None:
+            given: Any = _with_new_keys(options, names, type(args[0]).__name__)
+            constructor(*args, **given)
+
+        vars(construct)["former_names"] = names
+        return construct
+
+    return decorate
+
+
+def former_names(cls: Any) -> dict[str, str]:
+    """Return the former names of the arguments of a class, and the names now."""
+    found: dict[str, str] = {}
+    for kind in getattr(cls, "__mro__", ()):
+        found = {**getattr(vars(kind).get("__init__"), "former_names", {}), **found}
+    own = inspect.signature(cls.__init__).parameters if found else {}
+    return {old: new for old, new in found.items() if old not in own}
+
+
+def renamed(arguments: Options, cls: Any) -> Options:
+    """Return arguments of a class by the names now, and warn of former ones.
+
+    Args:
+        arguments: dict or namespace.
+        cls: class, or anything else, which has no former names.
+
+    Raises:
+        ConfigurationError: if an argument is given by both names.
+    """
+    return _with_new_keys(arguments, former_names(cls), getattr(cls, "__name__", ""))
+
+
+def _with_new_keys(arguments: Options, names: Mapping[str, str], owner: str) -> Options:
+    found: Any = copy.copy(arguments)
+    for old, new in names.items():
+        if old in found:
+            if new in found:
+                raise ConfigurationError(
+                    f"Expected `{new}` of {owner} once but got its former name `{old}` too. Remove `{old}`."
+                )
+            warnings.warn(f"`{old}` of {owner} is now `{new}`.", DeprecationWarning, stacklevel=3)
+            found[new] = found.pop(old)
+    result: Options = found
+    return result
 
 
 def moved_names(module: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a module (PEP 562) whose former names have moved elsewhere.
+    """Return the ``__getattr__`` of a module (PEP 562) that had names which are elsewhere now.
 
     Args:
         module: dotted name of the module.

@@ -7,6 +7,8 @@ from typing import Any
 
 from typing_extensions import Self
 
+from lit_sparse.aliases import former_names
+
 __all__ = ["KeepsArguments"]
 
 
@@ -28,7 +30,8 @@ class KeepsArguments:
 
 
 def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    signature = inspect.signature(cls.__init__)  # type: ignore[misc]
+    signature, names = inspect.signature(cls.__init__), former_names(cls)  # type: ignore[misc]
+    options = {names.get(name, name): value for name, value in options.items()}
     try:
         bound = signature.bind_partial(self, *args, **options)
     except TypeError:  # the constructor raises the same error

@@ -74,7 +74,9 @@ class RandomPairs(TranslationDataModule):
 def model_of(mapping: SparseMapping, options: argparse.Namespace) -> Seq2Seq:
     torch.manual_seed(0)
     body = RecurrentBody(options.width, options.layers, 0.3)
-    return Seq2Seq(mapping, body, loss_per="token", optimizer=functools.partial(torch.optim.Adam, lr=1e-3, fused=True))
+    return Seq2Seq(
+        mapping, body, loss_normalization="token", optimizer=functools.partial(torch.optim.Adam, lr=1e-3, fused=True)
+    )
 
 
 def wait(device: str) -> float:

@@ -9,16 +9,15 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader, set_loader
 
-from lit_sparse.aliases import ALIASES
+from lit_sparse.aliases import new_path
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["MODE", "read_config", "with_full_name"]
 
 #: Name of the parser mode that loads values by :func:`_load`. The mode "yaml" stays unchanged for the user's own parsers.
 MODE = "lit_sparse_yaml"
-#: Names that are replaced: former ones, and one that is short for two classes, of which Lightning's has a ``monitor``;
-#: torch's class cannot be used without it.
-FULL_NAMES = {"ReduceLROnPlateau": "pytorch_lightning.cli.ReduceLROnPlateau", **ALIASES}
+#: A name that is short for two classes, of which Lightning's has a ``monitor``; torch's class cannot be used without it.
+FULL_NAMES = {"ReduceLROnPlateau": "pytorch_lightning.cli.ReduceLROnPlateau"}
 MAX_BYTES = 2**20
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
@@ -141,7 +140,7 @@ def _with_full_names(value: Any) -> Any:
         return {key: _with_full_names(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_with_full_names(entry) for entry in value]
-    return FULL_NAMES.get(value, value) if isinstance(value, str) else value
+    return new_path(FULL_NAMES.get(value, value)) if isinstance(value, str) else value
 
 
 def with_full_name(arg: str) -> str:
@@ -152,7 +151,7 @@ def with_full_name(arg: str) -> str:
         '--model.init_args.lr_scheduler=pytorch_lightning.cli.ReduceLROnPlateau'
     """
     option, sign, value = arg.rpartition("=")
-    return option + sign + FULL_NAMES.get(value, value)
+    return option + sign + new_path(FULL_NAMES.get(value, value))
 
 
 set_loader(MODE, _load, (yaml.YAMLError,))

@@ -9,6 +9,7 @@ from typing import Any
 
 from pytorch_lightning.cli import LightningArgumentParser
 
+from lit_sparse.aliases import renamed
 from lit_sparse.cli.configs import MODE, read_config, with_full_name
 from lit_sparse.cli.messages import plain_message, started_in
 from lit_sparse.errors import ConfigurationError
@@ -23,7 +24,18 @@ class Parser(LightningArgumentParser):
     """Parser without abbreviated options; an error is one message with the next step."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._class: Any = None
         super().__init__(*args, **{"allow_abbrev": False, "parser_mode": MODE, **kwargs})
+
+    def add_class_arguments(self, theclass: Any, nested_key: str | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Add the arguments of a class, and note the class if this parser is of its arguments alone."""
+        if nested_key is None:
+            self._class = theclass
+        return super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+
+    def parse_object(self, cfg_obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """Parse arguments of a class, of which some may have their former names."""
+        return super().parse_object(renamed(cfg_obj, self._class), *args, **kwargs)
 
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse a config file after its text is checked."""
@@ -35,11 +47,18 @@ class Parser(LightningArgumentParser):
     def parse_args(self, args: Any = None, *others: Any, **kwargs: Any) -> Any:
         """Parse arguments; a config inside another may not be text."""
         if isinstance(args, list | tuple):
-            args = [with_full_name(arg) for arg in args]
+            args = [self._with_new_key(with_full_name(arg)) for arg in args]
         try:
             return super().parse_args(args, *others, **kwargs)
         except UnicodeDecodeError as error:
             return self.error(str(error), error)
+
+    def _with_new_key(self, arg: str) -> str:
+        found = re.fullmatch(r"--([a-z_]+)(.*)", arg, re.DOTALL) if self._class is not None else None
+        if found is None:
+            return arg
+        (name,) = renamed({found[1]: None}, self._class)
+        return f"--{name}{found[2]}"
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raise a ConfigurationError with the shortened message."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import MOST_EXAMPLES, MOST_INPUTS, check_choice, check_count, check_positive
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.distributed import reduce
@@ -49,7 +50,7 @@ class BayesianRegression(LitSparseModule):
         fit: ``"map"`` for the most probable coefficients, ``"laplace"`` or ``"variational"`` for a normal distribution.
         prior_mean: prior mean of each coefficient.
         prior_variance: prior variance of each coefficient.
-        draws: number of samples of the predictor per example.
+        num_samples: number of samples of the predictor per example.
         examples: N; None for the number in the data module.
         sample_seed: seed of draws in validation, test and prediction.
         risk: training objective over the losses of a batch; None for their mean.
@@ -69,6 +70,7 @@ class BayesianRegression(LitSparseModule):
         (torch.Size([5]), torch.Size([3]))
     """
 
+    @former_arguments(draws="num_samples")
     def __init__(
         self,
         likelihood: Likelihood,
@@ -77,7 +79,7 @@ class BayesianRegression(LitSparseModule):
         fit: Literal["map", "laplace", "variational"] = "laplace",
         prior_mean: float = 0.0,
         prior_variance: float = 1.0,
-        draws: int = 100,
+        num_samples: int = 100,
         examples: int | None = None,
         sample_seed: int = 0,
         risk: Risk | None = None,
@@ -97,7 +99,7 @@ class BayesianRegression(LitSparseModule):
         self.fit = check_choice("fit", fit, FITS)
         self.prior_mean = float(prior_mean)
         self.prior_variance = check_positive("prior_variance", prior_variance)
-        self.draws = check_count("draws", draws, most=MOST_EXAMPLES)
+        self.num_samples = check_count("num_samples", num_samples, most=MOST_EXAMPLES)
         self.examples = None if examples is None else check_count("examples", examples)
         self.sample_seed = sample_seed
         self.mean = nn.Parameter(torch.full((in_features,), self.prior_mean))
@@ -148,7 +150,7 @@ class BayesianRegression(LitSparseModule):
         if stage == "train":
             drawn = eta.unsqueeze(1)
             if self.fit == "variational":
-                noise = torch.randn(len(eta), self.draws, device=eta.device, dtype=eta.dtype)
+                noise = torch.randn(len(eta), self.num_samples, device=eta.device, dtype=eta.dtype)
                 drawn = drawn + self._deviation(features).unsqueeze(1) * noise
             nll = -self.likelihood.log_prob(drawn, target.unsqueeze(1)).mean(1)
             penalty = self._penalty() / self._size(len(target))
@@ -232,10 +234,10 @@ class BayesianRegression(LitSparseModule):
         return ((features @ self._covariance()) * features).sum(1).clamp_min(0).sqrt()
 
     def _drawn(self, features: Tensor, eta: Tensor, index: Tensor) -> Tensor:
-        """Return samples (B, draws) of the predictor, as a function of (seed, index)."""
+        """Return samples (B, num_samples) of the predictor, as a function of (seed, index)."""
         if self.fit == "map":
             return eta.unsqueeze(1)
-        noise = seeded_normal(self.sample_seed, index, (self.draws,)).to(eta)
+        noise = seeded_normal(self.sample_seed, index, (self.num_samples,)).to(eta)
         return eta.unsqueeze(1) + self._deviation(features).unsqueeze(1) * noise
 
     def _predictive_nll(self, features: Tensor, eta: Tensor, target: Tensor, index: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning_internals import after_restore
@@ -35,7 +36,8 @@ class RobustRegressor(LitSparseModule):
         in_features: D, including the intercept's constant feature.
         network: module from features (B, D) to predictions (B,) or (B, 1); None for a linear model without a further
             intercept.
-        start: initialization of a linear model: ``"least_squares"``, the solution for the training data, or ``"zeros"``.
+        initialization: initial weights of a linear model: ``"zeros"``, or ``"least_squares"`` for the solution of the
+            training data.
         lam: lam in ``log_mean_exp``, > 0.
         risk: training objective over the losses of a batch; None for their mean.
         optimizer: constructor of the optimizer from the parameters.
@@ -57,12 +59,13 @@ class RobustRegressor(LitSparseModule):
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/log_mean_exp", "min")
     adversarial: ClassVar[bool] = True
 
+    @former_arguments(start="initialization")
     def __init__(
         self,
         *,
         in_features: int,
         network: nn.Module | None = None,
-        start: Literal["least_squares", "zeros"] = "least_squares",
+        initialization: Literal["least_squares", "zeros"] = "least_squares",
         lam: float = 1.0,
         risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.Adam,
@@ -71,7 +74,7 @@ class RobustRegressor(LitSparseModule):
     ) -> None:
         super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
-        self.start = check_choice("start", start, ("least_squares", "zeros"))
+        self.initialization = check_choice("initialization", initialization, ("least_squares", "zeros"))
         self.lam = check_positive("lam", lam)
         self.linear = network is None
         if network is None:
@@ -87,12 +90,12 @@ class RobustRegressor(LitSparseModule):
         """
         super().setup(stage)
         begins = stage == "fit" and self._training_seed is None and not self.initial_weights
-        if begins and self.linear and self.start == "least_squares":
+        if begins and self.linear and self.initialization == "least_squares":
             data = getattr(self.trainer, "datamodule", None)
             if not has_rows(data):
                 raise ConfigurationError(
-                    "Expected a data module of lit_sparse with `start: least_squares`, which reads all training data, but got"
-                    " none. Train with one, or use `start: zeros`."
+                    "Expected a data module of lit_sparse with `initialization: least_squares`, which reads all training"
+                    " data, but got none. Train with one, or use `initialization: zeros`."
                 )
             rows = data
             after_restore(self.trainer, lambda: self.start_from(rows.fetch("train", 0, torch.arange(rows.size("train")))))

@@ -14,7 +14,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.aliases import former_method
+from lit_sparse.aliases import former_arguments, former_method
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
@@ -46,9 +46,8 @@ class Seq2Seq(TextModule):
             and cross-entropy.
         tied_embeddings: whether the output layer shares the weights of the target embeddings.
         label_smoothing: probability mass that ``loss`` (but not ``nll``) moves from the target token to all tokens.
-        loss_per: ``"token"`` for the mean over tokens, or ``"sentence"`` for their sum divided by the number of sentences.
-            The mean is taken per process and per accumulated batch, so batches of different lengths weight their tokens
-            slightly differently.
+        loss_normalization: ``"token"`` for the mean over tokens, ``"sentence"`` for their sum per sentence. The mean is per
+            process and per accumulated batch, so batches of different lengths weight their tokens slightly differently.
         init_range: limit of the uniform initial weights [-init_range, init_range]. None for torch's initialization, with
             tied embeddings from a Gaussian of variance 1 / width.
         beam_size: number of open sequences in the search.
@@ -85,6 +84,7 @@ class Seq2Seq(TextModule):
         {"beam_size", "n_best", "length_penalty", "max_output", "replace_unknown", "metrics", "validation_beam_size"}
     )
 
+    @former_arguments(loss_per="loss_normalization")
     def __init__(
         self,
         mapping: SparseMapping,
@@ -93,7 +93,7 @@ class Seq2Seq(TextModule):
         output_mapping: SparseMapping | None = None,
         tied_embeddings: bool = False,
         label_smoothing: float = 0.0,
-        loss_per: Literal["sentence", "token"] = "sentence",
+        loss_normalization: Literal["sentence", "token"] = "sentence",
         init_range: float | None = 0.1,
         beam_size: int = 5,
         n_best: int = 1,
@@ -114,7 +114,7 @@ class Seq2Seq(TextModule):
         self.output_mapping = output_mapping
         self.tied_embeddings = tied_embeddings
         self.label_smoothing = check_number("label_smoothing", label_smoothing, 0.0, 1.0)
-        self.loss_per = check_choice("loss_per", loss_per, ("sentence", "token"))
+        self.loss_normalization = check_choice("loss_normalization", loss_normalization, ("sentence", "token"))
         self.init_range = None if init_range is None else check_number("init_range", init_range, 0.0, 1.0, open_low=True)
         self.beam_size = check_count("beam_size", beam_size, most=MOST_FEATURES)
         self.n_best = check_count("n_best", n_best, most=MOST_FEATURES)
@@ -213,7 +213,7 @@ class Seq2Seq(TextModule):
             support_size=support.flatten(),
             num_allowed=allowed.flatten(),
         )
-        if self.loss_per == "sentence":  # the logged loss stays per token
+        if self.loss_normalization == "sentence":  # the logged loss stays per token
             output.losses, output.example_index = losses.new_zeros(len(source)).index_add(0, rows, losses), None
             output.per_example["loss"] = self.weighted(losses, batch, rows)
         if stage != "train":

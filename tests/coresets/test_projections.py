@@ -274,7 +274,8 @@ def test_classes_are_one_form_over_all_batches() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "name"), [({"draws": 1}, "draws"), ({"draws": 2.5}, "draws"), ({"prior_variance": 0.0}, "prior_variance")]
+    ("options", "name"),
+    [({"num_samples": 1}, "num_samples"), ({"num_samples": 2.5}, "num_samples"), ({"prior_variance": 0.0}, "prior_variance")],
 )
 def test_arguments_are_checked(options: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`{name}`"):

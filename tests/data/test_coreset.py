@@ -116,7 +116,9 @@ def test_streamed_vectors_select_the_same() -> None:
     base = SyntheticRegressionDataModule("normal", size=400, coefficients=(1.0, 2.0, 0.5))
     found = []
     for stream in (False, True):
-        data = CoresetDataModule(base, NonnegativeOMP(), 8, LogLikelihoodVectors(NormalLikelihood(), draws=30), stream=stream)
+        data = CoresetDataModule(
+            base, NonnegativeOMP(), 8, LogLikelihoodVectors(NormalLikelihood(), num_samples=30), stream=stream
+        )
         data.setup("fit")
         found.append(data.coreset)
     assert torch.equal(found[0].indices, found[1].indices)
@@ -125,7 +127,7 @@ def test_streamed_vectors_select_the_same() -> None:
 
 def test_sparse_vi_gets_what_it_draws_from() -> None:
     base = SyntheticRegressionDataModule("normal", size=60, coefficients=(1.0, 2.0))
-    vectors = LogLikelihoodVectors(NormalLikelihood(), draws=20)
+    vectors = LogLikelihoodVectors(NormalLikelihood(), num_samples=20)
     shared, found = SparseVI(updates=5), []
     for selector in (shared, SparseVI(updates=5), SparseVI(lambda *asked: vectors(_examples(base)), updates=5)):
         data = CoresetDataModule(base, selector, 3, vectors)
@@ -135,7 +137,7 @@ def test_sparse_vi_gets_what_it_draws_from() -> None:
     assert torch.equal(found[0].weights, found[1].weights)
     assert not torch.equal(found[0].weights, found[2].weights), "the same vectors throughout give other weights"
     data = CoresetDataModule(DigitsDataModule(labelled=1.0), SparseVI(updates=2), 12, LogLikelihoodVectors(
-        NormalLikelihood(), draws=5, features="pixels", target="label"), stratify="label")  # fmt: skip
+        NormalLikelihood(), num_samples=5, features="pixels", target="label"), stratify="label")  # fmt: skip
     data.setup("fit")
     assert len(data.coreset) <= 12
     with pytest.raises(ConfigurationError, match="SparseVI"):

@@ -108,7 +108,7 @@ def test_weights_are_repeated_rows(family: str, likelihood: Likelihood, fit: Any
 @pytest.mark.parametrize(("family", "likelihood"), LIKELIHOODS)
 def test_the_variational_loss_is_the_negative_evidence_bound(family: str, likelihood: Likelihood) -> None:
     """KL by torch, and the expected log-likelihood by draws of all coefficients at once."""
-    model, batch = at(likelihood, fit="variational", examples=24, draws=40_000), drawn(family)
+    model, batch = at(likelihood, fit="variational", examples=24, num_samples=40_000), drawn(family)
     posterior = model.posterior()
     q = torch.distributions.MultivariateNormal(posterior.mean, posterior.covariance)
     prior = torch.distributions.MultivariateNormal(model.prior.mean, model.prior.covariance)
@@ -128,7 +128,7 @@ def test_the_variational_loss_is_the_negative_evidence_bound(family: str, likeli
 @pytest.mark.parametrize("fit", ["map", "laplace", "variational"])
 def test_the_scores_of_validation(family: str, likelihood: Likelihood, fit: Any) -> None:
     """The predictive density by draws of coefficients; errors of the predicted mean; they do not depend on the batch."""
-    model, batch = at(likelihood, fit=fit, draws=20_000), drawn(family)
+    model, batch = at(likelihood, fit=fit, num_samples=20_000), drawn(family)
     if fit == "laplace":
         model.covariance.copy_(torch.diag(torch.tensor([0.2, 0.1, 0.3])))
     thetas = model.mean.detach().unsqueeze(0)
@@ -217,7 +217,7 @@ def test_the_variational_posterior_approaches_the_exact_one() -> None:
     optimizer = functools.partial(torch.optim.Adam, lr=0.03)
     scheduler = functools.partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.97)
     model = BayesianRegression(
-        NormalLikelihood(0.5), in_features=3, fit="variational", draws=50, optimizer=optimizer, lr_scheduler=scheduler
+        NormalLikelihood(0.5), in_features=3, fit="variational", num_samples=50, optimizer=optimizer, lr_scheduler=scheduler
     )
     trainer(max_epochs=150, check_val_every_n_epoch=150).fit(model, data)
     found = model.posterior()
@@ -242,13 +242,15 @@ def test_with_everything_known_it_finds_the_mode_of_a_prior_elsewhere() -> None:
 @pytest.mark.parametrize(("family", "likelihood"), LIKELIHOODS)
 def test_checkpoints_load(tmp_path: Path, family: str, likelihood: Likelihood, fit: Any) -> None:
     data = rows(family)
-    model = BayesianRegression(likelihood, in_features=3, fit=fit, prior_variance=2.5, prior_mean=-0.5, draws=7, optimizer=SGD)
+    model = BayesianRegression(
+        likelihood, in_features=3, fit=fit, prior_variance=2.5, prior_mean=-0.5, num_samples=7, optimizer=SGD
+    )
     run = trainer(max_epochs=1, limit_train_batches=2)
     run.fit(model, data)
     run.save_checkpoint(tmp_path / "a.ckpt")
     again = BayesianRegression.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True)
     assert repr(again.likelihood) == repr(likelihood)
-    for name in ("in_features", "fit", "prior_variance", "prior_mean", "draws", "examples", "sample_seed"):
+    for name in ("in_features", "fit", "prior_variance", "prior_mean", "num_samples", "examples", "sample_seed"):
         assert getattr(again, name) == getattr(model, name)
     state = again.state_dict()
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
@@ -264,7 +266,7 @@ def test_resumed_training_is_uninterrupted_training(tmp_path: Path, fit: Any) ->
 
     def new() -> BayesianRegression:
         pl.seed_everything(0)
-        return BayesianRegression(LogisticLikelihood(), in_features=3, fit=fit, draws=5, optimizer=adam)
+        return BayesianRegression(LogisticLikelihood(), in_features=3, fit=fit, num_samples=5, optimizer=adam)
 
     whole = new()
     trainer(max_epochs=4).fit(whole, rows())
@@ -297,7 +299,7 @@ def test_other_numbers_of_features_and_no_posterior() -> None:
         ({"in_features": 0}, "in_features"),
         ({"fit": "mcmc"}, "fit"),
         ({"prior_variance": 0.0}, "prior_variance"),
-        ({"draws": 0}, "draws"),
+        ({"num_samples": 0}, "num_samples"),
         ({"examples": 0}, "examples"),
     ],
 )

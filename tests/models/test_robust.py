@@ -60,7 +60,7 @@ def test_it_begins_at_least_squares() -> None:
     model.start_from({**batch, "weight": weights})
     expected = torch.linalg.lstsq(batch["features"][:40].double(), batch["target"][:40].double().unsqueeze(1)).solution
     torch.testing.assert_close(model.network.weight.double(), expected.mT, atol=1e-5, rtol=1e-5)
-    zeros = regressor(optimizer=functools.partial(torch.optim.SGD, lr=0.0), start="zeros")
+    zeros = regressor(optimizer=functools.partial(torch.optim.SGD, lr=0.0), initialization="zeros")
     trainer().fit(zeros, datamodule=rows())
     assert not bool(zeros.network.weight.any())
 
@@ -103,7 +103,7 @@ def test_a_network_of_ones_own_and_what_does_not_fit() -> None:
     with pytest.raises(ConfigurationError, match="another kind of model"):
         model.run_step({"pixels": torch.zeros(3, 4)}, 0, "train")
     with pytest.raises(ConfigurationError, match="least_squares"):
-        RobustRegressor(in_features=5, start="ones")  # type: ignore[arg-type]
+        RobustRegressor(in_features=5, initialization="ones")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="Risk"):
         RobustRegressor(in_features=5, risk="SafeKLDRO")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="fit: laplace"):

@@ -52,7 +52,9 @@ def data_of(folder: Path, **options: Any) -> TranslationDataModule:
 def small(mapping: SparseMapping | None = None, **options: Any) -> Seq2Seq:
     body = options.pop("body", None) or RecurrentBody(16, 1, 0.1)
     adam = functools.partial(torch.optim.Adam, lr=5e-3)
-    return Seq2Seq(mapping or Sparsemax(), body, **{"loss_per": "token", "init_range": None, "optimizer": adam, **options})
+    return Seq2Seq(
+        mapping or Sparsemax(), body, **{"loss_normalization": "token", "init_range": None, "optimizer": adam, **options}
+    )
 
 
 def trainer(**options: Any) -> pl.Trainer:
@@ -134,7 +136,7 @@ def test_the_loss_is_divided_by_sentences_or_by_tokens(folder: Path) -> None:
     data.use_vocabularies(model.vocabularies)
     batch = next(iter(data.val_dataloader()))
     by_token = model.run_step(batch, 0, "train")["loss"]
-    model.loss_per = "sentence"
+    model.loss_normalization = "sentence"
     by_sentence = model.run_step(batch, 0, "train")["loss"]
     tokens = (batch["target_length"] - 1).sum() / len(batch["source"])
     torch.testing.assert_close(by_sentence, by_token * tokens)
@@ -422,8 +424,8 @@ def test_published_initial_weights_leave_the_mapping_alone(folder: Path) -> None
 def test_what_cannot_be_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="n_best"):
         small(n_best=6)
-    with pytest.raises(ConfigurationError, match="loss_per"):
-        small(loss_per="word")
+    with pytest.raises(ConfigurationError, match="loss_normalization"):
+        small(loss_normalization="word")
     with pytest.raises(ConfigurationError, match="Expected vocabularies for"):
         small().write(["ein Hund"])
     loader = torch.utils.data.DataLoader([0])

@@ -89,7 +89,7 @@ def translation(folder: Path) -> Made:
         write_pairs(folder, split, 30)
     data = TranslationDataModule(str(folder), source="de", target="en", batch_size=8)
     data.setup("fit")
-    model = Seq2Seq(Sparsemax(), RecurrentBody(8, 1, 0.0), loss_per="sentence").build(data.vocabularies)
+    model = Seq2Seq(Sparsemax(), RecurrentBody(8, 1, 0.0), loss_normalization="sentence").build(data.vocabularies)
     assert isinstance(model, Seq2Seq)
     return model, data.fetch("train", 0, torch.arange(SIZE))
 
