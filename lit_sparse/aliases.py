@@ -30,7 +30,7 @@ __all__ = [
 P = ParamSpec("P")
 Options = TypeVar("Options")
 
-#: Former path -> path of the same object now.
+#: Former path -> current path of the same object.
 ALIASES: dict[str, str] = {
     "lit_sparse.data.GaussianMixture": "lit_sparse.transport.GaussianMixture",
     "lit_sparse.data.Measure": "lit_sparse.transport.Measure",
@@ -143,7 +143,7 @@ def _with_new_keys(arguments: Options, names: Mapping[str, str], owner: str) -> 
 
 
 def moved_names(module: str) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a module (PEP 562) that had names which are elsewhere now.
+    """Return the ``__getattr__`` of a module (PEP 562) whose former names have moved elsewhere.
 
     Args:
         module: dotted name of the module.

@@ -1,4 +1,4 @@
-"""Reads checkpoint files: weights and numbers alone, whole, and with names that may be used (:mod:`lit_sparse.trust`)."""
+"""Reads checkpoint files that are complete and hold only plain data and allowed names (:mod:`lit_sparse.trust`)."""
 
 from __future__ import annotations
 
@@ -30,33 +30,33 @@ __all__ = [
 ]
 
 Loaded = TypeVar("Loaded")
-#: Where Lightning looks for the arguments of a model, and of a data module.
+#: Keys under which Lightning looks for the arguments of a model, and of a data module.
 DESCRIPTIONS = ("hyper_parameters", "datamodule_hyper_parameters")
-#: What Lightning reads besides, of checkpoints of version 1.
+#: Further keys that Lightning reads in checkpoints of version 1.
 OLD_KEYS = ("hparams", "module_arguments", "checkpoint_callback_best_model_path", "checkpoint_callback_best")
-#: What Lightning's ModelCheckpoint keeps of the files that it has written, and removes.
+#: Keys under which ModelCheckpoint keeps the files that it has written and later removes.
 WRITTEN = ("best_model_path", "kth_best_model_path", "last_model_path")
-#: Numbers of Lightning's progress.
+#: Counters of Lightning's progress.
 COUNTERS = {"ready", "started", "processed", "completed"}
-#: Arguments of Lightning's ``load_from_checkpoint`` that are not the model's.
+#: Arguments of Lightning's ``load_from_checkpoint`` that do not belong to the model.
 LOADER_OPTIONS = ("map_location", "hparams_file", "strict", "weights_only")
-#: Major version of Lightning whose checkpoints can be read.
+#: Major version of Lightning whose checkpoints are supported.
 MAJOR = 2
-#: Levels of dicts and lists in a checkpoint.
+#: Largest depth of dicts and lists in a checkpoint.
 MOST_LEVELS = 60
 SUGGESTION = "Use another checkpoint, such as one of checkpoints/ in a run folder."
 
 
 def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -> Any:
-    """Return what ``torch.save`` wrote, without running code, and check the archive's checksums, which torch does not.
+    """Return the content of a ``torch.save`` file without running code, and verify the checksums, which torch does not.
 
     Args:
         file: path, or an open file.
-        source: what messages call it.
-        options: of ``torch.load``.
+        source: name of the file in messages.
+        options: further arguments of ``torch.load``.
 
     Raises:
-        CheckpointError: if the file is damaged, or holds more than tensors, numbers, text, lists and dicts.
+        CheckpointError: if the file is damaged, or holds objects other than tensors, numbers, text, lists and dicts.
     """
     try:
         if not isinstance(file, str | Path):
@@ -70,12 +70,12 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -
             file.seek(0)
         return torch.load(file, **{"map_location": "cpu", "weights_only": True, **options})
     except FileNotFoundError as error:
-        raise CheckpointError(f"The checkpoint {source} does not exist. Give the path of one.") from error
+        raise CheckpointError(f"Expected a checkpoint but the file {source} does not exist. Give the path of one.") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise CheckpointError(f"{source} is damaged: {error}. {SUGGESTION}") from error
-    except Exception as error:  # unpickling raises any
+    except Exception as error:  # unpickling can raise any exception
         raise CheckpointError(
-            f"{source} cannot be read as a checkpoint ({type(error).__name__}). It may be half-written, or hold objects that"
+            f"{source} cannot be read as a checkpoint ({type(error).__name__}). It may be truncated, or hold objects that"
             f" run code when they are read. {SUGGESTION}"
         ) from error
 
@@ -88,36 +88,34 @@ def read_checkpoint(
     given: Collection[str] = (),
     described: bool = True,
 ) -> dict[str, Any]:
-    """Return a checkpoint of a Lightning module whose names may be used.
+    """Return a checkpoint of a Lightning module after checking its names.
 
     Args:
         file: path, or an open file.
-        source: what messages call it; by default its path.
-        model: the class that is built, where the checkpoint does not name it.
-        given: arguments of the model that the caller gives in place of the checkpoint's.
+        source: name of the file in messages; by default its path.
+        model: class of the model, if the checkpoint does not name it.
+        given: arguments of the model that replace those in the checkpoint.
         described: whether the model is built from the checkpoint's description.
 
     Raises:
-        CheckpointError: if it is none, or a name may not be used.
+        CheckpointError: if the file is not a checkpoint, or names a forbidden class.
     """
     source = source or repr(str(file))
     found = read_torch_file(file, source)
     if isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values()):
-        raise CheckpointError(
-            f"{source} holds no state_dict but is a state dict alone: weights, not how the model is built. {SUGGESTION}"
-        )
+        raise CheckpointError(f"{source} is a bare state dict: it holds weights but not the model's arguments. {SUGGESTION}")
     if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict):
         holds = "no state_dict" if isinstance(found, dict) else f"an object of type {type(found).__name__}"
-        raise CheckpointError(f"Expected {source} to be a checkpoint of a Lightning module, but it holds {holds}. {SUGGESTION}")
+        raise CheckpointError(f"Expected {source} to be a checkpoint of a Lightning module but it holds {holds}. {SUGGESTION}")
     for name, value in found["state_dict"].items():
         if not isinstance(name, str):
-            raise CheckpointError(f"Expected names of weights in {source} that are text but got {name!r}. {SUGGESTION}")
+            raise CheckpointError(f"Expected names of weights in {source} to be text but got {name!r}. {SUGGESTION}")
         if callable(value) and not isinstance(value, Tensor):
             raise CheckpointError(f"Expected weights in {source} but `{name}` is {value!r}. {SUGGESTION}")
     _check_version(source, found.get("pytorch-lightning_version"))
     old = [key for key in OLD_KEYS if key in found]
     if old:
-        raise CheckpointError(f"{source} has the entry `{old[0]}` of an old version of Lightning. {SUGGESTION}")
+        raise CheckpointError(f"{source} has the entry `{old[0]}` of an unsupported version of Lightning. {SUGGESTION}")
     _check_counters(source, found)
     for key in DESCRIPTIONS if described else DESCRIPTIONS[1:]:
         arguments = found.get(key)
@@ -128,10 +126,10 @@ def read_checkpoint(
 
 
 def check_resumable(source: str, checkpoint: dict[str, Any]) -> None:
-    """Check that training can go on from a checkpoint.
+    """Check that training can continue from a checkpoint.
 
     Raises:
-        CheckpointError: if it holds weights alone, or a state of another form.
+        CheckpointError: if it holds only weights, or malformed states.
     """
     progress = checkpoint.get("progress")
     metrics = progress.get("metrics") if isinstance(progress, dict) else {}
@@ -141,28 +139,28 @@ def check_resumable(source: str, checkpoint: dict[str, Any]) -> None:
         isinstance(progress, dict) and isinstance(progress.get("plateau"), bool) and "metrics" in progress
     ):
         raise CheckpointError(
-            f"Expected `progress` in {source} to hold `metrics` and `plateau` but got another form. {SUGGESTION}"
+            f"Expected `progress` in {source} to hold `metrics` and `plateau` but got other entries. {SUGGESTION}"
         )
     missing = [key for key in ("optimizer_states", "lr_schedulers", "loops") if key not in checkpoint]
-    if checkpoint.get("optimizer_states") == [] and checkpoint.get("global_step"):  # an optimizer has made those steps
+    if checkpoint.get("optimizer_states") == [] and checkpoint.get("global_step"):  # those steps had an optimizer
         missing = ["optimizer_states"]
     if missing:
         raise CheckpointError(
-            f"{source} holds no {' and no '.join(missing)}, so that training cannot go on from it. Start a new run from its"
+            f"{source} holds no {' and no '.join(missing)}, so training cannot continue from it. Start a new run from its"
             " weights: --model.init_args.initial_weights CHECKPOINT"
         )
 
 
 def check_finite(source: str, checkpoint: dict[str, Any]) -> None:
-    """Check that no weight and no number of an optimizer is NaN.
+    """Check that no weight and no optimizer state is NaN.
 
     Raises:
-        CheckpointError: if one is.
+        CheckpointError: if a value is NaN.
     """
     broken = _nan_in(source, checkpoint["state_dict"]) or _nan_in(source, checkpoint.get("optimizer_states"))
     if broken:
         raise CheckpointError(
-            f"{source} holds NaN in `{broken}`: its training has diverged. Use an earlier checkpoint, or train with a smaller"
+            f"{source} holds NaN in `{broken}`: training has diverged. Use an earlier checkpoint, or train with a smaller"
             " learning rate."
         )
 
@@ -175,22 +173,22 @@ def load_trusted(
     model: type | None = None,
     **options: Any,
 ) -> Loaded:
-    """Build a module from a checkpoint whose names were checked.
+    """Build a module from a checkpoint after checking its names.
 
     Args:
-        loader: Lightning's ``load_from_checkpoint``, of some class.
+        loader: ``load_from_checkpoint`` of a Lightning class.
         file: path, or an open file.
-        trust: import paths that the checkpoint may name besides those that are allowed.
-        model: the class whose loader it is.
-        options: of ``loader``; with ``weights_only=False`` nothing is checked, as the file itself may run code.
+        trust: import paths that the checkpoint may name in addition to the allowed ones.
+        model: class of the loader.
+        options: arguments of ``loader``; with ``weights_only=False`` nothing is checked, because the file itself may run code.
 
     Raises:
-        CheckpointError: if the file is not a checkpoint, or names what may not be used.
+        CheckpointError: if the file is not a checkpoint, or names a forbidden class.
     """
     if options.get("weights_only") is False:
         return loader(file, **options)
     source = repr(str(file)) if isinstance(file, str | Path) else "the checkpoint"
-    content = _content_of(file, source)  # read once: what is built is what was checked
+    content = _content_of(file, source)  # read only once, so that the checked content is the content that is used
     given = {name for name in options if name not in LOADER_OPTIONS}
     with trusting(trust):
         described = options.get("hparams_file") is None
@@ -226,13 +224,13 @@ def _content_of(file: str | Path | IO[bytes], source: str) -> io.BytesIO:
         with fsspec.open(str(file)) as opened:
             return io.BytesIO(opened.read())
     except FileNotFoundError as error:
-        raise CheckpointError(f"The checkpoint {source} does not exist. Give the path of one.") from error
+        raise CheckpointError(f"Expected a checkpoint but the file {source} does not exist. Give the path of one.") from error
     except OSError as error:
         raise CheckpointError(f"{source} cannot be read as a checkpoint ({type(error).__name__}). {SUGGESTION}") from error
 
 
 def restoring_error(source: str, error: BaseException) -> LitSparseError:
-    """Return the error of this package behind one that was raised while a checkpoint was restored, or make one."""
+    """Return this package's error in the chain of an error during restoring, or a new CheckpointError."""
     for cause in error_chain(error):
         if isinstance(cause, LitSparseError):
             return cause
@@ -253,14 +251,14 @@ def _check_counters(source: str, checkpoint: dict[str, Any]) -> None:
     for place, value in [*counters.items(), *_leaves(source, checkpoint.get("loops"), "loops")]:
         counts = place in counters or place.rpartition(".")[2] in COUNTERS
         if counts and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise CheckpointError(f"Expected `{place}` in {source} to be a number of 0 or more but got {value!r}. {SUGGESTION}")
+            raise CheckpointError(f"Expected `{place}` in {source} to be a number >= 0 but got {value!r}. {SUGGESTION}")
 
 
 def check_written(source: str, checkpoint: dict[str, Any]) -> None:
-    """Check the files that ModelCheckpoint has noted in a checkpoint, which Lightning removes later.
+    """Check the paths of files in ModelCheckpoint's state, which Lightning removes later.
 
     Raises:
-        CheckpointError: if one could lie outside its folder, or is not a path.
+        CheckpointError: if a value is not a path, or could lie outside its folder.
     """
     callbacks = checkpoint.get("callbacks")
     states = callbacks.values() if isinstance(callbacks, dict) else ()
@@ -283,7 +281,7 @@ def _nan_in(source: str, found: Any) -> str | None:
 
 def _leaves(source: str, found: Any, place: str, level: int = 0) -> Iterator[tuple[str, Any]]:
     if level > MOST_LEVELS:
-        raise CheckpointError(f"{source} is nested more than {MOST_LEVELS} levels deep at `{place[:100]}`. {SUGGESTION}")
+        raise CheckpointError(f"{source} has more than {MOST_LEVELS} levels of nesting at `{place[:100]}`. {SUGGESTION}")
     inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list | tuple) else None
     if inner is None:
         yield place, found

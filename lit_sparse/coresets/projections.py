@@ -1,4 +1,4 @@
-"""Vectors whose inner products say how alike the log-likelihoods of two examples are.
+"""Vectors whose inner products measure the similarity of two examples' log-likelihoods.
 
 For draws theta_1 ... theta_S from an approximate posterior, example i has the vector of its log-likelihoods
 ``S^{-1/2} (L_i(theta_j) - mean_j L_i)_j``.
@@ -34,28 +34,28 @@ __all__ = [
     "vectors_of_covariance",
 ]
 
-#: Examples that are projected at once.
+#: Default number of examples per batch.
 BATCH = 4096
 
 
 class Projection(ABC):
-    """Gives each example a vector of S numbers. A subclass implements :meth:`project`, and :meth:`fit` if it needs all data.
+    """Maps each example to a vector of S numbers; subclasses implement :meth:`project`, and :meth:`fit` if it needs all data.
 
-    Called with examples, it returns their vectors (N, S).
+    Calling it with examples returns their vectors (N, S).
     """
 
-    #: Examples that are projected at once.
+    #: Number of examples per batch.
     batch_size = BATCH
 
-    def fit(self, examples: Examples) -> None:  # noqa: B027  (most need it, some do not)
-        """Find what the vectors depend on beside their own example, such as an approximate posterior."""
+    def fit(self, examples: Examples) -> None:  # noqa: B027  (optional for subclasses)
+        """Compute quantities that depend on all examples, such as an approximate posterior."""
 
     @abstractmethod
     def project(self, batch: Any) -> Tensor:
-        """Return the vectors (B, S) of a batch, once ``fit`` has run."""
+        """Return the vectors (B, S) of a batch, after ``fit``."""
 
     def __call__(self, examples: Examples) -> Tensor:
-        """Return the vectors (N, S) of some examples."""
+        """Return the vectors (N, S) of the examples, after fitting to them."""
         if not isinstance(examples, Examples):
             raise ConfigurationError(
                 f"Expected Examples, such as Examples.of(features=x, target=y), but got a {type(examples).__name__}."
@@ -65,7 +65,7 @@ class Projection(ABC):
 
     @torch.no_grad()
     def of_part(self, examples: Examples) -> Tensor:
-        """Return the vectors (n, S) of some of the examples, or of others, once ``fit`` has run."""
+        """Return the vectors (n, S) of a part of the examples, or of other examples, after ``fit``."""
         whole: Tensor | None = None
         place = 0
         for batch in examples.batches(self.batch_size):
@@ -76,11 +76,11 @@ class Projection(ABC):
         return self.project(examples[torch.zeros(0, dtype=torch.int64)]) if whole is None else whole
 
     def streamed(self, examples: Examples, device: torch.device | str = "cpu") -> BlockVectors:
-        """Return vectors that are made anew whenever a selector looks at them, once ``fit`` has run.
+        """Return vectors that are recomputed at each access, after ``fit``.
 
         Args:
-            examples: what they are of; fetched on the CPU.
-            device: where the vectors are put.
+            examples: examples of the vectors; fetched on the CPU.
+            device: device of the vectors.
         """
 
         @torch.no_grad()
@@ -91,12 +91,12 @@ class Projection(ABC):
         return BlockVectors(rows, len(examples), block_size=self.batch_size)
 
     def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
-        """Return a function that draws the vectors anew from the posterior of a coreset, for :class:`SparseVI`.
+        """Return a function that resamples the vectors from the posterior of a coreset, for :class:`SparseVI`.
 
         It takes indices (n,), weights (n,) and a generator.
 
         Raises:
-            ConfigurationError: if the projection knows no such posterior.
+            ConfigurationError: if the projection has no such posterior.
         """
         raise ConfigurationError(
             f"{type(self).__name__} cannot draw from the posterior of a coreset, as SparseVI needs. Use LogLikelihoodVectors,"
@@ -105,16 +105,16 @@ class Projection(ABC):
 
 
 class LogLikelihoodVectors(Projection):
-    """Centred log-likelihoods of a regression at draws from its Laplace posterior, which is found from all examples.
+    """Centred log-likelihoods of a regression at samples from the Laplace posterior of all examples.
 
     Args:
-        likelihood: of a target, given the product of features and coefficients.
+        likelihood: likelihood of a target, given the product of features and coefficients.
         num_samples: number of samples S from the posterior.
-        prior_mean: of each coefficient; they are normal.
-        prior_variance: of each coefficient.
+        prior_mean: mean of each coefficient's normal prior.
+        prior_variance: variance of each coefficient's normal prior.
         features: key of the features (B, D) in a batch.
         target: key of the targets (B,).
-        seed: of the draws.
+        seed: seed of the samples.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -151,7 +151,7 @@ class LogLikelihoodVectors(Projection):
         self._thetas: Tensor | None = None
 
     def fit(self, examples: Examples) -> None:
-        """Find the Laplace posterior of all examples, and draw from it."""
+        """Compute the Laplace posterior of all examples, and sample from it."""
         features, target = self._all(examples)
         prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
         self.posterior = laplace_posterior(self.likelihood, features, target, prior=prior)
@@ -160,7 +160,7 @@ class LogLikelihoodVectors(Projection):
     @override
     def project(self, batch: Any) -> Tensor:
         if self._thetas is None:
-            raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
+            raise ConfigurationError("Expected `fit` to be called with the examples before `project`.")
         return self._at(self._thetas, *self._of(batch))
 
     @override
@@ -187,10 +187,10 @@ class LogLikelihoodVectors(Projection):
 
 
 class FunctionVectors(Projection):
-    """Centred log-likelihoods that a function of your own gives.
+    """Centred log-likelihoods computed by a given function.
 
     Args:
-        log_likelihood: takes a batch and returns the log-likelihoods (B, S) of its examples at S parameters.
+        log_likelihood: function from a batch to the log-likelihoods (B, S) of its examples at S parameters.
     """
 
     def __init__(self, log_likelihood: Callable[[Any], Tensor]) -> None:
@@ -202,17 +202,20 @@ class FunctionVectors(Projection):
 
 
 class ExactGaussianVectors(Projection):
-    """Vectors whose inner products are the exact covariances of log-likelihoods under the posterior of a normal mean.
+    r"""Vectors whose inner products are the exact covariances of log-likelihoods under the posterior of a normal mean.
 
-    With ``L L^T`` the covariance of the data, mu and Sig the posterior's moments, ``nu = L^{-1} (x - mu)`` and
-    ``Psi = L^{-1} Sig L^{-T}``, the vector is ``(Psi^{1/2} nu, sqrt(tr(Psi^2) / 2))`` of D + 1 numbers.
+    Let ``L L^T`` be the covariance of the data, and mu and Sig the posterior's mean and covariance. The vector of an example x
+    has D + 1 numbers:
+
+    .. math:: (\Psi^{1/2} \nu, \sqrt{\mathrm{tr}(\Psi^2) / 2}), \quad
+        \nu = L^{-1} (x - \mu), \quad \Psi = L^{-1} \mathrm{Sig}\, L^{-T}
 
     Args:
-        prior: of the mean; standard normal by default.
-        covariance: (D, D) of the data; the identity by default.
+        prior: distribution of the mean; standard normal by default.
+        covariance: (D, D) covariance of the data; the identity by default.
         x: key of the data (B, D) in a batch.
 
-    Source: Campbell & Beronov (2019), Sparse Variational Inference, section 4.1.
+    Source: Campbell & Beronov (2019), Sparse Variational Inference, section 4.1, arXiv:1906.03329.
     """
 
     def __init__(
@@ -224,7 +227,7 @@ class ExactGaussianVectors(Projection):
         self._known: tuple[Tensor, Tensor, float] | None = None
 
     def fit(self, examples: Examples) -> None:
-        """Find the posterior of all examples."""
+        """Compute the posterior of all examples."""
         (x,) = _all(examples, self.batch_size, self.x)
         posterior = gaussian_mean_posterior(x, prior=self.prior, covariance=self.covariance)
         noise = torch.eye(x.shape[1]).to(x) if self.covariance is None else self.covariance.to(x)
@@ -238,14 +241,14 @@ class ExactGaussianVectors(Projection):
     @override
     def project(self, batch: Any) -> Tensor:
         if self._known is None:
-            raise ConfigurationError("Expected `fit` to be called with the examples before they are projected.")
+            raise ConfigurationError("Expected `fit` to be called with the examples before `project`.")
         mean, root, last = self._known
         moved = (entry(batch, self.x).double() - mean) @ root
         return torch.cat([moved, moved.new_full((len(moved), 1), last)], dim=1)
 
 
 def centred(log_likelihoods: Tensor) -> Tensor:
-    """Return the vectors (N, S) of log-likelihoods (N, S): less their mean over the draws, divided by the root of S."""
+    """Return the vectors (N, S) of log-likelihoods (N, S): minus their mean over the samples, divided by the root of S."""
     return (log_likelihoods - log_likelihoods.mean(1, keepdim=True)) / math.sqrt(log_likelihoods.shape[1])
 
 
@@ -257,8 +260,8 @@ def linear_covariance(features: Tensor, target: Tensor, posterior: GaussianPoste
     Args:
         features: b (N, D).
         target: y (N,).
-        posterior: of the coefficients.
-        variance: of the noise.
+        posterior: distribution of the coefficients.
+        variance: variance of the noise.
     """
     features, target = features.double(), target.double()
     posterior = posterior.to(features)
@@ -268,7 +271,7 @@ def linear_covariance(features: Tensor, target: Tensor, posterior: GaussianPoste
 
 
 def vectors_of_covariance(covariance: Tensor) -> Tensor:
-    """Return vectors (N, S) whose inner products are given covariances (N, N), with S the rank of these.
+    """Return vectors (N, S) whose inner products are given covariances (N, N) of rank S.
 
     Raises:
         DataError: if the matrix has a negative eigenvalue.
@@ -276,7 +279,7 @@ def vectors_of_covariance(covariance: Tensor) -> Tensor:
     values, turns = torch.linalg.eigh(0.5 * (covariance + covariance.mT))
     largest = values[-1].clamp_min(0)
     if float(values[0]) < -1e-8 * float(largest):
-        raise DataError(f"Expected covariances without a negative eigenvalue but there is {float(values[0]):.3g}.")
+        raise DataError(f"Expected covariances without a negative eigenvalue but got {float(values[0]):.3g}.")
     kept = values > len(values) * torch.finfo(values.dtype).eps * largest
     found: Tensor = turns[:, kept] * values[kept].sqrt()
     return found
@@ -286,7 +289,7 @@ def entry(batch: Any, key: str) -> Tensor:
     """Return an entry of a batch.
 
     Raises:
-        ConfigurationError: if there is none.
+        ConfigurationError: if the batch is not a dict with this entry.
     """
     if not isinstance(batch, dict) or key not in batch:
         there = f"the entries {', '.join(batch)}" if isinstance(batch, dict) else f"a {type(batch).__name__}"
@@ -299,11 +302,11 @@ def _all(examples: Examples, batch_size: int, *keys: str) -> list[Tensor]:
     """Return the entries (N, ...) of all examples, float64."""
     parts = [[entry(batch, key).double() for key in keys] for batch in examples.batches(batch_size)]
     if not parts:
-        raise DataError("There are no examples to find a posterior of.")
+        raise DataError("Expected at least one example to compute a posterior of but got none.")
     return [torch.cat(values) for values in zip(*parts, strict=True)]
 
 
 def _whitened(factor: Tensor, matrix: Tensor, *, left: bool = True) -> Tensor:
-    """Return ``L^{-1} matrix``, or ``L^{-T} matrix`` so that rows times it are whitened rows times the matrix."""
+    """Return ``L^{-1} matrix``, or ``L^{-T} matrix``: rows times the latter are whitened rows times the matrix."""
     solved: Tensor = torch.linalg.solve_triangular(factor if left else factor.mT, matrix, upper=not left)
     return solved
