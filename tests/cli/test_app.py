@@ -365,7 +365,7 @@ def test_a_truncated_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str
     Path("half.ckpt").write_bytes(whole[: len(whole) // 2])
     assert "cannot be read as a checkpoint" in refused(["test", *DIGITS, "--ckpt_path", "half.ckpt"], capsys)
     torch.save({"weights": torch.zeros(2)}, "foreign.ckpt")
-    assert "holds no state_dict" in refused(["test", *DIGITS, "--ckpt_path", "foreign.ckpt"], capsys)
+    assert "is a bare state dict" in refused(["test", *DIGITS, "--ckpt_path", "foreign.ckpt"], capsys)
 
 
 def test_parts_of_the_current_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,8 @@ def _launch(
     Returns:
         ``out``.
     """
+    import triton.language as tl
+
     device = out.device
     programs: Any = _programs(device)
     d = out.shape[-1]
@@ -113,7 +115,7 @@ def _launch(
             n,
             d // shape["unit"],
             *numbers,
-            width=programs.tl.float64 if dtype == torch.float64 else programs.tl.float32,
+            width=tl.float64 if dtype == torch.float64 else tl.float32,
             **shape,
             **constants,
         )

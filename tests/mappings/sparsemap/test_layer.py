@@ -246,7 +246,7 @@ def test_an_oracle_that_returns_no_structure_is_told_so(result: object, words: s
         (lambda: F.sparsemap(torch.zeros(2, 4), Sequence(), potentials=torch.full((2, 2), -torch.inf)), "-1e4"),
         (lambda: F.sparsemap(torch.zeros(2, 4), _Wrong(lambda s: 0j * s)), "real numbers"),
         (lambda: attention(torch.zeros(5, 8), torch.zeros(7, 8), torch.zeros(7, 8), SparseMAP(Tree())), "5 queries and 7 keys"),
-        (lambda: SparseMAP(BitVector(), learn_potentials=True), "learnt"),
+        (lambda: SparseMAP(BitVector(), learn_potentials=True), "no potentials to learn"),
         (lambda: F.sparsemap(torch.zeros(2, 4, dtype=torch.int64), BitVector()), "floating"),
     ],
 )
