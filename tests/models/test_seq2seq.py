@@ -397,7 +397,7 @@ def test_vocabularies_of_another_model_leave_it_as_it_was() -> None:
     model = small()
     with pytest.raises(ConfigurationError, match="Expected the vocabularies source and target for Seq2Seq but got text"):
         model.build({"text": Vocabulary.build(["a"])})
-    assert model.build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])}).write(["a"])
+    assert model.build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])}).generate(["a"])
 
 
 def test_means_keep_their_digits_in_bfloat16(folder: Path) -> None:
@@ -427,7 +427,7 @@ def test_what_cannot_be_is_refused(folder: Path) -> None:
     with pytest.raises(ConfigurationError, match="loss_normalization"):
         small(loss_normalization="word")
     with pytest.raises(ConfigurationError, match="Expected vocabularies for"):
-        small().write(["ein Hund"])
+        small().generate(["ein Hund"])
     loader = torch.utils.data.DataLoader([0])
     with pytest.raises(ConfigurationError, match=r"model\.build"):
         trainer().validate(small(), loader)
