@@ -17,7 +17,7 @@ from lit_sparse.models import EntropicTransport, RobustRegressor
 from lit_sparse.transport import MLPPotentials
 from lit_sparse.trust import find_imported
 
-from .conftest import CONFIGS
+from .conftest import CONFIGS, Command
 
 TRANSPORT = CONFIGS / "transport"
 
@@ -154,6 +154,14 @@ def test_a_config_and_an_option_may_have_a_former_argument(
     with pytest.warns(DeprecationWarning, match="`start` of RobustRegressor is now `initialization`"):
         cli = build_cli(["fit", "-c", "base.yaml", *given])
     assert cli.model.initialization == "zeros"
+
+
+@pytest.mark.process
+def test_the_command_line_shows_the_new_name(lit_sparse: Command, tmp_path: Path) -> None:
+    (tmp_path / "former.yaml").write_text(MODEL.replace("3,", "3, start: zeros,") + DATA)
+    done = lit_sparse("fit", "-c", "former.yaml", "--print_config")
+    assert done.returncode == 0, done.stderr
+    assert "DeprecationWarning: `start` of RobustRegressor is now `initialization`" in done.stderr
 
 
 def test_a_config_or_a_checkpoint_with_both_names_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

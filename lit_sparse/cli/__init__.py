@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,6 +58,8 @@ def main(args: Sequence[str] | None = None) -> int:
         Exit status: 0, 2 after a message about what to change, 130 after Ctrl-C, 143 after SIGTERM.
     """
     wait_passively()
+    if args is None and not sys.warnoptions:  # Python hides warnings of former names from the users of a program
+        warnings.filterwarnings("default", message=r"\S+( of \w+)? is now ", category=DeprecationWarning)
     args = list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help", "help"):
         print(HELP)

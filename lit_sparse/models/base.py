@@ -170,9 +170,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         objective, losses, rows = output.objective, output.losses, output.example_index
         if losses is None:
             if objective is None:
-                raise ConfigurationError(
-                    f"Expected `losses` or an `objective` from {full_name(self)} but got neither. Set one."
-                )
+                raise ConfigurationError(f"Expected `losses` or an `objective` from {full_name(self)} but got neither.")
             return output.for_callbacks(objective, objective.reshape(1))
         logged = self.weighted(losses, batch, rows)
         if objective is None:

@@ -36,7 +36,6 @@ class Seq2Seq(TextModule):
     the fraction of tokens that are the most probable ones given their predecessors. ``zeros`` is the fraction of source
     positions with an attention of exactly 0. Support sizes and groups of equal attention weights are measured per token and
     head. The test logs the ``metrics`` of the generated outputs, as does validation with ``validation_beam_size``.
-
     Batches come from :class:`lit_sparse.data.TranslationDataModule`.
 
     Args:
@@ -154,9 +153,8 @@ class Seq2Seq(TextModule):
                         parameter.uniform_(-self.init_range, self.init_range)
         with torch.no_grad():
             for embedding, its in ((self.source_embedding, source), (self.target_embedding, target)):
-                if (
-                    self.init_range is None and embedding.weight is self.output.weight
-                ):  # larger weights would make a few tokens too likely
+                # Larger weights would make a few tokens too likely.
+                if self.init_range is None and embedding.weight is self.output.weight:
                     embedding.weight.normal_(0.0, self.body.width**-0.5)
                 embedding.weight[its.pad] = 0.0
 
@@ -358,7 +356,6 @@ class Seq2Seq(TextModule):
         return {**self._drawn(batch, hypotheses), "index": batch["index"]}
 
     def _text(self, hypothesis: Hypothesis, source: str) -> str:
-        """Return the text of an output for a source."""
         return self.vocabularies["target"].join(self._tokens(hypothesis, source))
 
     def _tokens(self, hypothesis: Hypothesis, source: str) -> list[str]:
@@ -390,11 +387,7 @@ class Seq2Seq(TextModule):
 
 
 def _check_keys(metrics: Sequence[TextMetric]) -> None:
-    """Check that all metrics log under different names.
-
-    Raises:
-        ConfigurationError: if two names are equal.
-    """
+    """Check that all metrics log under different names."""
     known: dict[str, TextMetric] = {}
     for metric in metrics:
         for key in metric.scores(metric.sums.cpu(), 1):
