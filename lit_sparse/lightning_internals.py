@@ -129,7 +129,13 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
     elif loop.restarting and batch.completed == batch.processed and not _validates(trainer):
         loop.update_lr_schedulers("step", update_plateau_schedulers=True)
         loop._batches_that_stepped += not loop._should_accumulate()
-        loop.val_loop._has_run = loop._num_ready_batches_reached()  # only the epoch's end remains
+        if loop._num_ready_batches_reached():  # only the epoch's end remains
+
+            def stop(_: Any) -> None:
+                del loop.advance
+                raise StopIteration  # unlike a loop that is done at its start, one that stops is not restarting any more
+
+            loop.advance = stop  # type: ignore[method-assign]
 
 
 def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:

@@ -95,6 +95,13 @@ def test_a_run_that_is_killed_twice_is_like_one_that_is_not(case: str, whole: Pa
     assert_same(tmp_path / "runs" / "cut" / "0", whole)
 
 
+def test_a_run_that_is_killed_before_the_end_of_an_epoch_without_validation_trains_all_epochs(tmp_path: Path) -> None:
+    fit = (*DIGITS, "--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=2", "--checkpoint_every_n_steps=5")
+    runs = [*killed(fit, "cut", moment("epoch_end 10")), *killed(fit, "whole")]
+    assert run_all(tmp_path, runs) == [-9, 0, 0]
+    assert_same(tmp_path / "runs" / "cut" / "0", tmp_path / "runs" / "whole" / "0")
+
+
 def config(name: str) -> tuple[str, str]:
     return "-c", str(SUPPORT / f"{name}.yaml")
 
@@ -131,7 +138,14 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "bits": (*config("bits"), "--checkpoint_every_n_steps=5"),
     "game": (*config("game"), "--trainer.max_epochs=3", "--checkpoint_every_n_steps=6"),
     "soae": (*config("soae"), "--checkpoint_every_n_steps=6"),
-    "coreset": (*config("coreset"), "--trainer.max_epochs=4", "--checkpoint_every_n_steps=2"),
+    "coreset": (
+        *(*config("coreset"), "--trainer.max_epochs=4", "--checkpoint_every_n_steps=2"),
+        "--data.init_args.vectors.init_args.checkpoint=runs/proxy/0/checkpoints/last.ckpt",
+    ),
+}
+#: Runs that a family needs before its own.
+BEFORE: dict[str, list[str]] = {
+    "coreset": ["fit", *config("soae"), "--name=proxy", "--trainer.max_epochs=1", "--model.init_args.mapping=torch.nn.Tanh"],
 }
 
 
@@ -149,7 +163,7 @@ def test_a_run_that_is_killed_at_random_moments_is_like_one_that_is_not(family: 
         "--trainer.callbacks+=interruptions.KillAtMoment",
         "--trainer.callbacks.record=moments",
     ]
-    assert run_all(tmp_path, [whole]) == [0]
+    assert set(run_all(tmp_path, [*([BEFORE[family]] if family in BEFORE else []), whole])) == {0}
     passed = (tmp_path / "moments").read_text().splitlines()
     first = next(place for place, name in enumerate(passed, 1) if name.startswith("saved"))
     draw = random.Random(f"{family} {seed}")
