@@ -135,7 +135,7 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
                 del loop.advance
                 raise StopIteration  # unlike a loop that is done at its start, one that stops is not restarting any more
 
-            loop.advance = stop  # type: ignore[method-assign]
+            loop.advance = stop  # type: ignore[assignment, method-assign]
 
 
 def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:
