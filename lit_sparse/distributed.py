@@ -6,6 +6,8 @@ a process gets its own values back.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +19,7 @@ __all__ = [
     "gather_objects",
     "gather_to_first",
     "gather_unequal",
+    "group_for_run",
     "is_first",
     "rank",
     "reduce",
@@ -29,6 +32,18 @@ Value = TypeVar("Value")
 def _has_group() -> bool:
     """Return whether a process group is initialized; ``is_initialized`` is absent from builds without distributed."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+@contextmanager
+def group_for_run() -> Iterator[None]:
+    """Destroy the process group that a run initializes, once it succeeded.
+
+    A gloo group that is left to the interpreter's exit may abort the process there. Lightning destroys NCCL groups only.
+    """
+    had_group = _has_group()
+    yield
+    if _has_group() and not had_group:
+        torch.distributed.destroy_process_group()
 
 
 def rank(group: Any = None) -> int:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,6 +104,17 @@ def test_predictions_of_two_processes_are_one_file(
             [float(value) for value in line.split(",")], rel=1e-5
         )
     assert [line.split(",")[0] for line in others[1:]] == [str(number) for number in range(101)]
+
+
+def test_no_process_group_is_left_after_a_run(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nfrom lit_sparse.cli import main\nstatus = main(sys.argv[1:])\n"
+        "import torch\nprint(f'status {status}, group {torch.distributed.is_initialized()}', file=sys.stderr)\n"
+    )
+    command = [sys.executable, str(script), "fit", *DIGITS, *QUIET, *SHORT, *TWO, "--trainer.limit_train_batches=2"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert done.stderr.count("status 0, group False") == 2, done.stderr
 
 
 def test_a_sampler_learns_on_two_processes_and_its_game_is_scored_alike(

@@ -53,6 +53,7 @@ from lit_sparse.cli.runs import (
     run_of,
 )
 from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stoppable
+from lit_sparse.distributed import group_for_run
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 from lit_sparse.models.base import SHOWN_EVERY
 from lit_sparse.trust import trusting
@@ -66,7 +67,7 @@ def run(args: list[str]) -> int:
     Raises:
         LitSparseError: saying what to change.
     """
-    with quiet(), stoppable():
+    with quiet(), stoppable(), group_for_run():
         LitSparseCLI(args, execute=True)
     return 0
 

@@ -273,8 +273,8 @@ PATTERNS: list[tuple[str, Callable[..., str]]] = [
 
 
 def _key(message: str) -> str:
-    keys = re.findall(r'Parser key "([\w.]+)"', message)
-    return str(keys[-1]).rsplit(".", 1)[-1] if keys else ""
+    keys = re.findall(r'Parser key "([\w.]+)"|^--([\w.]+)\.help: ', message)
+    return "".join(keys[-1]).rsplit(".", 1)[-1] if keys else ""
 
 
 def _class_names(base: type, package: str | None = None) -> Iterator[str]:

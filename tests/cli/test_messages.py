@@ -154,6 +154,12 @@ def test_help_of_a_class_fits_a_screen(capsys: pytest.CaptureFixture[str], monke
         assert f"--model.{name} " in out
 
 
+def test_help_of_an_unknown_class_names_the_option(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--model.help", "SignallingGame"]) == 2
+    error = capsys.readouterr().err
+    assert "There is no class 'SignallingGame' for `model`. Did you mean 'SignalingGame'?" in error
+
+
 @pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "value", "expected"), [("", "", "PASSIVE"), ("OMP_WAIT_POLICY", "ACTIVE", "ACTIVE"), ("GOMP_SPINCOUNT", "9", "")]
