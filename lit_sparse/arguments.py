@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from lit_sparse.aliases import former_names
 
-__all__ = ["KeepsArguments"]
+__all__ = ["KeepsArguments", "constructor_parameters"]
 
 
 class KeepsArguments:
@@ -29,18 +29,36 @@ class KeepsArguments:
         return self
 
 
+def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a constructor by name, without ``self``.
+
+    A constructor with ``**options`` passes them on: its other parameters are those of the next constructor in the method
+    resolution order, and so on. A class whose constructor passes a fixed value to one of these must list it as its own.
+
+    Args:
+        cls: any class.
+    """
+    parameters: dict[str, inspect.Parameter] = {}
+    for kind in cls.__mro__:
+        if "__init__" not in vars(kind):
+            continue
+        own = dict(list(inspect.signature(kind.__init__).parameters.items())[1:])  # type: ignore[misc]
+        options = next((name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD), None)
+        parameters |= {name: parameter for name, parameter in own.items() if name not in parameters}
+        if options is None or kind is object:
+            return parameters
+        parameters.pop(options)
+    return parameters
+
+
 def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    signature, names = inspect.signature(cls.__init__), former_names(cls)  # type: ignore[misc]
+    names = former_names(cls)
     options = {names.get(name, name): value for name, value in options.items()}
     try:
-        bound = signature.bind_partial(self, *args, **options)
+        bound = inspect.signature(cls.__init__).bind_partial(self, *args, **options)  # type: ignore[misc]
     except TypeError:  # the constructor raises the same error
         return {}
-    bound.apply_defaults()
-    arguments: dict[str, Any] = {}
-    for name, parameter in list(signature.parameters.items())[1:]:
-        if parameter.kind is parameter.VAR_KEYWORD:
-            arguments |= bound.arguments[name]
-        elif name in bound.arguments:
-            arguments[name] = bound.arguments[name]
-    return arguments
+    parameters = constructor_parameters(cls)
+    defaults = {name: each.default for name, each in parameters.items() if each.default is not each.empty}
+    given = {name: value for name, value in bound.arguments.items() if name in parameters}
+    return {**defaults, **given, **options}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lit_sparse.arguments import KeepsArguments
+from lit_sparse.arguments import KeepsArguments, constructor_parameters
 
 
 class Base(KeepsArguments):
@@ -29,7 +29,7 @@ class Grandchild(Child):
 
 
 def test_defaults_and_options_stand_by_their_names() -> None:
-    assert Child(1).kept == {"a": 1, "b": "b"}
+    assert Child(1).kept == {"a": 1, "b": "b", "seed": 0}
     assert Child(1, "c", seed=4).kept == {"a": 1, "b": "c", "seed": 4}
 
 
@@ -48,3 +48,24 @@ def test_wrong_arguments_are_refused_by_the_constructor() -> None:
         Child()  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="unexpected keyword argument 'wrong'"):
         Base(wrong=1)  # type: ignore[call-arg]
+
+
+class Image(KeepsArguments):
+    def __init__(self, size: int, *, batch_size: int = 4, seed: int = 1) -> None: ...
+
+
+class Shifted(Image):
+    def __init__(self, shift: int = 0, *, seed: int = 2, **options: Any) -> None:
+        super().__init__(seed=seed, **options)
+
+
+def test_defaults_of_passed_options_are_arguments_too() -> None:
+    assert Shifted(size=3)._arguments == {"shift": 0, "seed": 2, "batch_size": 4, "size": 3}
+    assert list(constructor_parameters(Shifted)) == ["shift", "seed", "size", "batch_size"]
+
+
+def test_a_constructor_that_takes_anything_keeps_its_options() -> None:
+    class Anything:
+        def __init__(self, **options: Any) -> None: ...
+
+    assert "kwargs" in constructor_parameters(Anything)

@@ -6,7 +6,6 @@ import math
 from typing import Any, Literal
 
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
@@ -20,7 +19,7 @@ from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.data_protocols import check_entries, has_rows
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.random import seeded_normal
-from lit_sparse.risks import Mean, Risk
+from lit_sparse.risks import Mean
 
 __all__ = ["BayesianRegression"]
 
@@ -53,10 +52,7 @@ class BayesianRegression(LitSparseModule):
         num_samples: number of samples of the predictor per example.
         examples: N; None for the number in the data module.
         sample_seed: seed of draws in validation, test and prediction.
-        risk: training objective over the losses of a batch; None for their mean.
-        optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint with the initial weights (a warm start).
+        options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range, or Laplace's approximation with a risk.
@@ -82,12 +78,9 @@ class BayesianRegression(LitSparseModule):
         num_samples: int = 100,
         examples: int | None = None,
         sample_seed: int = 0,
-        risk: Risk | None = None,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        initial_weights: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(**options)
         if not isinstance(likelihood, Likelihood):
             raise ConfigurationError(f"Expected argument `likelihood` to be a Likelihood but got {likelihood!r}. Build one.")
         if fit == "laplace" and not isinstance(self.risk, Mean):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import override
@@ -19,7 +19,6 @@ from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.data_protocols import check_features
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import MLP, SharedCategorical
-from lit_sparse.risks import Risk
 
 __all__ = ["BitVectorVAE"]
 
@@ -58,10 +57,7 @@ class BitVectorVAE(LitSparseModule):
         levels: number of grey levels.
         importance_samples: number of draws per test image, at least 2.
         sample_seed: seed of these draws.
-        risk: training objective over the losses of a batch; None for their mean.
-        optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint with the initial weights (a warm start).
+        options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: for an estimator over categories, fewer than two draws or levels, or no bits.
@@ -90,12 +86,9 @@ class BitVectorVAE(LitSparseModule):
         levels: int = 256,
         importance_samples: int = 1024,
         sample_seed: int = 0,
-        risk: Risk | None = None,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        initial_weights: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(**options)
         if estimator.latent != "bits":
             raise ConfigurationError(
                 f"Expected an estimator over bit vectors but got {type(estimator).__name__} over categories. Use another, such"

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as nnf
@@ -23,7 +22,6 @@ from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EntailmentNetwork, WordVectors
 from lit_sparse.random import seeded_uniform
-from lit_sparse.risks import Risk
 from lit_sparse.text.labels import LABELS, check_labels
 
 __all__ = ["EntailmentClassifier"]
@@ -57,10 +55,8 @@ class EntailmentClassifier(TextModule):
         vector_size: width of the word vectors, as in the data.
         dropout: dropout probability of the projected word vectors and of the last hidden layer.
         labels: names of the classes by their numbers, as in the data.
-        risk: training objective over the losses of a batch; None for their mean.
-        optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint with the initial weights, including word vectors (a warm start).
+        options: risk, optimizer, learning rate scheduler and initial weights (these include word vectors); see
+            :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -90,12 +86,9 @@ class EntailmentClassifier(TextModule):
         vector_size: int = 300,
         dropout: float = 0.1,
         labels: Sequence[str] = LABELS,
-        risk: Risk | None = None,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        initial_weights: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(**options)
         check_parts(mapping=(mapping, SparseMapping))
         self.mapping = mapping
         self.labels = check_labels(labels)

@@ -7,13 +7,13 @@ the objects themselves, which ``weights_only=True`` refuses to load. This packag
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from lit_sparse.arguments import constructor_parameters
 from lit_sparse.structures import Structure
 
 __all__ = ["describe", "describe_arguments", "describe_parts"]
@@ -77,7 +77,7 @@ def describe_parts(hyperparameters: Mapping[str, Any], data: object | None) -> d
     if data is None:
         return described
     arguments: dict[str, Any] = {}
-    for name in inspect.signature(type(data).__init__).parameters:
+    for name in constructor_parameters(type(data)):
         try:
             arguments[name] = describe(
                 vars(data).get(name, _MISSING)
@@ -91,9 +91,7 @@ def _init_args(part: nn.Module | Structure) -> dict[str, Any]:
     described: dict[str, Any] = {}
     if type(part).__init__ is nn.Module.__init__:  # it takes no arguments, unlike its signature
         return described
-    for name, parameter in inspect.signature(type(part).__init__).parameters.items():
-        if name == "self":
-            continue
+    for name, parameter in constructor_parameters(type(part)).items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(f"{type(part).__name__} takes arbitrary arguments and does not store them by their names")
         value = getattr(part, name, _MISSING)

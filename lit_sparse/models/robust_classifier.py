@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
-import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 from torchmetrics import Metric
@@ -17,7 +15,6 @@ from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.data_protocols import check_features
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import ConvNet
-from lit_sparse.risks import Risk
 
 __all__ = ["RobustClassifier"]
 
@@ -36,10 +33,7 @@ class RobustClassifier(LitSparseModule):
             28 x 28 pixels.
         in_features: D, number of pixels.
         classes: number of classes.
-        risk: training objective over the losses of a batch; None for their mean.
-        optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint with the initial weights (a warm start).
+        options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: for a number below 1, or images that the network does not accept.
@@ -62,12 +56,9 @@ class RobustClassifier(LitSparseModule):
         network: nn.Module | None = None,
         in_features: int = 784,
         classes: int = 10,
-        risk: Risk | None = None,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        initial_weights: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(**options)
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.classes = check_count("classes", classes, 2, MOST_FEATURES)
         if network is None and in_features != 784:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
@@ -18,7 +17,6 @@ from lit_sparse.metrics import LogMeanExp
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.data_protocols import check_entries, has_rows
 from lit_sparse.models.stage_metrics import mean_metrics
-from lit_sparse.risks import Risk
 
 __all__ = ["RobustRegressor"]
 
@@ -39,10 +37,7 @@ class RobustRegressor(LitSparseModule):
         initialization: initial weights of a linear model: ``"zeros"``, or ``"least_squares"`` for the solution of the
             training data.
         lam: lam in ``log_mean_exp``, > 0.
-        risk: training objective over the losses of a batch; None for their mean.
-        optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint with the initial weights (a warm start).
+        options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -67,12 +62,9 @@ class RobustRegressor(LitSparseModule):
         network: nn.Module | None = None,
         initialization: Literal["least_squares", "zeros"] = "least_squares",
         lam: float = 1.0,
-        risk: Risk | None = None,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        initial_weights: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(**options)
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.initialization = check_choice("initialization", initialization, ("least_squares", "zeros"))
         self.lam = check_positive("lam", lam)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as nnf
@@ -23,7 +22,6 @@ from lit_sparse.models.base import Batch, Stage, StepOutput
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, State, beam_search, length_mask
-from lit_sparse.risks import Risk
 from lit_sparse.text import EOS
 
 __all__ = ["Seq2Seq"]
@@ -56,10 +54,7 @@ class Seq2Seq(TextModule):
         replace_unknown: whether to replace ``<unk>`` by the input token with the largest attention.
         metrics: metrics of the outputs; None for BLEU and chrF. Two metrics of one class need different ``name``.
         validation_beam_size: number of open sequences in the search in validation; 0 for no search.
-        risk: training objective over the losses of a batch; None for their mean.
-        optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint with the initial weights (a warm start).
+        options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range, a body of another model, or metrics with equal names.
@@ -101,12 +96,9 @@ class Seq2Seq(TextModule):
         replace_unknown: bool = False,
         metrics: list[TextMetric] | None = None,
         validation_beam_size: int = 0,
-        risk: Risk | None = None,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        initial_weights: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(**options)
         check_parts(mapping=(mapping, SparseMapping), body=(body, EncoderDecoder | None))
         self.mapping = mapping
         self.body = (RecurrentBody() if body is None else body).bind(mapping)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
@@ -19,7 +18,6 @@ from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.data_protocols import check_features
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import Receiver, Sender
-from lit_sparse.risks import Risk
 
 __all__ = ["SignalingGame"]
 
@@ -46,10 +44,7 @@ class SignalingGame(LitSparseModule):
         receiver: module from candidates (B, N, F), messages (R, V), one-hot or relaxed, and sorted indices (R,) of their
             games to scores (R, N) of the candidates; the published :class:`lit_sparse.nn.Receiver` by default.
         entropy_weight: weight of the messages' entropy, which is maximized.
-        risk: training objective over the losses of a batch; None for their mean.
-        optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint with the initial weights (a warm start).
+        options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: if the mapping does not give probabilities, or the estimator has another mapping or is for bits.
@@ -80,12 +75,9 @@ class SignalingGame(LitSparseModule):
         sender: nn.Module | None = None,
         receiver: nn.Module | None = None,
         entropy_weight: float = 0.1,
-        risk: Risk | None = None,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        initial_weights: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(**options)
         self.mapping = mapping
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.vocabulary = check_count("vocabulary", vocabulary, most=MOST_FEATURES)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeGuard
 
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
+from pytorch_lightning.cli import OptimizerCallable
 from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as nnf
@@ -22,7 +22,6 @@ from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.data_protocols import check_features
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
-from lit_sparse.risks import Risk
 
 __all__ = ["SupervisedOnlineAutoencoder"]
 
@@ -91,10 +90,8 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         sparse_gradient: whether the bases get a sparse gradient, only for active units. It is faster if few units are active
             in a batch, e.g. with one example per update. It needs ``torch.optim.SGD`` without momentum and weight decay, and
             allows neither gradient clipping nor several processes.
-        risk: training objective over the losses of a batch; None for their mean.
         optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint with the initial weights (a warm start).
+        options: risk, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range, a mapping over another dimension, or a sparse gradient without
@@ -126,12 +123,10 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         supervision_epochs: float = 10.0,
         output_std: float = 0.01,
         sparse_gradient: bool = False,
-        risk: Risk | None = None,
         optimizer: OptimizerCallable = torch.optim.SGD,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        initial_weights: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(optimizer=optimizer, **options)
         self.supervision_epochs = check_number("supervision_epochs", supervision_epochs, 0.0, 1e6)
         if getattr(mapping, "dim", -1) not in (-1, 1):
             raise ConfigurationError(f"Expected `mapping` over the last dimension but got {mapping!r}. Set its dim to -1.")

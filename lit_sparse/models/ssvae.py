@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypedDict
 
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from torch.nn import functional as nnf
 from torchmetrics import Metric
@@ -23,7 +22,6 @@ from lit_sparse.models.data_protocols import check_features
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import MLP
 from lit_sparse.random import seeded_normal
-from lit_sparse.risks import Risk
 
 __all__ = ["SemiSupervisedVAE"]
 
@@ -86,10 +84,7 @@ class SemiSupervisedVAE(LitSparseModule):
         generator_hidden: widths of the generator's hidden layers.
         unlabelled_weight: weight of the mean unlabelled loss, relative to the mean labelled loss.
         sample_seed: seed of the draws of h in validation and test.
-        risk: training objective over the losses of a batch; None for their mean.
-        optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
-        initial_weights: checkpoint with the initial weights (a warm start).
+        options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
         ConfigurationError: if the mapping does not give probabilities or the estimator has another mapping.
@@ -121,12 +116,9 @@ class SemiSupervisedVAE(LitSparseModule):
         generator_hidden: Sequence[int] = (128, 128),
         unlabelled_weight: float = 9.0,
         sample_seed: int = 0,
-        risk: Risk | None = None,
-        optimizer: OptimizerCallable = torch.optim.Adam,
-        lr_scheduler: LRSchedulerCallable | None = None,
-        initial_weights: str | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(risk=risk, optimizer=optimizer, lr_scheduler=lr_scheduler, initial_weights=initial_weights)
+        super().__init__(**options)
         self.mapping = mapping
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.classes = check_count("classes", classes, most=MOST_FEATURES)

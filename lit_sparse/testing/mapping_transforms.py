@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import shutil
 from typing import Any
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
+from lit_sparse.arguments import constructor_parameters
 from lit_sparse.mappings import SparseMapping
 
 __all__ = [
@@ -51,8 +51,7 @@ def same(actual: Tensor, expected: Tensor, mapping: SparseMapping, what: str, to
 
 def constructor_arguments(mapping: SparseMapping) -> dict[str, Any]:
     """Return the arguments that would make an equal mapping."""
-    names = [name for name in inspect.signature(type(mapping).__init__).parameters if name != "self"]
-    return {name: getattr(mapping, name) for name in names}
+    return {name: getattr(mapping, name) for name in constructor_parameters(type(mapping))}
 
 
 def with_gamma(mapping: SparseMapping, gamma: float) -> SparseMapping:

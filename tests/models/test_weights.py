@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_sparse.arguments import constructor_parameters
 from lit_sparse.coresets import NormalLikelihood
 from lit_sparse.data import DigitsDataModule, EntailmentDataModule, TranslationDataModule
 from lit_sparse.errors import ConfigurationError
@@ -120,7 +120,7 @@ MADE: dict[type[LitSparseModule], Callable[[Path], Made]] = {
 
 def test_no_model_is_left_out() -> None:
     kinds = concrete_subclasses(LitSparseModule)
-    assert set(MADE) == {kind for kind in kinds if "risk" in inspect.signature(kind.__init__).parameters}
+    assert set(MADE) == {kind for kind in kinds if "risk" in constructor_parameters(kind)}
 
 
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
