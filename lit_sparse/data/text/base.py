@@ -43,7 +43,8 @@ class TextDataModule(ResumableDataModule):
             of the hub; or the path of a file.
         val: name of the validation split.
         test: name of the test split.
-        predict: file with one input per line for ``predict``; None for the inputs of the test split.
+        predict: inputs for ``predict``, a file with one per line or a table of the same columns; None for those of the test
+            split.
         max_length: maximal number of tokens per sequence in training.
         max_test_length: number of tokens after which a sequence is truncated in validation, test and prediction.
         train_size: number of training examples, the first of the file; None for all.
@@ -65,8 +66,8 @@ class TextDataModule(ResumableDataModule):
 
     def __init__(
         self,
-        *,
         path: str | None = None,
+        *,
         config: str | None = None,
         train: str = "train",
         val: str = "val",

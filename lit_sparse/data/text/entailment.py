@@ -55,21 +55,12 @@ class EntailmentDataModule(TextDataModule):
         hypothesis: column of the hypotheses.
         label: column of the labels.
         labels: names of the labels by their numbers.
-        config: name of the hub data set's configuration.
-        train: name of the training split, or the path of a file.
-        val: name of the validation split.
-        test: name of the test split.
-        predict: table of pairs for ``predict``; None for all pairs of the test split.
         vocabulary: options of the vocabulary; in Python also a vocabulary.
         vectors: path of word vectors, see :func:`~lit_sparse.data.readers.word_vectors.read_vectors`; None without any.
         vector_size: width of the vectors, which also selects a file in a ``.zip``; None for any.
         max_length: maximal number of tokens per sentence in training.
-        max_test_length: number of tokens after which a sentence is truncated in validation, test and prediction.
-        train_size: number of training pairs, the first with a label; None for all.
-        batch_size: pairs per training batch and process.
         eval_batch_size: pairs per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of the order.
+        options: further options of :class:`~lit_sparse.data.TextDataModule`.
 
     Raises:
         ConfigurationError: for fewer than two different labels, or vectors with a ``bpe`` vocabulary.
@@ -86,37 +77,14 @@ class EntailmentDataModule(TextDataModule):
         hypothesis: str = "hypothesis",
         label: str = "label",
         labels: Sequence[str] = LABELS,
-        config: str | None = None,
-        train: str = "train",
-        val: str = "val",
-        test: str = "test",
-        predict: str | None = None,
         vocabulary: VocabularyOptions = WORDS,
         vectors: str | None = None,
         vector_size: int | None = None,
         max_length: int = 100,
-        max_test_length: int = 100,
-        train_size: int | None = None,
-        batch_size: int = 64,
         eval_batch_size: int = 256,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            path=path,
-            config=config,
-            train=train,
-            val=val,
-            test=test,
-            predict=predict,
-            max_length=max_length,
-            max_test_length=max_test_length,
-            train_size=train_size,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(path, max_length=max_length, eval_batch_size=eval_batch_size, **options)
         self.premise = premise
         self.hypothesis = hypothesis
         self.label = label

@@ -29,6 +29,7 @@ class PairDataModule(TextDataModule):
     ``source_text``, the B inputs, and ``references``, a list of reference texts per input (empty in prediction).
 
     Args:
+        path: a local folder or the name of a data set of the Hugging Face hub; None if the splits are paths of files.
         source: column of the inputs, or ending of the file.
         target: column of the outputs, or ending of the file.
         references: column of references in the test split, each a text or a list of texts; None if the target is the
@@ -43,15 +44,16 @@ class PairDataModule(TextDataModule):
 
     def __init__(
         self,
+        path: str | None = None,
         *,
-        source: str,
-        target: str,
+        source: str = "source",
+        target: str = "target",
         references: str | None = None,
         source_vocabulary: VocabularyOptions = WORDS,
         target_vocabulary: VocabularyOptions = WORDS,
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(path, **options)
         self.source = source
         self.target = target
         self.references = references
@@ -121,68 +123,6 @@ class TranslationDataModule(PairDataModule):
           class_path: TranslationDataModule
           init_args: {path: multi30k, source: de, target: en, test: test_2016_flickr}
 
-    reads ``multi30k/train.de`` and ``multi30k/train.en``, plain or gzipped; lines of the same number are a pair.
-
-    Args:
-        path: a local folder or the name of a data set of the Hugging Face hub; None if the splits are paths of files.
-        source: source language: column, or ending of the file.
-        target: target language: column, or ending of the file.
-        references: column of lists of references in the test split; None if the target is the reference.
-        config: name of the hub data set's configuration.
-        train: name of the training split, or the path of a file.
-        val: name of the validation split.
-        test: name of the test split.
-        predict: file with one sentence per line for ``predict``, or a table; None for the sources of the test split.
-        source_vocabulary: options of the source vocabulary; in Python also a vocabulary.
-        target_vocabulary: options of the target vocabulary.
-        max_length: maximal number of tokens per sentence in training.
-        max_test_length: number of tokens after which a sentence is truncated in validation, test and prediction.
-        train_size: number of training pairs, the first of the file; None for all.
-        batch_size: pairs per training batch and process.
-        eval_batch_size: pairs per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of the order.
+    reads ``multi30k/train.de`` and ``multi30k/train.en``, plain or gzipped; lines of the same number are a pair. The arguments
+    are those of the base class.
     """
-
-    def __init__(
-        self,
-        path: str | None = None,
-        *,
-        source: str = "source",
-        target: str = "target",
-        references: str | None = None,
-        config: str | None = None,
-        train: str = "train",
-        val: str = "val",
-        test: str = "test",
-        predict: str | None = None,
-        source_vocabulary: VocabularyOptions = WORDS,
-        target_vocabulary: VocabularyOptions = WORDS,
-        max_length: int = 50,
-        max_test_length: int = 100,
-        train_size: int | None = None,
-        batch_size: int = 64,
-        eval_batch_size: int = 64,
-        num_workers: int = 0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            path=path,
-            source=source,
-            target=target,
-            references=references,
-            config=config,
-            train=train,
-            val=val,
-            test=test,
-            predict=predict,
-            source_vocabulary=source_vocabulary,
-            target_vocabulary=target_vocabulary,
-            max_length=max_length,
-            max_test_length=max_test_length,
-            train_size=train_size,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
