@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -75,11 +76,7 @@ class ImageDataModule(ResumableDataModule):
         label_noise: noise in the labels of the training and validation images, taken together; None for no noise.
         epoch_size: number of images per epoch, drawn anew each time; None for all. If only some images are labelled, it is
             the number of unlabelled images.
-        batch_size: labelled images per training batch and process, plus as many unlabelled images; all images if there is
-            only one kind.
-        eval_batch_size: images per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of the choice of labels, the order and the binarization.
+        options: batch sizes, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
         ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without labels, or an
@@ -99,12 +96,9 @@ class ImageDataModule(ResumableDataModule):
         jitter: bool = False,
         label_noise: LabelNoise | None = None,
         epoch_size: int | None = None,
-        batch_size: int = 64,
-        eval_batch_size: int = 256,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
+        super().__init__(**options)
         if not labelled >= 0:
             raise ConfigurationError(f"Expected argument `labelled` to be at least 0 but got {labelled}. Use 0 for no labels.")
         if labelled == 0 and labelled_only:

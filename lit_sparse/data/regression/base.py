@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,10 +72,8 @@ class RegressionDataModule(ResumableDataModule):
         standardize_target: whether to shift and scale targets to mean 0 and standard deviation 1 over the training rows;
             ``target_mean`` and ``target_std`` invert this after ``setup``.
         whole: whether to train on all rows in the file's order; splits that the file does not define reuse them.
-        batch_size: rows per training batch and process.
         eval_batch_size: rows per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of all draws, splits and orders.
+        options: other batch size, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range, or two arguments that exclude each other.
@@ -92,12 +91,10 @@ class RegressionDataModule(ResumableDataModule):
         test_size: float = 0.1,
         whole: bool = False,
         standardize_target: bool = False,
-        batch_size: int = 64,
         eval_batch_size: int = 1024,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
+        super().__init__(eval_batch_size=eval_batch_size, **options)
         if whiten and standardize:
             raise ConfigurationError(
                 "Expected either `whiten` or `standardize` but got both. Leave out `standardize`: whitened features already"

@@ -67,16 +67,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         hub_name: name on the hub of a table with any of these columns.
         standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows; constant
             features become 0.
-        intercept: whether to append a feature equal to 1.
-        whole: whether to train, validate and test on all rows in the file's order, as in published experiments without
-            splits.
-        train_size: number of training rows, the first in random order; None for all.
-        val_size: rows held out for validation: a fraction if below 1, else a number.
-        test_size: rows held out for the test: a fraction if below 1, else a number.
-        batch_size: rows per training batch and process.
-        eval_batch_size: rows per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of splits and orders.
+        options: options of :class:`~lit_sparse.data.RegressionDataModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range, or a missing path for ``"csv"``.
@@ -90,28 +81,9 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         path: str | None = None,
         hub_name: str = HUB_NAME,
         standardize: bool = True,
-        intercept: bool = True,
-        whole: bool = False,
-        train_size: int | None = None,
-        val_size: float = 0.1,
-        test_size: float = 0.1,
-        batch_size: int = 64,
-        eval_batch_size: int = 1024,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            standardize=standardize,
-            intercept=intercept,
-            whole=whole,
-            train_size=train_size,
-            val_size=val_size,
-            test_size=test_size,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(standardize=standardize, **options)
         self.source = check_choice("source", source, SOURCES)
         if source == "csv" and path is None:
             raise ConfigurationError(

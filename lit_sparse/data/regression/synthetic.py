@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -25,16 +25,7 @@ class SyntheticRegressionDataModule(RegressionDataModule):
         size: number of rows for training, validation and test together.
         coefficients: beta, one entry per feature, and one for the intercept if it is added.
         noise: variance of normal targets.
-        whiten: whether to rotate and scale the features so that their covariance over the training rows is the identity.
-        standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows; constant
-            features become 0.
-        intercept: whether to append a feature equal to 1.
-        val_size: rows held out for validation: a fraction if below 1, else a number.
-        test_size: rows held out for the test: a fraction if below 1, else a number.
-        batch_size: rows per training batch and process.
-        eval_batch_size: rows per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of rows, splits and orders.
+        options: options of :class:`~lit_sparse.data.RegressionDataModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -49,31 +40,13 @@ class SyntheticRegressionDataModule(RegressionDataModule):
         size: int = 9000,
         coefficients: tuple[float, ...] = (3.0, 3.0, 0.0),
         noise: float = 1.0,
-        whiten: bool = False,
-        standardize: bool = False,
-        intercept: bool = True,
-        val_size: float = 0.1,
-        test_size: float = 0.1,
-        batch_size: int = 64,
-        eval_batch_size: int = 1024,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            whiten=whiten,
-            standardize=standardize,
-            intercept=intercept,
-            val_size=val_size,
-            test_size=test_size,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(**options)
         self.family = check_choice("family", family, FAMILIES)
         self.rows = check_count("size", size, 3, MOST_EXAMPLES)
         self.coefficients = tuple(float(value) for value in coefficients)
-        if len(self.coefficients) <= int(intercept):
+        if len(self.coefficients) <= int(self.intercept):
             raise ConfigurationError("Expected `coefficients` with an entry per feature but got none. Add at least one.")
         self.noise = check_number("noise", noise, 0.0, 1e12)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +13,6 @@ from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.sizes import check_dense
 from lit_sparse.data.readers.text_files import ending_of, open_bytes
 from lit_sparse.data.regression.base import RegressionDataModule, Table
-from lit_sparse.data.regression.radial_bases import RadialBases
 from lit_sparse.errors import DataError
 
 __all__ = ["TableDataModule"]
@@ -32,22 +32,9 @@ class TableDataModule(RegressionDataModule):
         path: path of the file.
         features: name of the array (N, D), or comma-separated names of columns.
         target: name of the array (N,), or name of the column.
-        log_target: whether to take the logarithm of the targets.
-        standardize_target: whether to shift and scale targets, after the logarithm, to mean 0 and standard deviation 1 over
-            the training rows; ``target_mean`` and ``target_std`` invert this.
+        log_target: whether to take the logarithm of the targets; ``standardize_target`` applies to it.
         drop_last: whether to drop the last feature, for a file that already has an intercept.
-        whiten: whether to rotate and scale the features so that their covariance over the training rows is the identity.
-        standardize: whether to shift and scale features to mean 0 and standard deviation 1 over the training rows; constant
-            features become 0.
-        bases: radial basis functions that replace the features; None to keep the features.
-        intercept: whether to append a feature equal to 1.
-        train_size: number of training rows, the first in random order; None for all.
-        val_size: rows held out for validation: a fraction if below 1, else a number.
-        test_size: rows held out for the test, unless the file has some: a fraction if below 1, else a number.
-        batch_size: rows per training batch and process.
-        eval_batch_size: rows per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of splits and orders.
+        options: options of :class:`~lit_sparse.data.RegressionDataModule`.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -61,34 +48,10 @@ class TableDataModule(RegressionDataModule):
         features: str = "X",
         target: str = "y",
         log_target: bool = False,
-        standardize_target: bool = False,
         drop_last: bool = False,
-        whiten: bool = False,
-        standardize: bool = False,
-        bases: RadialBases | None = None,
-        intercept: bool = True,
-        train_size: int | None = None,
-        val_size: float = 0.1,
-        test_size: float = 0.1,
-        batch_size: int = 64,
-        eval_batch_size: int = 1024,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            whiten=whiten,
-            standardize=standardize,
-            bases=bases,
-            intercept=intercept,
-            standardize_target=standardize_target,
-            train_size=train_size,
-            val_size=val_size,
-            test_size=test_size,
-            batch_size=batch_size,
-            eval_batch_size=eval_batch_size,
-            num_workers=num_workers,
-            seed=seed,
-        )
+        super().__init__(**options)
         self.path = path
         self.features = features
         self.target = target
