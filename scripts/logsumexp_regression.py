@@ -33,7 +33,7 @@ METHODS = {"safe KL": "softplus", "capped exponential": "capped_exp", "batch LSE
 
 def load(path: Path) -> tuple[Tensor, Tensor]:
     """Return standardized features with an intercept (N, 9), and targets (N,)."""
-    data = CaliforniaHousingDataModule(path=str(path), whole=True)
+    data = CaliforniaHousingDataModule(path=str(path), use_all=True)
     data.setup()
     batch = data.fetch("train", 0, torch.arange(data.size("train")))
     return batch["features"], batch["target"]

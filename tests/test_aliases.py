@@ -12,9 +12,16 @@ import torch
 import lit_sparse
 from lit_sparse.aliases import ALIASES, former_arguments, former_names, renamed, with_new_names
 from lit_sparse.cli import build_cli
+from lit_sparse.data import (
+    CatalogueDataModule,
+    DigitsDataModule,
+    ReferentialGameDataModule,
+    SyntheticRegressionDataModule,
+    TransportDataModule,
+)
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.models import EntropicTransport, RobustRegressor
-from lit_sparse.transport import MLPPotentials
+from lit_sparse.transport import GaussianMixture, MLPPotentials
 from lit_sparse.trust import find_imported
 
 from .conftest import CONFIGS, Command
@@ -130,6 +137,27 @@ def test_a_model_keeps_the_value_of_a_former_argument() -> None:
         model = RobustRegressor(in_features=3, start="zeros")  # type: ignore[call-arg]
     assert model.hparams["initialization"] == "zeros"
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    ("cls", "old", "new", "value"),
+    [
+        (DigitsDataModule, "jitter", "shift_augmentation", True),
+        (SyntheticRegressionDataModule, "whole", "use_all", True),
+        (TransportDataModule, "val_samples", "val_size", 7),
+        (CatalogueDataModule, "test_share", "test_size", 0.2),
+        (ReferentialGameDataModule, "val_share", "val_size", 0.2),
+    ],
+)
+def test_former_arguments_of_data_modules(cls: Any, old: str, new: str, value: Any) -> None:
+    point = GaussianMixture([0.0], [1.0])
+    needed: dict[Any, dict[str, Any]] = {
+        TransportDataModule: {"source": point, "target": point},
+        CatalogueDataModule: {"folders": ["somewhere"]},
+        ReferentialGameDataModule: {"path": "vectors.npy"},
+    }
+    with pytest.warns(DeprecationWarning, match=f"`{old}` of {cls.__name__} is now `{new}`"):
+        assert getattr(cls(**needed.get(cls, {}), **{old: value}), new) == value
 
 
 MODEL = "model: {class_path: RobustRegressor, init_args: {in_features: 3, risk: {class_path: CVaR, init_args: {level: 0.5}}}}\n"

@@ -6,6 +6,7 @@ import csv
 import gzip
 import importlib
 import json
+import re
 import shutil
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -45,22 +46,21 @@ def of_test(folder: Path) -> dict[str, float]:
     return {name: values[-1] for name, values in metrics_of(folder).items() if name.startswith("test/")}
 
 
-#: What the warnings of former names in these runs say.
-FORMER = {
-    "regression": r"`draws` of \w+ is now",
-    "robust_regressor": "`start` of RobustRegressor is now",
-    "summarization": "`loss_per` of Seq2Seq is now",
-    "translation": "`loss_per` of Seq2Seq is now",
-    "translation_transformer": "`loss_per` of Seq2Seq is now",
-    "transport_kernel": r"\w+ is now lit_sparse\.transport",
-    "transport_mlp": r"\w+ is now lit_sparse\.transport",
-}
+#: Runs whose checkpoints have former names.
+FORMER_CHECKPOINTS = (
+    *("regression", "robust_regressor", "summarization", "translation", "translation_transformer"),
+    *("transport_kernel", "transport_mlp"),
+)
+#: Former names in configs.
+FORMER_KEYS = r"\b(draws|start|loss_per|jitter|whole|val_share|val_samples): |lit_sparse\.nn\.\w+Potentials"
+WARNINGS = r"`\w+` of \w+ is now|\w+ is now lit_sparse\.transport"
 
 
-def warning_of(run: Path) -> AbstractContextManager[object]:
-    """Expect the warning of the former names in a run."""
-    words = FORMER.get(run.parent.name)
-    return pytest.warns(DeprecationWarning, match=words) if words else nullcontext()
+def warnings_of(run: Path, *, config: bool = True) -> AbstractContextManager[object]:
+    """Expect the warnings of former names in a run's config or, without it, in its checkpoint; or none."""
+    text = (run / "config.yaml").read_text()
+    former = bool(re.search(FORMER_KEYS, text)) if config else run.parent.name in FORMER_CHECKPOINTS
+    return pytest.warns(DeprecationWarning, match=WARNINGS) if former else nullcontext()
 
 
 each_run = pytest.mark.parametrize("run", RUNS, indirect=True, ids=lambda path: f"{path.parent.name}-{path.name}")
@@ -72,7 +72,7 @@ def test_there_are_runs() -> None:
 
 @each_run
 def test_an_old_run_gives_its_numbers(run: Path) -> None:
-    with warning_of(run):
+    with warnings_of(run):
         assert main(["test", "-c", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]) == 0
     expected = json.loads((run / "expected.json").read_text())["test"]
     got = of_test(run / "test" / "0")
@@ -86,7 +86,7 @@ def test_an_old_checkpoint_loads_in_python(run: Path) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())
     module, _, name = config["model"]["class_path"].rpartition(".")
     cls = getattr(importlib.import_module(module), name)
-    with warning_of(run):
+    with warnings_of(run, config=False):
         model = cls.load_from_checkpoint(run / "checkpoints" / "last.ckpt")
     assert isinstance(model, LitSparseModule)
     saved = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
@@ -99,7 +99,7 @@ def test_an_old_checkpoint_loads_in_python(run: Path) -> None:
 @each_run
 def test_an_old_run_goes_on(run: Path) -> None:
     resumed = ["fit", "-c", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
-    with warning_of(run):
+    with warnings_of(run):
         code = main([*resumed, f"--name={run.parent.name}", "--trainer.max_epochs=2", "--trainer.log_every_n_steps=1"])
     assert code == 0
     expected = json.loads((run / "expected.json").read_text())["second_epoch"]
@@ -112,5 +112,5 @@ def test_an_old_run_goes_on(run: Path) -> None:
 @pytest.mark.slow
 @each_run
 def test_an_old_checkpoint_predicts(run: Path) -> None:
-    with warning_of(run):
+    with warnings_of(run):
         assert main(["predict", "-c", str(run / "config.yaml"), "--ckpt_path", str(run / "checkpoints" / "last.ckpt")]) == 0

@@ -32,6 +32,30 @@ def in_batches(indices: Tensor, size: int) -> list[Tensor]:
     return [indices[start : start + size] for start in range(0, len(indices), size)]
 
 
+def held_out(name: str, size: float, total: int, rest: int) -> int:
+    """Return how many examples a split holds out.
+
+    Args:
+        name: name of the argument, for the message.
+        size: a fraction of ``total`` if below 1, else a number.
+        total: number of all examples.
+        rest: number of examples that can be held out; at least one of them remains.
+
+    Raises:
+        ConfigurationError: unless it is between 1 and ``rest - 1``.
+
+    Example:
+        >>> held_out("val_size", 0.1, 50, 40), held_out("val_size", 7, 50, 40)
+        (5, 7)
+    """
+    count = round(size * total) if size < 1 else int(size)
+    if not 0 < count < rest:
+        raise ConfigurationError(
+            f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size:g}, which is {count}. Change it."
+        )
+    return count
+
+
 def warn_without_test(check: Callable[[], None]) -> None:
     """Warn before a long training if the test split is missing.
 

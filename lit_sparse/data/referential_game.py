@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_choice, check_count, check_number
-from lit_sparse.data.base import ResumableDataModule, Split, shuffled, warn_without_test
+from lit_sparse.data.base import ResumableDataModule, Split, held_out, shuffled, warn_without_test
 from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
@@ -39,9 +40,9 @@ class ReferentialGameDataModule(ResumableDataModule):
         attributes: name of an array (M, A) of integers in the file that describe the images, for analyses of the language;
             it may be the array of the features. None skips these analyses.
         parts: name of the array (M,) of splits: 0 for training and other numbers for the test, or the words ``train``,
-            ``val`` and ``test``. None for ``split`` if it exists, or else a random split by ``test_share``.
-        val_share: fraction of the training vectors held out for validation, unless ``parts`` marks some.
-        test_share: fraction of all vectors held out for the test, unless ``parts`` marks some.
+            ``val`` and ``test``. None for ``split`` if it exists, or else a random split by ``test_size``.
+        val_size: training vectors held out for validation: a fraction if below 1, else a number, unless ``parts`` marks some.
+        test_size: vectors held out for the test: a fraction if below 1, else a number, unless ``parts`` marks some.
         candidates: N, number of images per game, >= 2.
         distractors: kind of distractors: ``"any"`` other images, images of distinct ``"other_classes"``, or images of the
             ``"same_class"``.
@@ -55,6 +56,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         ConfigurationError: unless exactly one of images and path is given, or for another argument outside its range.
     """
 
+    @former_arguments(val_share="val_size", test_share="test_size")
     def __init__(
         self,
         images: ImageDataModule | None = None,
@@ -64,8 +66,8 @@ class ReferentialGameDataModule(ResumableDataModule):
         labels: str | None = None,
         attributes: str | None = None,
         parts: str | None = None,
-        val_share: float = 0.1,
-        test_share: float = 0.2,
+        val_size: float = 0.1,
+        test_size: float = 0.2,
         candidates: int = 16,
         distractors: Literal["any", "other_classes", "same_class"] = "any",
         normalize: bool = True,
@@ -88,16 +90,14 @@ class ReferentialGameDataModule(ResumableDataModule):
                     + (f"{path!r} with a single array." if path is not None else "a data module.")
                     + f" Leave out `{name}`, or give another path."
                 )
-        for name, share in (("val_share", val_share), ("test_share", test_share)):
-            check_number(name, share, 0.0, 1.0, open_low=True, open_high=True)
         self.images = images
         self.path = path
         self.features = features
         self.labels = labels
         self.attributes = attributes
         self.parts = parts
-        self.val_share = val_share
-        self.test_share = test_share
+        self.val_size = check_number("val_size", val_size, 0.0, 1e12, open_low=True)
+        self.test_size = check_number("test_size", test_size, 0.0, 1e12, open_low=True)
         self.candidates = check_count("candidates", candidates, 2)
         self.distractors = check_choice("distractors", distractors, ("any", "other_classes", "same_class"))
         self.normalize = normalize
@@ -205,7 +205,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         order = shuffled(size, self.seed)
         kinds = torch.zeros(size, dtype=torch.int64)  # training, validation, test
         if parts is None:
-            kinds[order[: round(self.test_share * size)]] = 2
+            kinds[order[: held_out("test_size", self.test_size, size, size)]] = 2
         elif parts.dtype.kind == "U":
             words = parts
             unknown = sorted(set(words.tolist()) - set(SPLITS))
@@ -220,7 +220,7 @@ class ReferentialGameDataModule(ResumableDataModule):
             kinds[torch.from_numpy(parts != 0)] = 2
         indices = [order[kinds[order] == number] for number in range(len(SPLITS))]
         if not len(indices[1]):
-            count = round(self.val_share * len(indices[0]))
+            count = held_out("val_size", self.val_size, len(indices[0]), len(indices[0]))
             indices[:2] = indices[0][count:], indices[0][:count]
         return dict(zip(SPLITS, indices, strict=True))
 

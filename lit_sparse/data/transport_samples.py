@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import MOST_EXAMPLES, check_count
 from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
@@ -34,8 +35,8 @@ class TransportDataModule(ResumableDataModule):
         source: measure of the source points.
         target: measure of the target points.
         samples: number of points of each measure per training epoch.
-        val_samples: number of points of each measure in validation, which uses all pairs of them.
-        test_samples: number of points of each measure in the test.
+        val_size: number of points of each measure in validation, which uses all pairs of them.
+        test_size: number of points of each measure in the test.
         batch_size: pairs per training batch and process.
         eval_batch_size: pairs per batch of validation, test and prediction.
         num_workers: number of worker processes that draw batches.
@@ -52,14 +53,15 @@ class TransportDataModule(ResumableDataModule):
         torch.Size([8, 1])
     """
 
+    @former_arguments(val_samples="val_size", test_samples="test_size")
     def __init__(
         self,
         source: Measure,
         target: Measure,
         *,
         samples: int = 10_000,
-        val_samples: int = 1000,
-        test_samples: int = 1000,
+        val_size: int = 1000,
+        test_size: int = 1000,
         batch_size: int = 100,
         eval_batch_size: int = 1000,
         num_workers: int = 0,
@@ -75,8 +77,8 @@ class TransportDataModule(ResumableDataModule):
         self.source = source
         self.target = target
         self.samples = check_count("samples", samples, most=MOST_EXAMPLES)
-        self.val_samples = check_count("val_samples", val_samples, most=MOST_EXAMPLES)
-        self.test_samples = check_count("test_samples", test_samples, most=MOST_EXAMPLES)
+        self.val_size = check_count("val_size", val_size, most=MOST_EXAMPLES)
+        self.test_size = check_count("test_size", test_size, most=MOST_EXAMPLES)
 
     def setup(self, stage: str | None = None) -> None:
         """Read the points of files, and check that both measures have equally many coordinates."""
@@ -88,7 +90,7 @@ class TransportDataModule(ResumableDataModule):
 
     @override
     def size(self, split: Split) -> int:
-        return {"train": self.samples, "val": self.val_samples}.get(split, self.test_samples)
+        return {"train": self.samples, "val": self.val_size}.get(split, self.test_size)
 
     @override
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:

@@ -90,7 +90,7 @@ class RobustClassifier(LitSparseModule):
 
     @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        batch = self._told(batch)
+        batch = self._with_labels(batch)
         label = batch["label"]
 
         def losses_at(pixels: Tensor) -> Tensor:
@@ -110,12 +110,12 @@ class RobustClassifier(LitSparseModule):
         probs = self(batch["pixels"]).softmax(-1)
         return {"index": batch["index"], "predicted": probs.argmax(-1), "probs": probs}
 
-    def _told(self, batch: Batch) -> Batch:
+    def _with_labels(self, batch: Batch) -> Batch:
         """Return the labelled examples of a batch."""
         label = batch["label"]
         if label.device.type != "cpu" or bool((label >= 0).all()):
             return batch
-        told = label >= 0
-        if not bool(told.any()):
+        has_label = label >= 0
+        if not bool(has_label.any()):
             raise ConfigurationError("Expected labelled images but got none in this batch. Set the data's `labelled: 1.0`.")
-        return {name: value[told] if isinstance(value, Tensor) else value for name, value in batch.items()}
+        return {name: value[has_label] if isinstance(value, Tensor) else value for name, value in batch.items()}

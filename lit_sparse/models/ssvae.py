@@ -174,8 +174,8 @@ class SemiSupervisedVAE(LitSparseModule):
 
     def _training_loss(self, batch: Batch, scores: Tensor) -> StepOutput:
         pixels, label = batch["pixels"], batch["label"]
-        told = label >= 0
-        labelled, unlabelled = told.nonzero().squeeze(-1), (~told).nonzero().squeeze(-1)
+        has_label = label >= 0
+        labelled, unlabelled = has_label.nonzero().squeeze(-1), (~has_label).nonzero().squeeze(-1)
         per_example: dict[str, Tensor] = {}
         parts: list[tuple[Tensor, Tensor]] = []
         counts: Counts = {}

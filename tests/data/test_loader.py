@@ -67,7 +67,7 @@ def test_processes_share_training_and_split_scoring() -> None:
     data.setup()
     alone, pairs = data.train_batches(3, 0, 1), [data.train_batches(3, rank, 2) for rank in range(2)]
     assert len(pairs[0]) == len(pairs[1])
-    unlabelled = [{int(i) for batch in part for i in batch if not bool(torch.isin(i, data._told))} for part in pairs]
+    unlabelled = [{int(i) for batch in part for i in batch if not bool(torch.isin(i, data._labelled))} for part in pairs]
     assert not unlabelled[0] & unlabelled[1]
     assert unlabelled[0] | unlabelled[1] <= {int(i) for batch in alone for i in batch}
     shares = [set(range(rank, 101, 2)) for rank in range(2)]

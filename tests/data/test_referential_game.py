@@ -38,7 +38,7 @@ def games(path: Path, **options: object) -> ReferentialGameDataModule:
 
 def test_the_target_is_among_different_candidates_where_it_is_said(file: Path) -> None:
     for kind in ("any", "other_classes", "same_class"):
-        data = games(file, distractors=kind, candidates=3, val_share=0.5, seed=4)
+        data = games(file, distractors=kind, candidates=3, val_size=0.5, seed=4)
         for split in ("train", "val", "test"):
             indices = torch.arange(data.size(split))
             batch = data.fetch(split, 0, indices)
@@ -100,7 +100,7 @@ def test_splits_of_a_file_do_not_share_images(file: Path) -> None:
     assert not names["train"] & names["val"]
     with np.load(file) as arrays:
         np.savez(file.parent / "whole.npz", features=arrays["features"], label=np.array(list("abcdef"))[arrays["label"]])
-    data = games(file.parent / "whole.npz", test_share=0.5, candidates=3)
+    data = games(file.parent / "whole.npz", test_size=0.5, candidates=3)
     assert set(data.fetch("train", 0, torch.arange(27))["label"].tolist()) <= set(range(6))
     assert (data.size("train"), data.size("val"), data.size("test")) == (27, 3, 30)
 
@@ -208,7 +208,7 @@ def make(path: Path, content: dict[str, object]) -> str:
         (lambda p: ReferentialGameDataModule(path="x.npy", labels="kind"), "'x.npy' with a single array"),
         (lambda p: ReferentialGameDataModule(path="x.npy", candidates=1), "`candidates`"),
         (lambda p: ReferentialGameDataModule(path="x.npy", distractors="none"), "'other_classes'"),
-        (lambda p: ReferentialGameDataModule(path="x.npy", val_share=1.0), "`val_share`"),
+        (lambda p: ReferentialGameDataModule(path="x.npy", val_size=0.0), "`val_size`"),
         (lambda p: games(p / "missing.npy"), "no file"),
         (lambda p: games(Path(make(p / "a.npz", {"x": vectors(), "y": vectors()}))), "got x, y"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()[0]}))), r"but got \(5,\)"),
@@ -225,7 +225,7 @@ def make(path: Path, content: dict[str, object]) -> str:
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), attributes="known"), "an array 'known'"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), attributes="features"), "of integers"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), candidates=6), "but got 5"),
-        (lambda p: games(Path(make(p / "a.npz", {"features": vectors(6)})), candidates=2), "val split"),
+        (lambda p: games(Path(make(p / "a.npz", {"features": vectors(6)})), candidates=2), "`val_size` to hold out 1"),
         (lambda p: games(Path(make(p / "a.npz", {"features": vectors()})), distractors="other_classes"), "no array 'label'"),
         (
             lambda p: games(

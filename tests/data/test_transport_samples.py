@@ -148,7 +148,7 @@ def test_mixtures_that_are_none(arguments: dict[str, Any], words: str) -> None:
 
 
 def test_training_draws_anew_and_validation_does_not() -> None:
-    data = pairs(samples=50, val_samples=40, test_samples=30, batch_size=8)
+    data = pairs(samples=50, val_size=40, test_size=30, batch_size=8)
     data.setup()
     index = torch.arange(30)
     first, second = (data.fetch("train", epoch, index) for epoch in (0, 1))
@@ -182,8 +182,8 @@ def test_measures_that_do_not_fit() -> None:
         TransportDataModule(GaussianMixture([0.0], [1.0]), plane).setup()
     with pytest.raises(ConfigurationError, match="`target` to be a Measure but got int"):
         TransportDataModule(plane, 3)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="`val_samples` to be an integer of at least 1"):
-        pairs(val_samples=0)
+    with pytest.raises(ConfigurationError, match="`val_size` to be an integer of at least 1"):
+        pairs(val_size=0)
 
 
 def test_they_are_named_in_configs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def regression() -> SyntheticRegressionDataModule:
 
 def transport() -> TransportDataModule:
     plain = GaussianMixture([[0.0, 0.0]], [1.0])
-    return TransportDataModule(plain, plain, samples=200, val_samples=50, test_samples=50)
+    return TransportDataModule(plain, plain, samples=200, val_size=50, test_size=50)
 
 
 def pairs(folder: Path) -> TranslationDataModule:

@@ -42,7 +42,7 @@ RANGE = torch.linspace(-2.0, 2.0, 9).unsqueeze(1)
 
 
 def line(**options: Any) -> TransportDataModule:
-    sizes = {"samples": 600, "val_samples": 90, "test_samples": 70, "batch_size": 50, "eval_batch_size": 40}
+    sizes = {"samples": 600, "val_size": 90, "test_size": 70, "batch_size": 50, "eval_batch_size": 40}
     return TransportDataModule(SOURCE, TARGET, **{**sizes, **options})
 
 
@@ -351,7 +351,7 @@ def test_points_that_are_missing_are_told(made: Any) -> None:
 def test_networks_find_the_map_between_normal_distributions() -> None:
     exact = Quadratic()
     plain, moved = GaussianMixture([[0.0, 0.0]], [exact.a]), GaussianMixture([[1.0, 1.0]], [exact.b])
-    data = TransportDataModule(plain, moved, samples=8000, val_samples=500, batch_size=100)
+    data = TransportDataModule(plain, moved, samples=8000, val_size=500, batch_size=100)
     pl.seed_everything(0)
     model = EntropicTransport(
         MLPPotentials([32, 32]),
@@ -489,7 +489,7 @@ def test_training_goes_on_from_initial_weights(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_networks_train_on_two_processes(lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And are scored there as on one, over all pairs of all processes."""
-    small = ("--data.init_args.samples=800", "--data.init_args.val_samples=101", "--data.init_args.test_samples=101")
+    small = ("--data.init_args.samples=800", "--data.init_args.val_size=101", "--data.init_args.test_size=101")
     config = ("-c", str(CONFIGS / "transport" / "mlp_2d.yaml"), *small, "--data.init_args.eval_batch_size=20")
     quiet = ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.max_epochs=1")
     two = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"), *quiet)

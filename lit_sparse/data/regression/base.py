@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.data.base import ResumableDataModule, Split, shuffled
+from lit_sparse.data.base import ResumableDataModule, Split, held_out, shuffled
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.regression.radial_bases import RadialBases
 from lit_sparse.errors import ConfigurationError, DataError
@@ -71,7 +72,7 @@ class RegressionDataModule(ResumableDataModule):
         test_size: rows held out for the test: a fraction if below 1, else a number.
         standardize_target: whether to shift and scale targets to mean 0 and standard deviation 1 over the training rows;
             ``target_mean`` and ``target_std`` invert this after ``setup``.
-        whole: whether to train on all rows in the file's order; splits that the file does not define reuse them.
+        use_all: whether to train on all rows in the file's order; splits that the file does not define reuse them.
         eval_batch_size: rows per batch of validation, test and prediction.
         options: other batch size, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
@@ -79,6 +80,7 @@ class RegressionDataModule(ResumableDataModule):
         ConfigurationError: for an argument outside its range, or two arguments that exclude each other.
     """
 
+    @former_arguments(whole="use_all")
     def __init__(
         self,
         *,
@@ -89,7 +91,7 @@ class RegressionDataModule(ResumableDataModule):
         train_size: int | None = None,
         val_size: float = 0.1,
         test_size: float = 0.1,
-        whole: bool = False,
+        use_all: bool = False,
         standardize_target: bool = False,
         eval_batch_size: int = 1024,
         **options: Any,
@@ -100,9 +102,9 @@ class RegressionDataModule(ResumableDataModule):
                 "Expected either `whiten` or `standardize` but got both. Leave out `standardize`: whitened features already"
                 " have mean 0 and standard deviation 1."
             )
-        if whole and train_size is not None:
+        if use_all and train_size is not None:
             raise ConfigurationError(
-                f"Expected no `train_size` with `whole`, which trains on all rows, but got {train_size}. Leave out one of them."
+                f"Expected no `train_size` with `use_all`, which trains on all rows, but got {train_size}. Leave one out."
             )
         self.whiten = whiten
         self.standardize = standardize
@@ -111,7 +113,7 @@ class RegressionDataModule(ResumableDataModule):
         self.train_size = None if train_size is None else check_count("train_size", train_size)
         self.val_size = check_number("val_size", val_size, 0.0, 1e12, open_low=True)
         self.test_size = check_number("test_size", test_size, 0.0, 1e12, open_low=True)
-        self.whole = whole
+        self.use_all = use_all
         self.standardize_target = standardize_target
         self.target_mean, self.target_std = 0.0, 1.0
         self._tables: dict[Split, Table] = {}
@@ -163,20 +165,15 @@ class RegressionDataModule(ResumableDataModule):
 
     def _split(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         """Hold out the missing splits, and limit the training rows to ``train_size``."""
-        if self.whole:
+        if self.use_all:
             return {"val": tables["train"], "test": tables["train"], **tables}
         order = shuffled(len(tables["train"]), self.seed)
         rest = tables["train"][order]
         splits: dict[Split, Table] = dict(tables)
         for split, size in (("test", self.test_size), ("val", self.val_size)):
             if split not in tables:
-                held = round(size * len(order)) if size < 1 else int(size)
-                if not 0 < held < len(rest):
-                    raise ConfigurationError(
-                        f"Expected `{split}_size` to hold out 1 .. {len(rest) - 1} rows but got {size}, which is {held}."
-                        " Change it."
-                    )
-                splits[split], rest = rest[:held], rest[held:]  # type: ignore[index]
+                count = held_out(f"{split}_size", size, len(order), len(rest))
+                splits[split], rest = rest[:count], rest[count:]  # type: ignore[index]
         if self.train_size is not None and self.train_size > len(rest):
             raise ConfigurationError(f"Expected `train_size` in 1 .. {len(rest)} but got {self.train_size}. Change it.")
         splits["train"] = rest[: self.train_size]

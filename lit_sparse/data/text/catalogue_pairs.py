@@ -7,6 +7,7 @@ from typing import Any
 
 from typing_extensions import override
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_number
 from lit_sparse.data.base import Split
 from lit_sparse.data.readers.gettext import read_catalogues
@@ -33,8 +34,8 @@ class CatalogueDataModule(PairDataModule):
         folders: folders with catalogues, ``.mo`` and ``.po`` (which needs the extra ``text``).
         language: code of the other language, such as ``fr`` or ``pt_BR``.
         backwards: whether to translate into English.
-        val_share: fraction of the messages held out for validation.
-        test_share: fraction of the messages held out for the test.
+        val_size: fraction of the messages held out for validation.
+        test_size: fraction of the messages held out for the test.
         predict: file with one message per line for ``predict``, or a table; None for the test split.
         source_vocabulary: options of the source vocabulary; in Python also a vocabulary.
         target_vocabulary: options of the target vocabulary.
@@ -50,6 +51,7 @@ class CatalogueDataModule(PairDataModule):
         ConfigurationError: if neither a distribution nor a folder is given, or no messages remain for training.
     """
 
+    @former_arguments(val_share="val_size", test_share="test_size")
     def __init__(
         self,
         distributions: list[str] | None = None,
@@ -57,8 +59,8 @@ class CatalogueDataModule(PairDataModule):
         *,
         language: str = "fr",
         backwards: bool = False,
-        val_share: float = 0.05,
-        test_share: float = 0.1,
+        val_size: float = 0.05,
+        test_size: float = 0.1,
         predict: str | None = None,
         source_vocabulary: VocabularyOptions = WORDS,
         target_vocabulary: VocabularyOptions = WORDS,
@@ -93,11 +95,11 @@ class CatalogueDataModule(PairDataModule):
         self.folders = list(folders or [])
         self.language = language
         self.backwards = backwards
-        self.val_share = check_number("val_share", val_share, 0.0, 1.0, open_low=True, open_high=True)
-        self.test_share = check_number("test_share", test_share, 0.0, 1.0, open_low=True, open_high=True)
-        if val_share + test_share >= 1.0:
+        self.val_size = check_number("val_size", val_size, 0.0, 1.0, open_low=True, open_high=True)
+        self.test_size = check_number("test_size", test_size, 0.0, 1.0, open_low=True, open_high=True)
+        if val_size + test_size >= 1.0:
             raise ConfigurationError(
-                f"Expected a sum of `val_share` and `test_share` below 1 but got {val_share} and {test_share}. Decrease them."
+                f"Expected a sum of `val_size` and `test_size` below 1 but got {val_size} and {test_size}. Decrease them."
             )
         self._pairs: dict[Split, list[tuple[str, str]]] = {}
 
@@ -116,11 +118,11 @@ class CatalogueDataModule(PairDataModule):
     @override
     def check_test(self) -> None:
         if not self.read("test")["source"]:
-            raise DataError("Expected messages in the test data but got none. Increase `test_share`.")
+            raise DataError("Expected messages in the test data but got none. Increase `test_size`.")
 
     def _split_of(self, message: str) -> Split:
         digest = hashlib.blake2b(f"{self.seed} {message}".encode(), digest_size=8).digest()
         place = int.from_bytes(digest, "big") / 2**64
-        if place < self.val_share:
+        if place < self.val_size:
             return "val"
-        return "test" if place < self.val_share + self.test_share else "train"
+        return "test" if place < self.val_size + self.test_size else "train"

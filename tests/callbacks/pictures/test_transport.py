@@ -35,7 +35,7 @@ def run(model: pl.LightningModule, data: pl.LightningDataModule, folder: Path) -
 
 def measures(dim: int) -> TransportDataModule:
     target = Points.of(torch.rand(30, dim))  # of no known density
-    return TransportDataModule(GaussianMixture([[0.0] * dim], [1.0]), target, samples=60, val_samples=40, test_samples=40)
+    return TransportDataModule(GaussianMixture([[0.0] * dim], [1.0]), target, samples=60, val_size=40, test_size=40)
 
 
 @pytest.mark.parametrize("dim", [1, 2])

@@ -13,7 +13,7 @@ from lit_sparse.errors import ConfigurationError
 
 
 def digits(**options: Any) -> DigitsDataModule:
-    data = DigitsDataModule(**{"labelled": 1.0, "binarize": False, "jitter": True, **options})
+    data = DigitsDataModule(**{"labelled": 1.0, "binarize": False, "shift_augmentation": True, **options})
     data.setup()
     return data
 
@@ -29,7 +29,7 @@ def moved(image: np.ndarray, down: int, right: int) -> np.ndarray:
 
 
 def test_each_image_comes_in_nine_places_with_its_label() -> None:
-    data, plain = digits(), digits(jitter=False)
+    data, plain = digits(), digits(shift_augmentation=False)
     assert data.size("train") == 9 * 1257
     for place in (0, 5, 1256):
         image = plain.fetch("train", 0, torch.tensor([place]))
@@ -60,7 +60,7 @@ def test_an_epoch_of_a_part_takes_others_each_time() -> None:
     assert len(set(epochs[0]) & set(epochs[1])) < 20
     both = [torch.cat(list(data.train_batches(0, rank, 2))).tolist() for rank in (0, 1)]
     assert sorted(both[0] + both[1]) == sorted(epochs[0])
-    whole = digits(jitter=False, epoch_size=1257)
+    whole = digits(shift_augmentation=False, epoch_size=1257)
     assert torch.cat(list(whole.train_batches(0, 0, 1))).sort().values.tolist() == list(range(1257))
 
 
@@ -72,7 +72,7 @@ def test_moves_are_equally_frequent() -> None:
 
 
 def test_nothing_is_moved_in_evaluation() -> None:
-    data, plain = digits(), digits(jitter=False)
+    data, plain = digits(), digits(shift_augmentation=False)
     for split in ("val", "test"):
         assert data.size(split) == plain.size(split)
         for one, two in zip(data._in_order(split), plain._in_order(split), strict=True):
@@ -98,7 +98,7 @@ def test_labels_are_told_of_the_same_images_wherever_they_stand(options: dict[st
     ("options", "most"),
     [
         ({}, 9 * 1257),
-        ({"jitter": False}, 1257),
+        ({"shift_augmentation": False}, 1257),
         ({"labelled": 0.2}, 9 * (1257 - 251)),
         ({"labelled": 0.2, "labelled_only": True}, 9 * 251),
         ({"labelled": 0}, 9 * 1257),

@@ -352,7 +352,7 @@ def test_labels_that_are_not_told_are_not_told_without_noise_either() -> None:
 
 
 def test_moved_images_keep_both_labels() -> None:
-    data, plain = made(SymmetricNoise(0.5), jitter=True), made(SymmetricNoise(0.5))
+    data, plain = made(SymmetricNoise(0.5), shift_augmentation=True), made(SymmetricNoise(0.5))
     size = plain.size("train")
     for name in ("label", "true_label"):
         assert torch.equal(all_of(data, "train")[name], all_of(plain, "train")[name].repeat(9))

@@ -47,8 +47,8 @@ def test_the_real_thing(shared: Path, name: str) -> None:
     data = MNISTDataModule(name, folder=str(shared / "data" / name), binarize=False)  # type: ignore[arg-type]
     data.setup()
     assert [data.size(split) for split in ("train", "val", "test")] == [50_000, 10_000, 10_000]
-    assert len(data._told) == 5_000
-    assert len(data._untold) == 45_000
+    assert len(data._labelled) == 5_000
+    assert len(data._unlabelled) == 45_000
     labels = data.fetch("test", 0, torch.arange(10_000))["label"]
     assert torch.bincount(labels).tolist() == (
         [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009] if name == "mnist" else [1000] * 10
@@ -165,7 +165,7 @@ def test_a_part_that_is_no_part(folder: Path, name: str, size: int) -> None:
         (lambda: DigitsDataModule(labelled=1.5), "a whole number"),
         (lambda: DigitsDataModule(batch_size=0), "`batch_size`"),
         (lambda: DigitsDataModule(num_workers=-1), "`num_workers`"),
-        (lambda: DigitsDataModule(val_size=1000, test_size=797), "a sum below 1797"),
+        (lambda: DigitsDataModule(val_size=1000, test_size=797), r"`val_size` to hold out 1 \.\. 999 examples but got 1000"),
         (lambda: DigitsDataModule(labelled=5000).setup(), "choose 1 .. 1257"),
     ],
 )

@@ -91,7 +91,7 @@ def test_images_without_classes_train_without_labels(tmp_path: Path) -> None:
 def test_colors_are_planes_of_red_green_and_blue(tmp_path: Path) -> None:
     for number in range(10):
         write(tmp_path / "a" / f"{number}.png", 51, mode="RGB")
-    data = made(ImageFolderDataModule(str(tmp_path), size=(2, 3), color=True, val_size=1, test_size=1, jitter=True))
+    data = made(ImageFolderDataModule(str(tmp_path), size=(2, 3), color=True, val_size=1, test_size=1, shift_augmentation=True))
     assert torch.allclose(split_of(data, "val")["pixels"][0], torch.tensor([0.2] * 6 + [0.0] * 6 + [1.0] * 6))
     moved = split_of(data, "train")["pixels"].view(9, 8, 3, 2, 3)
     assert torch.allclose(moved[0, 0, 0], torch.tensor(0.2))

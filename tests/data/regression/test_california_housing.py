@@ -103,7 +103,7 @@ def keep_for_sklearn(rows: np.ndarray, folder: Path) -> None:
 
 @pytest.mark.parametrize("form", [as_csv, as_gzip, as_snake_case, as_prepared, as_cache], ids=lambda form: form.__name__)
 def test_every_form_of_the_table_gives_the_same_rows(tmp_path: Path, form: Callable[[Path], dict[str, Any]]) -> None:
-    data = made(CaliforniaHousingDataModule(**form(tmp_path), whole=True, standardize=False, intercept=False))
+    data = made(CaliforniaHousingDataModule(**form(tmp_path), use_all=True, standardize=False, intercept=False))
     rows = all_of(data, "train")
     found = torch.cat([rows["features"], rows["target"].unsqueeze(1)], 1)
     np.testing.assert_allclose(found.numpy(), expected_rows(), rtol=1e-6)
@@ -124,7 +124,7 @@ def test_the_hub_puts_its_splits_together(monkeypatch: pytest.MonkeyPatch, names
         )
 
     monkeypatch.setattr(datasets, "load_dataset", hub)
-    data = made(CaliforniaHousingDataModule("hub", whole=True, standardize=False, intercept=False))
+    data = made(CaliforniaHousingDataModule("hub", use_all=True, standardize=False, intercept=False))
     np.testing.assert_allclose(all_of(data, "test")["features"].numpy(), expected_rows()[:, :-1], rtol=1e-6)
     assert asked == ["gvlassis/california_housing"]
 
@@ -215,7 +215,7 @@ def test_files_that_are_no_table(tmp_path: Path) -> None:
     [
         (lambda: CaliforniaHousingDataModule(), "`path`.*source=sklearn.*source=hub"),
         (lambda: CaliforniaHousingDataModule("statlib"), "`source`"),  # type: ignore[arg-type]
-        (lambda: CaliforniaHousingDataModule("hub", whole=True, train_size=5), "no `train_size` with `whole`"),
+        (lambda: CaliforniaHousingDataModule("hub", use_all=True, train_size=5), "no `train_size` with `use_all`"),
         (lambda: TableDataModule("a.csv", whiten=True, standardize=True), "either `whiten` or `standardize`"),
         (lambda: SyntheticRegressionDataModule(whiten=True, standardize=True), "either `whiten` or `standardize`"),
     ],
@@ -254,7 +254,7 @@ def test_constant_features_become_zero(tmp_path: Path) -> None:
 
 
 def test_whole_uses_all_rows_everywhere_in_their_order(tmp_path: Path) -> None:
-    data = made(CaliforniaHousingDataModule(**as_csv(tmp_path), whole=True))
+    data = made(CaliforniaHousingDataModule(**as_csv(tmp_path), use_all=True))
     for split in SPLITS:
         batch = all_of(data, split)
         np.testing.assert_allclose(batch["target"].numpy(), expected_rows()[:, -1], rtol=1e-6)
@@ -274,7 +274,7 @@ def real(shared: Path) -> Path:
 
 
 def test_the_real_table_is_scikit_learns(real: Path, tmp_path: Path) -> None:
-    data = made(CaliforniaHousingDataModule(path=str(real), whole=True, standardize=False, intercept=False))
+    data = made(CaliforniaHousingDataModule(path=str(real), use_all=True, standardize=False, intercept=False))
     rows = all_of(data, "train")
     assert rows["features"].shape == (20_640, 8)
     assert rows["features"].double().mean(0).tolist() == pytest.approx(MEANS, abs=6e-6)
@@ -283,14 +283,14 @@ def test_the_real_table_is_scikit_learns(real: Path, tmp_path: Path) -> None:
         names = file.readline().strip().split(",")
         table = np.loadtxt(file, delimiter=",")
     keep_for_sklearn(table[:, [names.index(name) for name in RAW]], tmp_path)
-    other = made(CaliforniaHousingDataModule("sklearn", path=str(tmp_path), whole=True, standardize=False, intercept=False))
+    other = made(CaliforniaHousingDataModule("sklearn", path=str(tmp_path), use_all=True, standardize=False, intercept=False))
     for name in ("features", "target"):
         torch.testing.assert_close(all_of(other, "train")[name], rows[name], rtol=1e-6, atol=0)
 
 
 def test_the_published_experiment(real: Path) -> None:
     """Log mean exp of squared errors (lam = 1) at the least-squares solution, and its minimum by damped Newton steps."""
-    data = made(CaliforniaHousingDataModule(path=str(real), whole=True))
+    data = made(CaliforniaHousingDataModule(path=str(real), use_all=True))
     rows = all_of(data, "train")
     x, y = rows["features"].double(), rows["target"].double()
     assert x.shape == (20_640, 9)
