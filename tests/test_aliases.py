@@ -21,6 +21,7 @@ from lit_sparse.data import (
 )
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.models import EntropicTransport, RobustRegressor
+from lit_sparse.risks import ExponentialOTDRO, UnbalancedOTDRO
 from lit_sparse.transport import GaussianMixture, MLPPotentials
 from lit_sparse.trust import find_imported
 
@@ -147,14 +148,18 @@ def test_a_model_keeps_the_value_of_a_former_argument() -> None:
         (TransportDataModule, "val_samples", "val_size", 7),
         (CatalogueDataModule, "test_share", "test_size", 0.2),
         (ReferentialGameDataModule, "val_share", "val_size", 0.2),
+        (UnbalancedOTDRO, "lam", "transport_cost", 2.0),
+        (ExponentialOTDRO, "lam", "transport_cost", 2.0),
     ],
 )
-def test_former_arguments_of_data_modules(cls: Any, old: str, new: str, value: Any) -> None:
+def test_former_arguments_of_the_package(cls: Any, old: str, new: str, value: Any) -> None:
     point = GaussianMixture([0.0], [1.0])
     needed: dict[Any, dict[str, Any]] = {
         TransportDataModule: {"source": point, "target": point},
         CatalogueDataModule: {"folders": ["somewhere"]},
         ReferentialGameDataModule: {"path": "vectors.npy"},
+        UnbalancedOTDRO: {"beta": 1.0, "rho": 0.1},
+        ExponentialOTDRO: {"beta": 1.0},
     }
     with pytest.warns(DeprecationWarning, match=f"`{old}` of {cls.__name__} is now `{new}`"):
         assert getattr(cls(**needed.get(cls, {}), **{old: value}), new) == value

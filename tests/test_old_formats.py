@@ -48,7 +48,7 @@ def of_test(folder: Path) -> dict[str, float]:
 
 #: Runs whose checkpoints have former names.
 FORMER_CHECKPOINTS = (
-    *("regression", "robust_regressor", "summarization", "translation", "translation_transformer"),
+    *("regression", "robust_classifier", "robust_regressor", "summarization", "translation", "translation_transformer"),
     *("transport_kernel", "transport_mlp"),
 )
 #: Former names in configs.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_count, check_number, check_positive
 from lit_sparse.errors import ConfigurationError
 
@@ -14,14 +15,14 @@ __all__ = ["InputAdversary"]
 
 
 class InputAdversary:
-    """Approximates ``max_u loss(u) - lam |u - x|^2`` by a few steps of Nesterov's accelerated gradient method.
+    """Approximates ``max_u loss(u) - kappa |u - x|^2`` by a few steps of Nesterov's accelerated gradient method.
 
-    A maximizer exists only if the loss curves by less than 2 lam; with a smaller lam the iterates diverge.
+    A maximizer exists only if the loss curves by less than 2 kappa; with a smaller kappa the iterates diverge.
 
     Args:
-        lam: cost of a unit of squared distance, in units of the loss, > 0.
+        transport_cost: kappa, the cost of a unit of squared distance, in units of the loss, > 0.
         steps: number of steps; 0 leaves the inputs unchanged.
-        lr: step size; None for ``0.1 / lam``.
+        lr: step size; None for ``0.1 / transport_cost``.
         momentum: momentum, in [0, 1).
 
     Raises:
@@ -32,21 +33,22 @@ class InputAdversary:
     Example:
         >>> import torch
         >>> adversary = InputAdversary(2.0, steps=200)
-        >>> inputs, cost = adversary(lambda x: x.sum(1), torch.zeros(1, 3))  # the best x is 1 / (2 lam)
+        >>> inputs, cost = adversary(lambda x: x.sum(1), torch.zeros(1, 3))  # the best x is 1 / (2 kappa)
         >>> inputs
         tensor([[0.2500, 0.2500, 0.2500]])
         >>> cost
         tensor([0.3750])
     """
 
-    def __init__(self, lam: float, steps: int = 5, lr: float | None = None, momentum: float = 0.4) -> None:
-        self.lam = check_positive("lam", lam)
+    @former_arguments(lam="transport_cost")
+    def __init__(self, transport_cost: float, steps: int = 5, lr: float | None = None, momentum: float = 0.4) -> None:
+        self.transport_cost = check_positive("transport_cost", transport_cost)
         self.steps = check_count("inner_steps", steps, 0)
-        self.lr = 0.1 / self.lam if lr is None else check_positive("inner_lr", lr)
+        self.lr = 0.1 / self.transport_cost if lr is None else check_positive("inner_lr", lr)
         self.momentum = check_number("inner_momentum", momentum, 0.0, 1.0, open_high=True)
 
     def __call__(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the perturbed inputs and their transport cost (B,), ``lam |u - x|^2``, both without a gradient.
+        """Return the perturbed inputs and their transport cost (B,), ``kappa |u - x|^2``, both without a gradient.
 
         Args:
             loss_fn: function from inputs (B, ...) to losses (B,). Each loss must depend on its own input only. Batch
@@ -71,10 +73,10 @@ class InputAdversary:
                         f"Expected loss_fn to return one loss per input, {tuple(inputs.shape[:1])}, but got"
                         f" {tuple(losses.shape)}."
                     )
-                (slope,) = torch.autograd.grad((losses - self.lam * _squared_distance(ahead, start)).sum(), ahead)
+                (slope,) = torch.autograd.grad((losses - self.transport_cost * _squared_distance(ahead, start)).sum(), ahead)
             velocity = self.momentum * velocity + self.lr * slope
             moved = moved + velocity
-        return moved.detach(), self.lam * _squared_distance(moved, start).detach()
+        return moved.detach(), self.transport_cost * _squared_distance(moved, start).detach()
 
 
 def _squared_distance(a: Tensor, b: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_positive
 from lit_sparse.distributed import reduce
 from lit_sparse.risks.base import Risk
@@ -23,18 +24,18 @@ __all__ = ["ExponentialOTDRO", "UnbalancedOTDRO"]
 class UnbalancedOTDRO(DualRisk):
     r"""Robust risk against perturbed inputs and outliers, at a learnt dual variable a.
 
-    .. math:: a + \frac{\mathrm{lam}\,\beta}{\rho} \mathrm{mean} \ln(1 + \rho e^{(l - a) / (\mathrm{lam}\,\beta)})
+    .. math:: a + \frac{\kappa\,\beta}{\rho} \mathrm{mean} \ln(1 + \rho e^{(l - a) / (\kappa\,\beta)})
 
-    Here l is the loss at a perturbed input minus the transport cost. An adversary moves inputs where that raises the loss by
-    more than lam times the squared distance, and reweights examples; its gain from a few outliers is bounded. A model calls
-    :meth:`perturb` for the inputs first.
+    Here l is the loss at a perturbed input minus the transport cost. An adversary perturbs inputs where that raises the loss
+    by more than kappa times the squared distance. It also reweights examples; its gain from a few outliers is bounded. A model
+    calls :meth:`perturb` for the inputs first.
 
     Args:
-        lam: cost of a unit of squared distance, in units of the loss, > 0.
-        beta: cost of a unit of reweighting, in units of lam, > 0.
+        transport_cost: kappa, the cost of a unit of squared distance, in units of the loss, > 0.
+        beta: cost of a unit of reweighting, in units of kappa, > 0.
         rho: inverse of the largest weight of an example, in (0, 1).
         inner_steps: steps of :class:`InputAdversary`; 0 leaves the inputs unchanged.
-        inner_lr: step size; None for ``0.1 / lam``.
+        inner_lr: step size; None for ``0.1 / transport_cost``.
         inner_momentum: momentum, in [0, 1).
         dual_lr: learning rate of a; None for the model's.
         initial_dual: initial a; None for the minimizer over the first training batch.
@@ -55,9 +56,10 @@ class UnbalancedOTDRO(DualRisk):
 
     unbiased: ClassVar[bool] = True
 
+    @former_arguments(lam="transport_cost")
     def __init__(
         self,
-        lam: float,
+        transport_cost: float,
         beta: float,
         rho: float,
         *,
@@ -68,9 +70,10 @@ class UnbalancedOTDRO(DualRisk):
         initial_dual: float | None = None,
     ) -> None:
         super().__init__(dual_lr=dual_lr, initial_dual=initial_dual)
-        self.lam, self.beta = check_positive("lam", lam), check_positive("beta", beta)
+        self.transport_cost = check_positive("transport_cost", transport_cost)
+        self.beta = check_positive("beta", beta)
         self.inner_steps, self.inner_lr, self.inner_momentum = inner_steps, inner_lr, inner_momentum
-        self.adversary = InputAdversary(lam, inner_steps, inner_lr, inner_momentum)
+        self.adversary = InputAdversary(transport_cost, inner_steps, inner_lr, inner_momentum)
         self.rho = check_rho(rho, open_high=True)
 
     @classmethod
@@ -81,8 +84,8 @@ class UnbalancedOTDRO(DualRisk):
     @property
     @override
     def temperature(self) -> float:
-        """Divisor of the losses: lam beta."""
-        return self.lam * self.beta
+        """Divisor of the losses: kappa beta."""
+        return self.transport_cost * self.beta
 
     @override
     def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -97,16 +100,16 @@ class UnbalancedOTDRO(DualRisk):
 class ExponentialOTDRO(Risk):
     r"""The published objective for the same problem, which can overflow.
 
-    .. math:: \mathrm{mean} \exp(l / (\mathrm{lam}\,\beta))
+    .. math:: \mathrm{mean} \exp(l / (\kappa\,\beta))
 
-    The weights of examples are unbounded; a loss of 89 lam beta is too large for float32. Overflows are counted as
+    The weights of examples are unbounded; a loss of 89 kappa beta is too large for float32. Overflows are counted as
     ``train/overflows``; after an overflow the model's weights are lost. :class:`UnbalancedOTDRO` does not overflow.
 
     Args:
-        lam: cost of a unit of squared distance, in units of the loss, > 0.
-        beta: cost of a unit of reweighting, in units of lam, > 0.
+        transport_cost: kappa, the cost of a unit of squared distance, in units of the loss, > 0.
+        beta: cost of a unit of reweighting, in units of kappa, > 0.
         inner_steps: steps of :class:`InputAdversary`; 0 leaves the inputs unchanged.
-        inner_lr: step size; None for ``0.1 / lam``.
+        inner_lr: step size; None for ``0.1 / transport_cost``.
         inner_momentum: momentum, in [0, 1).
 
     Raises:
@@ -123,9 +126,10 @@ class ExponentialOTDRO(Risk):
 
     unbiased: ClassVar[bool] = True
 
+    @former_arguments(lam="transport_cost")
     def __init__(
         self,
-        lam: float,
+        transport_cost: float,
         beta: float,
         *,
         inner_steps: int = 5,
@@ -133,16 +137,17 @@ class ExponentialOTDRO(Risk):
         inner_momentum: float = 0.4,
     ) -> None:
         super().__init__()
-        self.lam, self.beta = check_positive("lam", lam), check_positive("beta", beta)
+        self.transport_cost = check_positive("transport_cost", transport_cost)
+        self.beta = check_positive("beta", beta)
         self.inner_steps, self.inner_lr, self.inner_momentum = inner_steps, inner_lr, inner_momentum
-        self.adversary = InputAdversary(lam, inner_steps, inner_lr, inner_momentum)
+        self.adversary = InputAdversary(transport_cost, inner_steps, inner_lr, inner_momentum)
         #: Number of training batches whose exponentials had no finite mean; a parameter, because buffers are broadcast.
         self.overflows = nn.Parameter(torch.zeros((), dtype=torch.float64), requires_grad=False)
 
     @property
     def temperature(self) -> float:
-        """Divisor of the losses: lam beta."""
-        return self.lam * self.beta
+        """Divisor of the losses: kappa beta."""
+        return self.transport_cost * self.beta
 
     @classmethod
     def examples(cls) -> list[Self]:

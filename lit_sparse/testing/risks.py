@@ -162,7 +162,7 @@ def _perturb(risk: Risk) -> None:
         assert torch.equal(moved, inputs), "inputs were perturbed by a risk without an adversary"
         assert not bool(cost.any())
         return
-    torch.testing.assert_close(cost, risk.adversary.lam * (moved - inputs).square().sum(1))
+    torch.testing.assert_close(cost, risk.adversary.transport_cost * (moved - inputs).square().sum(1))
     gain = losses_at(moved) - cost - losses_at(inputs)
     assert bool((gain >= -1e-9).all()), "the adversary loses by moving"
     alone, _ = risk.perturb(losses_at, inputs[1:2])
