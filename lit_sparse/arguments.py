@@ -9,7 +9,7 @@ from typing_extensions import Self
 
 from lit_sparse.aliases import former_names
 
-__all__ = ["KeepsArguments", "constructor_parameters"]
+__all__ = ["KeepsArguments", "constructor_parameters", "shown_arguments"]
 
 
 class KeepsArguments:
@@ -49,6 +49,18 @@ def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
             return parameters
         parameters.pop(options)
     return parameters
+
+
+def shown_arguments(part: object) -> str:
+    """Return the constructor's arguments that an object keeps as attributes, with their values, on one line.
+
+    Example:
+        >>> from lit_sparse.structures import BitVector
+        >>> shown_arguments(BitVector(3))
+        'd=3'
+    """
+    names = [name for name in constructor_parameters(type(part)) if hasattr(part, name)]
+    return " ".join(", ".join(f"{name}={getattr(part, name)!r}" for name in names).split())  # a tensor's lines are joined
 
 
 def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:

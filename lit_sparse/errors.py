@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Iterable, Iterator
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "did_you_mean",
     "error_chain",
     "full_name",
-    "shown_arguments",
 ]
 
 
@@ -59,18 +57,6 @@ def full_name(thing: object) -> str:
     """
     kind = type(thing)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def shown_arguments(part: object) -> str:
-    """Return the constructor's arguments that an object keeps as attributes, with their values, on one line.
-
-    Example:
-        >>> from fractions import Fraction
-        >>> shown_arguments(Fraction(3, 4))
-        'numerator=3, denominator=4'
-    """
-    names = [name for name in inspect.signature(type(part)).parameters if hasattr(part, name)]
-    return " ".join(", ".join(f"{name}={getattr(part, name)!r}" for name in names).split())  # a tensor's lines are joined
 
 
 def did_you_mean(name: str, allowed: Iterable[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -200,14 +200,8 @@ class AcceleratedIHT(IHT):
 
     Args:
         debias: whether to take a step on the selected examples in each iteration.
-        max_iter: largest number of iterations; 500 is usual for large data.
-        tol: relative change of the weights, by norm, at which the iterations end.
-        step_scale: factor on the optimal step size of the gradient; 0.5 in the published code.
-        batch: fraction of examples, drawn anew in each iteration, whose gradient is computed in addition to the selected
-            ones; 1.0 for all.
-        polish: whether to improve the weights after the iterations.
-        refit: whether to recompute the weights at the end, as the optimal nonnegative ones for the selected examples.
-        progress: whether to show a progress bar.
+        options: options of :class:`IHT`. ``max_iter=500`` is usual for large data, and ``step_scale`` is 0.5 in the published
+            code.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -222,21 +216,8 @@ class AcceleratedIHT(IHT):
         tensor(True)
     """
 
-    def __init__(
-        self,
-        *,
-        debias: bool = False,
-        max_iter: int = 300,
-        tol: float = 1e-5,
-        step_scale: float = 1.0,
-        batch: float = 1.0,
-        polish: bool = True,
-        refit: bool = False,
-        progress: bool = False,
-    ) -> None:
-        super().__init__(
-            max_iter=max_iter, tol=tol, step_scale=step_scale, batch=batch, polish=polish, refit=refit, progress=progress
-        )
+    def __init__(self, *, debias: bool = False, **options: Any) -> None:
+        super().__init__(**options)
         self.debias = debias
 
     @classmethod

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
+from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import check_count
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.vectors import Vectors, as_vectors
 from lit_sparse.distributed import is_first
-from lit_sparse.errors import ConfigurationError, DataError, shown_arguments
+from lit_sparse.errors import ConfigurationError, DataError
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -47,10 +47,7 @@ class ReferentialGameDataModule(ResumableDataModule):
         distractors: kind of distractors: ``"any"`` other images, images of distinct ``"other_classes"``, or images of the
             ``"same_class"``.
         normalize: whether to scale vectors to length 1.
-        batch_size: games per training batch and process.
-        eval_batch_size: games per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of splits, orders, distractors and positions.
+        options: batch sizes, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
         ConfigurationError: unless exactly one of images and path is given, or for another argument outside its range.
@@ -71,12 +68,9 @@ class ReferentialGameDataModule(ResumableDataModule):
         candidates: int = 16,
         distractors: Literal["any", "other_classes", "same_class"] = "any",
         normalize: bool = True,
-        batch_size: int = 64,
-        eval_batch_size: int = 256,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
+        super().__init__(**options)
         if (images is None) == (path is None):
             raise ConfigurationError(
                 "Expected either `images` or `path` but got both or neither. Give a data module, as in --data.init_args.images"

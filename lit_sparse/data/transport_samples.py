@@ -39,7 +39,8 @@ class TransportDataModule(ResumableDataModule):
         test_size: number of points of each measure in the test.
         batch_size: pairs per training batch and process.
         eval_batch_size: pairs per batch of validation, test and prediction.
-        num_workers: number of worker processes that draw batches.
+        options: workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
+
         seed: seed of all draws, and of orders.
 
     Raises:
@@ -64,10 +65,9 @@ class TransportDataModule(ResumableDataModule):
         test_size: int = 1000,
         batch_size: int = 100,
         eval_batch_size: int = 1000,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
+        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, **options)
         for name, measure in (("source", source), ("target", target)):
             if not isinstance(measure, Measure):
                 raise ConfigurationError(

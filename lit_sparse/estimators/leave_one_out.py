@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from typing_extensions import Self, override
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
-from lit_sparse.estimators.sampler import Evaluation, Sampler, with_gradient_of
-from lit_sparse.mappings import SparseMapping
+from lit_sparse.estimators.sampler import Sampler, with_gradient_of
 
 __all__ = ["LeaveOneOut"]
 
@@ -23,8 +22,7 @@ class LeaveOneOut(Sampler):
     Args:
         k: number of samples, and of decoder calls, >= 2.
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
-        mapping: mapping from scores to probabilities of categories; None if a model gives its own.
-        evaluation: ``"most_probable"`` or ``"sample"``.
+        options: options of :class:`~lit_sparse.estimators.Sampler`.
 
     Raises:
         ConfigurationError: if ``k`` is not an integer >= 2, or another argument is not allowed.
@@ -46,11 +44,9 @@ class LeaveOneOut(Sampler):
         self,
         k: int,
         latent: Latent = "categorical",
-        *,
-        mapping: SparseMapping | None = None,
-        evaluation: Evaluation = "most_probable",
+        **options: Any,
     ) -> None:
-        super().__init__(latent, mapping, evaluation)
+        super().__init__(latent, **options)
         self.k = check_count("k", k, 2, MOST_FEATURES)  # the baseline needs at least one other sample
 
     @classmethod

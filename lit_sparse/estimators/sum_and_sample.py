@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from typing_extensions import Self, override
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.estimators.base import Expectation, Latent, LossFunction
 from lit_sparse.estimators.latents import LatentDistribution
-from lit_sparse.estimators.sampler import Evaluation, Sampler, with_gradient_of
-from lit_sparse.mappings import SparseMapping
+from lit_sparse.estimators.sampler import Sampler, with_gradient_of
 
 __all__ = ["SumAndSample"]
 
@@ -28,8 +27,7 @@ class SumAndSample(Sampler):
     Args:
         k: number of summed values, >= 1; a larger k than the number of values sums all of them.
         latent: ``"categorical"`` or ``"bits"``; see :class:`~lit_sparse.estimators.Sampler`.
-        mapping: mapping from scores to probabilities of categories; None if a model gives its own.
-        evaluation: ``"most_probable"`` or ``"sample"``.
+        options: options of :class:`~lit_sparse.estimators.Sampler`.
 
     Raises:
         ConfigurationError: if ``k`` is not an integer >= 1, or another argument is not allowed.
@@ -51,11 +49,9 @@ class SumAndSample(Sampler):
         self,
         k: int,
         latent: Latent = "categorical",
-        *,
-        mapping: SparseMapping | None = None,
-        evaluation: Evaluation = "most_probable",
+        **options: Any,
     ) -> None:
-        super().__init__(latent, mapping, evaluation)
+        super().__init__(latent, **options)
         self.k = check_count("k", k, most=MOST_FEATURES)
 
     @classmethod

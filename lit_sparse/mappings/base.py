@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import check_integer, check_positive
-from lit_sparse.errors import ConfigurationError, shown_arguments
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
 from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.torch_internals import must_decompose

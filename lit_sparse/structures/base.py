@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.errors import ConfigurationError, shown_arguments
+from lit_sparse.arguments import shown_arguments
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 
 __all__ = ["Structure", "coarse_scores"]

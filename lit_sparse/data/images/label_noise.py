@@ -18,11 +18,12 @@ from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
+from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import check_integer, check_number
 from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
 from lit_sparse.data.readers.text_files import ending_of, in_folder, read_lines
-from lit_sparse.errors import ConfigurationError, DataError, shown_arguments
+from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["FeatureDependentNoise", "LabelNoise", "LabelsFromFile", "SymmetricNoise"]
 

@@ -48,10 +48,8 @@ class TextDataModule(ResumableDataModule):
         max_length: maximal number of tokens per sequence in training.
         max_test_length: number of tokens after which a sequence is truncated in validation, test and prediction.
         train_size: number of training examples, the first of the file; None for all.
-        batch_size: examples per training batch and process.
         eval_batch_size: examples per batch of validation, test and prediction.
-        num_workers: number of worker processes that fetch batches.
-        seed: seed of the order.
+        options: other batch size, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
         ConfigurationError: for a length or size below 1.
@@ -76,12 +74,10 @@ class TextDataModule(ResumableDataModule):
         max_length: int = 50,
         max_test_length: int = 100,
         train_size: int | None = None,
-        batch_size: int = 64,
         eval_batch_size: int = 64,
-        num_workers: int = 0,
-        seed: int = 0,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size=batch_size, eval_batch_size=eval_batch_size, num_workers=num_workers, seed=seed)
+        super().__init__(eval_batch_size=eval_batch_size, **options)
         self.path = path
         self.config = config
         self.names: dict[Split, str] = {"train": train, "val": val, "test": test}
