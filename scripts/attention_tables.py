@@ -321,7 +321,7 @@ def texts_of(run: Run) -> tuple[dict[str, Bleu], list[list[str]]]:
 def compare(results: Results, name: str) -> Compared:
     """Compare each mapping with the best by a paired bootstrap over the test inputs, in the runs of median BLEU.
 
-    Predictions that do not score what the test did are told, and not compared.
+    Predictions whose score differs from that of the test are reported and not compared.
     """
     chosen: dict[str, tuple[float, Run]] = {}
     for mapping, runs in results.items():

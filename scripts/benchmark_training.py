@@ -129,10 +129,10 @@ def by_hand(method: str, images: Images, steps: int) -> float:
         if step == WARM_UP:
             began = time.perf_counter()
         place = step * 64
-        told = labelled[torch.arange(place, place + 64) % LABELLED]
-        index = torch.cat([told, others[place : place + 64]])
+        known = labelled[torch.arange(place, place + 64) % LABELLED]
+        index = torch.cat([known, others[place : place + 64]])
         x = torch.bernoulli(images.pixels[index])
-        y = images.labels[told]
+        y = images.labels[known]
         scores = classifier(x)
         if method == "sparse":
             probs = F.sparsemax(scores[:64].detach(), gamma=GAMMA)

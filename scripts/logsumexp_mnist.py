@@ -79,7 +79,7 @@ def accuracy(model: Any, batch: dict[str, Tensor]) -> float:
 
 
 def robust_loss(model: Any, batch: dict[str, Tensor]) -> float:
-    """Return ``lam beta log mean exp`` of the losses of moved images less their cost, lam = beta = 1 (equation 20)."""
+    """Return ``kappa beta log mean exp`` of the losses of perturbed images minus their cost, kappa = beta = 1 (equation 20)."""
     adversary = UnbalancedOTDRO(1.0, 1.0, 0.1)
 
     def losses_at(pixels: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Search a grid over any values of a config: each cell is one ``lit-sparse fit``, and the best is told at the end.
+"""Search a grid over any values of a config: each cell is one ``lit-sparse fit``, and the best is printed at the end.
 
 Usage:
     python scripts/sweep.py CONFIG --grid KEY VALUE [VALUE ...] [--grid KEY VALUE ...] --metric val/nelbo [--mode min]

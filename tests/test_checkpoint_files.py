@@ -106,10 +106,10 @@ def refused(command: str, change: Callable[[Content], Any], last: Path, capsys: 
     torch.save(change(torch.load(last, weights_only=True)), "changed.ckpt")
     longer = ["--trainer.max_epochs=2", "--trainer.limit_train_batches=1", "--trainer.log_every_n_steps=1"]
     assert main([command, *DIGITS, *(longer if command == "fit" else ()), "--ckpt_path", "changed.ckpt"]) == 2
-    told = capsys.readouterr().err
-    assert "lit-sparse: error: " in told
-    assert any(word in told for word in ("changed.ckpt", "Expected `in_features`", "Expected a position"))
-    return " ".join(told.split())
+    message = capsys.readouterr().err
+    assert "lit-sparse: error: " in message
+    assert any(word in message for word in ("changed.ckpt", "Expected `in_features`", "Expected a position"))
+    return " ".join(message.split())
 
 
 @pytest.mark.parametrize("kind", MALFORMED)
@@ -144,9 +144,9 @@ def test_a_checkpoint_of_another_model_is_refused(last: Path, capsys: pytest.Cap
     game = ["-c", str(CONFIGS / "signaling_game" / "digits.yaml"), *QUIET]
     for arguments in (["test", *game], ["fit", *game], ["test", "--model=SignalingGame", "--data=DigitsDataModule", *QUIET]):
         assert main([*arguments, "--ckpt_path", str(last)]) == 2
-        told = capsys.readouterr().err
-        assert "Expected a checkpoint of a SignalingGame" in told
-        assert "lit_sparse.models.SemiSupervisedVAE" in told
+        message = capsys.readouterr().err
+        assert "Expected a checkpoint of a SignalingGame" in message
+        assert "lit_sparse.models.SemiSupervisedVAE" in message
 
 
 def test_a_flipped_bit_is_seen(last: Path) -> None:

@@ -125,10 +125,10 @@ def test_no_form_of_the_payload_runs(form: str, trained: Path, tmp_path: Path, c
     mark = tmp_path / "mark"
     evil = changed(trained, tmp_path / "evil.ckpt", **hidden(mark)[form])
     assert main(["test", *DIGITS, "--ckpt_path", evil]) == 2
-    told = capsys.readouterr().err
+    message = capsys.readouterr().err
     text = {"file": "part.yaml", "text": "RegularizedArgmax", "text in a dict": "reduce_graph_module"}.get(form)
     expected = (text, "config or a file") if text else ("torch.fx.graph_module.reduce_graph_module", "--trust")
-    assert all(word in told for word in expected)
+    assert all(word in message for word in expected)
     with pytest.raises(CheckpointError, match=expected[0]):
         SemiSupervisedVAE.load_from_checkpoint(evil, weights_only=True)
     assert not mark.exists()

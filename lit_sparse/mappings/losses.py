@@ -101,7 +101,7 @@ class FenchelYoungLoss(nn.Module):
                 f"Expected scores with {len(self.weight)} classes, as `weight` has, along dimension {min(1, scores.dim() - 1)}"
                 f" but got shape {tuple(scores.shape)}."
             )
-        known = None  # whether a label is a class, where nobody could be told before
+        known = None  # label validity, for labels that could not be checked eagerly
         if target.is_floating_point():
             if target.shape != scores.shape:
                 raise ConfigurationError(

@@ -172,7 +172,7 @@ class Risk(nn.Module, ABC):
             raise BrokenLossError(row, float(losses[row].detach()), int(wrong.sum()), len(losses), self._hint())
 
     def _hint(self) -> str:
-        return "" if self.adversary is None else " Or the adversary diverges: raise lam, or lower inner_lr."
+        return "" if self.adversary is None else " Or the adversary diverges: raise transport_cost, or lower inner_lr."
 
     def _over_processes(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         """Return the objective of the losses of all processes; averaging its gradient over processes gives the exact one."""

@@ -264,7 +264,7 @@ def _state(estimator: Estimator) -> None:
 
 
 def _differ(one: object, other: object) -> bool:
-    """Tell whether two plain attributes are different, if that can be told."""
+    """Return whether the pickles of two attributes differ; False if one cannot be pickled."""
     try:
         return pickle.dumps(one) != pickle.dumps(other)
     except Exception:

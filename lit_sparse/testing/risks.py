@@ -128,7 +128,7 @@ def _unbiased(risk: Risk) -> None:
 
 @RISK_CHECKS.add
 def _dual(risk: Risk) -> None:
-    """A dual variable begins at the minimizer for the first batch, or where it was told to, and is kept by the state."""
+    """A dual variable begins at the minimizer for the first batch, or at its initial value, and is part of the state."""
     if not isinstance(risk, DualRisk):
         assert risk.dual_parameters() == [], "what is minimized over is a parameter of a DualRisk"
         return
@@ -191,7 +191,7 @@ def _types(risk: Risk) -> None:
 
 @RISK_CHECKS.add
 def _refuses(risk: Risk) -> None:
-    """Bad input is told apart and named, and leaves the state as it was."""
+    """Invalid input is refused with its own message and does not change the state."""
     losses = _losses()
     refuses(lambda: risk(losses[:0]), "empty")
     refuses(lambda: risk(losses.reshape(3, 4)), "(B,)")

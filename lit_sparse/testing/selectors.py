@@ -137,7 +137,7 @@ def _awkward(selector: CoresetSelector) -> None:
 
 @SELECTOR_CHECKS.add
 def _refuses(selector: CoresetSelector) -> None:
-    """Bad input is told apart and named."""
+    """Invalid input is refused with its own message."""
     vectors = _vectors()
     for k in (0, -1, 2.5, True):
         refuses(lambda k=k: selector(vectors, k), "`k`")  # type: ignore[misc]

@@ -17,8 +17,8 @@ from lit_sparse.errors import ConfigurationError
 from tests.conftest import CONFIGS, metrics_of
 
 
-class Told(pl.LightningModule):
-    """Logs what it is told, an epoch a value."""
+class Logs(pl.LightningModule):
+    """Logs the given values, one per epoch."""
 
     def __init__(self, values: list[float]) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def epochs(values: list[float], parts: tuple[int, ...], folder: Path, **options:
     for part in parts:
         run = pl.Trainer(accelerator="cpu", max_epochs=part, callbacks=[RelativeChangeStopping(**options)], **quiet)
         weights: dict[str, Any] = {"weights_only": True} if checkpoint else {}
-        run.fit(Told(values), DataLoader(torch.ones(2, 2)), ckpt_path=checkpoint, **weights)
+        run.fit(Logs(values), DataLoader(torch.ones(2, 2)), ckpt_path=checkpoint, **weights)
         checkpoint = folder / "a.ckpt"
         run.save_checkpoint(checkpoint)
     assert run is not None

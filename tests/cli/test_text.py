@@ -1,4 +1,4 @@
-"""Models of text from the command line: what is written, what is drawn, and what bad input is told."""
+"""Models of text from the command line: what is written, what is drawn, and the messages for bad input."""
 
 from __future__ import annotations
 

@@ -78,10 +78,10 @@ def test_batches_of_few_labels() -> None:
     data = DigitsDataModule(labelled=0.2, batch_size=16)
     data.setup()
     batches = list(data.train_dataloader())
-    told = sum(int((batch["label"] != UNLABELLED).sum()) for batch in batches)
-    untold = sum(int((batch["label"] == UNLABELLED).sum()) for batch in batches)
+    labelled = sum(int((batch["label"] != UNLABELLED).sum()) for batch in batches)
+    unlabelled = sum(int((batch["label"] == UNLABELLED).sum()) for batch in batches)
     size = data.size("train")
-    assert told == untold == size - round(0.2 * size)
+    assert labelled == unlabelled == size - round(0.2 * size)
     assert all(set(batch["pixels"].unique().tolist()) <= {0.0, 1.0} for batch in batches)
     only = DigitsDataModule(labelled=0.2, labelled_only=True)
     only.setup()
@@ -89,7 +89,7 @@ def test_batches_of_few_labels() -> None:
 
 
 def test_batches_without_labels() -> None:
-    """Each image once an epoch, ``batch_size`` at a time, shared by processes; no label is told."""
+    """Each image once an epoch, ``batch_size`` at a time, shared by processes; no image is labelled."""
     data = DigitsDataModule(labelled=0, batch_size=50)
     data.setup()
     size = data.size("train")

@@ -15,7 +15,7 @@ from lit_sparse.errors import ConfigurationError, DataError
 
 
 def vectors(size: int = 60) -> np.ndarray:
-    """Vectors of which each can be told by its first entry."""
+    """Vectors that differ in their first entry."""
     rng = np.random.default_rng(0)
     found = rng.random((size, 5)).astype(np.float32)
     found[:, 0] = np.arange(size)

@@ -127,8 +127,8 @@ def test_wrong_labels_and_true_ones() -> None:
 def test_images_without_labels_do_not_count() -> None:
     model = RobustClassifier(network=ConvNet(8, 8, channels=[4]), in_features=64)
     batch = {"pixels": torch.rand(6, 64), "label": torch.tensor([-100, 3, 1, -100, -100, 2]), "index": torch.arange(6)}
-    told = {name: value[[1, 2, 5]] for name, value in batch.items()}
-    torch.testing.assert_close(model.run_step(batch, 0, "train")["loss"], model.run_step(told, 0, "train")["loss"])
+    labelled = {name: value[[1, 2, 5]] for name, value in batch.items()}
+    torch.testing.assert_close(model.run_step(batch, 0, "train")["loss"], model.run_step(labelled, 0, "train")["loss"])
     with pytest.raises(ConfigurationError, match=r"labelled: 1\.0"):
         model.run_step({**batch, "label": torch.full((6,), -100)}, 0, "train")
     with pytest.raises(ConfigurationError, match="return scores"):
@@ -231,7 +231,7 @@ def test_an_adversary_that_runs_away_is_told() -> None:
     with torch.no_grad():
         model.network.weight.fill_(5.0)  # the loss curves by far more than the cost
     batch = {"features": torch.randn(4, 5), "target": torch.zeros(4), "index": torch.arange(4)}
-    with pytest.raises(DataError, match="raise lam"):
+    with pytest.raises(DataError, match="raise transport_cost"):
         model.run_step(batch, 0, "train")
 
 

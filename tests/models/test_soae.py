@@ -129,8 +129,8 @@ def test_labels_that_are_not_told_teach_no_class() -> None:
     batch["label"][1:3] = -100
     output = model.run_step(batch, 0, "train")
     assert len(output["per_example"]["accuracy"]) == len(output["per_example"]["nll"]) == 3
-    told = {name: value[[0, 3, 4]] for name, value in batch.items()}
-    torch.testing.assert_close(output["per_example"]["nll"], model.run_step(told, 0, "train")["per_example"]["nll"])
+    labelled = {name: value[[0, 3, 4]] for name, value in batch.items()}
+    torch.testing.assert_close(output["per_example"]["nll"], model.run_step(labelled, 0, "train")["per_example"]["nll"])
 
 
 def test_tiny_pixels_have_a_correlation_and_a_gradient() -> None:
@@ -287,7 +287,7 @@ def test_too_few_and_no_examples_to_start_from() -> None:
 
 
 class Odd(InitialBases):
-    """Returns what it was told to."""
+    """Returns given bases."""
 
     def __init__(self, found: Tensor) -> None:
         super().__init__()

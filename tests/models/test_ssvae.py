@@ -90,13 +90,13 @@ def test_training_loss_weighs_its_parts() -> None:
     images = batch("train", 40)
     torch.manual_seed(1)
     both = model.run_step(images, 0, "train")
-    told = images["label"] >= 0
-    assert 0 < int(told.sum()) < 40
-    only = {name: values[told] for name, values in images.items()}
+    is_labelled = images["label"] >= 0
+    assert 0 < int(is_labelled.sum()) < 40
+    only = {name: values[is_labelled] for name, values in images.items()}
     torch.manual_seed(1)
     labelled = model.run_step(only, 0, "train")
     assert labelled["decoder_calls"] is None
-    assert len(both["decoder_calls"]) == int((~told).sum())
+    assert len(both["decoder_calls"]) == int((~is_labelled).sum())
     expected = labelled["loss"] + 3 * both["per_example"]["nelbo"].mean()
     torch.testing.assert_close(both["loss"], expected)
     both["loss"].backward()

@@ -42,7 +42,7 @@ def images(labels: bool) -> dict[str, Tensor]:
     data.setup()
     batch = data.fetch("train", 0, torch.arange(SIZE))
     if not labels:
-        batch["label"][::2] = -100  # a part of them is not told
+        batch["label"][::2] = -100  # half of them are unlabelled
     return batch
 
 

@@ -123,16 +123,16 @@ def test_single_examples_are_unbiased_and_batch_log_mean_exp_is_not() -> None:
 
 def test_unbalanced_transport_is_its_formula() -> None:
     losses = torch.randn(50, dtype=torch.float64)
-    lam, beta, rho, a = 0.5, 3.0, 0.2, 0.7
-    risk = UnbalancedOTDRO(lam, beta, rho, initial_dual=a).double()
-    t = lam * beta
+    kappa, beta, rho, a = 0.5, 3.0, 0.2, 0.7
+    risk = UnbalancedOTDRO(kappa, beta, rho, initial_dual=a).double()
+    t = kappa * beta
     expected = a + t / rho * torch.log1p(rho * ((losses - a) / t).exp()).mean()
     torch.testing.assert_close(risk(losses).detach(), expected, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(ExponentialOTDRO(lam, beta)(losses), (losses / t).exp().mean())
+    torch.testing.assert_close(ExponentialOTDRO(kappa, beta)(losses), (losses / t).exp().mean())
 
 
 def test_the_adversary_finds_the_best_input() -> None:
-    """Of a linear loss g x less lam |u - x|^2 it is x + g / (2 lam)."""
+    """For the linear loss g x minus kappa |u - x|^2 it is x + g / (2 kappa)."""
     x, g = torch.randn(4, 3, dtype=torch.float64), tensor([1.0, -2.0, 0.5])
     risk = UnbalancedOTDRO(2.0, 1.0, 0.1, inner_steps=200)
     moved, cost = risk.perturb(lambda u: u @ g, x)

@@ -1,4 +1,4 @@
-"""Tables of attention: the published figures, what is trained and tested, and how results are told beside them."""
+"""Tables of attention: the published figures, what is trained and tested, and how results are reported next to them."""
 
 from __future__ import annotations
 
@@ -245,10 +245,10 @@ def test_translations_are_compared_with_the_best_mapping(
     assert difference == pytest.approx(sorted(sparsemax)[1] - sorted(softmax)[1], abs=0.005)
     assert low < difference < high <= 0, "no input was translated better"
     assert float(second["p"]) < 0.05
-    told = notes(tmp_path / "translation_small.md")
-    assert "`bleu: nrefs:1`" in told
-    assert "Figures of several seeds are medians." in told
-    assert not any("Missing" in note or "differs" in note for note in told)
+    lines = notes(tmp_path / "translation_small.md")
+    assert "`bleu: nrefs:1`" in lines
+    assert "Figures of several seeds are medians." in lines
+    assert not any("Missing" in note or "differs" in note for note in lines)
     assert from_csv(tmp_path / "translation_small.csv") == [first, second]
     assert_picture(tmp_path / "translation_small.png")
     assert script.main([*arguments[:-2], "--results", str(tmp_path / "other")]) == 0
@@ -340,10 +340,10 @@ def test_summaries_are_told_for_each_test_set(script: Any, tmp_path: Path) -> No
     assert cells(page, "F1 of ROUGE on headlines")[0]["ROUGE-1, 75 bytes"] == "40.00 (-)"
     looked = cells(page, "Attention")
     assert [row["test set"] for row in looked] == ["duc2004"] * 2 + ["test"] * 2 + ["headlines"] * 2
-    told = notes(page)
-    assert "`rouge: nrefs:1` on duc2004" in told
-    assert "`rouge: nrefs:2` on test" in told
-    (missing,) = [note for note in told if note.startswith("Missing")]
+    lines = notes(page)
+    assert "`rouge: nrefs:1` on duc2004" in lines
+    assert "`rouge: nrefs:2` on test" in lines
+    (missing,) = [note for note in lines if note.startswith("Missing")]
     assert missing.count("is not tested on duc2003") == 2
     rows = from_csv(tmp_path / "summarization_small.csv")
     assert len(rows) == 6
@@ -535,7 +535,7 @@ def test_a_small_table_of_translation_is_made(script: Any, tmp_path: Path, capsy
     rows = cells(tmp_path / "translation_small.md")
     assert [row["attention"] for row in rows] == ["softmax", "fusedmax"]
     assert [row["epochs (best)"][0] for row in rows] == ["4", "4"]
-    assert min(float(row["BLEU"]) for row in rows) > 0, "it has learnt some words, so that predictions can be told apart"
+    assert min(float(row["BLEU"]) for row in rows) > 0, "it has learnt some words, so that predictions can be distinguished"
     assert sorted(row["to the best [95 %]"] == "best" for row in rows) == [False, True], "and predictions are those of the test"
     assert rows[0]["zeros, %"] == "0.0"
     assert rows[1]["groups, mean"] != rows[0]["groups, mean"]
@@ -572,9 +572,9 @@ def test_small_tables_of_the_other_experiments_are_made(
     assert script.main(["summarization", *common, "--tests", "duc2004", "test", *data, width]) == 0, capsys.readouterr().err
     (row,) = cells(tmp_path / "summarization_small.md", "F1 of ROUGE on duc2004 (Table 6, DUC 2004)")
     assert row["ROUGE-1, whole"].endswith(" (27.77)")
-    told = notes(tmp_path / "summarization_small.md")
-    assert any("nrefs:2" in note and note.endswith("on duc2004") for note in told)
-    assert any("nrefs:1" in note and note.endswith("on test") for note in told)
+    lines = notes(tmp_path / "summarization_small.md")
+    assert any("nrefs:2" in note and note.endswith("on duc2004") for note in lines)
+    assert any("nrefs:1" in note and note.endswith("on test") for note in lines)
     words = [f"--data.init_args.vectors={tmp_path / 'vectors.txt'}", "--data.init_args.vector_size=6"]
     words += ["--model.init_args.vector_size=6"]
     assert script.main(["entailment", *common, *data, *words]) == 0, capsys.readouterr().err

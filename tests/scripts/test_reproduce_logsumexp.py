@@ -47,7 +47,7 @@ def test_a_lightning_run_is_a_column(
     assert main(["fit", "-c", str(CONFIGS / "robust" / "california.yaml"), *options, *rate, *brief]) == 0
     found = torch.tensor(metrics_of(tmp_path / "runs/one/0")["val/log_mean_exp"][-3:], dtype=torch.float64)
     torch.testing.assert_close(found, curve[1:, 2], rtol=2e-4, atol=0)
-    assert float((curve[3, 2] - curve[3, 1]).abs()) > 1e-3, "other seeds are told apart"
+    assert float((curve[3, 2] - curve[3, 1]).abs()) > 1e-3, "other seeds give other curves"
 
 
 def test_the_start_and_the_optimum(houses: Path) -> None:

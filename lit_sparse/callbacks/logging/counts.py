@@ -31,7 +31,7 @@ class CountLogger(StageCallback):
               init_args: {max_count: 256}
 
     Args:
-        max_count: largest count told apart in the percentiles.
+        max_count: largest count that the percentiles distinguish.
     """
 
     def __init__(self, max_count: int = 1024) -> None:

@@ -69,7 +69,7 @@ class ActivityHistogram(Picture):
           callbacks: [ActivityHistogram]
 
     Args:
-        max_count: largest count told apart.
+        max_count: largest count that the histogram distinguishes.
         folder: where pictures go; the logger's folder by default.
     """
 

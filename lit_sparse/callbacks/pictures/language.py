@@ -20,7 +20,7 @@ __all__ = ["LanguageLogger"]
 NEEDED = ("messages", "targets", "index")
 #: Symbols in use of which each is named on its axis.
 NAMED = 64
-#: Classes that are told from one another where the data module does not name them.
+#: Largest number of classes that are distinguished if the data module does not name them.
 UNNAMED = 256
 
 

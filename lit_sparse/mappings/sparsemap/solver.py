@@ -150,7 +150,7 @@ class StructureProblem:
             the best one for the scores.
         max_iter: most structures that are looked for in a row.
         tol: error of the marginals to reach, in Euclidean distance.
-        warn: is told when ``max_iter`` was too small.
+        warn: function that receives a message if ``max_iter`` was too small.
     """
 
     structure: Structure

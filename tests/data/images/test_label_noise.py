@@ -36,7 +36,7 @@ SPLITS = ("train", "val", "test")
 
 @pytest.fixture(autouse=True)
 def caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where caches go that are not told otherwise."""
+    """Default folder of caches."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
     return tmp_path / "caches" / "lit_sparse"
 
@@ -339,13 +339,13 @@ def test_each_digit_is_in_one_split_with_its_label(digits: tuple[torch.Tensor, t
     assert sorted(found.tolist()) == sorted(torch.cat([digits[0], digits[1].unsqueeze(1)], 1).tolist())
 
 
-def test_labels_that_are_not_told_are_not_told_without_noise_either() -> None:
+def test_unlabelled_images_have_no_label_without_noise_either() -> None:
     data, whole = made(SymmetricNoise(0.5), labelled=100), made(SymmetricNoise(0.5))
-    batch, told = all_of(data, "train"), all_of(whole, "train")
+    batch, every = all_of(data, "train"), all_of(whole, "train")
     known = batch["label"] >= 0
     assert int(known.sum()) == 100
     for name in ("label", "true_label"):
-        assert torch.equal(batch[name][known], told[name][known])
+        assert torch.equal(batch[name][known], every[name][known])
         assert batch[name][~known].unique().tolist() == [-100]
         assert torch.equal(all_of(data, "val")[name], all_of(whole, "val")[name])
     assert 20 < int((batch["label"] != batch["true_label"]).sum()) < 80

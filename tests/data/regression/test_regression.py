@@ -131,7 +131,7 @@ def test_columns_without_variance_are_zero_once_whitened(tmp_path: Path) -> None
 
 
 def test_whitening_of_numbers_far_from_zero_keeps_their_digits(tmp_path: Path) -> None:
-    """Times in seconds, say: what single precision cannot tell apart is told apart first."""
+    """For example times in seconds: values that are equal in single precision are whitened in double precision first."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal(200)
     path = write_npz(tmp_path, (1.7e9 + 10 * x)[:, None], x)

@@ -177,10 +177,10 @@ def test_options_that_a_model_overrules_are_told(folder: Path, caplog: pytest.Lo
 def test_whatever_is_cut_is_told(folder: Path) -> None:
     data = module(folder, max_test_length=2)
     data.setup()
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning) as caught:
         data.sequences("val")
     for role in ("source", "target"):
-        assert any(f"are truncated to max_test_length=2 tokens: {role}" in str(one.message) for one in told)
+        assert any(f"are truncated to max_test_length=2 tokens: {role}" in str(one.message) for one in caught)
 
 
 def test_more_processes_than_examples_are_refused_on_each(folder: Path) -> None:

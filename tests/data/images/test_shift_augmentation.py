@@ -80,17 +80,17 @@ def test_nothing_is_moved_in_evaluation() -> None:
 
 
 @pytest.mark.parametrize("options", [{"labelled": 0.2}, {"labelled": 0}, {"labelled": 100, "labelled_only": True}])
-def test_labels_are_told_of_the_same_images_wherever_they_stand(options: dict[str, Any]) -> None:
+def test_the_same_images_are_labelled_at_every_position(options: dict[str, Any]) -> None:
     data = digits(**options, epoch_size=300)
-    told = {0.2: 251, 0: 0, 100: 100}[options["labelled"]]
+    num_labelled = {0.2: 251, 0: 0, 100: 100}[options["labelled"]]
     images, known = set(), set()
     for epoch in range(3):
         for indices in data.train_batches(epoch, 0, 1):
             batch = data.fetch("train", epoch, indices)
             images |= set((indices % 1257).tolist())
             known |= set((indices[batch["label"] >= 0] % 1257).tolist())
-    assert len(known) <= told
-    assert len(known) >= 0.8 * told
+    assert len(known) <= num_labelled
+    assert len(known) >= 0.8 * num_labelled
     assert images == known if options.get("labelled_only") else len(images) > 500
 
 
