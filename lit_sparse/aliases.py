@@ -10,6 +10,7 @@ import functools
 import inspect
 import sys
 import warnings
+from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, ParamSpec, TypeVar
@@ -18,7 +19,9 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = [
     "ALIASES",
+    "adopt_former_names",
     "former_arguments",
+    "former_fields",
     "former_method",
     "former_names",
     "moved_names",
@@ -29,6 +32,7 @@ __all__ = [
 
 P = ParamSpec("P")
 Options = TypeVar("Options")
+Instance = TypeVar("Instance")
 
 #: Former path -> current path of the same object.
 ALIASES: dict[str, str] = {
@@ -163,6 +167,8 @@ def moved_names(module: str) -> Callable[[str], Any]:
 def former_method(old: str, new: str) -> Callable[..., Any]:
     """Return a method of a former name. It warns, and calls the method of the new name.
 
+    A subclass that overrides the former name may call it by ``super()`` too, see :func:`adopt_former_names`.
+
     Args:
         old: former name.
         new: name of the method now.
@@ -171,6 +177,52 @@ def former_method(old: str, new: str) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **options: Any) -> Any:
         name = type(self).__name__
         warnings.warn(f"{name}.{old} is now {name}.{new}.", DeprecationWarning, stacklevel=2)
-        return getattr(self, new)(*args, **options)
+        overrides: list[type] = []
+        for kind in type(self).__mro__:
+            if vars(kind).get(old) is call:
+                break
+            if old in vars(kind):
+                overrides.append(kind)
+        # An override of the former name hides this method, so only its super() can have called it.
+        owner = super(overrides[-1], self) if overrides else self
+        return getattr(owner, new)(*args, **options)
 
     return call
+
+
+def adopt_former_names(cls: type, **names: str) -> None:
+    """Give what a class defines by a former name the name now, and warn; a base class calls it in ``__init_subclass__``.
+
+    Args:
+        cls: new subclass.
+        names: former name -> name now.
+    """
+    own = dict(vars(cls))
+    for old, new in names.items():
+        if old in own and new not in own:
+            level = 3 + isinstance(cls, ABCMeta)  # ABCMeta makes its classes in a frame of its own
+            warnings.warn(f"{cls.__name__}.{old} is now {cls.__name__}.{new}.", DeprecationWarning, stacklevel=level)
+            setattr(cls, new, own[old])
+
+
+def former_fields(**names: str) -> Callable[[type[Instance]], type[Instance]]:
+    """Decorate a dataclass that has new names for some fields; reading or setting one by a former name warns.
+
+    Args:
+        names: former name -> name now.
+    """
+
+    def decorate(cls: type[Instance]) -> type[Instance]:
+        construct: Any = cls.__init__
+        type.__setattr__(cls, "__init__", former_arguments(**names)(construct))
+        for old, new in names.items():
+            setattr(cls, old, property(functools.partial(_former_field, old, new)))
+        return cls
+
+    return decorate
+
+
+def _former_field(old: str, new: str, part: object) -> Any:
+    name = type(part).__name__
+    warnings.warn(f"{name}.{old} is now {name}.{new}.", DeprecationWarning, stacklevel=2)
+    return getattr(part, new)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,14 @@ from lit_sparse.data import (
     SyntheticRegressionDataModule,
     TransportDataModule,
 )
+from lit_sparse.data.loader import EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.estimators import Expectation, LatentBatch, Marginalize
+from lit_sparse.mappings.row_function import FORMER_PARTS, RowFunction
 from lit_sparse.models import EntropicTransport, RobustRegressor
 from lit_sparse.risks import ExponentialOTDRO, UnbalancedOTDRO
+from lit_sparse.structures import Sequence, Structure
+from lit_sparse.structures.base import FORMER_METHODS
 from lit_sparse.transport import GaussianMixture, MLPPotentials
 from lit_sparse.trust import find_imported
 
@@ -208,3 +214,105 @@ def test_a_config_or_a_checkpoint_with_both_names_is_refused(tmp_path: Path, mon
     torch.save({"state_dict": model.state_dict(), "hyper_parameters": described, **version}, "both.ckpt")
     with pytest.raises(ConfigurationError, match="Expected `initialization` of RobustRegressor once"):
         lit_sparse.load("both.ckpt")
+
+
+# Former names of methods and fields
+
+
+@pytest.mark.parametrize(("old", "new"), FORMER_METHODS.items())
+def test_former_methods_of_structures_can_be_called(old: str, new: str) -> None:
+    structure, scores = Sequence(tags=2), torch.zeros(1, 4)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "expand_scores": (scores,),
+        "select_entries": (structure.maximize(structure.expand_scores(scores)),),
+        "batch_potentials": (torch.zeros(2, 2), 4),
+        "joint_over_queries": (2, 2),
+    }
+    with pytest.warns(DeprecationWarning, match=f"Sequence.{old} is now Sequence.{new}") as caught:
+        found = getattr(structure, old)(*arguments[new])
+    assert caught[0].filename == __file__
+    expected = getattr(structure, new)(*arguments[new])
+    assert found is expected is None or torch.equal(found, expected)
+
+
+def test_former_methods_of_structures_can_be_overridden() -> None:
+    with pytest.warns(DeprecationWarning, match=r"Plus\.widen is now Plus\.expand_scores") as caught:
+
+        class Plus(Sequence):
+            def widen(self, scores: torch.Tensor) -> torch.Tensor:
+                return super().widen(scores) + 1
+
+    assert caught[0].filename == __file__
+    with pytest.warns(DeprecationWarning, match=r"Twice\.widen is now"):
+
+        class Twice(Plus):
+            def widen(self, scores: torch.Tensor) -> torch.Tensor:
+                return super().widen(scores) * 2
+
+    class Triple(Plus):
+        def expand_scores(self, scores: torch.Tensor) -> torch.Tensor:
+            return super().expand_scores(scores) * 3
+
+    scores = torch.zeros(1, 4)
+    for cls, factor in ((Plus, 1), (Twice, 2), (Triple, 3)):
+        with pytest.warns(DeprecationWarning, match="widen is now"):
+            assert cls(tags=2).expand_scores(scores).eq(factor).all()
+    with pytest.warns(DeprecationWarning, match="widen is now"):
+        assert Twice(tags=2).widen(scores).eq(2).all()
+    with warnings.catch_warnings(action="error"):
+
+        class Both(Structure):
+            def maximize(self, scores: torch.Tensor, potentials: torch.Tensor | None = None) -> torch.Tensor:
+                return scores
+
+            def widen(self, scores: torch.Tensor) -> torch.Tensor:
+                return scores
+
+            def expand_scores(self, scores: torch.Tensor) -> torch.Tensor:
+                return scores + 5
+
+    assert Both().expand_scores(scores).eq(5).all()
+
+
+def test_a_former_method_of_estimators_can_be_called_and_overridden() -> None:
+    with pytest.warns(DeprecationWarning, match=r"expect_context is now \w+\.set_context_features"):
+        assert Marginalize().expect_context(3).mapping is None
+    with pytest.warns(DeprecationWarning, match=r"Own\.expect_context is now Own\.set_context_features"):
+
+        class Own(Marginalize):
+            def expect_context(self, features: int) -> Any:
+                self.features = features
+                return super().expect_context(features)
+
+    own = Own()
+    with pytest.warns(DeprecationWarning, match="expect_context is now"):
+        assert own.set_context_features(3) is own
+    assert own.features == 3
+
+
+def test_former_fields_of_latent_values_and_estimates() -> None:
+    values, rows = torch.zeros(2, 3), torch.tensor([0, 1])
+    with pytest.warns(DeprecationWarning, match="`rows` of LatentBatch is now `example_index`"):
+        batch = LatentBatch(values=values, rows=rows)  # type: ignore[call-arg]
+    with pytest.warns(DeprecationWarning, match=r"LatentBatch\.rows is now LatentBatch\.example_index") as caught:
+        assert batch.rows is batch.example_index is rows  # type: ignore[attr-defined]
+    assert caught[0].filename == __file__
+    found = Expectation(values[:, 0], values, rows, None, rows, analytic_entropy=values[:, 1])
+    with pytest.warns(DeprecationWarning, match=r"Expectation\.known_entropy is now Expectation\.analytic_entropy"):
+        assert found.known_entropy is found.analytic_entropy  # type: ignore[attr-defined]
+
+
+def test_the_former_argument_of_a_loader() -> None:
+    with pytest.warns(DeprecationWarning, match="`plan` of EpochLoader is now `batch_indices`"):
+        loader = EpochLoader(plan=lambda epoch: [torch.arange(2)], fetch=lambda epoch, indices: {"x": indices})  # type: ignore[call-arg]
+    assert len(list(loader)) == len(loader) == 1
+
+
+def test_former_names_of_the_parts_of_a_row_function() -> None:
+    parts = {old: staticmethod(lambda *args, old=old: old) for old in ("jacobian", "transposed", "product", "sensitivity")}
+    with pytest.warns(DeprecationWarning, match=r"Own\.\w+ is now Own\.\w+") as caught:
+        own = type("Own", (RowFunction,), {"kernel": None, "sensitive": True, "keeps_scores": True, **parts})
+    assert {f"Own.{old} is now Own.{new}." for old, new in FORMER_PARTS.items()} == {str(one.message) for one in caught}
+    assert caught[0].filename == __file__
+    assert own.has_parameter_gradient is own.saves_input is True
+    assert [own.jvp(), own.vjp(), own.vjp_kernel(), own.parameter_jvp()] == list(parts)

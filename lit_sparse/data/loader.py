@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.errors import CheckpointError
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
@@ -34,6 +35,7 @@ class EpochLoader:
         limit: function that returns the maximal number of batches per epoch.
     """
 
+    @former_arguments(plan="batch_indices")
     def __init__(
         self,
         batch_indices: BatchIndices,
