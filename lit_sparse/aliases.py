@@ -213,8 +213,15 @@ def former_fields(**names: str) -> Callable[[type[Instance]], type[Instance]]:
     """
 
     def decorate(cls: type[Instance]) -> type[Instance]:
-        construct: Any = cls.__init__
-        type.__setattr__(cls, "__init__", former_arguments(**names)(construct))
+        assign: Any = cls.__init__
+
+        @functools.wraps(assign)
+        def construct(self: Instance, *args: Any, **options: Any) -> None:
+            if any([old in options for old in names]):  # noqa: C419 - torch.compile follows a list
+                options = _with_new_keys(options, names, cls.__name__)
+            assign(self, *args, **options)
+
+        type.__setattr__(cls, "__init__", construct)
         for old, new in names.items():
             setattr(cls, old, property(functools.partial(_former_field, old, new)))
         return cls

@@ -23,6 +23,7 @@ from lit_sparse.data import (
 from lit_sparse.data.loader import EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.estimators import Expectation, LatentBatch, Marginalize
+from lit_sparse.kernels import row_kernel
 from lit_sparse.mappings.row_function import FORMER_PARTS, RowFunction
 from lit_sparse.models import EntropicTransport, RobustRegressor
 from lit_sparse.risks import ExponentialOTDRO, UnbalancedOTDRO
@@ -316,3 +317,10 @@ def test_former_names_of_the_parts_of_a_row_function() -> None:
     assert caught[0].filename == __file__
     assert own.has_parameter_gradient is own.saves_input is True
     assert [own.jvp(), own.vjp(), own.vjp_kernel(), own.parameter_jvp()] == list(parts)
+
+
+def test_former_arguments_of_a_row_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_kernel, "HAS_CUSTOM_OPS", False)
+    with pytest.warns(DeprecationWarning, match="`twin` of RowKernel is now `reference`"):
+        kernel = row_kernel.RowKernel("former", "(Tensor x) -> Tensor", cpu=lambda out, x: None, twin=torch.clone)  # type: ignore[call-arg]
+    assert kernel.reference is torch.clone
