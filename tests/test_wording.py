@@ -17,7 +17,6 @@ OUTSTANDING: tuple[str, ...] = (
     "lit_sparse/mappings/",
     "lit_sparse/nn/",
     "lit_sparse/testing/",
-    "lit_sparse/callbacks/",
     "lit_sparse/text/",
     "README.md",
     "docs/",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import pytorch_lightning as pl
@@ -10,6 +11,29 @@ from typing_extensions import override
 __all__ = ["Stage", "StageCallback", "artifacts_of"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
+
+
+def _hooks(stage: Stage) -> tuple[Callable[..., None], Callable[..., None], Callable[..., None]]:
+    """Return Lightning's hooks of an evaluation stage: at the start of an epoch, after a batch, and at the end of an epoch."""
+
+    def start(self: StageCallback, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_stage_start(trainer, pl_module, stage)
+
+    def batch_end(
+        self: StageCallback,
+        trainer: pl.Trainer,
+        pl_module: pl.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        self.on_stage_batch_end(trainer, pl_module, outputs, stage, dataloader_idx)
+
+    def end(self: StageCallback, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.on_stage_end(trainer, pl_module, stage)
+
+    return start, batch_end, end
 
 
 class StageCallback(pl.Callback):
@@ -26,7 +50,7 @@ class StageCallback(pl.Callback):
         Args:
             trainer: trainer of the run.
             pl_module: model.
-            outputs: what the step returned.
+            outputs: output of the step.
             stage: ``"train"``, ``"val"`` or ``"test"``.
             dataloader_idx: index of the data loader.
         """
@@ -43,52 +67,15 @@ class StageCallback(pl.Callback):
             self.on_stage_start(trainer, pl_module, "train")
 
     @override
-    def on_validation_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_stage_start(trainer, pl_module, "val")
-
-    @override
-    def on_test_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_stage_start(trainer, pl_module, "test")
-
-    @override
     def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
         self.on_stage_batch_end(trainer, pl_module, outputs, "train")
-
-    @override
-    def on_validation_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self.on_stage_batch_end(trainer, pl_module, outputs, "val", dataloader_idx)
-
-    @override
-    def on_test_batch_end(
-        self,
-        trainer: pl.Trainer,
-        pl_module: pl.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self.on_stage_batch_end(trainer, pl_module, outputs, "test", dataloader_idx)
 
     @override
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self.on_stage_end(trainer, pl_module, "train")
 
-    @override
-    def on_validation_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_stage_end(trainer, pl_module, "val")
-
-    @override
-    def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.on_stage_end(trainer, pl_module, "test")
+    on_validation_epoch_start, on_validation_batch_end, on_validation_epoch_end = _hooks("val")
+    on_test_epoch_start, on_test_batch_end, on_test_epoch_end = _hooks("test")
 
     @override
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -101,5 +88,5 @@ class StageCallback(pl.Callback):
 
 def artifacts_of(outputs: Any) -> dict[str, Any]:
     """Return the artifacts of a step's output, empty for a step of another kind of model."""
-    found: dict[str, Any] = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
-    return found
+    artifacts: dict[str, Any] = outputs.get("artifacts", {}) if isinstance(outputs, dict) else {}
+    return artifacts

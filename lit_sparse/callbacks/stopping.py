@@ -28,9 +28,9 @@ class RelativeChangeStopping(EarlyStopping):
               init_args: {threshold: 1.0e-3, patience: 3}
 
     Args:
-        monitor: name of the value, logged once an epoch of training.
-        threshold: largest relative change that counts as none, > 0.
-        patience: epochs in a row without a change, >= 1.
+        monitor: name of a value that is logged once per training epoch.
+        threshold: largest relative change that counts as no change, > 0.
+        patience: number of successive epochs without a change after which training stops, >= 1.
 
     Raises:
         ConfigurationError: for an argument outside its range.

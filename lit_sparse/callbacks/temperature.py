@@ -22,7 +22,7 @@ LUKEWARM = 0.95
 class TemperatureAnnealing(pl.Callback):
     """Set the temperature of every Gumbel-softmax estimator to ``max(minimum, exp(-rate * step))`` every so many steps.
 
-    It is logged as ``train/temperature``. The step is the optimizer's, so a resumed run goes on where it was.
+    It is logged as ``train/temperature``. The step is the optimizer's, so a resumed run continues the schedule.
 
     Args:
         rate: by which the temperature decays in a step, >= 0.
@@ -69,13 +69,13 @@ class TemperatureAnnealing(pl.Callback):
         pl_module.log("train/temperature", temperature, batch_size=1)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say so where the run was too short for these arguments to matter."""
+        """Warn if the run was too short for the temperature to fall."""
         if self.rate > 0 and self.temperature(trainer.global_step) > LUKEWARM > self.minimum:
             half = math.ceil(-math.log(max(self.minimum, 0.5)) / self.rate)
             rank_zero_warn(
                 f"TemperatureAnnealing(rate={self.rate}, every={self.every}) left the temperature at"
-                f" {self.temperature(trainer.global_step):.3g} after {trainer.global_step} steps; at this rate it takes {half}"
-                f" to come to {max(self.minimum, 0.5):g}. Raise `rate`, or lower `every`, for a run of this length."
+                f" {self.temperature(trainer.global_step):.3g} after {trainer.global_step} steps. It reaches"
+                f" {max(self.minimum, 0.5):g} after {half} steps. Increase `rate`, or decrease `every`."
             )
 
     @staticmethod

@@ -31,7 +31,7 @@ class CountLogger(StageCallback):
               init_args: {max_count: 256}
 
     Args:
-        max_count: largest count that the percentiles distinguish.
+        max_count: largest count; in the percentiles larger ones are counted as this.
     """
 
     def __init__(self, max_count: int = 1024) -> None:

@@ -1,4 +1,4 @@
-"""Draws where a model looks, for some examples of a run."""
+"""Draws the attention weights of some examples."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["AttentionPlot", "check_folder"]
 Format: TypeAlias = Literal["png", "svg"]
 
 NEEDED = ("attention", "source_tokens", "output_tokens", "index")
-#: Which examples a number of them stands for is a function of this and of their indices.
+#: Seed of the choice of the drawn examples.
 SEED = 0
 
 
 class AttentionPlot(Picture):
     """Draw the attention of some examples of the last validation epoch, and of a test: one picture each.
 
-    They are ``pictures/attention/<index>.png`` and ``.svg``, and ``attention/<index>`` in TensorBoard. Reads ``attention``
-    (B, T, S), zero beyond an example's tokens, ``source_tokens`` and ``output_tokens``, lists of B lists of strings,
-    ``index`` (B,) and, if it is there, ``title``, a list of B strings, of a step's artifacts; a classifier attends once,
-    T = 1, and heads (B, heads, T, S) are drawn side by side. Other models are left alone; of several data loaders the first
-    is looked at. The pictures do not depend on batches or on the number of processes.
+    The files are ``pictures/attention/<index>.png`` and ``.svg``, and ``attention/<index>`` in TensorBoard. The artifacts of a
+    step must hold ``attention`` (B, T, S), zero for padding, ``source_tokens`` and ``output_tokens``, lists of B lists of
+    strings, and ``index`` (B,). They may hold ``title``, a list of B strings. T is 1 for a classifier. Heads (B, heads, T, S)
+    are drawn side by side. Other models, and all data loaders but the first, are ignored. The pictures do not depend on the
+    batch size or the number of processes.
 
     To use it in a config::
 
@@ -45,13 +45,13 @@ class AttentionPlot(Picture):
               init_args: {examples: [0, 7, 12]}
 
     Args:
-        examples: how many examples are drawn, chosen at random but always the same ones; or a list of their indices.
-        groups: which weights are shown to be equal, as in :func:`draw_attention`; None for what the mapping of the model makes.
-        formats: file formats, of ``"png"`` and ``"svg"``.
-        folder: where pictures go; the logger's folder by default.
+        examples: number of examples, chosen by a fixed seed, or a list of their indices.
+        groups: display of equal weights, as in :func:`draw_attention`; None for the one that suits the model's mapping.
+        formats: file formats, ``"png"`` and ``"svg"``.
+        folder: folder of the pictures; None for the logger's folder.
 
     Raises:
-        ConfigurationError: if an argument has a value that is not allowed.
+        ConfigurationError: for an invalid argument.
     """
 
     name = "attention"
@@ -73,7 +73,7 @@ class AttentionPlot(Picture):
         self._seen = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Ask for the logger's folder, and forget what another run left."""
+        """Read the logger's folder, and clear the state of an earlier run."""
         super().setup(trainer, pl_module, stage)
         self._begin()
 

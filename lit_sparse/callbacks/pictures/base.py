@@ -17,7 +17,7 @@ class Picture(StageCallback):
     """Base of callbacks that draw: saves a figure in the run folder and shows it in TensorBoard.
 
     Args:
-        folder: where pictures go; the logger's folder by default.
+        folder: folder of the pictures; None for the logger's folder.
     """
 
     #: File name without its ending, and tag in TensorBoard.
@@ -29,7 +29,7 @@ class Picture(StageCallback):
         self._log_dir: str | None = None
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
+        """Read the logger's folder, which is broadcast and therefore read on all processes."""
         self._log_dir = trainer.log_dir
 
     def save(self, trainer: pl.Trainer, figure: Any) -> None:

@@ -1,4 +1,4 @@
-"""Pictures of a layer of bases: what they look like, and how many of them are active."""
+"""Pictures of a layer of bases, and of the number of active units."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class BasesPlot(Picture):
               init_args: {count: 100}
 
     Args:
-        count: how many bases are drawn, the first ones.
+        count: number of bases, the first ones.
         shape: height and width of an image; None for a square.
-        folder: where pictures go; the logger's folder by default.
+        folder: folder of the pictures; None for the logger's folder.
     """
 
     name = "bases"
@@ -58,10 +58,9 @@ class BasesPlot(Picture):
 
 
 class ActivityHistogram(Picture):
-    """Draw how many units of a layer of bases are active for each example of the last validation or test.
+    """Draw a histogram of the number of active units per example, for the last validation or test.
 
-    Reads ``support_size`` of every step's output; the counts are those of all processes. Models without ``bases`` are left
-    alone.
+    It counts ``support_size`` of each step's output, over all processes. Models without ``bases`` are ignored.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -69,8 +68,8 @@ class ActivityHistogram(Picture):
           callbacks: [ActivityHistogram]
 
     Args:
-        max_count: largest count that the histogram distinguishes.
-        folder: where pictures go; the logger's folder by default.
+        max_count: largest count; larger ones are counted as this.
+        folder: folder of the pictures; None for the logger's folder.
     """
 
     name = "activity"

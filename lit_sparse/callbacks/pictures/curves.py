@@ -16,7 +16,7 @@ class CountPlot(Picture):
 
     #: The name of the counts in a step's output, and how they are called.
     count = "decoder_calls"
-    label = "decoder calls an example"
+    label = "decoder calls per example"
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__(folder)
@@ -65,9 +65,9 @@ class CountPlot(Picture):
 
 
 class DecoderCallsPlot(CountPlot):
-    """Draw decoder calls a decision over training: median with the band from the 10th to the 90th percentile.
+    """Plot decoder calls per example over training: median with the band from the 10th to the 90th percentile.
 
-    Reads what ``CountLogger`` logs, so it must stand after it. To use it in a config (the command line adds it by itself)::
+    It reads the values that ``CountLogger`` logs, so it must come after it in the list. To use it in a config (the command line adds it by itself)::
 
         trainer:
           callbacks: [CountLogger, DecoderCallsPlot]
@@ -77,7 +77,7 @@ class DecoderCallsPlot(CountPlot):
 
 
 class SupportSizePlot(CountPlot):
-    """Draw the sizes of supports over training, as :class:`DecoderCallsPlot` draws decoder calls.
+    """Plot support sizes over training, as :class:`DecoderCallsPlot` plots decoder calls.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -94,13 +94,13 @@ class SupportSizePlot(CountPlot):
 
 
 class ValidationPlot(Picture):
-    """Base of pictures of a mean of validation, against epochs and against what they cost: cumulative median decoder calls.
+    """Base of plots of a validation mean against epochs and against their cost, the cumulative median of decoder calls.
 
-    The cost of an epoch is the median over its decisions; an epoch without validation adds its cost and no point. Reads
-    what ``CountLogger`` logs, so it must stand after it.
+    The cost of an epoch is the median over its examples. An epoch without validation adds its cost and no point. The callback
+    reads the values that ``CountLogger`` logs, so it must come after it in the list.
     """
 
-    #: The name under which the mean is logged, ``val/{metric}``, how it is called, and the ends of its axis.
+    #: Name of the logged mean ``val/{metric}``, its label, and the limits of its axis.
     metric = "loss"
     label = "loss of validation"
     limits: tuple[float | None, float | None] = (None, None)
@@ -133,7 +133,7 @@ class ValidationPlot(Picture):
         figure, axes = new_figure(1, 2, width=8.0, height=3.2)
         marker = "." if len(self.history) < 20 else None
         for axis, key, label in zip(
-            axes, ("epoch", "decoder_calls"), ("epoch", "cumulative median decoder calls an example"), strict=True
+            axes, ("epoch", "decoder_calls"), ("epoch", "cumulative median decoder calls per example"), strict=True
         ):
             axis.plot([row[key] for row in self.history], [row[self.metric] for row in self.history], marker=marker)
             axis.set_xlabel(label)
@@ -144,7 +144,7 @@ class ValidationPlot(Picture):
         self.save(trainer, figure)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the epochs drawn so far, and what they cost."""
+        """Return the points so far, and the cost."""
         return {"history": self.history, "calls": self.calls, "validated": self._validated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -154,7 +154,7 @@ class ValidationPlot(Picture):
 
 
 class NegativeELBOPlot(ValidationPlot):
-    """Draw the negative ELBO of validation against epochs, and against what they cost: cumulative median decoder calls.
+    """Plot the negative ELBO of validation against epochs, and against the cumulative median of decoder calls.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -171,7 +171,7 @@ class NegativeELBOPlot(ValidationPlot):
 
 
 class SuccessPlot(ValidationPlot):
-    """Draw the success of a game in validation against epochs, and against what they cost, as :class:`NegativeELBOPlot`.
+    """Plot the validation success of a game against epochs and cost, as :class:`NegativeELBOPlot` does.
 
     To use it in a config (the command line adds it by itself)::
 

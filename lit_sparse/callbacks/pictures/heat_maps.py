@@ -1,4 +1,4 @@
-"""Heat maps of attention: which source tokens each output token looks at, which not at all, and which alike."""
+"""Heat maps of attention weights, which show exact zeros and equal weights."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class Attention:
     """The attention of one example, without padding.
 
     Args:
-        weights: (T, S) or (heads, T, S), on the CPU, memory of their own.
-        source: S tokens that are looked at.
-        output: T tokens that look.
-        title: what stands above the picture.
+        weights: (T, S) or (heads, T, S), on the CPU, not a view.
+        source: S source tokens.
+        output: T output tokens.
+        title: title of the picture.
     """
 
     weights: Tensor
@@ -55,8 +55,8 @@ class Attention:
 
         Args:
             batch: ``attention`` (B, T, S) or (B, heads, T, S), ``source_tokens`` and ``output_tokens``, B lists each, and
-                perhaps ``title``, B strings.
-            place: which of the B.
+                optionally ``title``, B strings.
+            place: position of the example in the batch.
 
         Raises:
             DataError: if there are more tokens than weights.
@@ -82,26 +82,26 @@ def draw_attention(
 ) -> None:
     """Draw attention as a heat map: source tokens along x, output tokens from top to bottom.
 
-    A weight that is exactly zero is grey; the others are the darker, the nearer they are to the largest of their row.
-    Neighbours in a row are separated by a border unless their weights are exactly equal. What is no weight, NaN or
-    negative, is a cross on white. Everything is a vector, so an SVG stays sharp at any size; fonts and markers follow the
-    size that the axis has when this is called. Tokens are shown as they are, dollar signs too; a long one is cut,
-    characters that break lines are escaped, and those that no font in matplotlib's ``font.family`` has are replaced.
+    Exact zeros are grey. Other weights are darker the closer they are to the largest weight of their row. A border separates
+    neighbours in a row unless their weights are exactly equal. NaN and negative numbers are shown as crosses on white.
+    All artists are vector graphics. Fonts and markers follow the size of the axis at the time of the call. Tokens are shown
+    literally, including dollar signs. Long tokens are truncated, line breaks are escaped, and characters that no font in
+    matplotlib's ``font.family`` has are replaced.
 
     The artists have names (``get_gid``): ``zeros`` and ``weights`` hold one polygon for each run of cells without a border,
-    ``borders`` and ``rows`` one line each, ``group_0``, ``group_1`` ... one marker a cell.
+    ``borders`` and ``rows`` one line each, and ``group_0``, ``group_1``, ... one marker per cell.
 
     Args:
         axis: a matplotlib axis.
-        weights: (T, S), a row for each output token.
+        weights: (T, S), one row per output token.
         source: S tokens.
         output: T tokens.
-        groups: ``"neighbours"`` shows runs of equal weights, as fusedmax makes them, by leaving out their borders;
-            ``"tied"`` also marks a row's equal positive weights, neighbours or not, as oscarmax makes them, with one kind of
-            bullet a group; ``"none"`` separates all weights but zeros.
+        groups: display of equal weights. ``"neighbours"``: no borders within runs of equal weights, the groups of fusedmax.
+            ``"tied"``: also one marker per group of equal positive weights in a row, adjacent or not, the groups of oscarmax.
+            ``"none"``: borders around all positive weights.
 
     Raises:
-        ConfigurationError: if the shape of ``weights`` is not that of the tokens, or ``groups`` is unknown.
+        ConfigurationError: if ``weights`` is not (T, S), or ``groups`` is unknown.
 
     Example:
         >>> from matplotlib.figure import Figure
@@ -180,7 +180,7 @@ def draw_attention(
 def _tied(table: npt.NDArray[np.float64]) -> list[npt.NDArray[np.intp]]:
     """Return the cells (N, 2) of the first groups of all rows, of the second ones, and so on.
 
-    A group is what shares an exactly equal positive weight; a row's groups are in the order of their first cells.
+    A group is a set of exactly equal positive weights. The groups of a row are in the order of their first cells.
 
     Example:
         >>> [cells.tolist() for cells in _tied(np.array([[0.2, 0.3, 0.2, 0.3], [0.0, 0.5, 0.0, 0.5]]))]
@@ -204,7 +204,7 @@ def _shown(text: str, longest: int = LONGEST) -> str:
         >>> _shown("a\nb\x00"), _shown("Donaudampfschifffahrtsgesellschaft")
         ('a\\nb\\x00', 'Donaudampfschifffahrtsg…')
     """
-    # Controls, lone surrogates, what is unassigned (no part of an XML file), separators of lines and paragraphs.
+    # Control characters, lone surrogates, unassigned code points (invalid in XML), line and paragraph separators.
     escaped = (
         letter.encode("unicode_escape").decode() if unicodedata.category(letter) in ("Cc", "Cs", "Cn", "Zl", "Zp") else letter
         for letter in text
@@ -218,20 +218,20 @@ def _shown(text: str, longest: int = LONGEST) -> str:
 
 
 def _has_glyph(letter: str) -> bool:
-    """Tell whether one of the fonts that matplotlib is set to can draw a character."""
+    """Return whether one of matplotlib's configured fonts has a glyph for a character."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     paths = []
     for family in FontProperties().get_family():
         try:
             paths.append(findfont(FontProperties(family=family), fallback_to_default=False))
-        except ValueError:  # not installed: matplotlib goes on to the next
+        except ValueError:  # not installed: matplotlib tries the next
             continue
     return any(get_font(path).get_char_index(ord(letter)) for path in paths or [findfont(FontProperties())])
 
 
 def figure_of(example: Attention, groups: Groups) -> Any:
-    """Draw an example: one panel a head, cells of one size, and as much room around them as their tokens need."""
+    """Draw an example: one panel per head, with cells of one size and margins that fit the tokens."""
     heads = example.weights if example.weights.dim() == 3 else example.weights.unsqueeze(0)
     count, (height, width) = len(heads), (max(1, size) for size in heads.shape[1:])
     columns = min(count, max(1, int(PAGE / (width * CELL + GAP))))

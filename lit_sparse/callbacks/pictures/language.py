@@ -1,4 +1,4 @@
-"""Logs and draws what the messages of a signaling game are like."""
+"""Logs and draws statistics of the messages of a signaling game."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from lit_sparse.metrics.language import InputDistance
 __all__ = ["LanguageLogger"]
 
 NEEDED = ("messages", "targets", "index")
-#: Symbols in use of which each is named on its axis.
+#: Largest number of used symbols that are named on the axis.
 NAMED = 64
-#: Largest number of classes that are distinguished if the data module does not name them.
+#: Number of distinguished classes if the data module does not name them.
 UNNAMED = 256
 
 
 @runtime_checkable
 class SendsMessages(Protocol):
-    """What a model needs for its messages to be looked at."""
+    """Interface of models whose messages can be analysed."""
 
     in_features: int
     vocabulary: int
@@ -54,8 +54,8 @@ class LanguageLogger(Picture):
               init_args: {input_distance: hamming}
 
     Args:
-        examples: how many examples of a split are compared with one another.
-        folder: where pictures go; the logger's folder by default.
+        examples: number of examples of a split whose pairs are compared.
+        folder: folder of the pictures; None for the logger's folder.
         input_distance: distance of inputs in the topographic similarity: "cosine", or "hamming" for the number of attributes
             that differ (of features, where there are no attributes). A message is one symbol, so that the Hamming and the
             edit distance of messages are the same.
@@ -118,7 +118,7 @@ class LanguageLogger(Picture):
             return
         classes = (self._drawn.sum(1) > 0).nonzero().squeeze(-1)
         counts = self._drawn[classes].double()
-        # Symbols in use, each beside others that are mostly sent for the same class.
+        # Used symbols, sorted so that those mostly sent for the same class are neighbours.
         used = (counts.sum(0) > 0).nonzero().squeeze(-1)
         shares = counts[:, used] / counts[:, used].sum(0)
         order = (shares.argmax(0) * 2 - shares.amax(0)).argsort()

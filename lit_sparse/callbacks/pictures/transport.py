@@ -1,4 +1,4 @@
-"""Pictures of a plan of transport: the measures, the potentials, and where points are moved to."""
+"""Pictures of a transport plan: the measures, the potentials, and the images of points."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOL = 2000
 
 @runtime_checkable
 class Transports(Protocol):
-    """What a model needs for its plan to be drawn."""
+    """Interface of models whose transport plan can be drawn."""
 
     held_out: tuple[Tensor, Tensor] | None
     potentials: Any
@@ -39,9 +39,12 @@ class Transports(Protocol):
 class TransportPlot(Picture):
     """Draw the plan of a model such as ``EntropicTransport`` at the end of each validation and test.
 
-    In one dimension: the histograms of held-out points, with the densities where the data module's measures know them; the
-    potentials; pairs drawn from the plan, and the barycentric map. In two: the points with arrows along the barycentric map,
-    and what the plan draws for the source points beside the target. Other models, and points of more numbers, are left alone.
+    In one dimension it draws the histograms of held-out points, with the densities of the data module's measures if they have
+    them. It also draws the potentials, pairs sampled from the plan, and the barycentric map.
+
+    In two dimensions it draws the points with arrows along the barycentric map. Next to the target points it draws samples of
+    the plan for the source points.
+    Other models, and points in more dimensions, are ignored.
 
     To use it in a config (the command line adds it by itself)::
 
@@ -51,8 +54,8 @@ class TransportPlot(Picture):
               init_args: {points: 300}
 
     Args:
-        points: how many source points are moved, the first ones.
-        folder: where pictures go; the logger's folder by default.
+        points: number of source points, the first ones.
+        folder: folder of the pictures; None for the logger's folder.
     """
 
     name = "transport"
@@ -113,7 +116,7 @@ def _line(module: Transports, data: Any, source: Tensor, target: Tensor, drawn: 
 
 
 def _plane(source: Tensor, target: Tensor, drawn: Tensor, mapped: Tensor) -> Any:
-    """Draw points of a plane and where they are moved to."""
+    """Draw points of a plane and their images."""
     figure, axes = new_figure(1, 2, width=9.0, height=4.2)
     for axis, title in zip(axes, ("barycentric map", "drawn from the plan"), strict=True):
         axis.scatter(*target.mT.tolist(), s=5, alpha=0.4, color="C1", label="target")

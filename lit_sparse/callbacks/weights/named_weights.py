@@ -8,7 +8,7 @@ from lit_sparse.errors import ConfigurationError, did_you_mean
 
 __all__ = ["find_weights"]
 
-#: What ``torch.compile`` puts into the paths of what it wraps.
+#: Prefix that ``torch.compile`` adds to the paths of a wrapped module.
 COMPILED = "_orig_mod."
 
 

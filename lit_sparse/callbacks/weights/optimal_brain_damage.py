@@ -25,17 +25,17 @@ class _Classifier(Protocol):
 
 
 class OptimalBrainDamage(pl.Callback):
-    """Set the least important connections of a linear layer to zero, for good, every so many epochs.
+    """Set the least important connections of a linear layer to zero permanently, at regular intervals of epochs.
 
-    A connection's importance is ``1/2 h w^2``, the second-order change of the cross-entropy when its weight w becomes zero. The
-    diagonal h of the Hessian leaves out second derivatives of the network, and so is not negative: it is the mean square of the
-    derivative of log p(y|x) by w, over examples x and classes y drawn from p(y|x). It is summed up during the epoch at whose
-    end connections are removed, over one batch in ``sample_every``.
+    A connection's importance is ``1/2 h w^2``, the second-order change of the cross-entropy when its weight w becomes zero.
+    Here h is the diagonal of the Gauss-Newton approximation of the Hessian, which is nonnegative. It is the mean square of the
+    derivative of log p(y|x) by w, over examples x and classes y drawn from p(y|x). It is accumulated over one of
+    ``sample_every`` batches in each epoch that ends with a removal.
 
-    After ``every`` epochs of training a share ``1 - keep`` of the connections is removed, then again, until ``target`` of
-    them are left. What is removed stays zero. All processes remove the same, and masks are part of checkpoints.
+    Every ``every`` epochs a fraction ``1 - keep`` of the connections is removed, until a fraction ``target`` is left. Removed
+    connections stay zero. All processes remove the same connections, and checkpoints hold the masks.
 
-    The model needs a method ``class_scores(batch) -> (B, C)``, whose softmax are the probabilities of the classes.
+    The model needs a method ``class_scores(batch) -> (B, C)``, whose softmax gives the class probabilities.
 
     To use it in a config::
 
@@ -46,14 +46,14 @@ class OptimalBrainDamage(pl.Callback):
 
     Args:
         module: path of a ``torch.nn.Linear`` in the model, used once in a forward pass.
-        every: epochs of training before and between removals, >= 1.
-        keep: share of the connections that one removal leaves, in (0, 1); half of them in the publication.
-        target: share of all connections that is left at last, in (0, 1).
-        sample_every: in the epoch before a removal, every so many batches one is looked at.
+        every: number of epochs before and between removals, >= 1.
+        keep: fraction of the connections that one removal leaves, in (0, 1); 0.5 in the publication.
+        target: fraction of all connections that is left at the end, in (0, 1).
+        sample_every: interval, in batches, at which the importance is measured.
 
     Raises:
-        ConfigurationError: for an argument outside its range; at the start of training for a path that is no linear layer, or a
-            model without class scores.
+        ConfigurationError: for an argument outside its range. At the start of training, for a path that is not a linear layer,
+            or a model without class scores.
 
     Source: LeCun, Denker & Solla (1990), Optimal Brain Damage; as in MLP-OBD of Thom & Palm (2013).
     """
@@ -79,11 +79,11 @@ class OptimalBrainDamage(pl.Callback):
 
     @property
     def state_key(self) -> str:
-        """What tells several of these callbacks apart in a checkpoint."""
+        """Key of this callback in a checkpoint; it differs between layers."""
         return self._generate_state_key(module=self.module)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check that the model has what is pruned."""
+        """Check that the model has the layer and class scores."""
         weight = self._layer(pl_module).weight
         self._squares = None if self._squares is None else self._squares.to(weight.device)
         if not _classifies(pl_module):
@@ -99,7 +99,7 @@ class OptimalBrainDamage(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Keep what is removed at zero; remove more at the end of an epoch, before it is validated."""
+        """Keep removed connections at zero; remove more at the end of an epoch, before its validation."""
         weight = self._layer(pl_module).weight
         if trainer.is_last_batch and self._removes(trainer):
             self._remove(trainer, weight)
@@ -108,16 +108,16 @@ class OptimalBrainDamage(pl.Callback):
                 weight.masked_fill_(~self._mask.to(weight.device), 0.0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was removed, and the importance measured by all processes in this epoch; call it on all of them."""
+        """Return the mask, and the importance sums of all processes in this epoch; call it on all processes."""
         return {"mask": self._mask, "squares": _summed(self._squares)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a saved state; the first process takes what all had measured, and the others begin with zeros."""
+        """Restore a state; the first process takes the sums of all processes, and the others start from zero."""
         self._mask, squares = state_dict["mask"], state_dict["squares"]
         self._squares = squares if squares is None or is_first() else torch.zeros_like(squares)
 
     def _removes(self, trainer: pl.Trainer) -> bool:
-        """Tell whether connections are removed at the end of this epoch; what is removed at last is trained once more."""
+        """Return whether connections are removed at the end of this epoch, which is never the last one."""
         epoch = trainer.current_epoch + 1
         return epoch % self.every == 0 and epoch != trainer.max_epochs and not self._is_done()
 
@@ -125,7 +125,7 @@ class OptimalBrainDamage(pl.Callback):
         return self._mask is not None and int(self._mask.sum()) <= self._least(self._mask)
 
     def _least(self, weight: Tensor) -> int:
-        """Return how many connections are left at last."""
+        """Return the number of connections that are left at the end."""
         return max(1, round(self.target * weight.numel()))
 
     @torch.enable_grad()

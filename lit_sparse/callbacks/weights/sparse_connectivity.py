@@ -19,13 +19,12 @@ __all__ = ["SparseConnectivity"]
 
 
 class SparseConnectivity(pl.Callback):
-    """Project weights of any model onto a Hoyer sparseness: before training, and after every epoch or so many steps.
+    """Project weights of any model to a Hoyer sparseness, before training and then every few epochs or steps.
 
-    The projection is that of :func:`lit_sparse.mappings.functional.hoyer_projection`, of each vector by itself. At the end of
-    an epoch it comes before validation, so what is validated and checkpointed there is sparse, as it is at the end of training,
-    be that an early one; what is validated or checkpointed between two projections is as training has left it. The projection
-    depends on the weights alone, and so is the same on all processes; the optimizer keeps its state. A resumed run projects
-    when the killed one would have. Several of these callbacks may act on several weights.
+    Each vector is projected separately by :func:`lit_sparse.mappings.functional.hoyer_projection`. Weights are projected before
+    the validation at the end of an epoch, and when training ends, also when it stops early. Between projections they are
+    dense. The projection depends only on the weights, so all processes compute the same. The optimizer keeps its state. A
+    resumed run projects at the same steps as an uninterrupted one. Several of these callbacks may act on different weights.
 
     To use it in a config::
 
@@ -37,16 +36,16 @@ class SparseConnectivity(pl.Callback):
     Args:
         module: path of a parameter in the model (``body.decoder.weight_hh_l0``), or of a module that has a ``weight``
             (``encoder``); or a list of paths.
-        sparseness: of each vector, in [0, 1]: 0 for equal magnitudes, 1 for one nonzero weight.
-        dim: dimension along which the vectors lie, or a list of them. -1 or 1 is right for what a unit of ``torch.nn.Linear``
-            is fed by, [1, 2, 3] for the filters of ``torch.nn.Conv2d``.
-        norm: Euclidean norm of each vector, > 0; None to keep the norm that it has.
-        every: number of intervals from one projection to the next, >= 1; the end of training is always one.
-        interval: ``"epoch"`` or ``"step"``, of the optimizer.
+        sparseness: Hoyer sparseness of each vector, in [0, 1]: 0 for equal magnitudes, 1 for one nonzero weight.
+        dim: dimension, or list of dimensions, of the vectors: -1 for the inputs of each unit of ``torch.nn.Linear``, [1, 2, 3]
+            for the filters of ``torch.nn.Conv2d``.
+        norm: Euclidean norm of each vector, > 0; None to keep its norm.
+        every: number of intervals between projections, >= 1. Weights are also projected at the end of training.
+        interval: ``"epoch"``, or ``"step"`` of the optimizer.
 
     Raises:
-        ConfigurationError: for an argument outside its range; at the start of training for a path that the model does not
-            have, a weight with one dimension, vectors of one number, and a vector that is zero and so has no nearest point.
+        ConfigurationError: for an argument outside its range. At the start of training, for a path that the model does not
+            have, a weight with one dimension, vectors with one entry, or a zero vector, which has no unique projection.
 
     Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 4.
     """
@@ -75,9 +74,9 @@ class SparseConnectivity(pl.Callback):
         self.norm = None if norm is None else check_positive("norm", norm)
         self.every = check_count("every", every)
         self.interval = check_choice("interval", interval, ("epoch", "step"))
-        #: The optimizer's step after which weights were projected last; None before.
+        #: Optimizer step of the last projection; None before the first.
         self._projected: int | None = None
-        self._told = False
+        self._warned = False
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Forget another run; a resumed one is restored after this."""
@@ -115,34 +114,34 @@ class SparseConnectivity(pl.Callback):
             self._project(trainer, pl_module)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Project what a run that ends early validates at last, and tell if it validates between two projections."""
+        """Project before the last validation of a run that stops early; warn of a validation between projections."""
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if trainer.should_stop:
             self._project(trainer, pl_module)
-        elif self._projected != trainer.global_step and not self._told:
-            self._told = True
+        elif self._projected != trainer.global_step and not self._warned:
+            self._warned = True
             rank_zero_warn(
                 f"{self.module!r} is validated, and the best checkpoint may be written, between two projections, when it is not"
                 " sparse. Validate after each epoch and project then (every: 1), or project more often (interval: step)."
             )
 
     def on_save_checkpoint(self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Project what a run that ends early saves at last; the tensors of the checkpoint are those of the model."""
+        """Project before the last checkpoint of a run that stops early; the checkpoint shares the model's tensors."""
         if trainer.should_stop:
             self._project(trainer, pl_module)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Project what a run that ended early left."""
+        """Project at the end of training."""
         self._project(trainer, pl_module)
 
     @property
     def state_key(self) -> str:
-        """What tells several of these callbacks apart in a checkpoint."""
+        """Key of this callback in a checkpoint; it differs between weights."""
         return self._generate_state_key(module=self.module, dim=self.dim)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return when weights were projected last."""
+        """Return the step of the last projection."""
         return {"projected": self._projected}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

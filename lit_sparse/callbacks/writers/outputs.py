@@ -1,4 +1,4 @@
-"""Files of predictions: one for all processes, in the order of the inputs, whole or not there at all."""
+"""Writing of predictions: one file for all processes, in the order of the inputs, written completely or not at all."""
 
 from __future__ import annotations
 
@@ -8,16 +8,42 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
+import pytorch_lightning as pl
+from typing_extensions import override
+
+from lit_sparse.callbacks.pictures.attention import check_folder
 from lit_sparse.distributed import gather_objects, gather_to_first
 from lit_sparse.errors import DataError
 
-__all__ = ["check_indices", "gather_in_order", "write_files"]
+__all__ = ["Writer", "check_indices", "gather_in_order", "write_files"]
 
 #: Indices that a message names.
 NAMED = 5
 Row = TypeVar("Row")
+
+
+class Writer(pl.Callback):
+    """Base of callbacks that write the predictions of all processes when ``predict`` ends.
+
+    Args:
+        folder: folder of the files; None for the logger's folder.
+    """
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__()
+        self.folder = check_folder(folder)
+        self._rows: list[Any] = []
+        self._log_dir: str | None = None
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Read the logger's folder, which is broadcast and therefore read on all processes."""
+        self._log_dir = trainer.log_dir
+
+    @override
+    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._rows = []
 
 
 def gather_in_order(rows: Sequence[Row], indices: Sequence[int], *, complete: bool = True) -> list[Row]:
@@ -26,14 +52,14 @@ def gather_in_order(rows: Sequence[Row], indices: Sequence[int], *, complete: bo
     Args:
         rows: rows of this process.
         indices: number of the input of each row.
-        complete: whether all numbers up to the largest must be there.
+        complete: whether each number up to the largest must have a row.
 
     Raises:
-        DataError: on every process, if an input was predicted twice, or not at all where all must be there.
+        DataError: on every process, if an input has two rows, or with ``complete`` none.
     """
     check_indices(chain.from_iterable(gather_objects(list(indices))), complete=complete)
-    found = chain.from_iterable(gather_to_first(list(zip(indices, rows, strict=True))))
-    return [row for _, row in sorted(found, key=lambda pair: pair[0])]
+    numbered = chain.from_iterable(gather_to_first(list(zip(indices, rows, strict=True))))
+    return [row for _, row in sorted(numbered, key=lambda pair: pair[0])]
 
 
 def check_indices(indices: Iterable[int], *, complete: bool = True) -> None:
@@ -41,10 +67,10 @@ def check_indices(indices: Iterable[int], *, complete: bool = True) -> None:
 
     Args:
         indices: numbers of the inputs that were predicted.
-        complete: whether all numbers up to the largest must be there.
+        complete: whether each number up to the largest must occur.
 
     Raises:
-        DataError: if they are not.
+        DataError: for a negative number, a number that occurs twice, or a missing number.
 
     Example:
         >>> check_indices([2, 0, 1])
@@ -68,7 +94,7 @@ def check_indices(indices: Iterable[int], *, complete: bool = True) -> None:
 
 
 def _gaps(indices: Iterable[int]) -> Iterator[int]:
-    """Yield what is missing between 0 and the largest of some indices."""
+    """Yield the integers from 0 to the largest index that are not among the indices."""
     expected = 0
     for index in sorted(indices):
         yield from range(expected, index)
@@ -81,7 +107,7 @@ def _some(indices: list[int], count: int) -> str:
 
 
 def write_files(files: dict[Path, Iterable[str]]) -> None:
-    """Write lines to files that appear when all of them are whole."""
+    """Write lines to files, which get their names only when all of them are complete."""
     with ExitStack() as cleanup:
         parts = {}
         for path, lines in files.items():

@@ -12,35 +12,21 @@ from typing import Any
 import pytorch_lightning as pl
 from typing_extensions import override
 
-from lit_sparse.callbacks.writers.outputs import gather_in_order, write_files
+from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order, write_files
 from lit_sparse.errors import DataError
 
 __all__ = ["PredictionWriter"]
 
 
-class PredictionWriter(pl.Callback):
-    """Write what ``predict_step`` returns to ``predictions.csv``, one line per example, in the order of their index.
+class PredictionWriter(Writer):
+    """Write the output of ``predict_step`` to ``predictions.csv``, one line per example, in the order of the index.
 
-    Reads dicts of tensors whose first dimension is the batch, ``index`` (B,) among them. The first process writes the examples
-    of all processes to one file, which appears whole or not at all.
+    The output is a dict of tensors whose first dimension is the batch, including ``index`` (B,). The first process writes the
+    examples of all processes to one file, completely or not at all.
 
     Args:
-        folder: where the file goes; the logger's folder by default.
+        folder: folder of the file; None for the logger's folder.
     """
-
-    def __init__(self, folder: str | None = None) -> None:
-        super().__init__()
-        self.folder = folder
-        self._rows: list[dict[str, Any]] = []
-        self._log_dir: str | None = None
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
-        self._log_dir = trainer.log_dir
-
-    @override
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._rows = []
 
     @override
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
@@ -66,7 +52,7 @@ class PredictionWriter(pl.Callback):
         numbered = all("index" in row for row in rows)
         if not numbered and trainer.world_size > 1:
             raise DataError(
-                "Expected `index` (B,), the numbers of the examples, among what predict_step returns but got none. Add it, or"
+                "Expected `index` (B,), the numbers of the examples, in the output of predict_step but got none. Add it, or"
                 " predict in one process: --trainer.devices 1."
             )
         rows = gather_in_order(rows, [row["index"] if numbered else place for place, row in enumerate(rows)], complete=False)
@@ -78,7 +64,7 @@ class PredictionWriter(pl.Callback):
 
 
 def _line(values: Iterable[Any]) -> str:
-    """Return a line of csv, less the last character of its end."""
+    """Return a line of csv without a line feed at its end."""
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\r").writerow(values)
     return buffer.getvalue()

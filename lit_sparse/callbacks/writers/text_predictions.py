@@ -1,4 +1,4 @@
-"""Writes predicted text: one line an input, and all that is known of it beside."""
+"""Writes predicted text, one line per input, and a file with all outputs, their scores and attention."""
 
 from __future__ import annotations
 
@@ -12,19 +12,17 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from typing_extensions import override
 
-from lit_sparse.callbacks.pictures.attention import check_folder
 from lit_sparse.callbacks.pictures.heat_maps import Attention
-from lit_sparse.callbacks.writers.outputs import gather_in_order, write_files
+from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order, write_files
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = ["TextPredictionWriter"]
 
-#: What ends a line for one reader or another, NUL, and halves of a character, which are no UTF-8.
+#: Line terminators and NUL. Lone surrogates, which UTF-8 cannot encode.
 BREAKS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029\x00]")
 HALVES = re.compile("[\ud800-\udfff]")
-#: What JSON may hold as it is, though a reader of lines or of UTF-8 would stumble.
+#: Characters that JSON allows unescaped, and that end lines or are not valid UTF-8.
 UNSAFE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 #: Significant digits of weights.
 DIGITS = 6
@@ -33,7 +31,7 @@ ATTENTION = ("attention", "source_tokens", "output_tokens")
 
 @dataclass(frozen=True)
 class _Prediction:
-    """What is predicted for one input."""
+    """Prediction for one input."""
 
     index: int
     line: str
@@ -42,18 +40,18 @@ class _Prediction:
     attention: Attention | None
 
 
-class TextPredictionWriter(pl.Callback):
+class TextPredictionWriter(Writer):
     r"""Write the text that ``predict_step`` returns, in the order of the inputs, over any number of processes.
 
-    - ``predictions.txt``: exactly one line an input, UTF-8; what would end a line within an output becomes a space.
-    - ``predictions.jsonl``: one JSON object an input, with ``index``, ``source`` and ``outputs``, a list of
-      ``{"text", "score"}``, best first; with ``attention=True`` also ``source_tokens``, ``output_tokens`` and ``attention``,
-      T rows of S weights of six significant digits, so that zero stays what is exactly zero.
+    - ``predictions.txt``: exactly one line per input, in UTF-8. Line terminators within an output become spaces.
+    - ``predictions.jsonl``: one JSON object per input, with ``index``, ``source`` and ``outputs``, a list of
+      ``{"text", "score"}``, best first. With ``attention=True`` it also has ``source_tokens``, ``output_tokens`` and
+      ``attention``, T rows of S weights. Weights have six significant digits, and only exact zeros are 0.
 
-    Reads dicts with ``lines``, a list of B strings, the best output of each input, and ``index`` (B,), the inputs' numbers
-    from 0; if they are there, ``candidates``, B lists of ``{"text", "score"}``, ``source``, a list of B strings, and
-    ``attention`` (B, T, S) or (B, heads, T, S) with ``source_tokens`` and ``output_tokens``, lists of B lists of strings.
-    Other models are left alone. A file appears whole or not at all.
+    The output of ``predict_step`` is a dict with ``lines``, a list of B strings, the best output of each input, and ``index``
+    (B,), the numbers of the inputs from 0. Optional entries are ``candidates``, B lists of ``{"text", "score"}``, and
+    ``source``, a list of B strings. ``attention`` (B, T, S) or (B, heads, T, S) comes with ``source_tokens`` and
+    ``output_tokens``, lists of B lists of strings. Other outputs are ignored. A file is written completely or not at all.
 
     To use it in a config::
 
@@ -63,36 +61,25 @@ class TextPredictionWriter(pl.Callback):
               init_args: {attention: true}
 
     Args:
-        folder: where the files go; the logger's folder by default.
-        attention: whether weights of attention are written.
+        folder: folder of the files; None for the logger's folder.
+        attention: whether to write attention weights.
 
     Raises:
         ConfigurationError: if an argument has a value that is not allowed.
     """
 
     def __init__(self, folder: str | None = None, attention: bool = False) -> None:
-        super().__init__()
+        super().__init__(folder)
         if not isinstance(attention, bool):
             raise ConfigurationError(f"Expected argument `attention` to be True or False but got {attention!r}.")
-        self.folder = check_folder(folder)
         self.attention = attention
-        self._rows: list[_Prediction] = []
-        self._log_dir: str | None = None
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Ask for the logger's folder here, where all processes are: the answer is broadcast."""
-        self._log_dir = trainer.log_dir
-
-    @override
-    def on_predict_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self._rows = []
 
     def on_predict_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, *_: Any) -> None:
-        """Keep what was predicted.
+        """Store the predictions of a batch.
 
         Raises:
-            DataError: if there is not one entry an input of everything.
-            ConfigurationError: if attention is asked for and there is none.
+            DataError: if an entry does not have one value per input.
+            ConfigurationError: if the model returns no attention, with ``attention=True``.
         """
         if isinstance(outputs, dict) and "lines" in outputs:
             self._rows += _predictions(outputs, self.attention)
@@ -104,30 +91,32 @@ class TextPredictionWriter(pl.Callback):
             DataError: if an input was predicted twice or not at all, on every process.
         """
         rows, self._rows = self._rows, []
-        found = gather_in_order(rows, [row.index for row in rows])
-        if not found:
+        ordered = gather_in_order(rows, [row.index for row in rows])
+        if not ordered:
             return
         folder = Path(self.folder or self._log_dir or trainer.default_root_dir)
         folder.mkdir(parents=True, exist_ok=True)
         write_files(
             {
-                folder / "predictions.txt": (_one_line(row.line) for row in found),
-                folder / "predictions.jsonl": (_json(row) for row in found),
+                folder / "predictions.txt": (_one_line(row.line) for row in ordered),
+                folder / "predictions.jsonl": (_json(row) for row in ordered),
             }
         )
 
 
 def _predictions(outputs: dict[str, Any], attention: bool) -> Iterator[_Prediction]:
-    """Take one batch apart."""
+    """Yield the predictions of a batch."""
     lines = list(outputs["lines"])
     needed = ("index", *(ATTENTION if attention else ()))
     absent = [name for name in needed if outputs.get(name) is None]
     if "index" in absent:
-        raise DataError("Expected `index` (B,), the numbers of the inputs, beside the `lines` that predict_step returns.")
+        raise DataError(
+            "Expected `index` (B,), the numbers of the inputs, with `lines` in the output of predict_step but got none."
+        )
     if absent:
         raise ConfigurationError(
-            f"TextPredictionWriter(attention=True) needs {', '.join(f'`{name}`' for name in absent)} of what predict_step"
-            " returns, and this model has none: use attention=False."
+            f"Expected {', '.join(f'`{name}`' for name in absent)} in the output of predict_step but got none. Use"
+            " TextPredictionWriter(attention=False)."
         )
     for name in (*needed, "candidates", "source"):
         if outputs.get(name) is not None and len(outputs[name]) != len(lines):
@@ -150,27 +139,29 @@ def _one_line(text: str) -> str:
 
 def _json(row: _Prediction) -> str:
     """Return a prediction as a JSON object on one line."""
-    found: dict[str, Any] = {"index": row.index}
+    fields: dict[str, Any] = {"index": row.index}
     if row.source is not None:
-        found["source"] = row.source
+        fields["source"] = row.source
     if row.candidates is None:
-        found["outputs"] = [{"text": row.line}]
+        fields["outputs"] = [{"text": row.line}]
     else:
-        found["outputs"] = [{"text": made["text"], "score": _number(float(made["score"]))} for made in row.candidates]
+        fields["outputs"] = [
+            {"text": candidate["text"], "score": _number(float(candidate["score"]))} for candidate in row.candidates
+        ]
     if row.attention is not None:
-        found["source_tokens"], found["output_tokens"] = row.attention.source, row.attention.output
-        found["attention"] = _rounded(row.attention.weights.double().tolist())
-    text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        fields["source_tokens"], fields["output_tokens"] = row.attention.source, row.attention.output
+        fields["attention"] = _rounded(row.attention.weights.double().tolist())
+    text = json.dumps(fields, ensure_ascii=False, allow_nan=False)
     return UNSAFE.sub(lambda match: f"\\u{ord(match.group()):04x}", text)
 
 
 def _number(value: float) -> float | None:
-    """Return a number, or None for one that JSON does not know."""
+    """Return a number, or None for NaN and infinities, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 
 def _rounded(weights: Any) -> Any:
-    """Round nested lists to significant digits: what is not zero stays so, what is equal stays so."""
+    """Round nested lists of numbers to six significant digits; nonzero numbers stay nonzero."""
     if isinstance(weights, list):
         return [_rounded(part) for part in weights]
     return _number(float(f"{weights:.{DIGITS}g}"))

@@ -222,7 +222,9 @@ def test_outputs_that_do_not_fit(tmp_path: Path) -> None:
             written(tmp_path, {**good, name: good[name][:1]}, attention=True)
     with pytest.raises(DataError, match="Expected `index`"):
         written(tmp_path, {"lines": ["a"]})
-    with pytest.raises(ConfigurationError, match=r"needs `attention`, `source_tokens`, `output_tokens` .* attention=False"):
+    with pytest.raises(
+        ConfigurationError, match=r"Expected `attention`, `source_tokens`, `output_tokens` in .* attention=False"
+    ):
         written(tmp_path, outputs_of([0, 1]), attention=True)
 
 
