@@ -67,7 +67,8 @@ class CountPlot(Picture):
 class DecoderCallsPlot(CountPlot):
     """Plot decoder calls per example over training: median with the band from the 10th to the 90th percentile.
 
-    It reads the values that ``CountLogger`` logs, so it must come after it in the list. To use it in a config (the command line adds it by itself)::
+    It reads the values that ``CountLogger`` logs, so it must come after it in the list. To use it in a config (the command line
+    adds it by itself)::
 
         trainer:
           callbacks: [CountLogger, DecoderCallsPlot]
