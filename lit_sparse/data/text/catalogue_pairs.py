@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from bisect import bisect_left
 from typing import Any
 
 from typing_extensions import override
 
 from lit_sparse.aliases import former_arguments
-from lit_sparse.checks import check_number
-from lit_sparse.data.base import Split
+from lit_sparse.checks import MOST_EXAMPLES, check_number
+from lit_sparse.data.base import Split, held_out
 from lit_sparse.data.readers.gettext import read_catalogues
 from lit_sparse.data.text.base import WORDS
 from lit_sparse.data.text.translation import PairDataModule
@@ -22,7 +23,8 @@ __all__ = ["CatalogueDataModule"]
 class CatalogueDataModule(PairDataModule):
     """English messages of programs and their translations, from the gettext catalogues of installed packages.
 
-    The split of a message is a function of the message and the seed, so all its translations are in the same split. See
+    The split of a message is a function of the message and the seed, so all its translations are in the same split. If sizes
+    are numbers, it also depends on the other messages. See
     :class:`~lit_sparse.data.PairDataModule` for the batches. In a config::
 
         data:
@@ -34,8 +36,8 @@ class CatalogueDataModule(PairDataModule):
         folders: folders with catalogues, ``.mo`` and ``.po`` (which needs the extra ``text``).
         language: code of the other language, such as ``fr`` or ``pt_BR``.
         backwards: whether to translate into English.
-        val_size: fraction of the messages held out for validation.
-        test_size: fraction of the messages held out for the test.
+        val_size: messages held out for validation: a fraction if below 1, else a number.
+        test_size: messages held out for the test: a fraction if below 1, else a number.
         predict: file with one message per line for ``predict``, or a table; None for the test split.
         source_vocabulary: options of the source vocabulary; in Python also a vocabulary.
         target_vocabulary: options of the target vocabulary.
@@ -95,9 +97,9 @@ class CatalogueDataModule(PairDataModule):
         self.folders = list(folders or [])
         self.language = language
         self.backwards = backwards
-        self.val_size = check_number("val_size", val_size, 0.0, 1.0, open_low=True, open_high=True)
-        self.test_size = check_number("test_size", test_size, 0.0, 1.0, open_low=True, open_high=True)
-        if val_size + test_size >= 1.0:
+        self.val_size = check_number("val_size", val_size, 0.0, MOST_EXAMPLES, open_low=True)
+        self.test_size = check_number("test_size", test_size, 0.0, MOST_EXAMPLES, open_low=True)
+        if self.val_size < 1.0 and self.test_size < 1.0 and val_size + test_size >= 1.0:
             raise ConfigurationError(
                 f"Expected a sum of `val_size` and `test_size` below 1 but got {val_size} and {test_size}. Decrease them."
             )
@@ -108,10 +110,11 @@ class CatalogueDataModule(PairDataModule):
         if not self._pairs:
             catalogue = read_catalogues(distributions=self.distributions, folders=self.folders, language=self.language)
             self._pairs = {"train": [], "val": [], "test": []}
+            ends = self._ends(sorted({self._hash_of(message) for message, _ in catalogue}))
             for message, translation in catalogue:
-                self._pairs[self._split_of(message)].append(
-                    (translation, message) if self.backwards else (message, translation)
-                )
+                position = self._hash_of(message)
+                part: Split = "val" if position < ends[0] else "test" if position < ends[1] else "train"
+                self._pairs[part].append((translation, message) if self.backwards else (message, translation))
         pairs = self._pairs[split]
         return {"source": [source for source, _ in pairs], "target": [target for _, target in pairs]}
 
@@ -120,9 +123,26 @@ class CatalogueDataModule(PairDataModule):
         if not self.read("test")["source"]:
             raise DataError("Expected messages in the test data but got none. Increase `test_size`.")
 
-    def _split_of(self, message: str) -> Split:
+    def _hash_of(self, message: str) -> float:
+        """Return a number in [0, 1), a function of the message and the seed; those held out have the smallest numbers."""
         digest = hashlib.blake2b(f"{self.seed} {message}".encode(), digest_size=8).digest()
-        place = int.from_bytes(digest, "big") / 2**64
-        if place < self.val_size:
-            return "val"
-        return "test" if place < self.val_size + self.test_size else "train"
+        return int.from_bytes(digest, "big") / 2**64
+
+    def _ends(self, positions: list[float]) -> tuple[float, float]:
+        """Return the ends of validation and test, as positions.
+
+        Args:
+            positions: sorted positions of all messages.
+
+        Raises:
+            ConfigurationError: if no message remains for training.
+        """
+        end, ends = 0.0, []
+        for name, size in (("val_size", self.val_size), ("test_size", self.test_size)):
+            if size < 1.0:
+                end += size
+            else:
+                first = bisect_left(positions, end)
+                end = positions[first + held_out(name, size, len(positions), len(positions) - first)]
+            ends.append(end)
+        return ends[0], ends[1]

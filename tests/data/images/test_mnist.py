@@ -77,6 +77,8 @@ def test_a_part_of_the_images(folder: Path) -> None:
     for split, size in (("train", 30), ("val", 10), ("test", 5)):
         pixels = [data.fetch(split, 0, torch.arange(size))["pixels"] for data in (whole, part)]  # type: ignore[arg-type]
         assert torch.equal(*pixels)
+    fraction = set_up(folder, binarize=False, test_size=0.2)
+    assert fraction.size("test") == round(0.2 * whole.size("test")) > 0
 
 
 def test_grey_levels_come_through(folder: Path) -> None:

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from lit_sparse.data import CatalogueDataModule
 from lit_sparse.data.readers.gettext import clean_pair, read_catalogues
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 
@@ -300,3 +302,52 @@ def test_the_catalogues_of_a_language_pack() -> None:
     assert pairs == sorted(set(pairs)) == read_catalogues(distributions=[name], language="fr_FR")
     assert ("Open selected files", "Ouvrir les fichiers s\u00e9lectionn\u00e9s") in pairs
     assert all(message and translation and message != translation and "\x04" not in message for message, translation in pairs)
+
+
+# Splits
+
+
+def splits(folder: Path, **options: Any) -> dict[str, list[str]]:
+    data = CatalogueDataModule(folders=[str(folder)], **options)
+    return {split: data.read(split)["source"] for split in ("train", "val", "test")}  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    catalogue(tmp_path, {f"Open the file {i}": f"Ouvrir le fichier {i}" for i in range(200)})
+    catalogue(tmp_path, {"Open the file 3": "Ouvrez le fichier 3"}, name="other")  # a second translation
+    return tmp_path
+
+
+def test_fractions_of_messages_do_not_depend_on_the_other_messages(many: Path, tmp_path: Path) -> None:
+    before = splits(many, val_size=0.2, test_size=0.3)
+    assert {split: len(set(found)) for split, found in before.items()} == pytest.approx(
+        {"train": 100, "val": 40, "test": 60}, abs=25
+    )
+    catalogue(tmp_path, {f"Save the file {i}": f"Enregistrer le fichier {i}" for i in range(50)}, name="third")
+    after = splits(many, val_size=0.2, test_size=0.3)
+    assert all(set(before[split]) < set(after[split]) for split in before)
+
+
+@pytest.mark.parametrize(("val", "test", "sizes"), [(7, 11, (7, 11)), (0.2, 11, (None, 11)), (7, 0.3, (7, None))])
+def test_sizes_of_splits_may_be_numbers_of_messages(many: Path, val: float, test: float, sizes: tuple[int | None, ...]) -> None:
+    found = {split: set(messages) for split, messages in splits(many, val_size=val, test_size=test).items()}
+    assert len(found["train"] | found["val"] | found["test"]) == sum(map(len, found.values())) == 200
+    for split, size in zip(("val", "test"), sizes, strict=True):
+        assert len(found[split]) == size if size else 10 < len(found[split]) < 100
+    assert found["val"] <= set(splits(many, val_size=99, test_size=1)["val"]) or val < 1
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ({"val_size": 0.5, "test_size": 0.5}, "sum of `val_size` and `test_size` below 1"),
+        ({"val_size": 0}, "`val_size` to be a number"),
+        ({"test_size": -3}, "`test_size` to be a number"),
+        ({"val_size": 200}, r"`val_size` to hold out 1 \.\. 199 examples but got 200"),
+        ({"val_size": 100, "test_size": 100}, r"`test_size` to hold out 1 \.\. 99 examples"),
+    ],
+)
+def test_sizes_of_splits_that_leave_nothing(many: Path, sizes: dict[str, float], words: str) -> None:
+    with pytest.raises(ConfigurationError, match=words):
+        splits(many, **sizes)
