@@ -33,6 +33,7 @@ __all__ = [
 P = ParamSpec("P")
 Options = TypeVar("Options")
 Instance = TypeVar("Instance")
+Result = TypeVar("Result")
 
 #: Former path -> current path of the same object.
 ALIASES: dict[str, str] = {
@@ -89,23 +90,23 @@ def _imported(path: Any) -> Any:
     return vars(sys.modules[module]).get(name) if module in sys.modules else None
 
 
-def former_arguments(**names: str) -> Callable[[Callable[P, None]], Callable[P, None]]:
-    """Decorate a constructor that has new names for some arguments; with a former name it warns.
+def former_arguments(**names: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:
+    """Decorate a constructor or method that has new names for some arguments; with a former name it warns.
 
-    Configs, the command line and checkpoints have these former names too, see :func:`renamed`.
+    Configs, the command line and checkpoints have these former names of a constructor too, see :func:`renamed`.
 
     Args:
         names: former name -> name now.
     """
 
-    def decorate(constructor: Callable[P, None]) -> Callable[P, None]:
-        @functools.wraps(constructor)
-        def construct(*args: P.args, **options: P.kwargs) -> None:
+    def decorate(method: Callable[P, Result]) -> Callable[P, Result]:
+        @functools.wraps(method)
+        def call(*args: P.args, **options: P.kwargs) -> Result:
             given: Any = _with_new_keys(options, names, type(args[0]).__name__)
-            constructor(*args, **given)
+            return method(*args, **given)
 
-        vars(construct)["former_names"] = names
-        return construct
+        vars(call)["former_names"] = names
+        return call
 
     return decorate
 

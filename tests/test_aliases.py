@@ -13,6 +13,7 @@ import torch
 import lit_sparse
 from lit_sparse.aliases import ALIASES, former_arguments, former_names, renamed, with_new_names
 from lit_sparse.cli import build_cli
+from lit_sparse.coresets import GaussianPosterior
 from lit_sparse.data import (
     CatalogueDataModule,
     DigitsDataModule,
@@ -324,3 +325,9 @@ def test_former_arguments_of_a_row_kernel(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.warns(DeprecationWarning, match="`twin` of RowKernel is now `reference`"):
         kernel = row_kernel.RowKernel("former", "(Tensor x) -> Tensor", cpu=lambda out, x: None, twin=torch.clone)  # type: ignore[call-arg]
     assert kernel.reference is torch.clone
+
+
+def test_a_former_argument_of_a_method() -> None:
+    posterior = GaussianPosterior(torch.zeros(2), torch.eye(2))
+    with pytest.warns(DeprecationWarning, match="`draws` of GaussianPosterior is now `num_samples`"):
+        assert posterior.sample(draws=3).shape == (3, 2)  # type: ignore[call-arg]

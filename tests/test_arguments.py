@@ -37,9 +37,9 @@ def test_the_outermost_constructor_counts() -> None:
     assert Grandchild().kept == {}
 
 
-@pytest.mark.parametrize("twin", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
-def test_copies_have_the_arguments_of_the_original(twin: Any) -> None:
-    made = twin(Child(1, seed=3))
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda made: pickle.loads(pickle.dumps(made))])
+def test_copies_have_the_arguments_of_the_original(copied: Any) -> None:
+    made = copied(Child(1, seed=3))
     assert made._arguments == {"a": 1, "b": "b", "seed": 3}
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
+from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_positive
 from lit_sparse.coresets.likelihoods import Likelihood, NormalLikelihood
 from lit_sparse.errors import DataError
@@ -73,9 +74,10 @@ class GaussianPosterior:
         """The inverse (D, D) of the covariance."""
         return torch.cholesky_inverse(self.factor)
 
-    def sample(self, draws: int, generator: torch.Generator | None = None) -> Tensor:
-        """Sample parameters (draws, D) on the CPU, so that they are the same on every device."""
-        noise = torch.randn(draws, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
+    @former_arguments(draws="num_samples")
+    def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
+        """Sample parameters (num_samples, D) on the CPU, so that they are the same on every device."""
+        noise = torch.randn(num_samples, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)
         return self.mean + noise @ self.factor.mT
 
     def to(self, other: torch.device | torch.dtype | Tensor) -> GaussianPosterior:

@@ -84,7 +84,7 @@ class RowKernel:
         return f"RowKernel({self.name!r})"
 
     def __call__(self, *args: Any) -> Any:
-        """Return the result, with whatever is auxiliary beside it.
+        """Return the result, with the auxiliary results if there are any.
 
         Half-precision input is computed in float32 and rounded once, at the end. The result has the dtype and shape of
         the first tensor, and is contiguous.

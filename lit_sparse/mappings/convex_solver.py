@@ -218,7 +218,7 @@ class SimplexProblem:
         products = grad(lambda point: (self.gradient(point, parameters) * directions).sum())(points)
         return products.view(n, size, d).gather(-1, columns.unsqueeze(1).expand(n, size, size))  # type: ignore[no-any-return]
 
-    def jacobian(self, v: Tensor, y: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
+    def jvp(self, v: Tensor, y: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
         """Return J v at the solution y, in operations that can be differentiated."""
         with _own_precision(y):
             broken = y.isnan()

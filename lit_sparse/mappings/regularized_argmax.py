@@ -42,7 +42,7 @@ class _Argmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         problem, y, parameters = ctx.problem, ctx.saved_tensors[0], ctx.saved_tensors[1:]
-        change = problem.jacobian(grads[0], y, parameters)
+        change = problem.jvp(grads[0], y, parameters)
         pulled: tuple[Any, ...] = (None,) * len(parameters)
         if any(ctx.needs_input_grad[2:]):
             slope = vjp(lambda *values: problem.gradient(y, values), *parameters)
@@ -62,7 +62,7 @@ class _Argmax(torch.autograd.Function):
                 return torch.stack([(slope * move).sum() for slope, move in zip(slopes, moves, strict=True)]).sum()
 
             change = change - problem.gamma * grad(along)(y.clamp_min(FLOOR))
-        return problem.jacobian(change, y, parameters)
+        return problem.jvp(change, y, parameters)
 
 
 def _check_omega(omega: Omega) -> Omega:

@@ -41,8 +41,8 @@ FORMER_PARTS = {
 class RowFunction:
     """Base of differentiable functions of tensors (..., d) that treat every row alike.
 
-    A subclass gives ``kernel``, which computes ``y``, or ``(y, *kept)`` with facts about ``y`` (its runs, say) that its
-    derivative needs, from ``(x, *args)``; and ``jvp``. Call it by :meth:`along`.
+    A subclass gives ``kernel``, which computes ``y`` from ``(x, *args)``, or ``(y, *auxiliary)`` with facts about ``y``
+    that its derivative needs, such as its runs; and ``jvp``. Call it by :meth:`along`.
 
     The derivative is taken in ``x``, and in ``args[0]``, if it is a tensor, where the subclass gives :meth:`parameter_jvp`. All
     other arguments are numbers.
@@ -56,17 +56,17 @@ class RowFunction:
     piecewise_linear: ClassVar[bool] = True
     #: The derivative in ``args[0]`` is given.
     has_parameter_gradient: ClassVar[bool] = False
-    #: What computes :meth:`vjp` where nobody differentiates it further, from the same arguments.
+    #: Kernel for :meth:`vjp` when no higher derivative is needed, with the same arguments.
     vjp_kernel: ClassVar[Callable[..., Tensor] | None] = None
 
     @staticmethod
     def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        """Return J v (..., d) in plain torch operations, differentiable in ``v``, ``y`` and tensors that are not kept.
+        """Return J v (..., d) in plain torch operations, differentiable in ``v``, ``y`` and tensors that are not auxiliary.
 
         Args:
             v: (..., d) direction.
             y: (..., d) the result.
-            args: ``x`` if it is kept, whatever else the kernel returned, and the arguments of the function after ``x``.
+            args: ``x`` if ``saves_input``, the auxiliary results, and the arguments of the function after ``x``.
         """
         raise NotImplementedError
 
@@ -146,15 +146,15 @@ class RowFunction:
             x = (x - torch.where(top.isfinite(), top, 0.0) if shift else x) / gamma
         parameters = [arg.detach() if isinstance(arg, Tensor) else arg for arg in args]
         result = cls.kernel.traced(x.detach(), *parameters)
-        y, kept = (result, ()) if isinstance(result, Tensor) else (result[0], result[1:])
+        y, auxiliary = (result, ()) if isinstance(result, Tensor) else (result[0], result[1:])
         step = torch.where(x == -torch.inf, 0.0, x - x.detach())
         move = args[0] - args[0].detach() if cls.has_parameter_gradient and isinstance(args[0], Tensor) else None
 
         def moved(point: Tensor, share: float) -> Tensor:
             """Return what the whole step changes at the derivative after a share of it, where the result is ``point``."""
-            rest = (*kept, *parameters)
+            rest = (*auxiliary, *parameters)
             if move is not None:
-                rest = (*kept, parameters[0] + share * move, *parameters[1:])
+                rest = (*auxiliary, parameters[0] + share * move, *parameters[1:])
             if cls.saves_input:
                 rest = (x.detach() + share * step, *rest)
             change = cls.jvp(step, point, *rest)
@@ -167,7 +167,7 @@ class RowFunction:
 
     @classmethod
     def _all(cls, *args: Any) -> Any:
-        """Return the result and what is kept beside it."""
+        """Return the result with its auxiliary results."""
         if transforms_active():
             return cls._function.apply(*args)  # type: ignore[no-untyped-call]
         if no_autograd():

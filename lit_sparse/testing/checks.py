@@ -1,4 +1,4 @@
-"""The mechanism that all shared testers have in common: named checks of one kind of part."""
+"""Named checks of one kind of part, the base of all shared testers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Part = TypeVar("Part")
 
 
 class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
-    """Name -> check of a part. Each check takes the part and raises an AssertionError where it breaks its promise."""
+    """Name -> check of a part. Each check takes the part and raises an AssertionError if the part fails."""
 
     def add(self, check: Callable[[Part], None]) -> Callable[[Part], None]:
         """Add a check, under the name of its function."""
@@ -24,13 +24,13 @@ class Checks(dict[str, Callable[[Part], None]], Generic[Part]):
         """Run every check.
 
         Raises:
-            AssertionError: naming the promise that was broken.
+            AssertionError: if a check fails; the message names it.
         """
         for name, check in self.items():
             try:
                 check(part)
             except Exception as error:
-                raise AssertionError(f"{part!r} breaks its promise '{name}': {error}") from error
+                raise AssertionError(f"{part!r} fails the check '{name}': {error}") from error
 
 
 def refuses(call: Callable[[], object], words: str) -> None:

@@ -1,6 +1,6 @@
-"""The shared tester of estimators: what every estimator promises, as functions that raise when it is not so.
+"""Shared checks of estimators: functions that raise an AssertionError for an estimator that fails.
 
-Which promises apply is read from the estimator (``exact``, ``latent``), never from a list.
+Which checks apply is read from the estimator (``exact``, ``latent``), never from a list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_estimator(estimator: Estimator) -> None:
     """Run every check on an estimator that was built without a mapping: with 5 categories, or over vectors of 5 bits.
 
     Raises:
-        AssertionError: naming the promise that was broken.
+        AssertionError: if a check fails; the message names it.
     """
     ESTIMATOR_CHECKS.run(estimator)
 
@@ -248,15 +248,15 @@ def _state(estimator: Estimator) -> None:
             if isinstance(kept, Tensor):
                 assert loaded.dtype == kept.dtype, f"{name} was {loaded.dtype} and has become {kept.dtype}: change it in place"
         both = zip(ready.modules(), fresh.modules(), strict=True)
-        own = [(part, twin, name) for part, twin in both for name in vars(part) if name not in vars(torch.nn.Module())]
-        lost = [name for part, twin, name in own if _differ(vars(part)[name], vars(twin).get(name))]
+        own = [(part, loaded, name) for part, loaded in both for name in vars(part) if name not in vars(torch.nn.Module())]
+        lost = [name for part, loaded, name in own if _differ(vars(part)[name], vars(loaded).get(name))]
         hint = f"; {', '.join(lost)} changed outside of it: keep such things in a RunningMean or in parameters" if lost else ""
         results = []
-        for twin in (ready, fresh.train()):
+        for trained in (ready, fresh.train()):
             scores = _scores()
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(5)
-                out = _run(twin, scores, Decoder())
+                out = _run(trained, scores, Decoder())
             (gradient,) = torch.autograd.grad(out.loss.sum(), scores, allow_unused=True)
             results.append((out.loss.detach(), torch.zeros(()) if gradient is None else gradient))
         for ours, theirs in zip(*results, strict=True):
@@ -344,10 +344,10 @@ def _objects(estimator: Estimator) -> None:
     """Pickle and deepcopy keep what an estimator does in evaluation; an empty batch is no error."""
     ready = _ready(estimator)[0].eval()
     losses = []
-    for twin in (ready, pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):
+    for copied in (ready, pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(5)
-            losses.append(_run(twin, _scores(), Decoder()).loss)
+            losses.append(_run(copied, _scores(), Decoder()).loss)
         torch.testing.assert_close(losses[-1], losses[0])
     empty = ready.train()(torch.zeros(0, VALUES, dtype=torch.float64), Decoder(), context=_context(0))
     assert empty.loss.shape == (0,), "an empty batch has an empty loss"

@@ -1,6 +1,6 @@
-"""The shared tester of mappings: what every mapping promises, as functions that raise when it is not so.
+"""Shared checks of mappings: functions that raise an AssertionError for a mapping that fails.
 
-Which promises apply is read from the class (``on_simplex``, ``shift_invariant``, ``iterative``), never from a list.
+Which checks apply is read from the class (``on_simplex``, ``shift_invariant``, ``iterative``), never from a list.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def check_mapping(mapping: SparseMapping) -> None:
     """Run every check on a mapping along the last dimension.
 
     Raises:
-        AssertionError: naming the promise that was broken.
+        AssertionError: if a check fails; the message names it.
     """
     MAPPING_CHECKS.run(mapping)
 

@@ -1,4 +1,4 @@
-"""The shared tester of risks: what every risk promises, as functions that raise when it is not so."""
+"""Shared checks of risks: functions that raise an AssertionError for a risk that fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_risk(risk: Risk) -> None:
     """Run every check on a risk, whose state is left as it was.
 
     Raises:
-        AssertionError: naming the promise that was broken.
+        AssertionError: if a check fails; the message names it.
 
     Example:
         >>> from lit_sparse.risks import CVaR

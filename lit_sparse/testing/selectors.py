@@ -1,4 +1,4 @@
-"""The shared tester of coreset selectors: what every selector promises, as functions that raise when it is not so."""
+"""Shared checks of coreset selectors: functions that raise an AssertionError for a coreset selector that fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_selector(selector: CoresetSelector) -> None:
     """Run every check on a selector.
 
     Raises:
-        AssertionError: naming the promise that was broken.
+        AssertionError: if a check fails; the message names it.
 
     Example:
         >>> from lit_sparse.coresets import GIGA

@@ -1,7 +1,7 @@
-"""The shared tester of structures: what every structure promises, as functions that raise when it is not so.
+"""Shared checks of structures: functions that raise an AssertionError for a structure that fails.
 
-On a few entries every vector of zeros and ones can be looked at, and those that the structure accepts are compared with what it
-finds. Which promises apply is read from the structure (``has_potentials``, ``has_nested``), never from a list.
+On a few entries, all vectors of zeros and ones that the structure accepts are enumerated and compared with its results. Which
+checks apply is read from the structure (``has_potentials``, ``has_nested``), never from a list.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_structure(structure: Structure) -> None:
     """Run every check on a structure, on all numbers of entries up to 12 that it can have.
 
     Raises:
-        AssertionError: naming the promise that was broken.
+        AssertionError: if a check fails; the message names it.
 
     Example:
         >>> from lit_sparse.structures import Budget

@@ -278,7 +278,7 @@ class Scaled(nn.Module):
         return self.strength.exp() * squared_norm(y, 1.7)
 
 
-def test_a_learnt_omega_keeps_every_promise() -> None:
+def test_a_learnt_omega_passes_every_check() -> None:
     check_mapping(RegularizedArgmax(Scaled()))
 
 

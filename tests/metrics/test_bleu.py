@@ -233,10 +233,10 @@ class TestEveryTextMetric:
         metric.update(FIRST, REFERENCES)
         expected = floats(metric.compute())
         assert metric.signature is not None
-        for twin in (copy.deepcopy(metric), pickle.loads(pickle.dumps(metric)), metric.clone()):
-            twin.update([], [])  # compute anew
-            assert floats(twin.compute()) == expected
-            assert twin.signature == metric.signature
+        for copied in (copy.deepcopy(metric), pickle.loads(pickle.dumps(metric)), metric.clone()):
+            copied.update([], [])  # compute anew
+            assert floats(copied.compute()) == expected
+            assert copied.signature == metric.signature
         assert metric.state_dict() == {}
         metric.reset()
         assert metric.signature is None

@@ -1,4 +1,4 @@
-"""Moved images: all nine of each, none in evaluation, a random part in each epoch."""
+"""Shifted images: all nine of each, none in evaluation, a random part in each epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every mapping keeps every promise; new mappings are found by walking the subclasses."""
+"""Every mapping passes every check; new mappings are found by walking the subclasses."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("check", "mapping"), CASES)
-def test_promise(check: str, mapping: SparseMapping) -> None:
+def test_check(check: str, mapping: SparseMapping) -> None:
     MAPPING_CHECKS[check](mapping)
 
 
 def test_every_exported_mapping_is_found() -> None:
-    """Each has an example, so that all promises are checked of it."""
+    """Each has an example, so that all checks apply to it."""
     exported = [getattr(mappings, name) for name in mappings.__all__]
     expected = {cls for cls in exported if isinstance(cls, type) and issubclass(cls, SparseMapping)} - {SparseMapping}
     assert len(expected) >= 14
@@ -82,8 +82,8 @@ def test_the_tester_finds_what_is_broken(broken: SparseMapping, check: str) -> N
         MAPPING_CHECKS[check](broken)
 
 
-def test_check_mapping_names_the_promise() -> None:
-    with pytest.raises(AssertionError, match="breaks its promise 'masks'"):
+def test_check_mapping_names_the_check() -> None:
+    with pytest.raises(AssertionError, match="fails the check 'masks'"):
         check_mapping(_IgnoresMask())
 
 

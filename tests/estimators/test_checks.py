@@ -1,4 +1,4 @@
-"""Every estimator keeps every promise; new estimators are found by walking the subclasses."""
+"""Every estimator passes every check; new estimators are found by walking the subclasses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXAMPLES = [example for cls in concrete_subclasses(Estimator) for example in cls
 
 @pytest.mark.parametrize("estimator", EXAMPLES, ids=lambda estimator: type(estimator).__name__)
 @pytest.mark.parametrize("check", ESTIMATOR_CHECKS)
-def test_promise(check: str, estimator: Estimator) -> None:
+def test_check(check: str, estimator: Estimator) -> None:
     ESTIMATOR_CHECKS[check](estimator)
 
 
@@ -197,6 +197,6 @@ def test_an_estimator_that_draws_in_evaluation_as_asked_is_not_broken() -> None:
     check_estimator(ScoreFunction(evaluation="sample"))
 
 
-def test_check_estimator_names_the_promise() -> None:
-    with pytest.raises(AssertionError, match="breaks its promise 'interface'"):
+def test_check_estimator_names_the_check() -> None:
+    with pytest.raises(AssertionError, match="fails the check 'interface'"):
         check_estimator(_DecodesEverything())

@@ -55,7 +55,7 @@ class Restless(Mean):
 
 
 @pytest.mark.parametrize(
-    ("risk", "promise"),
+    ("risk", "check"),
     [
         (Unweighted(), "weights"),
         (Rewarding(), "monotone"),
@@ -67,6 +67,6 @@ class Restless(Mean):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-def test_the_tester_finds_what_is_wrong(risk: Risk, promise: str) -> None:
-    with pytest.raises(AssertionError, match=f"'{promise}'"):
+def test_the_tester_finds_what_is_wrong(risk: Risk, check: str) -> None:
+    with pytest.raises(AssertionError, match=f"'{check}'"):
         check_risk(risk)

@@ -1,4 +1,4 @@
-"""Every structure keeps every promise; new structures are found by walking the subclasses."""
+"""Every structure passes every check; new structures are found by walking the subclasses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EXAMPLES = [example for cls in concrete_subclasses(Structure) for example in cls
 
 @pytest.mark.parametrize("structure", [*EXAMPLES, *SIZED], ids=repr)
 @pytest.mark.parametrize("check", STRUCTURE_CHECKS)
-def test_promise(check: str, structure: Structure) -> None:
+def test_check(check: str, structure: Structure) -> None:
     STRUCTURE_CHECKS[check](structure)
 
 
@@ -95,6 +95,6 @@ def test_the_tester_finds_what_is_broken(broken: Structure, check: str) -> None:
         STRUCTURE_CHECKS[check](broken)
 
 
-def test_check_structure_names_the_promise() -> None:
-    with pytest.raises(AssertionError, match="breaks its promise 'best'"):
+def test_check_structure_names_the_check() -> None:
+    with pytest.raises(AssertionError, match="fails the check 'best'"):
         check_structure(_NotTheBest(None, 2))
