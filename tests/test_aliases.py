@@ -28,6 +28,7 @@ from lit_sparse.kernels import row_kernel
 from lit_sparse.mappings.row_function import FORMER_PARTS, RowFunction
 from lit_sparse.models import EntropicTransport, RobustRegressor
 from lit_sparse.risks import ExponentialOTDRO, UnbalancedOTDRO
+from lit_sparse.risks.input_adversary import InputAdversary
 from lit_sparse.structures import Sequence, Structure
 from lit_sparse.structures.base import FORMER_METHODS
 from lit_sparse.transport import GaussianMixture, MLPPotentials
@@ -158,6 +159,7 @@ def test_a_model_keeps_the_value_of_a_former_argument() -> None:
         (ReferentialGameDataModule, "val_share", "val_size", 0.2),
         (UnbalancedOTDRO, "lam", "transport_cost", 2.0),
         (ExponentialOTDRO, "lam", "transport_cost", 2.0),
+        (InputAdversary, "lam", "transport_cost", 2.0),
     ],
 )
 def test_former_arguments_of_the_package(cls: Any, old: str, new: str, value: Any) -> None:

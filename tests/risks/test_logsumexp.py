@@ -171,7 +171,7 @@ def test_limits() -> None:
         assert float(found) == pytest.approx(expected, rel=1e-12)
 
 
-def test_odd_rows_stay_alone() -> None:
+def test_invalid_rows_stay_alone() -> None:
     inf, nan = math.inf, math.nan
     x = torch.tensor(
         [[1.0, 2.0, 3.0], [nan, 0.0, 1.0], [inf, 0.0, 1.0], [-inf, 2.0, 3.0], [-inf, -inf, -inf]], requires_grad=True
