@@ -223,7 +223,7 @@ def test_outputs_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="Expected `index`"):
         written(tmp_path, {"lines": ["a"]})
     with pytest.raises(
-        ConfigurationError, match=r"Expected `attention`, `source_tokens`, `output_tokens` in .* attention=False"
+        ConfigurationError, match=r"Expected `attention`, `source_tokens`, `output_tokens` in .*attention=False"
     ):
         written(tmp_path, outputs_of([0, 1]), attention=True)
 
