@@ -1,4 +1,4 @@
-"""Scaled dot-product attention whose normalizer is any mapping: softmax, sparsemax, one you wrote."""
+"""Scaled dot-product attention with any mapping in place of softmax."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """Attend to values by the similarity of queries and keys: ``mapping(Q K^T / sqrt(E)) V``.
 
-    A query with nothing allowed gets a zero output and passes no gradient. What stands at a position that no query may
-    look at, NaN included, reaches neither outputs nor gradients.
+    A query without allowed positions gets a zero output and zero gradients. Values at positions that are masked for all
+    queries, including NaN, affect neither outputs nor gradients.
 
     Args:
         query: (..., L, E).
         key: (..., S, E).
         value: (..., S, Ev).
-        mapping: turns scores into weights along S, whatever its own ``dim`` is.
-        mask: boolean, broadcastable to (..., L, S); True where a query may look.
+        mapping: mapping from scores to weights along S; its own ``dim`` is ignored.
+        mask: boolean, broadcastable to (..., L, S); True at allowed positions.
 
     Returns:
         The output (..., L, Ev) and the weights (..., L, S).
 
     Raises:
-        ConfigurationError: if the shapes do not fit, the mask is not boolean, or ``mapping`` is no SparseMapping.
+        ConfigurationError: if the shapes do not fit, the mask is not boolean, or ``mapping`` is not a SparseMapping.
 
     Source: Vaswani et al. (2017), Attention Is All You Need, eq. (1).
 
@@ -61,16 +61,15 @@ def attention(
 
 
 class MultiheadAttention(nn.MultiheadAttention):
-    """Drop-in ``torch.nn.MultiheadAttention`` whose weights come from any mapping.
+    """Drop-in replacement of ``torch.nn.MultiheadAttention`` with any mapping.
 
-    Constructor, call, masks (True = *not* allowed, unlike everywhere else in this package), initial values and names in the
-    state dict are torch's, so its checkpoints load; with :class:`~lit_sparse.mappings.Softmax` so are all results. They
-    differ in three places. A query with nothing allowed gets ``out_proj`` of zeros, where torch gives NaN. NaN in padding
-    reaches neither the other positions nor any gradient. ``attn_mask`` is always applied, and the hint ``is_causal``
-    only needs it to be there.
+    The constructor, the call, the masks (True = *not* allowed, unlike elsewhere in this package), the initial values and the
+    names in the state dict are those of torch, so torch's checkpoints load. With :class:`~lit_sparse.mappings.Softmax` the
+    results are equal, with three exceptions. A query without allowed positions gets ``out_proj`` of zeros instead of NaN. NaN
+    in padding affects neither other positions nor gradients. ``attn_mask`` is always applied; ``is_causal`` only requires it.
 
-    The mapping sees scores (N, num_heads, L, S): a parameter of shape (num_heads, 1, 1) in it is one for each head.
-    It need not map onto the simplex.
+    The mapping is called with scores (N, num_heads, L, S), so it may have a parameter of shape (num_heads, 1, 1), one per
+    head. Its output need not lie on the simplex.
 
     To give a ``torch.nn.TransformerEncoderLayer`` sparse attention, replace its ``self_attn``. Torch's fused inference, which
     would read the weights and take a softmax, stays off; ``torch.nn.TransformerEncoder`` warns of this when it is built
@@ -86,13 +85,13 @@ class MultiheadAttention(nn.MultiheadAttention):
         kdim: width of the keys; None means ``embed_dim``.
         vdim: width of the values; None means ``embed_dim``.
         batch_first: whether batched tensors are (N, L, E) rather than (L, N, E).
-        device: where the parameters live.
-        dtype: the parameters' dtype.
-        mapping: turns scores into weights; None means ``Softmax()``.
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+        mapping: mapping from scores to weights; None means ``Softmax()``.
 
     Raises:
-        ConfigurationError: if a size is not a positive integer, ``num_heads`` does not divide ``embed_dim``, ``dropout`` is no
-            probability, or ``mapping`` is no SparseMapping.
+        ConfigurationError: if a size is not a positive integer, ``num_heads`` does not divide ``embed_dim``, ``dropout`` is
+            not a probability, or ``mapping`` is not a SparseMapping.
 
     Source: Vaswani et al. (2017), Attention Is All You Need, section 3.2.2.
 
@@ -185,10 +184,10 @@ class MultiheadAttention(nn.MultiheadAttention):
         if unbatched:
             query, key, value = query.unsqueeze(batch_dim), key.unsqueeze(batch_dim), value.unsqueeze(batch_dim)
         mask, bias = self._merge(key_padding_mask, attn_mask)
-        extra = int(self.bias_k is not None) + int(self.add_zero_attn)  # positions that anybody may look at
+        extra = int(self.bias_k is not None) + int(self.add_zero_attn)  # positions that are allowed for all queries
         if mask is not None:  # a weight of zero does not silence a NaN in a matrix product, nor in its gradient
             seen = self._rows(mask.any(-2).any(1))
-            if query_is_key:  # what is padding as a key is a query too, whose NaN would meet zero gradients
+            if query_is_key:  # padded keys are also queries: their NaN times a zero gradient would be NaN
                 query = torch.where(seen, query, query.nan_to_num(0.0, 0.0, 0.0))
             key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
             mask = F.pad(mask, (0, extra), value=True)
@@ -217,7 +216,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def project_memory(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values as :meth:`attend_projected` takes them, both (N, num_heads, S, head_dim).
 
-        What is attended to again and again, token by token, is projected once.
+        In decoding token by token, this projects the memory only once.
 
         Args:
             key: batched, as in :meth:`forward`.
@@ -231,8 +230,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         Args:
             query: (N, L, E) if ``batch_first``, else (L, N, E).
             key: (N, num_heads, S, head_dim).
-            value: (N, num_heads, S, head_dim), finite also where nobody may look.
-            mask: boolean, broadcastable to (N, num_heads, L, S), True where a query may look.
+            value: (N, num_heads, S, head_dim), finite also at masked positions.
+            mask: boolean, broadcastable to (N, num_heads, L, S), True at allowed positions.
 
         Returns:
             The output, of the query's shape, and the weights (N, num_heads, L, S).

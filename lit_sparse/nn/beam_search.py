@@ -1,4 +1,4 @@
-"""Beam search over batches: the best sequences that a step function can find."""
+"""Batched beam search with a step function."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from lit_sparse.nn.encoder_decoder.base import State
 
 __all__ = ["Hypothesis", "Step", "beam_search"]
 
-#: From last tokens (R,), what stays as it is, and a state, to log-probabilities (R, V), attention (R, heads, S), next state.
+#: Function from the last tokens (R,), the memory and a state to log-probabilities (R, V), attention (R, heads, S), next state.
 Step = Callable[[Tensor, State, State], tuple[Tensor, Tensor, State]]
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One sequence that was found.
+    """A sequence.
 
     Attributes:
-        tokens: its numbers, without the first and the last special token.
-        score: its log-probability, divided by the length penalty.
-        attention: (heads, T, S) weights with which each token was chosen, that of the end included.
+        tokens: token numbers, without ``bos`` and ``eos``.
+        score: log-probability divided by the length penalty.
+        attention: (heads, T, S) attention weights of each token, including ``eos``.
     """
 
     tokens: list[int]
@@ -50,29 +50,29 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Find the most probable sequences of each row.
 
-    At each step a row's ``beam_size`` best open sequences are extended by every token; an extension by ``eos`` among the
-    best ``beam_size`` of all is finished. A row ends when ``beam_size`` sequences are finished or its limit is reached, where
-    open ones count as finished. So do they where no token may follow and nothing has been finished; a row that may not begin
-    gets an empty sequence of score -inf. What a row gets does not depend on the others. A beam of size 1 is greedy search;
-    among equally probable tokens any may be taken.
+    Each step extends the ``beam_size`` best open sequences of a row by every token. An extension by ``eos`` that is among the
+    ``beam_size`` best is finished. A row ends when ``beam_size`` sequences are finished, or when its limit is reached; open
+    sequences then count as finished. They also do if no token is allowed and no sequence is finished. A row without any
+    allowed first token gets an empty sequence of score -inf. Rows are independent. A beam of size 1 is greedy search. The
+    choice among equally probable tokens is unspecified.
 
     Args:
-        step: see :data:`Step`; a token of log-probability -inf or NaN is never taken.
-        memory: tensors (B, ...) that stay as they are.
+        step: see :data:`Step`; tokens of log-probability -inf or NaN are never chosen.
+        memory: tensors (B, ...) that are the same in all steps.
         state: tensors (B, ...) before the first token.
         bos: number of the token that begins every sequence.
-        eos: number of the token that ends it.
-        limits: (B,) most tokens of a row; one with 0 gets an empty sequence.
-        beam_size: open sequences a row.
-        n_best: how many sequences are returned, at most ``beam_size``; fewer where there are no more.
+        eos: number of the token that ends every sequence.
+        limits: (B,) largest number of tokens per row; a row with 0 gets an empty sequence.
+        beam_size: number of open sequences per row.
+        n_best: largest number of returned sequences per row, at most ``beam_size``.
         length_penalty: alpha; log-probabilities are compared after division by ``((5 + length) / 6) ** alpha``.
-        forbidden: numbers of tokens that are never taken.
+        forbidden: numbers of tokens that are never chosen.
 
     Returns:
-        For each row its sequences, the best first.
+        Sequences of each row, the best first.
 
     Raises:
-        ConfigurationError: for a beam size below 1, or more sequences than that.
+        ConfigurationError: for a beam size below 1, or ``n_best`` above it.
 
     Source: Wu et al. (2016), Google's Neural Machine Translation System, section 7 (the penalty).
     """
@@ -81,10 +81,10 @@ def beam_search(
         raise ConfigurationError(f"Expected `n_best` to be at most `beam_size`={beam_size} but got {n_best}.")
     device, rows = limits.device, len(limits)
     finished: list[list[Hypothesis]] = [[] for _ in range(rows)]
-    open_rows = (limits > 0).nonzero().squeeze(-1)  # which of all rows are still searched
+    open_rows = (limits > 0).nonzero().squeeze(-1)  # rows that are not finished
     memory, state = _repeated(memory, open_rows, beam_size), _repeated(state, open_rows, beam_size)
     scores = torch.full((len(open_rows), beam_size), -torch.inf, device=device)
-    scores[:, 0] = 0.0  # all beams are the same at first: one of them counts
+    scores[:, 0] = 0.0  # all beams are equal at first, so only one counts
     tokens = torch.full((len(open_rows), beam_size, 1), bos, dtype=torch.int64, device=device)
     attention: Tensor | None = None
     length = 0

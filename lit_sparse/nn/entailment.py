@@ -1,4 +1,4 @@
-"""Reads a premise, then a hypothesis, and looks back at the premise by attention (Rocktäschel et al. 2016)."""
+"""Recurrent network for entailment with attention to the premise (Rocktäschel et al. 2016)."""
 
 from __future__ import annotations
 
@@ -12,33 +12,32 @@ from lit_sparse.nn.encoder_decoder.base import length_mask
 
 __all__ = ["EntailmentNetwork"]
 
-#: First bias of the GRUs' update gates z, where a state becomes (1 - z) n + z h: at first a sentence is rather kept than lost.
+#: Initial bias of the GRUs' update gates z, where a state becomes (1 - z) n + z h: initially the gate keeps the state.
 MEMORY = 1.0
 
 
 class EntailmentNetwork(nn.Module):
-    r"""From word vectors of a premise and a hypothesis to scores of the classes, by attention with any mapping.
+    r"""Class scores from the word vectors of a premise and a hypothesis, by attention with any mapping.
 
-    Word vectors are projected to the width H. One GRU reads the premise into the rows of Y (S, H), another one, which starts
-    from the last of them, reads the hypothesis into h_N (H,). Then, with p the mapping's weights over the S positions,
+    Word vectors are projected to the width H. A GRU maps the premise to states Y (S, H). Another GRU starts from
+    the last of them and maps the hypothesis to its final state h_N (H,). With the mapping's weights p over the S positions,
 
     .. math::
         M = \tanh(W_y Y + (W_h h_N) e^T), \quad p = \Pi(w^T M), \quad r = Y p, \quad h^* = \tanh(W_p r + W_x h_N),
 
-    and the scores of the classes are linear in h^*. In training, features are dropped where sentences come in and where the
-    decision goes out: from the projected word vectors, and from h^*. States and attention are left whole. Weights start as
-    torch draws them, but the update gates of the GRUs lean towards keeping their state: of 21,000 pairs the network then
-    learns more before it knows them by heart.
+    and the class scores are linear in h^*. Dropout applies to the projected word vectors and to h^*. Weights have torch's
+    initialization, except that the update gates of the GRUs initially keep the state. On 21,000 training pairs the network
+    generalizes better with this initialization before it overfits.
 
-    What stands behind a sentence's length is never looked at, and the lengths of other rows change nothing. A premise without
-    words has the state 0 and no attention; a hypothesis without words leaves the premise's last state as it is.
+    Entries beyond the length of a sentence are ignored, and rows are independent. A premise without words has the state 0 and
+    no attention. A hypothesis without words keeps the premise's last state.
 
     Args:
-        mapping: from attention scores to weights.
-        features: E, the width of a word vector.
-        width: H, hidden units of each part.
-        classes: C, the number of classes.
-        dropout: probability with which a feature is dropped in training.
+        mapping: mapping from attention scores to weights.
+        features: E, width of a word vector.
+        width: H, number of hidden units.
+        classes: C, number of classes.
+        dropout: dropout probability.
 
     Raises:
         ConfigurationError: for a size below 1, or a dropout outside [0, 1).
@@ -91,16 +90,16 @@ class EntailmentNetwork(nn.Module):
         states, read = _run(self.premise, inputs, premise_length, inputs.new_zeros(len(inputs), self.width))
         _, last = _run(self.hypothesis, self.drop(self.project(hypothesis)), hypothesis_length, read)
         weights = self.attend(states, last, premise_length)
-        found = (weights.unsqueeze(1) @ states).squeeze(1)
-        return self.output(self.drop(torch.tanh(self.merge(torch.cat([found, last], -1))))), weights
+        mean = (weights.unsqueeze(1) @ states).squeeze(1)
+        return self.output(self.drop(torch.tanh(self.merge(torch.cat([mean, last], -1))))), weights
 
     def attend(self, states: Tensor, last: Tensor, lengths: Tensor) -> Tensor:
-        """Return the weights (B, S) with which hypotheses look at the states (B, S, H) of premises.
+        """Return the attention weights (B, S) of hypotheses over the states of premises.
 
         Args:
-            states: Y of each row.
-            last: (B, H) state after the hypothesis, h_N.
-            lengths: (B,) of the premises.
+            states: (B, S, H) states Y of the premises.
+            last: (B, H) final states h_N of the hypotheses.
+            lengths: (B,) lengths of the premises.
         """
         scores = self.score(torch.tanh(self.key(states) + self.query(last).unsqueeze(1))).mT  # (B, 1, S)
         mask = length_mask(lengths, states.shape[1]).unsqueeze(1)

@@ -16,20 +16,20 @@ __all__ = ["InitialBases", "NoiseBases", "SampleBases", "SparseCodingBases"]
 
 
 class InitialBases(nn.Module, ABC):
-    """Draws the bases that training starts from; a subclass implements :meth:`forward`."""
+    """Base of initializations of bases; a subclass implements :meth:`forward`."""
 
     def examples(self, width: int) -> int:
-        """Return how many training examples are needed for ``width`` bases."""
+        """Return the number of training examples that ``width`` bases need."""
         return 0
 
     @abstractmethod
     def forward(self, examples: Tensor, width: int, generator: torch.Generator) -> Tensor:
-        """Return bases (width, D) for examples (N, D), of which only :meth:`examples` are looked at.
+        """Return bases (width, D).
 
         Args:
-            examples: distinct training examples in random order.
+            examples: (N, D) distinct training examples in random order, where N is the result of :meth:`examples`.
             width: number of bases.
-            generator: of everything that is drawn.
+            generator: generator of all random draws.
         """
 
 
@@ -37,7 +37,7 @@ class NoiseBases(InitialBases):
     """Small Gaussian noise.
 
     Args:
-        std: its standard deviation, > 0.
+        std: standard deviation, > 0.
     """
 
     def __init__(self, std: float = 0.01) -> None:
@@ -73,26 +73,26 @@ class SampleBases(InitialBases):
                 f"Expected at least {width} training examples that are not all zero, one for each basis, but among the"
                 f" {len(examples)} that were drawn there are {len(chosen)}. Lower the width, or start from NoiseBases."
             )
-        found: Tensor = self.norm * examples[chosen] / norms[chosen]
-        return found
+        bases: Tensor = self.norm * examples[chosen] / norms[chosen]
+        return bases
 
 
 class SparseCodingBases(InitialBases):
-    """Bases of a sparse code of training examples, in which every unit is active for few of them.
+    """Bases of a sparse code of training examples, in which each unit is active for few examples.
 
-    Examples X (N, D) are factorized as H W, codes H (N, width) and bases W (width, D), such that what a layer computes from
-    them, X W^T, is near H: projected gradient steps lower ``||X - H W||^2 + closeness ||H - X W^T||^2``, in turn in H and in W.
-    The codes of each unit over all examples have the sparseness ``activity``, each basis has ``connectivity`` and unit norm.
+    Examples X (N, D) are factorized as H W with codes H (N, width) and bases W (width, D). The layer's output X W^T should be
+    close to H. Projected gradient steps, alternately in H and W, decrease ``||X - H W||^2 + closeness ||H - X W^T||^2``. The
+    codes of each unit over all examples have the sparseness ``activity``. Each basis has ``connectivity`` and unit norm.
 
     Args:
         activity: Hoyer sparseness of the codes of a unit over the examples, in [0, 1].
         connectivity: Hoyer sparseness of a basis, in [0, 1].
-        closeness: weight of the distance of codes from what the layer computes, >= 0.
-        size: N, how many examples are coded.
-        rounds: how often codes and bases are improved.
+        closeness: weight of the distance between codes and the layer's output, >= 0.
+        size: N, number of examples.
+        rounds: number of alternating updates of codes and bases.
 
     Source: after Thom, Schweiggert & Palm (2011), Supervised Matrix Factorization with Sparseness Constraints and Fast
-    Inference, which pre-trains the networks MLP-SCFC and SMLP-SCFC of Thom & Palm (2013); steps and weights are of our own.
+    Inference, which pre-trains the networks MLP-SCFC and SMLP-SCFC of Thom & Palm (2013). Step sizes and weights are our own.
     """
 
     def __init__(
@@ -138,11 +138,11 @@ class SparseCodingBases(InitialBases):
 
 
 def largest_eigenvalue(gram: Tensor, steps: int = 20) -> Tensor:
-    """Return about the largest eigenvalue of a positive semi-definite matrix (D, D), by power iteration from a constant.
+    """Estimate the largest eigenvalue of a positive semi-definite matrix by power iteration from a constant vector.
 
     Args:
-        gram: the matrix.
-        steps: of the iteration; more come nearer from below, so the result is raised by a tenth.
+        gram: (D, D) matrix.
+        steps: number of iterations. They converge from below, so the result is increased by a tenth.
     """
     vector = torch.ones_like(gram[0])
     for _ in range(steps):

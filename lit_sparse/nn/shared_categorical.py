@@ -13,21 +13,20 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = ["SharedCategorical"]
 
-# How many logits are held at once: on the CPU what fits into its caches, elsewhere enough to keep the device busy.
+# Number of logits in memory at a time: on the CPU as many as fit into its caches, elsewhere enough to occupy the device.
 CPU_LOGITS, OTHER_LOGITS = 2**18, 2**26
 
 
 class SharedCategorical(nn.Linear):
-    """Likelihood of N variables of V values each, whose logits are one linear function of F features of each.
+    """Log-likelihood of N categorical variables with V values, whose logits are a shared linear function of F features.
 
-    ``log p(x) = sum over n of log softmax(W h_n + b)[x_n]``, as for the grey levels of the pixels of an image. The logits of a
-    few rows at a time are made and forgotten; what is kept for the backward pass is of the size of the features, and of the
-    layer for each row, where N V probabilities a row would be kept by a composition of torch's functions. First derivatives
-    only.
+    ``log p(x) = sum over n of log softmax(W h_n + b)[x_n]``, for example for the grey levels of an image's pixels. Logits are
+    computed for a few rows at a time and not stored. The backward pass stores tensors of the size of the features, instead of
+    N V probabilities per row. It has no second derivative.
 
     Args:
-        features: F.
-        values: V.
+        features: F, number of features per variable.
+        values: V, number of values per variable.
 
     Example:
         >>> layer = SharedCategorical(5, 256)

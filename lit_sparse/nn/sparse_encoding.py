@@ -12,24 +12,24 @@ __all__ = ["sparse_decode", "sparse_encode"]
 
 
 def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
-    """Return ``x @ weight.T`` (B, n) for x (B, D), with a gradient of ``weight`` (n, D) that holds only the rows it changes.
+    """Return ``x @ weight.T`` (B, n) for x (B, D) and ``weight`` (n, D), with a sparse gradient of ``weight``.
 
-    These are the rows whose unit got a gradient: the active ones, behind a mapping with zeros. The gradient is a sparse tensor,
-    which ``torch.optim.SGD`` applies to these rows alone. It has no second derivative.
+    The gradient holds only the rows of units with a nonzero gradient. After a sparse mapping these are the active units.
+    ``torch.optim.SGD`` updates only these rows. It has no second derivative.
     """
-    found: Tensor = _Encode.apply(x, weight)  # type: ignore[no-untyped-call]
-    return found
+    scores: Tensor = _Encode.apply(x, weight)  # type: ignore[no-untyped-call]
+    return scores
 
 
 def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
-    """Return ``h @ weight`` (B, D) for activities h (B, n), from the rows of ``weight`` (n, D) that are active in some example.
+    """Return ``h @ weight`` (B, D) for activities h (B, n), from the rows of ``weight`` (n, D) with a nonzero activity.
 
-    Its gradients, of ``weight`` a sparse one, are zero at the other rows. That of h is right behind a mapping whose derivative
-    is zero where its result is, as it is for mappings with zeros; the derivative of a hard threshold is not at a sum that is
-    exactly zero and still among the largest.
+    The gradients are zero for the other rows; that of ``weight`` is a sparse tensor. The gradient of h is exact if the
+    derivative of the preceding mapping is zero where its output is zero, which holds for sparse mappings. The exception is a
+    hard threshold at a score that is exactly zero and among the k largest.
     """
-    found: Tensor = _Decode.apply(h, weight)  # type: ignore[no-untyped-call]
-    return found
+    decoded: Tensor = _Decode.apply(h, weight)  # type: ignore[no-untyped-call]
+    return decoded
 
 
 class _Encode(torch.autograd.Function):
@@ -45,7 +45,7 @@ class _Encode(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight = ctx.needs_input_grad
         rows = _active(grad)
-        chosen = grad[:, rows].to(x.dtype)  # autocast leaves the backward pass alone
+        chosen = grad[:, rows].to(x.dtype)  # autocast does not apply to the backward pass
         return (
             (chosen @ weight[rows]).to(ctx.dtype) if needs_x else None,
             _rows_of(weight, rows, chosen.T @ x) if needs_weight else None,
@@ -67,7 +67,7 @@ class _Decode(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
         chosen, active, rows = ctx.saved_tensors
         needs_h, needs_weight = ctx.needs_input_grad
-        grad = grad.to(active.dtype)  # autocast leaves the backward pass alone
+        grad = grad.to(active.dtype)  # autocast does not apply to the backward pass
         slope = grad.new_zeros(ctx.shape).index_copy_(1, rows, grad @ active.T).to(ctx.dtype) if needs_h else None
         return slope, _rows_of(ctx.like, rows, chosen.T @ grad) if needs_weight else None
 

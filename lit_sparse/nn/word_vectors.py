@@ -13,15 +13,15 @@ __all__ = ["WordVectors"]
 
 
 class WordVectors(nn.Embedding):
-    """An embedding that is learnt until :meth:`fix` gives it its vectors, and never trained again after that.
+    """Embedding that is trained unless :meth:`fix` sets its vectors permanently.
 
-    Fixed vectors are part of the state dict, and so is the fact that they are fixed: whoever loads it needs no file of vectors,
-    and does not train them either.
+    The state dict holds fixed vectors, and that they are fixed. Loading it needs no file of vectors, and does not resume their
+    training.
 
     Args:
-        words: V, the number of words.
-        features: E, the width of a vector.
-        padding: number of the word whose vector is zero and stays so.
+        words: V, number of words.
+        features: E, width of a vector.
+        padding: number of the word whose vector is always zero.
 
     Example:
         >>> words = WordVectors(3, 2, padding=0)

@@ -83,7 +83,7 @@ def _run(estimator: Estimator, scores: Tensor, decoder: Decoder) -> Expectation:
 
 
 def _context(size: int) -> Tensor:
-    """What a learnt baseline may look at: (B, 3)."""
+    """Return context features (B, 3) for a learnt baseline."""
     return torch.linspace(-1.0, 1.0, 3 * size, dtype=torch.float64).reshape(size, 3).float()
 
 
@@ -231,7 +231,7 @@ def _evaluation(estimator: Estimator) -> None:
 
 @ESTIMATOR_CHECKS.add
 def _state(estimator: Estimator) -> None:
-    """What an estimator has learnt or counted is in its state: a copy that loads it goes on in the same way."""
+    """The state holds all that an estimator learns or counts, so a copy that loads it continues identically."""
     for ready in _ready(estimator):
         buffers = [name for name, _ in ready.named_buffers() if not name.startswith("mapping.")]
         assert not buffers, (
@@ -331,7 +331,7 @@ def _invalid_scores(estimator: Estimator) -> None:
         if ready.latent == "bits":
             assert len(values), "without one bit, the others are left"
             assert not bool(values[:, 0].any()), "a forbidden bit is never set"
-            assert bool(out.loss[3].isfinite()), "a forbidden bit is no broken one"
+            assert bool(out.loss[3].isfinite()), "a forbidden bit does not make the loss infinite or NaN"
         else:
             assert float(out.loss[3].detach()) == 0, "nothing allowed, nothing lost"
             assert len(values) == (0 if ready.ragged else VALUES), "nothing allowed, nothing decoded"
@@ -341,7 +341,7 @@ def _invalid_scores(estimator: Estimator) -> None:
 
 @ESTIMATOR_CHECKS.add
 def _objects(estimator: Estimator) -> None:
-    """Pickle and deepcopy keep what an estimator does in evaluation; an empty batch is no error."""
+    """Pickled and deep-copied estimators give the same results in evaluation; an empty batch is allowed."""
     ready = _ready(estimator)[0].eval()
     losses = []
     for copied in (ready, pickle.loads(pickle.dumps(ready)), copy.deepcopy(ready)):

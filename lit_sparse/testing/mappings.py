@@ -110,10 +110,10 @@ def _shapes(mapping: SparseMapping) -> None:
 
 @MAPPING_CHECKS.add
 def _masks(mapping: SparseMapping) -> None:
-    """A mask equals dropping columns; -inf is a mask; what stands behind it is never looked at."""
+    """Masking equals dropping columns. -inf masks too. Masked entries are ignored."""
     x = random_scores(30, 8)
     mask = random_scores(30, 8, seed=1) > -0.5
-    if mapping.ordered:  # what is left must have been neighbours before
+    if mapping.ordered:  # allowed entries must be contiguous
         ends = torch.arange(30).remainder(8)
         mask = (torch.arange(8) >= ends[:, None] // 2) & (torch.arange(8) <= ends[:, None])
     mask[0], mask[1] = False, True
@@ -133,10 +133,10 @@ def _masks(mapping: SparseMapping) -> None:
     same(mapping(x, mask[:1].expand(30, 8)), mapping(x, mask[:1]), mapping, "a mask is broadcast", 0.0)
 
     leaf = x.masked_fill(~mask, NAN).requires_grad_()
-    weights = random_scores(30, 8, seed=2).masked_fill(~mask, NAN)  # a gradient behind the mask is not looked at either
+    weights = random_scores(30, 8, seed=2).masked_fill(~mask, NAN)  # gradients of masked entries are ignored too
     (got,) = torch.autograd.grad(mapping(leaf, mask), leaf, weights)
-    assert bool((got[~mask] == 0).all()), "the gradient behind the mask is zero"
-    assert bool(got.isfinite().all()), "the gradient is finite where NaN stands behind the mask"
+    assert bool((got[~mask] == 0).all()), "the gradient of masked entries is zero"
+    assert bool(got.isfinite().all()), "the gradient is finite with NaN at masked entries"
 
 
 @MAPPING_CHECKS.add
@@ -153,7 +153,7 @@ def _invalid_rows(mapping: SparseMapping) -> None:
         same(y[[0, 1, 3, 5]].detach(), clean[[0, 1, 3, 5]], mapping, f"{invalid} leaves other rows alone", 0.0)
         assert bool((y[4] == 0).all()), "a row of -inf is zero"
         (got,) = torch.autograd.grad(y, leaf, torch.ones_like(y))
-        assert bool(got[[0, 1, 3, 4, 5]].isfinite().all()), f"the gradient of other rows is finite beside {invalid}"
+        assert bool(got[[0, 1, 3, 4, 5]].isfinite().all()), f"the gradient of other rows is finite with {invalid} in one row"
         assert bool((got[4] == 0).all()), "the gradient of a row of -inf is zero"
 
 
@@ -234,7 +234,7 @@ def _devices(mapping: SparseMapping) -> None:
 
 @MAPPING_CHECKS.add
 def _objects(mapping: SparseMapping) -> None:
-    """Pickle and deepcopy; nothing in ``state_dict`` but what is learnt; ``repr`` shows the arguments."""
+    """Copies give the same results, ``state_dict`` holds only parameters, and ``repr`` shows the arguments."""
     x = random_scores(4, 6)
     for copied in (pickle.loads(pickle.dumps(mapping)), copy.deepcopy(mapping)):
         same(copied(x), mapping(x), mapping, "a copy does the same", 0.0)

@@ -91,7 +91,7 @@ def _convex(risk: Risk) -> None:
 
 @RISK_CHECKS.add
 def _weights(risk: Risk) -> None:
-    """Weights of one change nothing, an example of weight zero is not looked at, and whole weights stand for copies."""
+    """Weights of one have no effect, examples of weight zero are ignored, and integer weights equal copies."""
     settled, losses = _settled(risk), _losses()
     torch.testing.assert_close(settled(losses, torch.ones_like(losses)), settled(losses))
     weights = torch.ones_like(losses)
@@ -107,7 +107,7 @@ def _weights(risk: Risk) -> None:
 
 @RISK_CHECKS.add
 def _derivatives(risk: Risk) -> None:
-    """The gradient is that of the value, in the losses and in what is minimized beside the model."""
+    """The gradients with respect to losses and dual variables are those of the value."""
     settled = _settled(risk)
     losses = _losses().requires_grad_()
     duals = settled.dual_parameters()
@@ -116,7 +116,7 @@ def _derivatives(risk: Risk) -> None:
 
 @RISK_CHECKS.add
 def _unbiased(risk: Risk) -> None:
-    """If it says so: batches of one example each have, on average, the value and gradient of all."""
+    """For unbiased risks, the mean over batches of one example has the value and gradient of the complete batch."""
     if not risk.unbiased:
         return
     settled, losses = _settled(risk), _losses()
@@ -130,7 +130,7 @@ def _unbiased(risk: Risk) -> None:
 def _dual(risk: Risk) -> None:
     """A dual variable begins at the minimizer for the first batch, or at its initial value, and is part of the state."""
     if not isinstance(risk, DualRisk):
-        assert risk.dual_parameters() == [], "what is minimized over is a parameter of a DualRisk"
+        assert risk.dual_parameters() == [], "only a DualRisk has dual parameters"
         return
     losses = _losses()
     solved = float(risk.solve(losses).detach())

@@ -67,7 +67,7 @@ def _feasible(selector: CoresetSelector) -> None:
 
 @SELECTOR_CHECKS.add
 def _repeatable(selector: CoresetSelector) -> None:
-    """The same generator gives the same coreset, and nothing of torch's own randomness is used beside it."""
+    """The same generator gives the same coreset, and torch's global generator is not used."""
     before = torch.random.get_rng_state()
     one, two = (_select(selector, _vectors(), 9) for _ in range(2))
     assert torch.equal(one.indices, two.indices)

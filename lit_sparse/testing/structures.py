@@ -1,7 +1,7 @@
-"""Shared checks of structures: functions that raise an AssertionError for a structure that fails.
+"""Checks that every structure must pass, as functions that raise otherwise.
 
-On a few entries, all vectors of zeros and ones that the structure accepts are enumerated and compared with its results. Which
-checks apply is read from the structure (``has_potentials``, ``has_nested``), never from a list.
+For a few entries all binary vectors can be enumerated. The checks compare those that the structure accepts with its results.
+The attributes of a structure (``has_potentials``, ``has_nested``) determine which checks apply.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def check_structure(structure: Structure) -> None:
     """Run every check on a structure, on all numbers of entries up to 12 that it can have.
 
     Raises:
-        AssertionError: if a check fails; the message names it.
+        AssertionError: naming the promise that was broken.
 
     Example:
         >>> from lit_sparse.structures import Budget
@@ -48,7 +48,7 @@ def _sizes(structure: Structure) -> list[int]:
             continue
         if structure.expand_scores(torch.zeros(d)).shape[-1] <= MOST_ENTRIES:
             found.append(d)
-    assert found, f"expected a structure that can have {MOST_ENTRIES} entries or fewer, to look at all of its elements"
+    assert found, f"expected a structure that can have {MOST_ENTRIES} entries or fewer, to enumerate its elements"
     return [found[0], *found[1:][-2:]]
 
 
@@ -95,14 +95,14 @@ def _check_best(structure: Structure, scores: Tensor, potentials: Tensor | None)
         mine = _totals(structure, row, potentials, found.unsqueeze(0))[0]
         better = elements[int(totals.argmax())].tolist()
         assert float(totals.max() - mine) <= 1e-7 * (1 + float(mine.abs())), (
-            f"for {row.tolist()} it finds {found.tolist()} with a total of {float(mine)}, but {better} has"
-            f" {float(totals.max())}; if that is no structure, `validate` must refuse it"
+            f"expected the best element {better} for {row.tolist()}, of total {float(totals.max())}, but got {found.tolist()}"
+            f" of total {float(mine)}; if {better} is not a structure, `validate` must refuse it"
         )
 
 
 @STRUCTURE_CHECKS.add
 def _best(structure: Structure) -> None:
-    """What is found is the best of all elements: for any scores, ties, and scores that dwarf others."""
+    """``maximize`` returns the best element, also for ties and for scores of very different sizes."""
     for x, potentials in _problems(structure):
         wide = structure.expand_scores(x)
         for scores in (wide, wide.round(), torch.zeros_like(wide[:1]), wide * 1e6, wide - 3.0, wide + 3.0):
@@ -201,7 +201,7 @@ def _derivatives(structure: Structure) -> None:
 
 @STRUCTURE_CHECKS.add
 def _shortcuts(structure: Structure) -> None:
-    """What a structure does faster than by its best element says the same: projection, k best, nested decomposition."""
+    """Specialized methods (projection, k best, nested decomposition) equal those based on ``maximize``."""
     for x, potentials in _problems(structure):
         if potentials is not None:
             continue

@@ -10,7 +10,7 @@ __all__ = ["LABELS", "UNDECIDED", "check_labels"]
 
 #: Names of the classes in the order of the numbers that the hub's SNLI and MultiNLI have.
 LABELS = ("entailment", "neutral", "contradiction")
-#: What stands in their place for a pair on which annotators did not agree.
+#: Labels of pairs on which annotators did not agree.
 UNDECIDED = ("-", -1, None)
 
 

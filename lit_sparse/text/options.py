@@ -1,4 +1,4 @@
-"""How a vocabulary is made."""
+"""Options of vocabularies."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["VocabularyOptions"]
 
 @dataclass(frozen=True)
 class VocabularyOptions:
-    """How a vocabulary is made from the training text.
+    """Options of a vocabulary that is built from the training text.
 
     Attributes:
-        kind: what a token is: ``"words"`` and punctuation marks; whatever stands between ``"spaces"``, for text that is
-            tokenized already; the tokens of ``"moses"`` (extra ``text``); or pieces of words by byte-pair encoding, ``"bpe"``,
-            which alone gives back every text to the letter: with words, where spaces stood is guessed from the marks.
-        lowercase: whether text is lower-cased.
-        max_size: largest number of tokens, special ones included, at most 10,000,000.
-        min_count: how often a token must occur to be in the vocabulary; of pairs of pieces for ``"bpe"``.
-        language: for ``"moses"``, a code of two letters.
-        file: a vocabulary that was saved, in place of making one.
+        kind: kind of tokens. ``"words"``: words and punctuation marks. ``"spaces"``: parts between spaces, for tokenized text.
+            ``"moses"``: tokens of the Moses tokenizer (extra ``text``). ``"bpe"``: subwords by byte-pair encoding, the only
+            kind that restores every text exactly; the others guess spaces from punctuation.
+        lowercase: whether to lower-case text.
+        max_size: largest number of tokens, including special ones, at most 10,000,000.
+        min_count: smallest count of a token in the text; for ``"bpe"``, smallest count of a pair of subwords.
+        language: two-letter code for ``"moses"``.
+        file: path of a saved vocabulary that is used instead; None to build one.
 
     Raises:
-        ConfigurationError: for an unknown kind or a number below 1; and when it is made, for a file of another kind or case.
+        ConfigurationError: for an unknown kind or a number below 1. :meth:`make` raises it for a file of another kind or case.
     """
 
     kind: Kind = "words"
@@ -43,16 +43,16 @@ class VocabularyOptions:
         check_sizes(self.max_size, self.min_count)
 
     def make(self, lines: Iterable[str]) -> Vocabulary:
-        """Return the vocabulary: that of the file, or one of the lines."""
+        """Return the vocabulary of the file, or one that is built from the lines."""
         if self.file is not None:
-            found = Vocabulary.load(self.file)
+            loaded = Vocabulary.load(self.file)
             for name, default in (("kind", "words"), ("lowercase", True)):
-                asked, its = getattr(self, name), getattr(found, name)
-                if asked not in (default, its):
+                expected, actual = getattr(self, name), getattr(loaded, name)
+                if expected not in (default, actual):
                     raise ConfigurationError(
-                        f"The vocabulary {self.file!r} has {name}={its!r}, not {asked!r}. Leave `{name}` out."
+                        f"The vocabulary {self.file!r} has {name}={actual!r}, not {expected!r}. Leave `{name}` out."
                     )
-            return found
+            return loaded
         return Vocabulary.build(
             lines,
             kind=self.kind,

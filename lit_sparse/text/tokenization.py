@@ -1,4 +1,4 @@
-"""Tokenizers of each kind of vocabulary: the steps before and after the model that numbers the tokens."""
+"""Tokenizers for each kind of vocabulary."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 __all__ = ["KINDS", "Kind", "kind_of", "make_tokenizer", "with_breaks"]
 
 KINDS = ("words", "spaces", "moses", "bpe")
-#: Characters without a space after which a text is broken, where byte pairs are counted: the time grows with their square.
+#: Longest word for counting byte pairs, whose time grows with the square of the length; longer words are split.
 UNBROKEN = 250
-#: What an apostrophe in a word begins, a number with its marks, a word with its inner hyphens, or one other character.
+#: Token pattern: a suffix after an apostrophe, a number with separators, a hyphenated word, or another character.
 WORDS = r"(?<=\w)['\u2019]\w+|\d+(?:[.,:]\d+)+|\w+(?:-\w+)*|[^\w\s]"
 
 LONG_WORD = re.compile(rf"\S{{{UNBROKEN}}}(?=\S)")
@@ -31,7 +31,7 @@ def with_breaks(line: str) -> str:
 
 
 def kind_of(tokenizer: Tokenizer) -> Kind:
-    """Return how the tokens of a foreign tokenizer are joined: by its own decoder, or as what they seem to be."""
+    """Return the kind of an external tokenizer, inferred from its decoder and pre-tokenizer."""
     if tokenizer.decoder is not None:
         return "bpe"
     return "words" if isinstance(tokenizer.model, models.WordLevel) and tokenizer.pre_tokenizer is not None else "spaces"

@@ -1,4 +1,4 @@
-"""Vocabularies: how text becomes numbers and numbers become text again, kept with every model that reads or writes."""
+"""Vocabularies, which convert text to token numbers and back."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ __all__ = ["BOS", "EOS", "PAD", "UNK", "Vocabulary", "check_sizes"]
 
 PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 SPECIALS = (PAD, BOS, EOS, UNK)
-#: What other projects call them.
+#: Names of the special tokens in other projects.
 SYNONYMS = {PAD: ("<blank>", "[PAD]"), BOS: ("<sos>", "<s>", "[BOS]"), EOS: ("</s>", "[EOS]"), UNK: ("[UNK]", "UNK")}
-#: Tokens of the largest vocabulary, and the most that a token may have to occur. Memory is taken in advance for each token.
+#: Largest ``max_size``, for which memory is allocated in advance, and largest ``min_count``.
 LARGEST, OFTENEST = 10_000_000, 2**31
 
 
 class Vocabulary:
-    """A tokenizer with its vocabulary; numbers 0 to 3 of one that was built here are ``<pad> <bos> <eos> <unk>``.
+    """Tokenizer with its vocabulary. In built vocabularies, the tokens 0 to 3 are ``<pad> <bos> <eos> <unk>``.
 
-    Methods are named like those of ``torchtext.vocab.Vocab``. Tokenization is done by the ``tokenizers`` package (that of
-    Moses by ``sacremoses``), in threads.
+    The methods have the names of ``torchtext.vocab.Vocab``. The ``tokenizers`` package tokenizes, in threads; ``sacremoses``
+    does for the kind ``"moses"``.
 
     Args:
-        tokenizer: with the four special tokens among its own.
+        tokenizer: tokenizer that has the four special tokens.
         kind: see :class:`VocabularyOptions`.
-        language: of the Moses tokenizer.
+        language: language of the Moses tokenizer.
 
     Raises:
         DataError: if a special token is missing.
@@ -79,18 +79,18 @@ class Vocabulary:
         min_count: int = 1,
         language: str = "en",
     ) -> Vocabulary:
-        """Make the vocabulary of some text: its most frequent tokens, those of one frequency in alphabetical order.
+        """Build a vocabulary of the most frequent tokens of a text, in alphabetical order for equal counts.
 
         Args:
-            lines: the text.
-            kind: see :class:`VocabularyOptions`, as for the others.
-            lowercase: whether text is lower-cased.
-            max_size: largest number of tokens, special ones included.
-            min_count: how often a token must occur.
-            language: of the Moses tokenizer.
+            lines: lines of text.
+            kind: see :class:`VocabularyOptions`.
+            lowercase: whether to lower-case text.
+            max_size: largest number of tokens, including special ones.
+            min_count: smallest count of a token.
+            language: language of the Moses tokenizer.
 
         Raises:
-            ConfigurationError: for a size out of its range, or a count that leaves no token.
+            ConfigurationError: for a size outside its range, or a count that leaves no token.
         """
         _check_many("lines", lines)
         check_sizes(max_size, min_count)
@@ -277,15 +277,15 @@ class Vocabulary:
         return cls(tokenizer, kind, language)
 
     def save(self, path: str | Path) -> None:
-        """Write it to a file."""
+        """Write the vocabulary to a file."""
         Path(path).write_text(self.to_json(), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
-        """Read what :meth:`save` wrote, or a ``tokenizer.json``.
+        """Read a file of :meth:`save`, or a ``tokenizer.json``.
 
         Raises:
-            DataError: if there is no such file, or it is no vocabulary.
+            DataError: if the file does not exist or is not a vocabulary.
         """
         path = Path(path).expanduser()
         if not path.is_file():

@@ -340,7 +340,7 @@ def test_no_token_is_likely_before_training(name: str, init_range: float | None,
 def test_a_body_belongs_to_one_model() -> None:
     body = RecurrentBody(8, layers=1)
     first = small(Softmax(), body=body)
-    with pytest.raises(ConfigurationError, match=r"attends by Softmax\(.* in another model. Make one for each"):
+    with pytest.raises(ConfigurationError, match=r"that another model uses with Softmax\(.*. Make one for each"):
         small(Sparsemax(), body=body)
     assert isinstance(first.body.mapping, Softmax)
 

@@ -182,7 +182,7 @@ def test_each_attention_of_a_transformer_learns_its_own_mapping() -> None:
 
 @pytest.mark.parametrize("make", [BODIES["published"], BODIES["transformer"]])
 def test_a_mapping_that_couples_queries_is_refused(make: object) -> None:
-    with pytest.raises(ConfigurationError, match="one by one"):
+    with pytest.raises(ConfigurationError, match="couples them"):
         make().bind(SparseMAP(Assignment()))  # type: ignore[operator]
 
 

@@ -1,4 +1,4 @@
-"""What a sequence-to-sequence model needs of its body, whatever it is made of."""
+"""Interface of the encoder and decoder of a sequence-to-sequence model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lit_sparse.mappings import SparseMapping
 
 __all__ = ["EncoderDecoder", "State", "length_mask"]
 
-#: Tensors whose first dimension are the rows of a batch.
+#: Tensors whose first dimension is the batch.
 State = dict[str, Tensor]
 
 
@@ -24,15 +24,15 @@ def length_mask(lengths: Tensor, size: int) -> Tensor:
 
 
 class EncoderDecoder(nn.Module, ABC):
-    """From embedded sources and embedded prefixes of targets to hidden vectors, by attention with any mapping.
+    """Encoder and decoder with attention by any mapping: from embedded sources and target prefixes to hidden vectors.
 
-    It knows neither words nor vocabularies; :class:`~lit_sparse.models.Seq2Seq` puts embeddings before it and an output layer
-    behind it. Training runs :meth:`decode` on whole targets, search runs :meth:`step` token by token; both give the same.
+    :class:`~lit_sparse.models.Seq2Seq` adds the embeddings and the output layer. Training calls :meth:`decode` on complete
+    targets, and search calls :meth:`step` for one token at a time, with equal results.
 
     Args:
-        width: E, features of embeddings and of hidden vectors.
-        layers: number of layers of encoder and of decoder.
-        dropout: probability with which a feature is dropped in training.
+        width: E, number of features of embeddings and hidden vectors.
+        layers: number of layers of the encoder, and of the decoder.
+        dropout: dropout probability.
 
     Raises:
         ConfigurationError: for a width or number of layers below 1, or a dropout outside [0, 1).
@@ -45,40 +45,40 @@ class EncoderDecoder(nn.Module, ABC):
         self.dropout = check_number("dropout", dropout, 0.0, 1.0, open_high=True)
 
     def bind(self, mapping: SparseMapping) -> Self:
-        """Attend by a mapping; to be called once, before anything else.
+        """Set the mapping of the attention; to be called once, before other methods.
 
         Raises:
-            ConfigurationError: for a mapping that couples the queries, which come one by one when a target is written, or if it
-                attends by a mapping already.
+            ConfigurationError: for a mapping that couples queries, which a decoder makes one at a time, or if a mapping is
+                already set.
         """
         bound = dict(self.named_children()).get("mapping")
         if bound is not None:
             raise ConfigurationError(
-                f"This {type(self).__name__} attends by {bound!r} in another model. Make one for each model: they would"
-                " share their weights."
+                f"Expected a new {type(self).__name__} but got one that another model uses with {bound!r}. Make one for each"
+                " model."
             )
         if mapping.couples_queries:
             raise ConfigurationError(
-                f"Expected a mapping of each query by itself but {mapping!r} couples all of them, and a decoder asks one"
-                " by one."
+                f"Expected a mapping that treats queries separately but got {mapping!r}, which couples them. Use another: a"
+                " decoder makes one query at a time."
             )
         self.mapping = mapping
         return self
 
     @abstractmethod
     def encode(self, embedded: Tensor, lengths: Tensor) -> State:
-        """Read sources.
+        """Encode sources.
 
         Args:
-            embedded: (B, S, E); what stands behind a row's length is never looked at.
-            lengths: (B,) of the sources; a row of length 0 is attended to nowhere.
+            embedded: (B, S, E); entries beyond the length of a row are ignored.
+            lengths: (B,) lengths of the sources; a row of length 0 gets no attention.
 
         Returns:
-            The memory that a decoder attends to; rows first.
+            Memory that the decoder attends to, tensors (B, ...).
         """
 
     def prepare(self, memory: State) -> State:
-        """Return the memory with whatever all steps of a search need of it, worked out once."""
+        """Return the memory with precomputed values for all steps of a search."""
         return memory
 
     @abstractmethod
@@ -87,12 +87,12 @@ class EncoderDecoder(nn.Module, ABC):
 
     @abstractmethod
     def step(self, embedded: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
-        """Take in one token of each target.
+        """Decode one token of each target.
 
         Args:
             embedded: (B, E).
-            memory: of :meth:`encode`, or of :meth:`prepare`, which is faster.
-            state: of :meth:`start` or of the step before.
+            memory: result of :meth:`encode`, or of :meth:`prepare`, which is faster.
+            state: result of :meth:`start` or of the previous step.
 
         Returns:
             Hidden vectors (B, E), attention weights (B, heads, S), and the state after the token.
@@ -100,12 +100,12 @@ class EncoderDecoder(nn.Module, ABC):
 
     @abstractmethod
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
-        """Take in targets whole.
+        """Decode complete targets.
 
         Args:
             embedded: (B, T, E).
-            memory: of :meth:`encode`.
+            memory: result of :meth:`encode`.
 
         Returns:
-            Hidden vectors (B, T, E), of which that at t depends on no later token, and attention weights (B, heads, T, S).
+            Hidden vectors (B, T, E), each independent of later tokens, and attention weights (B, heads, T, S).
         """

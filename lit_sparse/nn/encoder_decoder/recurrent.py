@@ -18,21 +18,21 @@ __all__ = ["RecurrentBody"]
 
 
 class RecurrentBody(EncoderDecoder):
-    """LSTMs or GRUs; at each step the decoder's top state h attends to the encoder's states by ``h^T W s``.
+    """LSTMs or GRUs. At each step the decoder's top state h attends to the encoder's states s with the scores ``h^T W s``.
 
-    The hidden vector is ``tanh(V [c; h])``, c the attended mean; with input feeding it is part of the next step's input. The
-    defaults are the published architecture. Without input feeding nothing in a step depends on the attention before, all
-    steps are computed together, and training is several times faster.
+    The hidden vector is ``tanh(V [c; h])``, where c is the attended mean. With input feeding it is part of the next step's
+    input. The defaults are the published architecture. Without input feeding a step does not depend on earlier attention, so
+    all steps are computed together, and training is several times faster.
 
     Args:
-        width: E, features of embeddings and hidden vectors.
-        layers: number of layers of encoder and of decoder.
-        dropout: between layers and on the hidden vector.
+        width: E, number of features of embeddings and hidden vectors.
+        layers: number of layers of the encoder, and of the decoder.
+        dropout: dropout probability between layers and of the hidden vector.
         cell: ``"lstm"`` or ``"gru"``.
-        bidirectional: whether the encoder reads from both ends, with half of the width each.
-        input_feeding: whether the hidden vector of a step is fed into the next.
-        scaled: whether scores are divided by the square root of the width. Adam makes unscaled ones so large within a few
-            steps that sparse attention looks at one position from then on.
+        bidirectional: whether the encoder runs in both directions, each with half of the width.
+        input_feeding: whether the hidden vector of a step is an input of the next.
+        scaled: whether to divide scores by the square root of the width. With Adam, unscaled scores grow within a few steps,
+            and sparse attention then stays on one position.
 
     Raises:
         ConfigurationError: for an argument outside its range, or an odd width in both directions.

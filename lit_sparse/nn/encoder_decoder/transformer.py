@@ -22,21 +22,21 @@ __all__ = ["TransformerBody"]
 class TransformerBody(EncoderDecoder):
     """Self-attention and cross-attention in residual layers, normalized before each part, with sinusoidal positions.
 
-    Every attention has its own copy of the mapping; one with parameters, such as ``LearnableEntmax(shape=(8, 1, 1))``, learns
-    them in each. The weights that are returned are those of the cross-attention, the heads of all layers after one another.
+    Each attention has its own copy of the mapping, with its own parameters, as in ``LearnableEntmax(shape=(8, 1, 1))``. The
+    returned weights are those of the cross-attention, with the heads of all layers concatenated.
 
     Args:
-        width: E, features of embeddings and hidden vectors.
-        layers: number of layers of encoder and of decoder.
-        dropout: on attention weights, and on what each part adds.
-        heads: of each attention; divides the width.
-        feedforward: features between the two linear layers of a layer's last part.
+        width: E, number of features of embeddings and hidden vectors.
+        layers: number of layers of the encoder, and of the decoder.
+        dropout: dropout probability of attention weights and of the output of each residual branch.
+        heads: number of heads of each attention; it divides the width.
+        feedforward: number of hidden features of each feed-forward block.
 
     Raises:
         ConfigurationError: for an argument outside its range.
 
-    Source: Vaswani et al. (2017), Attention Is All You Need; Xiong et al. (2020), On Layer Normalization in the Transformer
-    Architecture (normalization first); Correia, Niculae & Martins (2019), Adaptively Sparse Transformers (sparse mappings).
+    Source: Vaswani et al. (2017), Attention Is All You Need. Normalization first: Xiong et al. (2020), On Layer Normalization
+    in the Transformer Architecture. Sparse mappings: Correia, Niculae & Martins (2019), Adaptively Sparse Transformers.
 
     Example:
         >>> from lit_sparse.mappings import Entmax
@@ -150,19 +150,19 @@ class _Layer(nn.Module):
 
         Args:
             x: (B, T, E).
-            later: (T, T), True where a position must not look.
-            padding: (B, T), True where nobody may look.
-            memory: what cross-attention looks at.
+            later: (T, T), True at later positions, which are masked.
+            padding: (B, T), True at padding.
+            memory: memory of the cross-attention; None for a layer without it.
         """
         normed = self.before(x)
-        found, weights = self.self_attention(normed, normed, normed, padding, attn_mask=later, average_attn_weights=False)
-        x = x + self.drop(found)
+        attended, weights = self.self_attention(normed, normed, normed, padding, attn_mask=later, average_attn_weights=False)
+        x = x + self.drop(attended)
         if memory is not None:
             states = memory["states"]
-            found, weights = self.cross_attention(
+            attended, weights = self.cross_attention(
                 self.before_cross(x), states, states, ~memory["mask"], average_attn_weights=False
             )
-            x = x + self.drop(found)
+            x = x + self.drop(attended)
         return self.widened(x), weights
 
     def widened(self, x: Tensor) -> Tensor:
