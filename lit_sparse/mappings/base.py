@@ -55,7 +55,7 @@ class SparseMapping(nn.Module, ABC):
 
     @abstractmethod
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Map scores along ``dim``, whatever ``self.dim`` is.
+        """Map scores along ``dim`` instead of ``self.dim``.
 
         Args:
             scores: (..., d, ...).
@@ -144,7 +144,7 @@ class SparseMapping(nn.Module, ABC):
         return self.value_along(scores, mask, self.dim)
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return :meth:`value` along ``dim``, whatever ``self.dim`` is."""
+        """Return :meth:`value` along ``dim`` instead of ``self.dim``."""
         if not self.has_value:
             raise ConfigurationError(f"Expected a mapping that maximizes something, but {self!r} does not: it has no value.")
         x = allowed_scores(scores, mask, dim)

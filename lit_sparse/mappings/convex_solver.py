@@ -28,7 +28,7 @@ HESSIAN_NUMBERS = 1 << 21  # in one batch of linear systems
 
 
 class _Point(NamedTuple):
-    """Points of the simplex, one a row, and what is known there of ``Omega(y) - <y, z>``."""
+    """Points of the simplex, one per row, with values and derivatives of ``Omega(y) - <y, z>``."""
 
     y: Tensor  # (rows, d)
     slope: Tensor  # (rows, d), less its mean under y: what moving mass to an entry costs
@@ -166,8 +166,8 @@ class SimplexProblem:
     def _newton_steps(self, now: _Point, parameters: tuple[Tensor, ...]) -> list[Tensor]:
         """Return the Newton step on the support, taken in three ways.
 
-        Added to y and projected, it finds zeros and is exact for quadratics; multiplied with y it is exact for entropies;
-        multiplied and damped it descends for barriers.
+        An additive step, followed by a projection, reaches zeros and is exact for quadratics. A multiplicative step is exact
+        for entropies. A damped multiplicative step descends for barriers.
         """
         support = (now.y > FLOOR) | (now.landing > 0) | (now.slope < 0)
         move = self.newton(-now.slope, now.y, support, parameters)
@@ -197,7 +197,7 @@ class SimplexProblem:
             v: (rows, d).
             y: (rows, d), not below zero.
             support: boolean (rows, d).
-            parameters: those of Omega.
+            parameters: parameters of Omega.
         """
         d = y.shape[-1]
         sizes = support.sum(-1).clamp_min(LEAST_SIZE).double().log2().ceil().exp2().long().clamp_max(d)
@@ -254,12 +254,12 @@ def one_number_a_row(value: Any, y: Tensor) -> Tensor:
     """Return what Omega gave for y.
 
     Raises:
-        ConfigurationError: if it is not one number a row.
+        ConfigurationError: if it is not one number per row.
     """
     if not isinstance(value, Tensor) or value.shape != y.shape[:-1]:
         got = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
         raise ConfigurationError(
-            f"Expected `omega` to return one number a row, shape {tuple(y.shape[:-1])} for a tensor of shape"
-            f" {tuple(y.shape)}, but got {got}. Sum over the last dimension, and over no other."
+            f"Expected `omega` to return one number per row, shape {tuple(y.shape[:-1])} for a tensor of shape"
+            f" {tuple(y.shape)}, but got {got}. Sum over the last dimension only."
         )
     return value

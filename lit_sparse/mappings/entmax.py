@@ -42,9 +42,9 @@ class _Entmax(RowFunction):
     def parameter_jvp(y: Tensor, *args: Any) -> Tensor:
         """Return dy / dalpha, whose terms in 1 / (alpha - 1) are cancelled by hand.
 
-        With L = log y, H = -sum y L and g(u) = (exp(-u) - 1 + u) / u^2, it is
-        y ((1 - eps L) G - (1 + eps H) L^2 g(eps L)) / Z, where G = sum y L^2 g(eps L) and Z = 1 + eps H + eps^2 G. It agrees
-        with Correia, Niculae & Martins (2019), proposition 1, and with its limit y (sum y L^2 - L^2) / 2 at alpha = 1.
+        Define L = log y, H = -sum y L, g(u) = (exp(-u) - 1 + u) / u^2, G = sum y L^2 g(eps L) and Z = 1 + eps H + eps^2 G.
+        The derivative is y ((1 - eps L) G - (1 + eps H) L^2 g(eps L)) / Z. It agrees with Correia, Niculae & Martins (2019),
+        proposition 1, and with its limit y (sum y L^2 - L^2) / 2 at alpha = 1.
         """
         eps = args[0] - 1
         support = y != 0

@@ -49,14 +49,14 @@ def hoyer_projection(
         mask: boolean, broadcastable to ``x``; True where an entry is allowed. d counts those.
 
     Returns:
-        Tensor of x's shape and dtype. Where equal entries leave a choice, the first are taken, and the gradient is zero. A
-        single allowed entry becomes plus or minus the norm.
+        Tensor of x's shape and dtype. Equal entries may leave a choice; then the first ones are taken, and the
+        gradient is zero. A single allowed entry becomes plus or minus the norm.
 
     Raises:
         ConfigurationError: if ``sparseness`` or ``norm`` is out of its range, x is not floating, or the mask does not fit.
 
-    Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints; Thom & Palm (2013), Sparse Activity and
-    Sparse Connectivity in Supervised Learning; Thom, Rapp & Palm (2015) for linear time.
+    Source: Hoyer (2004), Non-negative Matrix Factorization with Sparseness Constraints. Thom & Palm (2013), Sparse Activity and
+    Sparse Connectivity in Supervised Learning. Linear time: Thom, Rapp & Palm (2015).
     """
     sparseness, norm = check_number("sparseness", sparseness, 0.0, 1.0), check_positive("norm", norm)
     return _HoyerProjection.along(x, mask, dim, sparseness, norm, options=(nonneg,))
@@ -74,7 +74,7 @@ class HoyerProjection(SparseMapping):
     Raises:
         ConfigurationError: if ``sparseness`` or ``norm`` is out of its range.
 
-    Source: Hoyer (2004); Thom & Palm (2013); Thom, Rapp & Palm (2015).
+    Source: Hoyer (2004), Thom & Palm (2013), and Thom, Rapp & Palm (2015).
 
     Example:
         >>> import torch

@@ -19,14 +19,14 @@ __all__ = ["FenchelYoungLoss"]
 class FenchelYoungLoss(nn.Module):
     """``L(x; q) = max_Omega(x) + gamma * Omega(q) - <q, x>``, zero exactly when the mapping of x is q.
 
-    Its gradient is ``mapping(x) - q``. For softmax it is ``gamma * CE(x / gamma, q)`` less gamma times the entropy of q,
-    so cross-entropy for class labels at gamma = 1; for sparsemax it is the sparsemax loss. A soft target outside the
-    domain of Omega (more than k entries for top-k sparsemax, and so any smoothed label) has infinite loss; one above the
-    bound of :class:`CappedSoftmax` is smoothed until it keeps to it. Under autocast it is computed in float32.
+    Its gradient is ``mapping(x) - q``. For softmax it is ``gamma * CE(x / gamma, q)`` minus gamma times the entropy of q, which
+    is cross-entropy for class labels at gamma = 1. For sparsemax it is the sparsemax loss. A soft target outside the domain of
+    Omega has infinite loss, such as one with more than k entries (any smoothed label) for top-k sparsemax. A target above the
+    bound of :class:`CappedSoftmax` is smoothed to the bound. Under autocast the loss is computed in float32.
 
     Args:
-        mapping: a mapping onto the simplex; classes are dimension 1, whatever its ``dim``.
-        ignore_index: class label whose examples count for nothing; only for targets of class labels.
+        mapping: mapping onto the simplex; its ``dim`` is ignored, because classes are dimension 1.
+        ignore_index: class label whose examples are ignored; only for targets of class labels.
         weight: (C,) weight of each class.
         reduction: ``"mean"`` (over the weights of the targets that count), ``"sum"`` or ``"none"``.
         label_smoothing: share in [0, 1] of the target that is spread evenly over all classes.
@@ -69,7 +69,7 @@ class FenchelYoungLoss(nn.Module):
         if reduction not in ("mean", "sum", "none"):
             raise ConfigurationError(f"Expected `reduction` to be 'mean', 'sum' or 'none' but got {reduction!r}.")
         if weight is not None and not (isinstance(weight, Tensor) and weight.dim() == 1 and weight.is_floating_point()):
-            raise ConfigurationError(f"Expected `weight` to be a floating tensor, one number a class, but got {weight!r}.")
+            raise ConfigurationError(f"Expected `weight` to be a floating tensor with one number per class but got {weight!r}.")
         self.mapping = mapping
         self.ignore_index = ignore_index
         self.register_buffer("weight", weight)
@@ -80,8 +80,7 @@ class FenchelYoungLoss(nn.Module):
         """Return the loss of scores against class labels or probabilities.
 
         Args:
-            scores: (C,), (N, C) or (N, C, ...); the class dimension is 1 (0 for a single example), whatever ``dim`` the
-                mapping has. -inf forbids a class.
+            scores: (C,), (N, C) or (N, C, ...); the class dimension is 1 (0 for a single example). -inf forbids a class.
             target: class labels (N, ...) of an integer type, or probabilities of the scores' shape. One that does not sum to
                 one is taken as a probability times that sum, as cross-entropy does.
 
@@ -89,8 +88,8 @@ class FenchelYoungLoss(nn.Module):
             A scalar, or (N, ...) for ``reduction="none"``.
 
         Raises:
-            ConfigurationError: if the shapes do not fit or a label is not a class. Where labels cannot be looked at (on a GPU,
-                in a graph, under a transform) the loss of such a label is NaN.
+            ConfigurationError: if the shapes do not fit or a label is not a class. If labels cannot be read (on a GPU, in a
+                graph, under a transform), the loss of such a label is NaN instead.
         """
         if scores.dtype in HALVES and torch.is_autocast_enabled(scores.device.type):
             scores = scores.float()
@@ -158,7 +157,7 @@ class FenchelYoungLoss(nn.Module):
         ignored = target.long() == self.ignore_index
         labels = torch.where(ignored, 0, target.long())
         if not can_read_values():
-            return labels, ignored  # their values cannot be looked at
+            return labels, ignored  # their values cannot be read
         if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < rows.shape[-1]:
             raise ConfigurationError(
                 f"Expected class labels in 0 .. {rows.shape[-1] - 1}, or ignore_index={self.ignore_index},"

@@ -101,7 +101,7 @@ def _masked(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def _padding_hint(mask: Tensor, scores: Tensor) -> str:
-    """Tell how a mask of examples and entries, as for padded batches, gets the dimensions between."""
+    """Return the next step for a mask (N, d) of padded scores (N, ..., d): unsqueeze its middle dimensions."""
     if mask.dim() == 2 < scores.dim() and mask.shape == (scores.shape[0], scores.shape[-1]):
         return f" Give it the dimensions between: mask[:, {'None, ' * (scores.dim() - 2)}:]."
     return ""

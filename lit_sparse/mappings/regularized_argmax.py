@@ -109,9 +109,9 @@ def regularized_argmax(
 ) -> Tensor:
     """Solve ``y = argmax_{y in simplex} <y, x> - gamma * Omega(y)`` for any convex Omega that is smooth inside the simplex.
 
-    Omega is called with points (rows, d) of the simplex, their entries at least 1e-12, in float64 if its own tensors allow
-    it, else in the scores' dtype. It has to treat all rows alike, and to be strictly convex for the solution to be unique.
-    Where entries are masked it gets the others alone, in their order: rows are then shorter than d.
+    Omega is called with points (rows, d) of the simplex, whose entries are at least 1e-12. They are in float64 if Omega's own
+    tensors allow it, else in the scores' dtype. Omega must treat all rows alike. The solution is unique if Omega is strictly
+    convex. Masked entries are left out, so rows may be shorter than d.
 
     Derivatives, second ones and forward mode among them, are those of the solution. They reach the parameters of an Omega
     that is a module; tensors that a function closes over get none. The work of a step grows with the cube of the support:
@@ -132,8 +132,8 @@ def regularized_argmax(
         Tensor of the scores' shape and dtype.
 
     Raises:
-        ConfigurationError: if ``omega`` is not callable or does not return one number a row, ``max_iter`` is not an integer
-            >= 1, ``gamma`` or ``tol`` is not positive, the scores are not floating, or the mask does not fit.
+        ConfigurationError: if ``omega`` is not callable or does not return one number per row. Also for a ``max_iter`` below
+            1, a ``gamma`` or ``tol`` that is not positive, scores that are not floating, or a mask of another shape.
 
     Source: Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3 and
     Proposition 1.

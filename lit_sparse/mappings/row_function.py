@@ -1,7 +1,7 @@
 """How a row algorithm becomes a differentiable function along any dimension of a tensor.
 
-Eagerly it is a :class:`RowFunction`: an autograd function whose derivative is given once, as a Jacobian-vector product,
-and serves reverse mode, forward mode, double backward and vmap. Under ``torch.compile`` and ``torch.export`` the kernel is
+In eager mode it is a :class:`RowFunction`, an autograd function with one rule for its derivative, a Jacobian-vector product.
+The rule serves reverse mode, forward mode, double backward and vmap. Under ``torch.compile`` and ``torch.export`` the kernel is
 one opaque operator on detached scores, and plain torch operations carry the derivative around it.
 """
 
@@ -48,7 +48,7 @@ class RowFunction:
     other arguments are numbers.
     """
 
-    #: What computes the result from (x, *args): a RowKernel, or a static method.
+    #: Function that computes the result from (x, *args): a RowKernel, or a static method.
     kernel: ClassVar[Any]
     #: The derivative needs ``x`` itself: it follows ``y`` among the arguments of :meth:`jvp`.
     saves_input: ClassVar[bool] = False
@@ -235,7 +235,7 @@ class _Derivative(torch.autograd.Function):
             grad = constant_in(saved[0], grad)
         if not cls.rule.has_parameter_gradient or not ctx.needs_input_grad[1]:
             return (grad, *NO_GRADIENTS[: len(rest)])
-        # What arrives at a zero that cannot move, one behind a mask among them, is never looked at.
+        # Incoming gradients at entries that stay zero, including masked ones, are ignored.
         slope = cls.rule.parameter_jvp(*_widened(saved), *rest)
         pull = torch.where(slope != 0, grads[0] * slope, 0.0).sum(-1, keepdim=True)
         return (grad, pull.sum_to_size(rest[0].shape).to(rest[0].dtype), *NO_GRADIENTS[: len(rest) - 1])
@@ -267,7 +267,7 @@ def constant_in(y: Tensor, grad: Tensor) -> Tensor:
 
 
 def _restored(ctx: Any) -> tuple[tuple[Tensor, ...], tuple[Any, ...]]:
-    """Return what was saved beside the arguments after the first, and those arguments."""
+    """Return the saved tensors that are not arguments, and the arguments after the first."""
     saved = ctx.saved_tensors
     if ctx.parameter:
         return saved[:-1], (saved[-1], *ctx.rest)

@@ -29,7 +29,7 @@ class _Softmax(RowFunction):
 
     @staticmethod
     def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        v = torch.where(y != 0, v, 0.0)  # what arrives at a forbidden entry is never looked at
+        v = torch.where(y != 0, v, 0.0)  # incoming gradients at forbidden entries are ignored
         product: Tensor = y * (v - (y * v).sum(-1, keepdim=True)) / args[0]
         return product
 

@@ -16,8 +16,7 @@ __all__ = ["TopKSparsemax", "topk_sparsemax"]
 def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     """Project the k largest entries of ``scores / gamma`` onto the simplex; all others get zero.
 
-    Where sparsemax has at most k entries in its support, the two are equal: that is the certificate that cutting at k lost
-    nothing.
+    It equals sparsemax if the support of sparsemax has at most k entries.
 
     Args:
         scores: floating tensor; length d along ``dim``.

@@ -316,7 +316,7 @@ def test_inference_mode_and_autocast() -> None:
     ],
 )
 def test_an_omega_of_the_wrong_shape(omega: Omega, got: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"one number a row, shape \(\d,\) for .*, but got {got}"):
+    with pytest.raises(ConfigurationError, match=rf"one number per row, shape \(\d,\) for .*, but got {got}"):
         F.regularized_argmax(scores(3, 4), omega)
 
 

@@ -79,7 +79,7 @@ def sparsemap(
         nothing allowed has the structure of zeros alone.
 
     Raises:
-        ConfigurationError: if an argument is not as described, or an oracle returns what is no structure.
+        ConfigurationError: for an invalid argument, or an oracle that returns an invalid structure.
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The distribution over structures that SparseMAP finds, its derivatives, and who finds it on which device."""
+"""The distribution over structures of SparseMAP, its derivatives, and the solver for each device."""
 
 from __future__ import annotations
 
@@ -114,8 +114,10 @@ def _start_of(given: tuple[Tensor, Tensor] | Tensor | None, structure: Structure
     fits = structure.fits(entries, allowed)
     if isinstance(given, Tensor) and not bool(
         (fits | structure.fits(entries, torch.ones_like(allowed))).all()
-    ):  # but for the mask
-        raise ConfigurationError(f"Expected argument `start` to hold structures of {structure!r}, but some are none.")
+    ):  # except for the mask
+        raise ConfigurationError(
+            f"Expected argument `start` to hold structures of {structure!r} but got others. Start from structures."
+        )
     return entries, torch.where(fits & probs.isfinite(), probs, 0.0)
 
 
@@ -142,7 +144,7 @@ def _checked(structure: Structure, found: Any, scores: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class StructureProblem:
-    """What to solve beside scores and potentials.
+    """Options of a problem, besides scores and potentials.
 
     Attributes:
         structure: a set of structures.
