@@ -1,10 +1,10 @@
 """The best rooted tree of a directed graph, by the algorithm of Chu, Liu and Edmonds on a dense matrix.
 
-Every node takes its best head. Where that closes a cycle, the cycle becomes one node, whose head is the one that loses least by
-breaking it, and so on until there is no cycle; then the cycles are opened again, the last one first. A new node costs time
-proportional to the nodes times the length of its cycle, which together is O(n^2).
+Each node takes its best head. If that closes a cycle, the cycle is contracted to one node, whose head is the one that breaks
+the cycle at the smallest loss. This repeats until there is no cycle. Then the cycles are expanded in reverse order. A
+contraction takes time proportional to the number of nodes times the length of the cycle, O(n^2) in total.
 
-Source: Chu & Liu (1965); Edmonds (1967), Optimum branchings.
+Source: Chu & Liu (1965), On the Shortest Arborescence of a Directed Graph. Edmonds (1967), Optimum Branchings.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NONE = -1
 
 @compile_rows()
 def beats(level: Any, score: Any, other_level: Any, other_score: Any) -> Any:
-    """Tell whether a pair is better than another: allowed, of a lower level, or of a larger score at the same."""
+    """Return whether a pair is better than another: allowed, of a lower level, or of the same level with a larger score."""
     if score == -np.inf or other_score == -np.inf:
         return score != -np.inf
     return level < other_level or (level == other_level and score > other_score)
@@ -63,8 +63,8 @@ def contract(
 ) -> None:
     """Replace the cycle through ``first`` by the node ``new``.
 
-    ``enters[h, new]`` tells whose head h becomes, ``leaves[new, v]`` who of the cycle is the head of v, and ``inside[v]`` is
-    the node that v went into.
+    ``enters[h, new]`` is the node of the cycle whose head becomes h, ``leaves[new, v]`` the node of the cycle that is the head
+    of v, and ``inside[v]`` the contracted node that contains v.
     """
     for other in range(new):
         if not active[other]:
@@ -178,8 +178,8 @@ def best_trees(scores: Any, single_root: bool) -> tuple[Any, Any]:
     """Return the heads of the best tree of each row, and whether there is one.
 
     Args:
-        scores: float64 array (B, n, n), [node, head], finite or -inf where a pair is forbidden; on the diagonal that of being
-            a root. Nodes all of whose scores are forbidden are left out, and are nobody's head.
+        scores: float64 array (B, n, n), [node, head], finite, or -inf for forbidden pairs. The diagonal holds the scores of
+            being a root. Nodes without an allowed pair are left out, and are not a head of others.
         single_root: only one node may be a root.
 
     Returns:

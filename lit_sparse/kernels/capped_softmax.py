@@ -24,9 +24,9 @@ __all__ = ["capped_product", "map_capped"]
 
 SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 200, 64
-DEEP = 64.0  # a range of scores over which float32 loses digits of the small ones beside the largest
+DEEP = 64.0  # range of scores above which float32 loses digits of the small ones
 NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
-ENOUGH = 40.0  # beyond, what is left of a sigma is less than rounding
+ENOUGH = 40.0  # beyond this, a sigmoid differs from its limit by less than rounding
 
 
 @compile_rows()
@@ -137,8 +137,8 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
             least = min(least, x[row, i]) if x[row, i] != -np.inf else least
         origin, near = cell[0], False
         if (np.float64(cell[0]) - least) / gamma > DEEP:
-            # How far the largest is above its cap does not matter. What does are differences around the score at which hard
-            # caps would end; farther from it than ENOUGH, the sum is right but for rounding.
+            # The distance of the largest scores above their cap has no effect. Only differences near the score where hard caps
+            # would end matter; farther away than ENOUGH the sum is right up to rounding.
             rank = n - 1 - min(int(rho * n), n - 1)
             origin, near = np.partition(z[:n], rank)[rank], True
         for j in range(n):
@@ -164,7 +164,7 @@ def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     ranked = scores.sort(dim=-1, descending=True).values
     rank = torch.where(invalid, 0.0, target).long().clamp_max(n - 1)
     z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)
-    # Farther away the sum is right but for rounding.
+    # Farther away the sum is right up to rounding.
     upper = ENOUGH + math.log(x.shape[-1]) - torch.where(invalid, 1.0, rho).log()
     lower = -upper
     for _ in range(REFERENCE_PASSES):

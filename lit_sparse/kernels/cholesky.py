@@ -1,7 +1,7 @@
 """The Cholesky factor of a matrix that grows and shrinks by a row and column: what least squares on a changing support needs.
 
-The factor L, with ``L L^T`` the matrix, is the lower triangle of the first n rows of a larger array. The arrays are small and
-stay on the CPU, whatever device the vectors are on that the matrix has the products of.
+The factor L of the matrix ``L L^T`` is the lower triangle of the first n rows of a larger array. The arrays are small and stay
+on the CPU, also if the vectors, whose products the matrix holds, are on another device.
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -
     p = torch.where(support, (base / peak) ** power, 0.0)
     p = torch.where(y.isnan(), y, p)  # NaN to the power of 0 is 1
     p = p / p.sum(-1, keepdim=True).clamp_min(torch.finfo(y.dtype).tiny)
-    v = torch.where(support, v - v.gather(-1, most), 0.0)  # what arrives at an entry outside is never looked at
+    v = torch.where(support, v - v.gather(-1, most), 0.0)  # incoming gradients outside the support are ignored
     pull = torch.where(support, s * v, 0.0)
     return torch.where(support, (pull - p * pull.sum(-1, keepdim=True)) / gamma, 0.0).to(v.dtype)
 

@@ -96,9 +96,9 @@ def gather_scores(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, plac
 @compile_rows(inline="source")
 def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
     """Leave the deformed exponentials, their sum almost 1, in ``work[0]``; return their t."""
-    # Of the last step. What it leaves behind is its square while y is smooth in t, and less so as alpha goes to 2.
+    # Tolerance for the last step. The remaining error is its square if y is smooth in t, and grows as alpha approaches 2.
     tolerance = 1e-6 + math.exp(-16.0 * max(eps, 0.5)) if z.itemsize == 4 else 1e-9
-    if eps > 1.0:  # where y is small it is steep in t
+    if eps > 1.0:  # small y are steep in t
         tolerance = 1e-15
     done = eps <= FLAT  # the result is exp(z) over its sum
     lower, upper = 0.0, 0.0 if done else -math.expm1(-eps * math.log(n)) / eps
@@ -135,7 +135,7 @@ def write_normalized(row: Any, work: Any, n: Any, padded: Any, places: Any, out:
 
 @compile_rows(REDUCTION_FLAGS)
 def chunk_squares(z: Any, first: Any, last: Any, shift: Any) -> Any:
-    """Return the same for eps = 1/2, without a look at y, and the size of the support."""
+    """Return the same for eps = 1/2, without computing y, and the size of the support."""
     zero = z.dtype.type(0)
     total, slope, count = zero, zero, 0
     one, half = z.dtype.type(1), z.dtype.type(0.5)
@@ -212,7 +212,7 @@ def write_squares(z: Any, row: Any, t: Any, total: Any, out: Any) -> None:
 
 @compile_rows()
 def map_squares_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Map those of the rows ``start .. stop - 1`` whose alpha is 3/2, where a look at every entry costs less than choosing."""
+    """Map the rows of ``start .. stop - 1`` with alpha = 3/2, where a pass over all entries is cheaper than selection."""
     d = x.shape[1]
     bits = bits_of(x)
     cell = np.empty(1, x.dtype)

@@ -19,7 +19,7 @@ from lit_sparse.kernels.entmax_forward import gather_scores, solve, write_normal
 __all__ = ["CEILING_DOUBLE", "CEILING_SINGLE", "map_steep_block", "steep_product_block"]
 
 CEILING_SINGLE, CEILING_DOUBLE = 80.0, 600.0  # logarithms of weights in the Jacobian stay below
-UNSURE, STEEP = 1e-10, 1e-4  # m = 1 + eps (z - t) is known but for rounding: is it above 0, and its root accurate?
+UNSURE, STEEP = 1e-10, 1e-4  # rounding of m = 1 + eps (z - t): its sign is unsure below, its root steep below
 PASSES = 120
 
 

@@ -1,12 +1,12 @@
 """Fusedmax of rows: the total-variation proximal operator, then the simplex.
 
-The proximal operator is solved exactly by dynamic programming over the derivative of the cost of a prefix as a function of its
-last value (Johnson 2013): an increasing, piecewise linear function, cut off at -lam and lam, whose knots are added and
-removed at its two ends. Linear in the worst case, and every index is in bounds whatever rounding does.
+The proximal operator is solved exactly by dynamic programming (Johnson 2013). The state is the derivative of the cost of a
+prefix as a function of its last value: an increasing, piecewise linear function, clipped at -lam and lam. Knots are added and
+removed at its two ends. The time is linear in the worst case, and rounding cannot lead to an index out of bounds.
 
-Not all of a row takes part. With z = (x - max x) / gamma no value of the operator is further than 2 lam from z, so the
-threshold of the projection is at least -1 - 2 lam, and an entry below -1 - 4 lam can neither enter the support nor be fused
-with one that does: it is a wall, lower than its neighbours.
+Only a part of a row is needed. With z = (x - max x) / gamma, all values of the operator are within 2 lam of z. The threshold of
+the projection is therefore at least -1 - 2 lam. An entry below -1 - 4 lam can neither enter the support nor be fused with an
+entry of the support, so it separates its neighbours.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def forward_clips(x: Any, row: Any, first: Any, last: Any, top: Any, scale: Any,
         first: first entry of the segment, all of whose entries take part.
         last: its last entry.
         top: maximum of the row.
-        scale: what differences from the maximum are multiplied by.
+        scale: factor of the differences from the maximum.
         lam: strength of the penalty, > 0.
         walls: 1 if the entry before the segment is a wall, plus 2 if the one after it is.
         work: (6, 2d) workspace; rows LOWER and UPPER receive the results, at the entries' places.
@@ -337,6 +337,6 @@ map_fused = RowKernel(
 )
 """Row kernel ``(x (..., d), lam (..., 1) or a number, gamma) -> (y, labels)``: fusedmax of ``x / gamma``, and its runs.
 
-``-inf`` marks an entry that is not allowed, over which nothing fuses; a row without allowed entries gives zeros, a row with
-NaN or +inf, or a lam below zero, gives NaN at its allowed entries.
+``-inf`` marks a forbidden entry, which also separates groups. A row without allowed entries gives zeros. A row with NaN or
++inf, or with a negative lam, gives NaN at its allowed entries.
 """

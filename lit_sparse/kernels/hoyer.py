@@ -103,7 +103,7 @@ def solve(z: Any, n: Any, ratio: Any) -> Any:
                 break
             tau, refined = exact, count
             continue
-        excess = total - count * tau  # the maximum is 0: neither difference is small beside what it is taken from
+        excess = total - count * tau  # the maximum is 0, so neither difference cancels
         energy = square - tau * (total + excess)
         if count > ratio * ratio and excess >= ratio * math.sqrt(energy):
             lower = max(lower, tau)
@@ -174,7 +174,7 @@ def project_row(a: Any, n: Any, sparseness: Any, norm: Any, z: Any, signs: Any, 
     scale = rescue(a, n, np.float64(most) - np.float64(least))
     top, tau = np.float64(most) * scale, 0.0
     depth = top - np.float64(least) * scale
-    for _ in range(PASSES):  # beside an entry far below, all others look alike: look again, at their scale
+    for _ in range(PASSES):  # next to an entry far below, all others are nearly equal: rescale to their differences
         rescale(a, n, top, depth, z)
         tau = solve(z, n, ratio)
         if tau <= -NARROW:

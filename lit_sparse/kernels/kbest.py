@@ -1,8 +1,8 @@
 """The k best bit vectors of a row of scores, exactly, by the smallest sums of what changing a bit costs.
 
-The best vector sets the bits of positive score. Any other changes some of them, and each change costs |score|. So the k best
-are the k subsets of the magnitudes with the smallest sums, and only the k - 1 smallest magnitudes can take part: before a
-subset that holds the j-th of them come the empty set and the j - 1 single ones below it.
+The best vector sets the bits of positive score. Any other vector changes some of them, and each change costs |score|. So the k
+best vectors correspond to the k subsets of the magnitudes with the smallest sums. Only the k - 1 smallest magnitudes can be in
+these subsets: the empty set and the j - 1 smaller magnitudes alone come before any subset with the j-th smallest.
 """
 
 from __future__ import annotations
@@ -144,15 +144,15 @@ def _best_reference(bits: Tensor, counts: Tensor, x: Tensor) -> None:
 def best_bits(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k bit vectors z of largest ``<scores, z>`` for each row, the best first, none twice.
 
-    A score of -inf forbids its bit, which is 0 in every vector; of m allowed bits there are only 2^m vectors. Among equal
-    scores the order is that of what differs from the best vector, the one that sets the bits of positive score: rank the bits
-    by |score|, equal ones by their index; of two vectors, the one that leaves the highest-ranked bit in which they differ as
-    it is comes first. So a bit of low index changes before one of high index. Sums are those of float64, added in the order
-    of the ranks. A row with NaN or +inf has one vector, NaN at every bit that is not forbidden. No gradient.
+    A score of -inf forbids its bit, which is 0 in every vector; m allowed bits have only 2^m vectors. The best vector sets the
+    bits of positive score. Vectors of equal total are ordered by their differences from it. Rank the bits by |score|, and equal
+    ones by index. The vector that keeps the highest-ranked bit in which two vectors differ comes first. So bits of low
+    index change before bits of high index. Sums are computed in float64, in the order of the ranks. A row with NaN or +inf
+    has one vector, NaN at every allowed bit. There is no gradient.
 
     Args:
         scores: (B, D) floating.
-        k: how many, >= 1.
+        k: number of vectors, >= 1.
 
     Returns:
         Bits (B, k', D) of the scores' dtype, k' = min(k, 2^D), zero beyond a row's count; and the counts (B,), int64:

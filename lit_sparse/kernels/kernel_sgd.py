@@ -153,8 +153,8 @@ def run_kernel_sgd(
         coefficients: (N,) contiguous, b; those of these iterations are written in place.
         first: iterations done before.
         last: iterations done after it, at most N.
-        width: of a bump.
-        step_size: C.
+        width: width of a bump.
+        step_size: C, the step size.
         eps: strength of the entropy.
         rho: how far the plan's density is capped, at 1 / rho; it has no part in ``"dual"``.
         objective: ``"safe"`` or ``"dual"``.
@@ -192,7 +192,7 @@ def gaussian_sum(points: Tensor, centres: Tensor, coefficients: Tensor, width: f
         points: (B, d) on the CPU.
         centres: (N, d), x_j.
         coefficients: (N,), b.
-        width: of a bump.
+        width: width of a bump.
 
     Raises:
         ValueError: for arrays that are not of these shapes.

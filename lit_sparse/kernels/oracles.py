@@ -28,7 +28,7 @@ __all__ = [
 
 #: Kinds of structures that have a compiled oracle.
 BITS, SEQUENCE = 0, 1
-#: Residuals of this size are zero but for rounding: the oracle takes 0.
+#: Residuals up to this size are zero up to rounding; the oracle replaces them by 0.
 TIE = 1e-9
 #: Scores are compared in steps of this size up to that magnitude, so that rounding does not choose among equal ones.
 STEP, FINE = 2.0**-29, 2.0**23
@@ -53,7 +53,7 @@ class CompiledOracle(NamedTuple):
 
 @compile_rows()
 def coarse(score: Any) -> Any:
-    """Return a score in whole steps; zero where it is zero but for rounding."""
+    """Return a score rounded to integer steps, or zero if it is zero up to rounding."""
     if abs(score) <= TIE:
         return 0.0
     return math.floor(score / STEP + 0.5) * STEP if abs(score) < FINE else score
@@ -192,7 +192,7 @@ def links_of(oracle: Any, link: Any, rows: Any, z: Any) -> Any:
 
 @compile_rows(inline="source")
 def is_broken(oracle: Any, link: Any) -> Any:
-    """Tell whether the links hold NaN or an infinity."""
+    """Return whether the links hold NaN or an infinity."""
     links, broken = oracle.links, False
     for i in range(links.shape[1]):
         for j in range(links.shape[2]):

@@ -3,11 +3,11 @@
 On the simplex nothing is negative, so with z sorted decreasingly the penalty is linear: ``lam sum_i (d - i) y_(i)``. The result
 is the simplex projection of the decreasing isotonic regression of ``z_(i) - lam (d - i)``, in the order of z.
 
-Not all of a row is sorted. The threshold tau of a prefix is a lower bound on that of the row, and a prefix is enough once no
-block of later entries can have a mean above tau; a histogram of those entries is enough to see that.
+Only a prefix of a row is sorted. The threshold tau of a prefix is a lower bound of the row's threshold. A prefix suffices if no
+block of later entries can have a mean above tau, which a histogram of these entries decides.
 
-The published composition (Niculae & Blondel 2017) projects ``prox(z)`` of the penalty without the simplex, in which signs are
-kept; it is no maximizer of anything, and can be far from the exact mapping.
+The published composition (Niculae & Blondel 2017) projects ``prox(z)`` of the penalty without the simplex, which keeps signs.
+It does not maximize a regularized objective, and can be far from the exact mapping.
 """
 
 from __future__ import annotations
@@ -77,10 +77,10 @@ def gather_keys(x: Any, row: Any, top: Any, gamma: Any, limit: Any, floats: Any,
 
 @compile_rows()
 def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, limit: Any, height: Any, ints: Any) -> Any:
-    """Tell whether no block of the entries below ``limit`` can have a mean above ``height``.
+    """Return whether no block of the entries below ``limit`` can have a mean above ``height``.
 
-    Each counts as much as the upper edge of its bucket. From the edge of one bucket to the next the sums over the first k of
-    them are convex in k, so that they need to be looked at where buckets end.
+    Each entry is bounded by the upper edge of its bucket. Within a bucket the sums over the first k entries are convex in k, so
+    only the ends of buckets need a check.
     """
     width = (limit - height) / BUCKETS
     if width <= 0.0:
@@ -105,8 +105,8 @@ def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, 
 def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats: Any, ints: Any) -> Any:
     """Tell, without sorting, whether all of a row is certainly one block: no prefix has a mean above that of the row.
 
-    Inside a bucket the sums over a prefix are bounded from its start, as if all its entries stood at its upper edge, or from
-    its end, as if they stood at its lower one; either bound is extreme at the two ends of the bucket.
+    Within a bucket, sums over a prefix have two bounds: from its start with all entries at its upper edge, or from its end with
+    all entries at its lower edge. Both bounds are extreme at the ends of the bucket.
     """
     if lam == 0.0:
         return False
@@ -273,7 +273,7 @@ def _map_reference(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) ->
     order = torch.where(use, z, -torch.inf).argsort(dim=-1, descending=True, stable=True)
     ranked = z.gather(-1, order)
     rank = torch.arange(1, x.shape[-1] + 1, device=x.device)
-    # What is not allowed comes last, each entry lower than the one before: it pools with nothing.
+    # Forbidden entries come last, each lower than the previous one, so they are not pooled.
     behind = ranked.amin(-1, keepdim=True) - lam * n - rank
     a = torch.where(rank <= n, ranked - lam * (n - rank), behind)
     tied = (lam > 0) & (ranked[..., 1:] == ranked[..., :-1]) & (rank[1:] <= n)
@@ -328,7 +328,7 @@ map_oscar = RowKernel(
 )
 """Row kernel ``(x (..., d), lam (..., 1) or a number, gamma, exact) -> (y, labels)``: oscarmax of ``x / gamma``, and groups.
 
-With ``exact=False`` it is the published composition, and the labels are those of its first step. ``-inf`` marks an entry that
-is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a lam below zero, gives NaN at its allowed
+With ``exact=False`` it is the published composition, and the labels are those of its first step. ``-inf`` marks a forbidden
+entry. A row without allowed entries gives zeros. A row with NaN or +inf, or with a negative lam, gives NaN at its allowed
 entries.
 """

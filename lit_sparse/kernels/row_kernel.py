@@ -1,7 +1,7 @@
 """One door for every row kernel: compiled on the CPU, plain torch elsewhere, an opaque operator while tracing.
 
-A kernel takes tensors of one shape (..., d) followed by numbers, and returns a new tensor of that shape. It knows nothing
-of derivatives; :mod:`lit_sparse.mappings.row_function` builds them around it.
+A kernel takes tensors of one shape (..., d) followed by numbers, and returns a new tensor of that shape. It
+has no derivative; :mod:`lit_sparse.mappings.row_function` adds derivatives.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _OWNERS: dict[str, str] = {}  # name of an operator -> module that made it; a mo
 class RowKernel:
     """A row algorithm with its implementations for each device.
 
-    Its arguments are, in this order: tensors of one shape (..., d); row parameters, which are numbers or tensors of as many
-    dimensions that broadcast to (..., 1); other numbers. It returns a tensor of the shape of the first, or several; or one
-    number a row, (..., 1).
+    Its arguments are, in this order, tensors of one shape (..., d), row parameters, and other numbers. Row parameters are
+    numbers, or tensors with as many dimensions that broadcast to (..., 1). It returns one or several tensors of the shape of
+    the first argument, or one number per row, (..., 1).
 
     Args:
         name: name of the operator in torch's registry, ``lit_sparse::<name>``.
@@ -47,7 +47,7 @@ class RowKernel:
             returns, contiguous, or NotImplemented; ``reference`` serves then, and when it is None.
         parameters: how many of the tensors in the schema are row parameters.
         auxiliary: dtypes of the results after the first; they have its shape.
-        reduces: the result is one number a row, of rows that are not empty.
+        reduces: whether the result is one number per row; rows must not be empty.
 
     Raises:
         ConfigurationError: if another module has a kernel of that name.
@@ -95,8 +95,7 @@ class RowKernel:
             if kind is float:
                 continue
             if watched or (kind is not Tensor and kind is not Parameter) or is_legacy_batch(arg):
-                # A tensor that stands for others (fake, traced, a batch of the older vmap), or somebody who records each
-                # operation: the operator is what they can see.
+                # Fake, traced and legacy-vmap tensors, and dispatch modes, only see registered operators.
                 return self._reference_or_operator(args)
         return self._compute(args)
 

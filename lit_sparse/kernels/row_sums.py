@@ -16,7 +16,7 @@ from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["row_products", "row_sum"]
 
-#: Sums that rows are added up in before these are, whatever the number of threads.
+#: Number of partial sums over rows, independent of the number of threads.
 PARTS = 16
 #: Seconds an entry takes.
 COST = 4e-10

@@ -1,4 +1,4 @@
-"""Where the density of the safe Kullback-Leibler LogSumExp has mass one.
+"""Root at which the density of the safe Kullback-Leibler LogSumExp has mass one.
 
 For a row x of points with weights w, the safe LogSumExp is a minimum over a number a, attained where
 ``sum w sigma(x - a + ln rho) = rho``, sigma being the logistic function. Newton's method runs on the logarithm of that sum
@@ -25,7 +25,7 @@ SECONDS = 5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 40, 400, 64
 SATURATED = 45.0  # beyond, what is left of a sigma is less than rounding
 DEEP = 1e4  # a range of scores over which float64 loses digits of differences around the threshold
-NARROW = 64.0  # a range of scores over which float32 keeps all digits of the small ones beside the largest
+NARROW = 64.0  # range of scores up to which float32 keeps all digits of the small ones
 TOLERANCES = {4: 1e-6, 8: 1e-12}  # by which rounding may make a total mass less than what it should be, by bytes of a number
 
 
@@ -101,7 +101,7 @@ def _gather(x: Any, row: Any, weights: Any, of: Any, v: Any, w: Any) -> Any:
     for j in range(x.shape[1]):
         weight, value = np.float64(weights[of, j]), np.float64(x[row, j])
         if weight == 0.0:
-            continue  # what stands there is not looked at
+            continue  # values of weight zero are ignored
         if not 0.0 < weight < np.inf or value != value:
             state = 1
         elif value == np.inf:
@@ -227,7 +227,7 @@ below rho.
 weighted_safe_threshold = RowKernel(
     "weighted_safe_threshold", "(Tensor x, Tensor w, float rho) -> Tensor", _weighted_cpu, _weighted_reference, reduces=True
 )
-"""Row kernel ``(x, w (..., d), rho) -> a (..., 1)`` for points of weights w; those of weight zero are not looked at.
+"""Row kernel ``(x, w (..., d), rho) -> a (..., 1)`` for points of weights w; points of weight zero are ignored.
 
 NaN also for a row with a weight that is negative, infinite or NaN.
 """

@@ -2,7 +2,8 @@
 
 The projection is ``y = (z - tau)_+ / gamma`` with ``z = x - max(x)`` and ``tau`` the root of
 ``sum (z - tau)_+ = gamma``. Newton's method, monotone after its first step, stops after a few passes (Michelot 1986;
-Condat 2016 compares the alternatives). Where an adversarial row would make it slow, bisection shares the bracket.
+Condat 2016 compares the alternatives). Newton's method is slow on adversarial rows; there bisection within the same bracket
+helps.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
     support = inside.sum(-1, keepdim=True)
     tau = (torch.where(inside, finite, torch.zeros_like(finite)).sum(-1, keepdim=True) - gamma) / support
     excess = torch.where(inside, ranked - tau, torch.zeros_like(ranked)).clamp_min(0)
-    # What rounding tau left over is shared out among small numbers, where it is exact.
+    # The rounding error of tau is distributed among small numbers, where it is exact.
     excess = torch.where(inside, excess - (excess.sum(-1, keepdim=True) - gamma) / support, excess).clamp_min(0)
     y = torch.zeros_like(x).scatter(-1, order, excess / gamma)
     y = torch.where(invalid, torch.full_like(y, torch.nan), y)

@@ -1,10 +1,9 @@
 """SparseMAP of a row by the active-set method: the support grows by one structure at a time and stays affinely independent.
 
-With the structures of the support as rows of A, the scores t, and ``e`` what other potentials add to each structure,
-the method minimizes ``1/2 ||A^T xi - t||^2 - <e, xi>`` over the simplex. On a support it solves one linear system with
-``M = A A^T + 1 1^T``, positive definite exactly when the structures are affinely independent, whose Cholesky factor R
-(``R^T R = M``) is kept as structures come and go. Whoever enters is what the structure's own maximization (its MAP) finds for
-the residual.
+The rows of A are the structures of the support, t are the scores, and ``e`` holds the other potentials of each structure. The
+method minimizes ``1/2 ||A^T xi - t||^2 - <e, xi>`` over the simplex. On a support it solves one linear system with the matrix
+``M = A A^T + 1 1^T``, which is positive definite exactly when the structures are affinely independent. Its Cholesky factor R
+(``R^T R = M``) is updated when structures enter or leave. The entering structure is the MAP structure of the residual.
 
 Nothing here allocates or calls an oracle: :mod:`lit_sparse.kernels.active_set.batch` drives it on the CPU,
 :mod:`lit_sparse.kernels.active_set.cuda` on GPUs.
@@ -45,7 +44,7 @@ __all__ = [
 
 #: An entering structure whose squared distance from the affine hull of the support is below this lies in it.
 DEPENDENT = 1e-9
-#: Marginals this near to one are one but for rounding.
+#: Largest distance from 1 of a marginal that is 1 up to rounding.
 ONE = 1e-14
 #: Relative rounding of a duality gap.
 ROUNDING = 1e-13
@@ -58,7 +57,7 @@ GAIN, EXTRA, ONES, SOLVED, PROBS, AIM, COLUMN, BASE, LISTS = 0, 1, 2, 3, 4, 5, 6
 
 
 class Workspace(NamedTuple):
-    """What is known of a row while it is solved; or of many, with a leading dimension for them.
+    """State of the solution of a row, or of many rows with a leading dimension.
 
     Attributes:
         vectors: float64 (VECTORS, d).
@@ -76,7 +75,7 @@ class Workspace(NamedTuple):
 
 
 def capacity_of(d: int, max_iter: int, first: int) -> int:
-    """Return how many structures a workspace must hold: the support never exceeds d + 1, and another may be at the door."""
+    """Return the capacity of a workspace: at most d + 1 structures, plus one candidate that is not yet in the support."""
     return min(d, max_iter + first) + 3
 
 
@@ -142,7 +141,7 @@ def compare(work: Any, n: Any, extra: Any, tol: Any) -> Any:
 
 @compile_rows(inline="source")
 def has_room(n: Any, capacity: Any) -> Any:
-    """Tell whether a structure may enter a support of size n; for many sizes too."""
+    """Return whether a structure may enter a support of size n; n may be an array."""
     return n + 1 < capacity
 
 
@@ -150,7 +149,7 @@ def has_room(n: Any, capacity: Any) -> Any:
 def insert(work: Any, n: Any, squared: Any) -> None:
     """Append the structure whose forward-solved column is in ``lists[COLUMN]``, at that squared distance, to the factor."""
     factor, lists = work.factor, work.lists
-    pivot = math.sqrt(squared)  # numpy's own is none of numba-cuda's
+    pivot = math.sqrt(squared)  # numba-cuda has no numpy.sqrt
     for i in range(n):
         factor[i, n] = lists[COLUMN, i]
     factor[n, n] = pivot
@@ -195,8 +194,8 @@ def back_solve(factor: Any, lists: Any, which: Any, n: Any) -> None:
 def enter(work: Any, n: Any, extra: Any) -> Any:
     """Let the structure in ``vectors[FOUND]`` into the support with probability zero; return the new size.
 
-    If it is an affine combination ``sum c_i a_i`` of the support, as much probability as possible moves to it along c, and
-    whoever thereby falls to zero leaves.
+    If it is an affine combination ``sum c_i a_i`` of the support, as much probability as possible moves to it along c.
+    Structures whose probability becomes zero leave.
     """
     vectors, matrix, factor, lists, slots = work.vectors, work.matrix, work.factor, work.lists, work.slots
     d = vectors.shape[1]
@@ -253,7 +252,7 @@ def admit(work: Any, n: Any, extra: Any) -> Any:
 
 @compile_rows(inline="source")
 def settle(work: Any, n: Any, newest: Any) -> Any:
-    """Move the probabilities to the best ones on the support, whoever falls to zero leaving.
+    """Move to the optimal probabilities on the support; structures whose probability becomes zero leave.
 
     Returns:
         The new size, and whether nothing but rounding could be gained: the ``newest`` structure, of probability zero, would

@@ -22,12 +22,12 @@ REDUCTION_FLAGS = frozenset({"reassoc", "contract", "nsz", "arcp", "nnan"})
 
 
 class _Notice(event.Listener):
-    """Says once that kernels are compiled: Numba announces a compilation, not what it loads from its cache."""
+    """Prints one message before the first compilation; Numba does not announce functions that it loads from its cache."""
 
     given = False
 
     def on_start(self, event: Any) -> None:
-        """Say it when the first function of this package is compiled."""
+        """Print the message when the first function of this package is compiled."""
         function = getattr(event.data.get("dispatcher"), "py_func", None)
         if self.given or not getattr(function, "__module__", "").startswith("lit_sparse."):
             return
@@ -50,9 +50,9 @@ def compile_rows(
 
     Args:
         flags: LLVM fast-math flags; none by default.
-        inline: what compiled functions that call the function copy. ``"code"``: the machine code of the function, which is
-            compiled for each combination of argument types. ``"source"``: its source, which is compiled as a part of the
-            caller. For a function with one call this takes less time to compile. It cannot have flags.
+        inline: form in which compiled callers include the function. ``"code"``: its machine code, which is compiled for each
+            combination of argument types. ``"source"``: its source, which is compiled as a part of the caller. This compiles
+            faster for a function that is called in one place. It cannot have flags.
 
     Raises:
         ConfigurationError: for flags with ``inline="source"``.

@@ -1,4 +1,4 @@
-"""What the kernels of single rows share: a look at the row, its invalid rows, and the few entries that matter."""
+"""Functions that the row kernels share: classification of rows, results of invalid rows, selection of large entries."""
 
 from __future__ import annotations
 
@@ -117,9 +117,9 @@ def pad(z: Any, n: Any) -> Any:
 
 @compile_rows()
 def plain_top(x: Any, row: Any) -> Any:
-    """Return the state of a row, without a look at bits, and its largest entry in float64.
+    """Return the state of a row, without reading bits, and its largest entry in float64.
 
-    The state is 0 for an ordinary row, 1 for one where nothing is allowed, 2 for one with NaN or +inf.
+    The state is 0 for an ordinary row, 1 for a row without allowed entries, 2 for a row with NaN or +inf.
     """
     top, invalid = -np.inf, False
     for i in range(x.shape[1]):
@@ -131,7 +131,7 @@ def plain_top(x: Any, row: Any) -> Any:
 
 @compile_rows()
 def is_broken(y: Any, row: Any) -> Any:
-    """Tell whether a result holds NaN."""
+    """Return whether a result holds NaN."""
     broken = False
     for i in range(y.shape[1]):
         broken = broken or y[row, i] != y[row, i]

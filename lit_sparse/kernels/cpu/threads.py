@@ -1,9 +1,11 @@
 """Runs a compiled kernel on blocks of rows, on as many threads as torch uses.
 
-On torch's own threads where they can be had. After each of its operations they wait busily for the next one, so that any
-other thread that is woken then has to share a core with them for some milliseconds, and a kernel takes twice as long.
-Elsewhere, and in forked processes, where OpenMP's threads are gone and GNU's library does not notice, on a small pool of
-Python threads. Numba's own ``parallel=True`` survives neither a fork nor, on its work-queue layer, two Python threads at once.
+Kernels run on torch's own OpenMP threads if these are available. After each operation these threads spin for some
+milliseconds. Other threads would share cores with them, and a kernel would take twice as long.
+
+Otherwise kernels run on a small pool of Python threads. The same holds for forked processes, where OpenMP's threads are gone
+and GNU's library does not notice it. Numba's own ``parallel=True`` fails after a fork. On its work-queue layer it also fails
+with two Python threads at once.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ give_way: Callable[[], None] = getattr(os, "sched_yield", lambda: time.sleep(0))
 
 
 class _Job:
-    """The blocks of one call. Whoever runs it takes blocks until none is left."""
+    """The blocks of one call. Each thread takes blocks until none is left."""
 
     def __init__(self, block: Callable[..., None], edges: list[int], args: tuple[Any, ...]) -> None:
         self.block = block
@@ -50,7 +52,7 @@ class _Job:
                 return
             try:
                 self.block(self.edges[i], self.edges[i + 1], *self.args)
-            except BaseException as error:  # handed to the caller, who raises it
+            except BaseException as error:  # passed to the caller, which raises it
                 self.ended.append(error)
             else:
                 self.ended.append(None)
@@ -104,7 +106,7 @@ class _Pool:
 class _Team:
     """The threads of the OpenMP library that torch has loaded."""
 
-    #: What OpenMP calls in each thread; ctypes takes the interpreter lock for it.
+    #: Function that OpenMP calls in each thread; ctypes acquires the interpreter lock for it.
     task: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
     def __init__(self, library: Path) -> None:

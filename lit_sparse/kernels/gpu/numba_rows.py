@@ -1,8 +1,8 @@
 """Row functions on NVIDIA GPUs, one thread a row, from the source that also serves the CPU.
 
 A function that :func:`~lit_sparse.kernels.cpu.compile.compile_rows` compiled is translated by numba-cuda together with the
-functions it calls. Such a function works on scalars and on arrays that it is given, and neither allocates nor looks at bits.
-numba-cuda is imported by the first call; without it the references in torch serve.
+functions it calls. Such a function works on scalars and given arrays. It neither allocates nor reads bits of floats. The first
+call imports numba-cuda; without it the torch references are used.
 """
 
 from __future__ import annotations

@@ -19,10 +19,10 @@ from torch import Tensor
 
 __all__ = ["center_on_support", "entmax_product", "map_entmax", "project_simplex"]
 
-# What a warp keeps of a row in its registers: 32 float32 a thread. A row of 1024 is then one warp's alone, whose threads
-# need not wait for others, and enough warps are resident to hide the memory behind them.
+# Bytes of a row that a warp keeps in registers: 32 float32 per thread. A row of 1024 entries then belongs to one warp, whose
+# threads do not wait for others, and enough warps are resident to hide memory latency.
 WARP_BYTES = 4096
-LOAD_BYTES = 512  # what a warp loads at once
+LOAD_BYTES = 512  # bytes that a warp loads at once
 MOST_WARPS = 16
 LONG_WARPS = 8  # for rows that are longer still, read in blocks
 LEAST_VERSION = 3  # of Triton: older compilers cannot reduce tensors of three dimensions
@@ -89,13 +89,13 @@ def _launch(
     """Run a program on the current stream of the tensors' device.
 
     Args:
-        name: of the program.
-        out: receives the result; contiguous.
+        name: name of the program.
+        out: contiguous tensor for the result.
         rows: (..., d) inputs of one shape.
         others: inputs that are contiguous already.
         numbers: arguments after the number and length of the rows.
         dtype: type to compute in, float32 for the half types.
-        constants: compiled into the program, beside its shape.
+        constants: constants that are compiled into the program, besides its shape.
 
     Returns:
         ``out``.
@@ -145,7 +145,7 @@ def _shape(d: int, dtype: torch.dtype, size: int) -> dict[str, int]:
 
 
 def _serves(x: Tensor) -> bool:
-    """Tell whether there are programs for the rows of a tensor."""
+    """Return whether there are programs for the rows of a tensor."""
     return x.shape[-1] <= LONGEST and _programs(x.device) is not None
 
 
@@ -179,7 +179,7 @@ def _per_warp(dtype: torch.dtype) -> int:
 
 
 def _is_long(d: int, dtype: torch.dtype) -> bool:
-    """Tell whether a row does not fit into registers."""
+    """Return whether a row does not fit into registers."""
     return d > MOST_WARPS * _per_warp(dtype)
 
 

@@ -2,10 +2,11 @@
 
 Only :mod:`lit_sparse.kernels.gpu.triton_rows` imports this, and only where Triton is installed.
 
-A program takes ``rows`` rows at a time and keeps them in registers: one read and one write, however often Newton's method looks
-at them. A row that is too long for that (``long``) is read anew, a tile at a time, for each look. Either way the first looks
-are at the maxima of groups of entries, which are few and hold nearly all of the support: a subset has less mass than the row,
-so its threshold bounds that of the row from the same side as Newton's method.
+A program takes ``rows`` rows at a time and keeps them in registers, so that all Newton steps share one read and one write.
+
+Longer rows (``long``) are read again in each step, tile by tile. In both cases the first steps use only the maxima of groups of
+entries, which are few and hold nearly all of the support. A subset has less mass than the row, so its threshold bounds that of
+the row from the same side as Newton's method.
 
 Names that the programs share:
 
@@ -15,7 +16,7 @@ Names that the programs share:
 - A tile (rows, depth, groups) holds consecutive columns, and what stands for nothing after the last. A group is what has the
   same last index; it is in one thread, if ``groups`` entries are what a warp loads at once. ``z`` is a tile: the whole row, or
   the first of a long one.
-- ``inside`` (rows,) tells which rows exist, ``live`` (rows,) which are still at work, ``width`` is the type to compute in.
+- ``inside`` (rows,) marks rows that exist, ``live`` (rows,) rows that are not finished, ``width`` is the type to compute in.
 - A number that Python has in double precision comes as two floats, ``high`` and ``low``.
 """
 

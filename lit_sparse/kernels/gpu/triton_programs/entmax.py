@@ -174,8 +174,8 @@ def map_entmax(
 ) -> None:
     """Map rows of ``x * scale`` by alpha-entmax, ``scale = high + low``.
 
-    ``alpha`` is one of each row, or a ``single`` one; if ``squares``, it is 1.5 and not read. ``part`` tells which rows to map:
-    0 all, 1 those with alpha <= 2 or an invalid one, 2 those with alpha > 2.
+    There is one ``alpha`` per row, or a ``single`` one. With ``squares`` it is 1.5 and not read. ``part`` selects the rows:
+    0 for all, 1 for those with an alpha <= 2 or an invalid alpha, 2 for those with alpha > 2.
     """
     d = units * unit
     row, inside = rows_of(n, rows)
@@ -202,7 +202,7 @@ def map_entmax(
     z = (z - over(top)) * over(factor)
     highest = -exp_minus_one(-eps * tl.log(tl.zeros([rows], width) + d)) / eps
     t = 0.5 * highest
-    # Of float32 only rows with alpha <= 2 are computed in float32. Towards 2 the sum gets kinks in t, beyond it is steep.
+    # Only float32 rows with alpha <= 2 are computed in float32. Near 2 the sum gets kinks in t, above 2 it is steep.
     tolerance = tl.where(eps > 1, 1e-15, 1e-9 if width == tl.float64 else 1e-6 + tl.exp(-16.0 * tl.maximum(eps, 0.5)))
     if long or depth > 1:
         peaks = (peaks - over(top)) * over(factor)
@@ -253,7 +253,7 @@ def weights_of(
 
 @compiled
 def moments(weight: tl.tensor, relative: tl.tensor, v: tl.tensor, origin: tl.tensor) -> tl.tensor:
-    """Return the sums (rows,) of the relative weights and of the weighted v less its origin, not looked at elsewhere."""
+    """Return the sums (rows,) of the relative weights and of the weighted v minus its origin, over nonzero weights."""
     return total(relative), total(tl.where(weight != 0, (v - over(origin)) * weight, 0.0))
 
 

@@ -67,11 +67,11 @@ def solve_projection(
 ) -> tl.tensor:
     """Find the root tau of ``sum (z - tau)_+ = gamma``, where ``live``; a long row is ``x - top``.
 
-    ``tau`` is not above the root, and the threshold of ``count`` entries: where as many are above it, they are the support.
-    ``halve`` says to look at half of tau first, which for most rows is nearer to the root, and never much worse.
+    ``tau`` is not above the root. It is the threshold of ``count`` entries; if as many are above it, they are the support.
+    ``halve`` starts at half of tau, which is closer to the root for most rows and never much worse.
 
     Returns:
-        tau; its count; and what rounding left between tau and the root, so that a long float32 row still sums to one.
+        tau, its count, and the rounding error of tau, which lets a long float32 row still sum to one.
     """
     upper = tl.zeros_like(tau)
     rest = tl.zeros_like(tau)

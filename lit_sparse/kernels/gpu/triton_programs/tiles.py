@@ -12,8 +12,7 @@ compiled: Callable[[Callable[..., Any]], Any] = triton.jit
 program: Callable[[Callable[..., Any]], Any] = triton.jit(do_not_specialize=["n", "k"])
 
 COARSE_PASSES = tl.constexpr(16)
-# Of Newton's method alone. Then bisection helps: there are rows, made rather than met, on which Newton's method gives up one
-# entry a pass.
+# Newton steps before bisection joins, for adversarial rows on which Newton's method removes one entry per step.
 NEWTON_PASSES = tl.constexpr(24)
 PASSES = tl.constexpr(152)
 HUGE = tl.constexpr(float("inf"))
@@ -40,7 +39,7 @@ def total(tile: tl.tensor) -> tl.tensor:
 
 @compiled
 def any_of(flag: tl.tensor) -> tl.tensor:
-    """Tell whether one of (rows,) is set."""
+    """Return whether a flag (rows,) is set for any row."""
     return tl.max(flag.to(tl.int32), 0) > 0
 
 
