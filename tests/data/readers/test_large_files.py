@@ -1,0 +1,228 @@
+"""Small files that unpack to much are refused, and large files are read without copies."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import struct
+import tracemalloc
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+import torch
+
+from lit_sparse.data import (
+    TableDataModule,
+)
+from lit_sparse.data.readers import sizes
+from lit_sparse.data.readers.arrays import open_arrays, read_npy
+from lit_sparse.data.readers.gettext import read_catalogues
+from lit_sparse.data.readers.joblib_arrays import read_joblib_array
+from lit_sparse.data.readers.splits import read_split
+from lit_sparse.errors import DataError
+
+from .test_bad_files import COMPLEX, VECTORS, Use, cached, dumped, game, houses, images, labels, npy, npz, table, vectors
+
+
+def overlapping(entries: int, size: int) -> bytes:
+    """Return a compiled catalogue each of whose texts is the whole file."""
+    end = 28 + 16 * entries
+    text = size.to_bytes(4, "little") + end.to_bytes(4, "little")
+    return struct.pack("<7I", 0x950412DE, 0, entries, 28, 28 + 8 * entries, 0, 0) + 2 * entries * text + b"x" * size
+
+
+# A bound that tests can reach without much memory: files unpack to 4 MiB, or to 250 times their size.
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "ALWAYS", 2**22)
+
+
+ZEROS = 2**23
+
+
+BOMBS: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
+    "idx": (
+        images,
+        "train-images-idx3-ubyte.gz",
+        lambda: gzip.compress(bytes([0, 0, 8, 3]) + struct.pack(">3I", ZEROS // 784, 28, 28) + bytes(ZEROS // 784 * 784)),
+    ),
+    "text": (
+        lambda path: read_split(None, str(path), {"x": "a"}),
+        "a.jsonl.gz",
+        lambda: gzip.compress(b'{"a": "' + b"x" * ZEROS + b'"}'),
+    ),
+    "libsvm-bz2": (table, "a.libsvm.bz2", lambda: bz2.compress(b"1 1:1\n" * (ZEROS // 6 + 1))),
+    "libsvm": (table, "a.libsvm.gz", lambda: gzip.compress(b"1 1:1\n" * (ZEROS // 6 + 1))),
+    "npz-table": (table, "a.npz", lambda: npz(X=npy(np.zeros((ZEROS // 8, 1))), y=npy(np.zeros(ZEROS // 8)))),
+    "npz-labels": (labels, "a.npz", lambda: npz(labels=npy(np.zeros(ZEROS, np.uint8)))),
+    "npz-game": (game, "a.npz", lambda: npz(features=npy(np.zeros((ZEROS, 1), np.uint8)))),
+    "vectors-gz": (vectors, "a.txt.gz", lambda: gzip.compress(b"a 1 2\n" * (ZEROS // 6 + 1))),
+    "vectors-zip": (vectors, "a.zip", lambda: zipped("a.txt", b"a 1 2\n" * (ZEROS // 6 + 1))),
+    "vectors-pt": (vectors, "a.pt", lambda: deflated(cached(["a", "b"], torch.zeros(2, ZEROS // 8)))),
+    "sklearn": (houses, "cal_housing_py3.pkz", lambda: dumped(np.zeros((ZEROS // 72 + 1, 9)))),
+}
+
+
+def zipped(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def deflated(archive: bytes) -> bytes:
+    """Return a zip archive with its members compressed."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(archive)) as old, zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("case", BOMBS)
+def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, small: None, case: str) -> None:
+    use, name, content = BOMBS[case]
+    packed = content()
+    assert 250 * len(packed) < ZEROS
+    (tmp_path / name).write_bytes(packed)
+    with pytest.raises(DataError, match=r"to unpack to at most 4 MiB but got more: .* takes .* or more"):
+        use(tmp_path / name)
+
+
+def test_a_sparse_table_of_few_bytes_is_read(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """8 MiB of 14 KiB; a bound of its own holds for dense tables, and not for those that the file fills."""
+    (tmp_path / "a.libsvm").write_bytes(b"1 500:1\n" * 2000)
+    data = TableDataModule(str(tmp_path / "a.libsvm"), intercept=False, val_size=1, test_size=1)
+    data.setup()
+    assert data.fetch("val", 0, torch.arange(1))["features"].shape == (1, 500)
+    monkeypatch.setattr(sizes, "DENSE", 1000)
+    with pytest.raises(DataError, match=r"got 2000 rows and 500 features, which take 7\.63 MiB"):
+        table(tmp_path / "a.libsvm")
+    (tmp_path / "full.libsvm").write_bytes(b"1 1:1 2:3\n2 1:2 2:2\n" * 100)
+    table(tmp_path / "full.libsvm")
+
+
+def test_a_table_that_is_compressed_too_well_can_be_saved_otherwise(tmp_path: Path, small: None) -> None:
+    x, y = np.eye(1000)[np.arange(2000) % 1000], np.ones(2000)
+    np.savez_compressed(tmp_path / "a.npz", X=x, y=y)
+    with pytest.raises(DataError, match=r"or save it uncompressed, by numpy\.savez\."):
+        table(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", X=x, y=y)
+    table(tmp_path / "a.npz")
+
+
+def test_errors_of_what_uses_arrays_keep_their_kind(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=VECTORS)
+    with pytest.raises(ValueError, match="of the caller") as caught, open_arrays(tmp_path / "a.npz"):
+        raise ValueError("of the caller")
+    assert not isinstance(caught.value, DataError)
+    (tmp_path / "b.npz").write_bytes(corrupt(npz(x=npy(np.random.default_rng(0).random(10**5)))))
+    with open_arrays(tmp_path / "b.npz") as arrays, pytest.raises(DataError, match="cannot be read as an array"):
+        arrays["x"]
+
+
+def corrupt(archive: bytes) -> bytes:
+    """Return an archive with a wrong byte in the middle of its first member."""
+    place = len(archive) // 2
+    return archive[:place] + bytes([archive[place] ^ 255]) + archive[place + 1 :]
+
+
+def stored_npy(path: Path, array: np.ndarray) -> None:
+    np.save(path, array)
+
+
+def stored_npz(path: Path, array: np.ndarray) -> None:
+    np.savez_compressed(path, x=array)
+
+
+READ: dict[str, tuple[str, Callable[[Path, np.ndarray], object], Callable[[Path], np.ndarray]]] = {
+    "npy": ("a.npy", stored_npy, read_npy),
+    "npz": ("a.npz", stored_npz, lambda path: first_of(path)),
+    "joblib": ("a.pkl", lambda path, array: joblib.dump(array, path), read_joblib_array),
+    "joblib-zlib": ("a.pkz", lambda path, array: joblib.dump(array, path, compress=1), read_joblib_array),
+    "joblib-gzip": ("a.gz", lambda path, array: joblib.dump(array, path, compress=("gzip", 1)), read_joblib_array),
+}
+
+
+def first_of(path: Path) -> np.ndarray:
+    with open_arrays(path) as arrays:
+        return arrays["x"]
+
+
+@pytest.mark.parametrize("case", READ)
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_reading_an_array_takes_memory_once(tmp_path: Path, case: str, order: Any) -> None:
+    name, write, read = READ[case]
+    array = np.asarray(np.random.default_rng(0).integers(0, 9, (4000, 1000)) / 8, order=order)  # 31 MiB
+    write(tmp_path / name, array)
+    tracemalloc.start()
+    try:
+        found = read(tmp_path / name)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(found, array)
+    assert found.flags.writeable
+    assert array.nbytes < peak < 1.5 * array.nbytes
+
+
+def test_texts_of_a_catalogue_that_overlap_are_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "fr" / "LC_MESSAGES"
+    folder.mkdir(parents=True)
+    (folder / "a.mo").write_bytes(overlapping(200, 20_000))
+    with pytest.raises(DataError, match=r"is not a whole catalogue \(its texts overlap\)"):
+        read_catalogues(folders=[str(tmp_path)], language="fr")
+
+
+def test_a_file_that_unpacks_to_much_but_is_large_is_read(tmp_path: Path, small: None) -> None:
+    lines = np.random.default_rng(0).integers(0, 10**9, 700_000)
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(b'{"a": %d}\n' % number for number in lines), 1))
+    assert read_split(None, str(tmp_path / "a.jsonl.gz"), {"x": "a"})["x"] == lines.tolist()
+
+
+class TestHDF5:
+    @pytest.fixture
+    def h5py(self) -> Any:
+        return pytest.importorskip("h5py", reason="the extra 'h5' is not installed")
+
+    def test_broken_links_and_links_to_other_files_are_not_arrays(self, tmp_path: Path, h5py: Any) -> None:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["features"] = VECTORS
+            file["soft"] = h5py.SoftLink("/nowhere")
+            file["outside"] = h5py.ExternalLink("other.h5", "/x")
+        game(tmp_path / "a.h5")
+        with pytest.raises(DataError, match=r"an array 'soft' in .* but got features"):
+            game(tmp_path / "a.h5", labels="soft")
+
+    def test_what_was_never_written_takes_no_memory(self, tmp_path: Path, h5py: Any) -> None:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file.create_dataset("features", (10**9, 100), "f4", chunks=(1000, 100))
+        with pytest.raises(DataError, match="the array 'features' takes 373 GiB"):
+            game(tmp_path / "a.h5")
+
+    def test_values_in_other_files_are_not_read(self, tmp_path: Path, h5py: Any) -> None:
+        (tmp_path / "secret").write_bytes(VECTORS.tobytes())
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file.create_dataset("features", (60, 3), "f8", external=str(tmp_path / "secret"))
+        with pytest.raises(DataError, match="references to other files"):
+            game(tmp_path / "a.h5")
+
+    def test_complex_numbers_and_named_fields(self, tmp_path: Path, h5py: Any) -> None:
+        for values, words in ((COMPLEX, "complex"), (np.zeros(60, [("x", "f4")]), "numbers or words")):
+            with h5py.File(tmp_path / "a.h5", "w") as file:
+                file["features"] = values
+            with pytest.raises(DataError, match=words):
+                game(tmp_path / "a.h5")
+
+
+def test_a_table_in_a_billion_parts(tmp_path: Path) -> None:
+    for number in (0, 1):
+        (tmp_path / f"train-{number:09d}-of-1000000000.jsonl").write_text('{"a": 1}\n')
+    with pytest.raises(DataError, match=r"all 1000000000 parts of .*train-000000002-of"):
+        read_split(str(tmp_path), "train", {"x": "a"})
