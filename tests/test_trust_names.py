@@ -76,7 +76,7 @@ def test_names_that_are_allowed() -> None:
         "torch.optim.Adam",
         "torch.optim.lr_scheduler.StepLR",
         "pytorch_lightning.cli.ReduceLROnPlateau",
-        f"{OwnModule.__module__}.OwnMapping",
+        f"{__name__}.OwnMapping",
         f"{OwnModule.__module__}.OwnModule",
     ):
         check_names("x.ckpt", {"class_path": name, "init_args": {"optimizer": name}})
