@@ -24,11 +24,6 @@ SHORT = ("--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1", "--tra
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false")
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run folder of a short training with gamma = 0.05."""
@@ -366,40 +361,6 @@ def test_a_truncated_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str
     assert "cannot be read as a checkpoint" in refused(["test", *DIGITS, "--ckpt_path", "half.ckpt"], capsys)
     torch.save({"weights": torch.zeros(2)}, "foreign.ckpt")
     assert "is a bare state dict" in refused(["test", *DIGITS, "--ckpt_path", "foreign.ckpt"], capsys)
-
-
-def test_parts_of_the_current_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class in a file beside the config is found; one that cannot be imported says why."""
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
-    source = "from lit_sparse.mappings import Sparsemax\nclass Mine(Sparsemax):\n    pass\n"
-    Path("parts_of_mine.py").write_text(source)
-    Path("broken_parts.py").write_text(f"import there_is_no_such_thing\n{source}")
-    Path("parts_with_a_slip.py").write_text(f"{source}\n(")
-    arguments = ["fit", *DIGITS, *QUIET, "--trainer.fast_dev_run=true", "--model.mapping"]
-    assert main([*arguments, "parts_of_mine.Mine"]) == 0
-    message = refused([*arguments, "broken_parts.Mine"], capsys)
-    assert "'broken_parts.Mine' for `mapping` cannot be imported: ModuleNotFoundError: No module named 'there_is" in message
-    message = refused([*arguments, "parts_with_a_slip.Mine"], capsys)
-    assert "'parts_with_a_slip.Mine' for `mapping` cannot be imported: SyntaxError" in message
-    assert "Did you mean 'Mine'?" in refused([*arguments, "parts_of_mine.Mien"], capsys)
-
-
-@pytest.mark.parametrize(("step", "kept"), [(0, False), (2, True)])
-def test_a_run_that_fails_keeps_its_folder_once_it_has_trained(step: int, kept: bool) -> None:
-    """What the loggers wrote by then may be all that is left of hours."""
-    hook = "on_train_start" if step == 0 else "on_train_batch_end"
-    source = (
-        "import pytorch_lightning as pl\n"
-        "class Failing(pl.Callback):\n"
-        f"    def {hook}(self, trainer, *_):\n"
-        f"        if trainer.global_step == {step}:\n"
-        "            raise RuntimeError('as asked')\n"
-    )
-    name = f"failing_at_{step}"
-    Path(f"{name}.py").write_text(source)
-    with pytest.raises(RuntimeError, match="as asked"):
-        main(["fit", *DIGITS, *QUIET, f"--trainer.callbacks={name}.Failing"])
-    assert Path("runs/ssvae/digits/0/config.yaml").is_file() == kept
 
 
 @pytest.mark.process

@@ -27,11 +27,6 @@ SHORT = (
 )
 
 
-@pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-
-
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must be refused in one message of at most 600 characters, and return it."""
     assert main(arguments) == 2

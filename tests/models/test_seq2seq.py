@@ -320,39 +320,6 @@ def test_unknown_words_are_copied_from_where_the_model_looks(folder: Path) -> No
     assert set(name.split()) == {"schwarzenegger"}, "a word that the source's vocabulary does not have either"
 
 
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("init_range", [None, 0.1])
-@pytest.mark.parametrize("name", ["recurrent", "transformer"])
-def test_no_token_is_likely_before_training(name: str, init_range: float | None, tied: bool) -> None:
-    """The first loss is about that of guessing, whatever the layers begin with."""
-    torch.manual_seed(0)
-    body = TransformerBody(64, 2, 0.0, heads=4, feedforward=128) if name == "transformer" else RecurrentBody(64, 1, 0.0)
-    words = [f"w{number}" for number in range(2000)]
-    vocabulary = Vocabulary.build(words)
-    model = small(body=body, init_range=init_range, tied_embeddings=tied)
-    model.build({"source": vocabulary, "target": vocabulary})
-    source, target = torch.randint(4, 2000, (8, 9)), torch.randint(4, 2000, (8, 7))
-    scores, _ = model(source, torch.full((8,), 9), target)
-    guessed = nnf.cross_entropy(scores.flatten(0, 1), torch.randint(4, 2000, (56,)))
-    assert float(guessed.detach()) < 1.3 * math.log(2004)
-
-
-def test_a_body_belongs_to_one_model() -> None:
-    body = RecurrentBody(8, layers=1)
-    first = small(Softmax(), body=body)
-    with pytest.raises(ConfigurationError, match=r"that another model uses with Softmax\(.*. Make one for each"):
-        small(Sparsemax(), body=body)
-    assert isinstance(first.body.mapping, Softmax)
-
-
-def test_metrics_that_would_be_one_number_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"got 'chrf' twice, for ChrF and ChrF\. Set a `name`"):
-        small(metrics=[ChrF(), ChrF(lowercase=True)])
-    with pytest.raises(ConfigurationError, match="but got 'rouge"):
-        small(metrics=[Rouge(references="average"), Bleu(), Rouge(references="best")])
-    small(metrics=[ChrF(), ChrF(lowercase=True, name="chrf_lower")])
-
-
 def test_a_search_keeps_no_more_attention_than_it_returns(folder: Path) -> None:
     model = trained(folder, small(body=TransformerBody(16, 2, 0.0, heads=4, feedforward=32))).eval()
     lengths = torch.full((6,), 7)
@@ -377,13 +344,6 @@ def test_what_is_no_text_is_not_written_about(folder: Path) -> None:
     assert model.generate([]) == []
 
 
-def test_parts_of_another_kind_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="`mapping` to be an object of SparseMapping but got 'fusedmax'"):
-        Seq2Seq("fusedmax")  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="`body` to be an object of EncoderDecoder or None but got 'lstm'"):
-        Seq2Seq(Softmax(), "lstm")  # type: ignore[arg-type]
-
-
 def test_empty_outputs_are_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = trained(folder, small())
     with torch.no_grad():
@@ -391,13 +351,6 @@ def test_empty_outputs_are_told(folder: Path, caplog: pytest.LogCaptureFixture) 
     with caplog.at_level(logging.INFO):
         trainer().test(model, data_of(folder), verbose=False)
     assert "13 of 13 outputs are empty" in caplog.text
-
-
-def test_vocabularies_of_another_model_leave_it_as_it_was() -> None:
-    model = small()
-    with pytest.raises(ConfigurationError, match="Expected the vocabularies source and target for Seq2Seq but got text"):
-        model.build({"text": Vocabulary.build(["a"])})
-    assert model.build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])}).generate(["a"])
 
 
 def test_means_keep_their_digits_in_bfloat16(folder: Path) -> None:
