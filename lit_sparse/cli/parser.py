@@ -70,7 +70,7 @@ class Parser(LightningArgumentParser):
         text = re.sub(
             rf"^  --\S+\.help [^\n]*\n(?: {{{INDENT - 4}}}[^\n]*\n)*", "", super().format_help(*args), flags=re.MULTILINE
         )
-        text = re.sub(r",\s+known subclasses:\s+([^()]*)\)", _own_classes, text)
+        text = re.sub(r",\s+known\s+subclasses:\s+([^()]*)\)", _own_classes, text)
         text = re.sub(r"\Ausage: .*?\n\n(?=Help for )", "", text, flags=re.DOTALL)  # it repeats the list that follows
         return f"{text}\n--NAME.help CLASS lists the options of a class for an option, as in --model.help SignalingGame.\n"
 
