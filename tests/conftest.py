@@ -15,7 +15,7 @@ import pytest
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; set before torch reads it
     _share = (os.cpu_count() or 1) // int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _share)))
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads would spin beside the processes that tests start
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads would spin while processes that tests start run
 
 # If scikit-learn is imported first, Python caches `float | int`, also for the `int | float` of Lightning. The command line
 # then reads `limit_train_batches=1` as 1.0, which is all batches.

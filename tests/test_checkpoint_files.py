@@ -57,7 +57,7 @@ def less(*keys: str) -> Callable[[Content], Content]:
 
 PROGRESS = ("loops", "fit_loop", "epoch_progress", "total", "ready")
 NAN = torch.full((10,), torch.nan)
-#: What is done to a checkpoint, and what each command says of it.
+#: Changes of a checkpoint, and the message of each command.
 MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "a state dict alone": (lambda content: dict(content["state_dict"]), "bare state dict"),
     "a list": (lambda content: [content], "an object of type list"),
@@ -90,7 +90,7 @@ MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "a file elsewhere": (put("callbacks", "ModelCheckpoint", value={"best_model_path": "a/../../b.ckpt"}), "a/../../b.ckpt"),
     "a remote file": (put("callbacks", "ModelCheckpoint", value={"best_k_models": {"s3://b": 1}}), "s3://b"),
 }
-#: What `fit` needs besides.
+#: Further keys that `fit` needs.
 UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "no optimizer": (less("optimizer_states"), "no optimizer_states.*initial_weights"),
     "weights alone": (less("optimizer_states", "lr_schedulers", "loops", "callbacks"), "no lr_schedulers and no loops"),
@@ -150,7 +150,7 @@ def test_a_checkpoint_of_another_model_is_refused(last: Path, capsys: pytest.Cap
 
 
 def test_a_flipped_bit_is_seen(last: Path) -> None:
-    """In the contents of the archive, of which torch looks at no checksum."""
+    """In the contents of the archive, whose checksums torch does not verify."""
     whole = last.read_bytes()
     with zipfile.ZipFile(last) as archive:
         places = [(entry.header_offset + 30 + len(entry.filename) + 64, entry.file_size) for entry in archive.infolist()]

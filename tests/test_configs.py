@@ -49,15 +49,15 @@ BASES = [path for path in ALL if is_base(path)]
 LABELS = ("entailment", "neutral", "contradiction")
 #: Folders whose models attend, by the mapping of an overlay.
 ATTEND = ("translation", "summarization", "entailment")
-#: What an overlay of the trainer meets: one base of each folder for each set of settings of the trainer.
+#: Bases for overlays of the trainer: one of each folder for each set of settings of the trainer.
 DIFFERENT = list({(path.parent, *sorted(content(path)["trainer"])): path for path in reversed(BASES)}.values())
 
 
 def bases_of(overlay: Path) -> list[Path]:
     """Return the bases that an overlay serves.
 
-    One in a folder of a task is for the base whose name begins its own, else for all bases beside it; one in a folder below
-    is for all bases above; those in ``mapping`` and ``trainer`` are for those of several tasks.
+    An overlay in the folder of a task serves the base whose name is a prefix of its own, or else all bases of the folder. An
+    overlay in a subfolder serves all bases of the folder above. Overlays in ``mapping`` and ``trainer`` serve several tasks.
     """
     if overlay.parent.name == "trainer":
         return DIFFERENT
@@ -129,7 +129,7 @@ def write_table(path: Path, lines: list[str]) -> None:
 
 
 def text_options(path: Path, texts: Path) -> list[str]:
-    """What makes a model of text small, and gives it something to read."""
+    """Options that make a model of text small and name its data."""
     data, model = content(path)["data"]["init_args"], content(path)["model"]["init_args"]
     options = {f"data.init_args.{name}": value for name, value in {"batch_size": 8, "eval_batch_size": 8}.items()}
     if "path" in data:
@@ -147,7 +147,7 @@ def text_options(path: Path, texts: Path) -> list[str]:
 
 
 def coreset_options(data: dict[str, Any], images: Path) -> list[str]:
-    """What gives a config that trains on a coreset data of its own, and makes both small."""
+    """Options that give a config of coresets its own data, and make both small."""
     base, options = data["base"], {}
     if base["class_path"] == "MNISTDataModule":
         options = {"base.init_args.folder": images, "base.init_args.val_size": 50, "k": 20}
@@ -160,7 +160,7 @@ def coreset_options(data: dict[str, Any], images: Path) -> list[str]:
 
 
 def stand_in(path: Path, images: Path, features: Path, texts: Path) -> list[str]:
-    """What stands in for the data that a config leaves to its user, and shortens what a class does at length."""
+    """Options that replace the data that users provide, and shorten long computations."""
     data, options = content(path)["data"], []
     if path.parent.name in ATTEND:
         return text_options(path, texts)

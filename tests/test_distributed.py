@@ -120,7 +120,7 @@ def test_no_process_group_is_left_after_a_run(tmp_path: Path) -> None:
 def test_a_sampler_learns_on_two_processes_and_its_game_is_scored_alike(
     lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Baselines see the losses of both; what the language is like does not depend on who heard it."""
+    """Baselines use the losses of both processes; statistics of the language do not depend on the number of processes."""
     done = lit_sparse("fit", *GAME, *TWO)
     assert done.returncode == 0, done.stderr
     state = torch.load(tmp_path / "runs" / "game" / "0" / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]

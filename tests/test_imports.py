@@ -1,4 +1,4 @@
-"""What importing costs."""
+"""The cost of imports."""
 
 from __future__ import annotations
 

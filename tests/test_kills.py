@@ -74,7 +74,7 @@ def moment(name: str) -> str:
     return f"moment={name}"
 
 
-#: Where runs were killed: after a last step checkpoint of an epoch, within a save, between an epoch's end and its checkpoint.
+#: Moments of kills: after the last step checkpoint of an epoch, within a save, between an epoch's end and its checkpoint.
 PAIRS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "validation, validation": ((STEPS,), (moment("validation 20"), moment("validation 40"))),
     "after a save, in a save": ((), (moment("saved 20"), moment("rename 30"))),

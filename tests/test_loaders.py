@@ -109,7 +109,7 @@ def test_a_broken_cache_of_noisy_labels_is_made_anew(tmp_path: Path, monkeypatch
 
 
 def test_every_loader_is_tested_and_none_may_unpickle() -> None:
-    """Of the calls that can unpickle, each says that it must not, and stands in a module whose readers are listed."""
+    """Each call that could unpickle forbids it, and is in a module whose readers are listed."""
     for path in (ROOT / "lit_sparse").rglob("*.py"):
         module = str(path.relative_to(ROOT / "lit_sparse"))
         for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):

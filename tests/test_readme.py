@@ -1,4 +1,4 @@
-"""What the README shows runs, and what it names exists."""
+"""The code of the README runs, and the names in it exist."""
 
 from __future__ import annotations
 

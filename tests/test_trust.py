@@ -60,7 +60,7 @@ def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def payload(mark: Path) -> Content:
-    """What ran a command before: a function of torch that executes a text."""
+    """A payload that once ran a command: a function of torch that executes text."""
     block = f"import pathlib; pathlib.Path({str(mark)!r}).touch(); "
     return {
         "class_path": "torch.fx.graph_module.reduce_graph_module",

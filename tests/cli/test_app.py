@@ -150,7 +150,7 @@ def test_what_a_checkpoint_cannot_continue_with_is_refused(trained: Path, capsys
 def test_a_temperature_that_has_fallen_is_not_set_back(
     tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What was an argument and has been learnt or annealed since is refused, not lost; a warm start takes the new one."""
+    """A changed argument whose value was learnt or annealed is refused; a warm start takes the new value."""
     folder = tmp_path_factory.mktemp("annealed")
     softened = (
         "--model.init_args.mapping=Softmax",

@@ -82,7 +82,7 @@ def test_killed_and_resumed(lit_sparse: Command, tmp_path: Path, monkeypatch: py
 def test_two_processes_equal_one(
     risk: dict[str, Any], lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a batch cut in two: the estimate is a mean of theirs, or made of the losses of both."""
+    """For a batch on two processes, the estimate is the mean of both, or is computed from the losses of both."""
     shared = (*SOAE, *overlay(tmp_path, risk), "--trainer.max_epochs=2", "--model.init_args.initial_bases=NoiseBases")
     same = ("--trainer.callbacks=agreement.SameWeights", "--data.init_args.batch_size=5", "--name=two")
     done = lit_sparse("fit", *shared, *TWO, *same)

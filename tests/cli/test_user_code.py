@@ -13,7 +13,7 @@ from .test_app import DIGITS, QUIET, refused
 
 
 def test_parts_of_the_current_folder(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A class in a file beside the config is found; one that cannot be imported says why."""
+    """A class in a file of the current folder is found; a failed import is explained."""
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
     source = "from lit_sparse.mappings import Sparsemax\nclass Mine(Sparsemax):\n    pass\n"
     Path("parts_of_mine.py").write_text(source)
@@ -30,7 +30,7 @@ def test_parts_of_the_current_folder(capsys: pytest.CaptureFixture[str], monkeyp
 
 @pytest.mark.parametrize(("step", "kept"), [(0, False), (2, True)])
 def test_a_run_that_fails_keeps_its_folder_once_it_has_trained(step: int, kept: bool) -> None:
-    """What the loggers wrote by then may be all that is left of hours."""
+    """The files of the loggers may be the only result of a long run."""
     hook = "on_train_start" if step == 0 else "on_train_batch_end"
     source = (
         "import pytorch_lightning as pl\n"

@@ -1,4 +1,4 @@
-"""The package beside torchtext, with the old torch that it needs. Run by scripts/check_torchtext.sh; skipped elsewhere."""
+"""The package with torchtext and the old torch that it needs. Run by scripts/check_torchtext.sh; skipped elsewhere."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_batches_do_not_matter() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_the_network_is_left_as_it_was(training: bool) -> None:
-    """In training, but for the parts that were frozen; and with no statistics, gradients or hooks that came from here."""
+    """The model stays in training mode, except for frozen parts, and keeps no statistics, gradients or hooks."""
     model = trained()
     model.train(training)
     model.body[1].eval()

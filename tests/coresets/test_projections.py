@@ -84,7 +84,7 @@ def test_exact_vectors_are_those_of_the_second_opinion() -> None:
 
 
 def test_exact_vectors_do_not_depend_on_the_units_of_the_data() -> None:
-    """A change of coordinates of data, prior and covariance changes no log-likelihood, but for a constant."""
+    """A change of coordinates of data, prior and covariance changes log-likelihoods only by a constant."""
     x, turn = torch.randn(9, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)), spd(3, 5) + 1
     prior, noise = GaussianPosterior(torch.ones(3, dtype=torch.float64), spd(3, 1)), spd(3, 2)
     moved = GaussianPosterior(turn @ prior.mean, turn @ prior.covariance @ turn.T)
@@ -264,7 +264,7 @@ def test_no_examples_and_no_fit(projection: Projection) -> None:
 
 
 def test_classes_are_one_form_over_all_batches() -> None:
-    """0 beside -1 is refused wherever they are."""
+    """Labels 0 and -1 together are refused at any position."""
     features, _ = drawn("logistic", 20)
     target = torch.tensor([0.0, 1.0] * 5 + [-1.0, 1.0] * 5)
     projection = LogLikelihoodVectors(LogisticLikelihood(), 5)

@@ -121,7 +121,7 @@ def _numerically(residual: Tensor, direction: Tensor) -> float:
 
 
 def test_every_line_search_is_exact(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the gradient step, the step that removes bias, and the momentum, in each iteration of a run."""
+    """Sizes of the gradient step, the debiasing step and the momentum, in each iteration of a run."""
     vectors = torch.from_numpy(tiny(3, 60, 40))
     dense, seen = DenseVectors(vectors), {"steps": 0, "momenta": 0}
     best_step, line_search = thresholding.best_step, thresholding.line_search
@@ -199,7 +199,7 @@ def test_polishing_is_done_always_or_never(options: dict[str, float]) -> None:
 
 @pytest.mark.parametrize("debias", [False, True])
 def test_more_points_keep_what_polishing_gains(debias: bool, shared: Path) -> None:
-    """Where unpolished weights end at 1e-3, every size from 60 on ends near nothing."""
+    """Unpolished weights end at 1e-3; with polishing, every size from 60 on ends near zero."""
     x, y = problems.read("synth_lr", shared / "data" / "coreset_regression")
     vectors = torch.from_numpy(problems.vectors("logistic", x, y, 1))
     objectives = {k: AcceleratedIHT(debias=debias)(vectors, k).objective for k in (60, 98, 100, 102, 300)}
@@ -260,7 +260,7 @@ def test_uniform_draws_each_subset_alike() -> None:
 
 @pytest.mark.parametrize("kind", [IHT, AcceleratedIHT])
 def test_a_batch_of_the_gradient(kind: type[IHT]) -> None:
-    """Looks at a fifth of the examples in an iteration, and comes as near as all of them would, about."""
+    """Iterations with a fifth of the examples come about as close as iterations with all."""
     _, vectors = problems.gaussian(0, dim=50, size=200)
     given = torch.from_numpy(vectors)
     whole = float(given.sum(0).square().sum())
@@ -272,7 +272,7 @@ def test_a_batch_of_the_gradient(kind: type[IHT]) -> None:
 
 
 def test_duplicates_share_what_one_would_get() -> None:
-    """Of equal vectors the lowest index enters a pursuit; the objective is that of a problem without duplicates."""
+    """The lowest index of equal vectors enters a pursuit; the objective is that of a problem without duplicates."""
     vectors = torch.from_numpy(tiny(0, 20, 8))
     twice = vectors.repeat(2, 1)
     for selector in (NonnegativeOMP(), GIGA(), FrankWolfe()):

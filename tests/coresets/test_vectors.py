@@ -39,7 +39,7 @@ def test_any_device_selects_what_the_cpu_does(monkeypatch: pytest.MonkeyPatch) -
     given = torch.randn(80, 25, generator=generator, dtype=torch.float64) + 0.1
 
     class Elsewhere(DenseVectors):
-        """Vectors that do not know that they are on the CPU."""
+        """Vectors that claim not to be on the CPU."""
 
         def correlate_some(self, indices: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
             return self.rows(indices) @ direction
@@ -93,7 +93,7 @@ def test_blocks_are_made_when_they_are_looked_at_and_not_kept() -> None:
 
 
 def test_rough_products_find_the_exact_best_one() -> None:
-    """Two nearly equal candidates that float32 cannot tell apart."""
+    """Two nearly equal candidates that are equal in float32."""
     generator = torch.Generator().manual_seed(0)
     given = torch.randn(300, 40, generator=generator, dtype=torch.float64)
     given[7] = given.sum(0) + 1e-11 * torch.randn(40, generator=generator, dtype=torch.float64)

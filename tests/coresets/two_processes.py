@@ -1,4 +1,4 @@
-"""What each of two processes runs: select from its share of vectors, and compare with all of them."""
+"""Program of each of two processes: select from its share of vectors, and compare with all of them."""
 
 from __future__ import annotations
 

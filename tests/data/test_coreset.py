@@ -72,7 +72,7 @@ def test_an_epoch_goes_once_through_the_coreset() -> None:
     assert sorted(seen.tolist()) == data.coreset.indices.tolist()
     assert data.size("val") == 180
     assert len(next(iter(data.val_dataloader()))["label"]) == 180
-    assert data.shape == (8, 8)  # whatever else is asked for
+    assert data.shape == (8, 8)  # other attributes too
 
 
 def test_shares_classes_and_normalized_weights() -> None:
@@ -160,7 +160,7 @@ class _Pixels(_projection()):  # type: ignore[misc]
 
 
 class Pairs(pl.LightningDataModule):
-    """A data module that knows nothing of this package."""
+    """A data module that does not use this package."""
 
     def __init__(self, as_dict: bool) -> None:
         super().__init__()

@@ -89,7 +89,7 @@ def test_batches_of_few_labels() -> None:
 
 
 def test_batches_without_labels() -> None:
-    """Each image once an epoch, ``batch_size`` at a time, shared by processes; no image is labelled."""
+    """Without labels, each image comes once per epoch, in batches of ``batch_size``, split over processes."""
     data = DigitsDataModule(labelled=0, batch_size=50)
     data.setup()
     size = data.size("train")

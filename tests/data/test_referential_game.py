@@ -1,4 +1,4 @@
-"""Games: who hides among whom, where the vectors come from, and how they are split."""
+"""Games: targets and distractors, sources of the vectors, and splits."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_vectors_come_from_several_kinds_of_files(file: Path, tmp_path: Path) ->
 
 
 def test_classes_are_numbered_by_their_names(tmp_path: Path) -> None:
-    """Whatever numbers a file has; and it may hold Expected test vectors until that is asked for."""
+    """For any types of numbers; a missing test split is an error only in the test."""
     label = np.arange(60) % 6 * 300 - 300
     np.savez(tmp_path / "a.npz", features=vectors(), label=label, split=np.array(["train", "val"])[np.arange(60) % 2])
     data = games(tmp_path / "a.npz")

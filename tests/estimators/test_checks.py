@@ -101,7 +101,7 @@ class _DrawsInEvaluation(ScoreFunction):
 
 
 class _CountsForItself(ScoreFunction):
-    """What it has learnt is in no state."""
+    """An estimator whose state lacks what it learns."""
 
     steps = 0
 

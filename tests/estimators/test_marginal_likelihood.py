@@ -121,7 +121,7 @@ def test_draws_depend_on_index_and_seed_alone() -> None:
 
 
 def test_likelihoods_of_zero() -> None:
-    """Where no draw can have made the data, the support alone counts."""
+    """If no draw explains the data, only the support counts."""
     table = Table(1.0)
     support = table.best(4)
     inside = torch.full_like(table.logs, -torch.inf).scatter(1, table.logs.topk(4).indices, table.logs.topk(4).values)

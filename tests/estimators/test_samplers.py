@@ -76,7 +76,7 @@ def test_k_beyond_the_number_of_values_means_all_of_them() -> None:
 
 
 def test_sparse_distributions_need_no_draw() -> None:
-    """Where the k most probable values are all that there are, nothing is drawn."""
+    """If the k most probable values are all values, nothing is drawn."""
     out = SumAndSample(2, mapping=Sparsemax())(torch.tensor([[2.0, 0.0, 0.0], [1.0, 0.9, 0.0], [0.0, 0.0, 0.0]]), first)
     assert out.decoder_calls.tolist() == [1, 2, 3]
 

@@ -1,4 +1,4 @@
-"""What the scores determine of an expected loss over structures, and what they do not."""
+"""The part of an expected loss over structures that the scores determine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def change(structure: Structure, loss: object, **options: str) -> float:
 
 
 def test_a_linear_loss_over_assignments_is_a_function_of_the_scores_and_another_is_not() -> None:
-    """Of many distributions with the same marginals the active set takes one that rounding decides."""
+    """Rounding decides which of many distributions with the same marginals the active set takes."""
     marginals = [F.sparsemap(scores, Assignment()).marginals for scores in (SCORES, NUDGED)]
     torch.testing.assert_close(*marginals, rtol=0, atol=1e-7)
     assert change(Assignment(), linear) < 1e-6

@@ -140,7 +140,7 @@ def hoyer(x: Tensor, sparseness: float, nonneg: bool) -> None:
     check_point(x, y, False, ("hoyer", sparseness, nonneg))
     ordinary = (x > -torch.inf).any(-1) & ~(x.isnan() | (x == torch.inf)).any(-1)
     norms = y[ordinary].double().norm(dim=-1)
-    wrong = (norms - 1).abs() > 1e-3  # 1e4 beside -3e38 leaves float32 few digits
+    wrong = (norms - 1).abs() > 1e-3  # 1e4 together with -3e38 leaves float32 few digits
     assert not bool(wrong.any()), ("hoyer", sparseness, nonneg, norms[wrong][0], x[ordinary][wrong][0].tolist())
     assert hoyer_product(x, y, x, nonneg).shape == y.shape
 

@@ -55,7 +55,7 @@ def rows(draw: st.DrawFn, longest: int = 50) -> Tensor:
 
 
 def assert_same_groups(labels: Tensor, others: Tensor) -> None:
-    """Check that two labellings tell the same entries apart and give them the same codes, whatever their numbers."""
+    """Check that two labellings make the same groups with the same codes, for any numbering."""
     assert torch.equal(labels < 0, others < 0)
     assert torch.equal(torch.where(labels < 0, 0, code_of(labels)), torch.where(others < 0, 0, code_of(others)))
     ours, theirs = labels >> 3, others >> 3

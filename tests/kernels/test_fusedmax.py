@@ -23,7 +23,7 @@ def test_values_and_labels_equal_those_of_the_reference(x: Tensor, lam: float, g
     slack = 1e-12 * (1 + lam)
     torch.testing.assert_close(y, expected, atol=max(slack, 1e-9), rtol=0)
     clear = (y - expected).abs().amax(-1) == 0
-    clear |= torch.where(y > 0, y, 1.0).amin(-1) > 1e-6  # no entry is at the threshold but for rounding
+    clear |= torch.where(y > 0, y, 1.0).amin(-1) > 1e-6  # no entry is at the threshold up to rounding
     clear &= torch.where(expected > 0, expected, 1.0).amin(-1) > 1e-6
     assert_same_groups(labels[clear], others[clear])
 

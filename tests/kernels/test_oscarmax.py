@@ -24,7 +24,7 @@ def test_values_and_labels_equal_those_of_the_reference(x: Tensor, lam: float, g
     y, labels = map_oscar(x, lam, gamma, exact)
     expected, others = by_reference(map_oscar, x, lam, gamma, exact)
     torch.testing.assert_close(y, expected, atol=max(1e-9, 1e-12 * lam), rtol=0)
-    clear = torch.where(y > 0, y, 1.0).amin(-1) > 1e-6  # no entry is at the threshold but for rounding
+    clear = torch.where(y > 0, y, 1.0).amin(-1) > 1e-6  # no entry is at the threshold up to rounding
     clear &= torch.where(expected > 0, expected, 1.0).amin(-1) > 1e-6
     assert_same_groups(labels[clear], others[clear])
 

@@ -226,7 +226,7 @@ def test_without_openmp_a_pool_serves(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch's threads cannot be found")
 def test_torchs_own_threads_serve() -> None:
-    """Any other thread would share a core with them, who wait busily for torch's next operation."""
+    """Other threads would share cores with torch's threads, which spin until torch's next operation."""
     run("from lit_sparse.kernels.cpu import threads\nassert type(threads._threads).__name__ == '_Team'")
 
 

@@ -89,7 +89,7 @@ def test_hoyer(x: Tensor, sparseness: float, nonneg: bool) -> None:
     support = torch.where(y != 0, x.abs(), torch.nan)
     size = torch.where(y != 0, x.abs(), 0.0).amax(-1, keepdim=True)
     spread = size - torch.where(support.isnan(), torch.inf, support).amin(-1, keepdim=True)
-    clear = ((spread > 1e-3 * size) & (size < torch.inf)).squeeze(-1)  # else all entries are equal, but for rounding
+    clear = ((spread > 1e-3 * size) & (size < torch.inf)).squeeze(-1)  # else all entries are equal up to rounding
     v = directions(y) * torch.where(clear.unsqueeze(-1), spread, 1.0)
     got, expected = hoyer_product(v, y, x, nonneg), by_reference(hoyer_product, v, y, x, nonneg)
     same(got[clear], expected[clear], scale=1e3)

@@ -1,4 +1,4 @@
-"""What a row kernel refuses."""
+"""Errors of row kernels."""
 
 from __future__ import annotations
 

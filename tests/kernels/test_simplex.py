@@ -103,7 +103,7 @@ def test_empty(shape: tuple[int, ...]) -> None:
 
 
 class _Subclass(torch.Tensor):
-    """A tensor class of somebody else's."""
+    """A tensor subclass of another package."""
 
 
 def test_tensor_subclasses() -> None:

@@ -1,4 +1,4 @@
-"""What is special about capped softmax: a bound on every probability, between softmax and uniform."""
+"""Properties of capped softmax: a bound on every probability, between softmax and uniform."""
 
 from __future__ import annotations
 

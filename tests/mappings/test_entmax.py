@@ -1,4 +1,4 @@
-"""What is special about alpha-entmax: one curve from softmax to sparsemax and beyond, and a derivative in alpha."""
+"""Properties of alpha-entmax: one curve from softmax to sparsemax and beyond, and a derivative in alpha."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_derivatives_in_alpha_near_softmax_and_sparsemax(start: float) -> None:
     x, weights = random_rows(5, 7, seed=3, scale=1.5), random_rows(5, 7, seed=4)
 
     def gradients(number: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Of the weighted sum: in alpha, in x; in alpha twice; in x and alpha."""
+        """Derivatives of the weighted sum: in alpha, in x, twice in alpha, and in x and alpha."""
         leaf, alpha = x.clone().requires_grad_(), torch.tensor(number, dtype=torch.float64, requires_grad=True)
         total = (weights * F.entmax(leaf, alpha)).sum()
         in_x, in_alpha = torch.autograd.grad(total, (leaf, alpha), create_graph=True)

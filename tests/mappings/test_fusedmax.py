@@ -1,4 +1,4 @@
-"""What is special about fusedmax: neighbours share weights, beside holes and valleys too, and lam is differentiable."""
+"""Properties of fusedmax: neighbours share weights, also next to forbidden and low entries, and lam is differentiable."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_a_hole_separates(lam: float) -> None:
 
 
 def valleys(depth: float) -> list[list[float]]:
-    """Rows whose deep entries lie between, beside and around those that count."""
+    """Rows whose low entries lie between and around those of the support."""
     low = -depth
     return [
         [0.0, low, 0.0],

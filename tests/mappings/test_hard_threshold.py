@@ -1,4 +1,4 @@
-"""What is special about hard thresholding: the k best entries, ties and zeros included."""
+"""Properties of hard thresholding: the k best entries, including ties and zeros."""
 
 from __future__ import annotations
 

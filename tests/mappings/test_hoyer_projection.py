@@ -1,4 +1,4 @@
-"""What is special about the Hoyer projection: the nearest of all points of one sparseness, also where there are several."""
+"""Properties of the Hoyer projection: the nearest point of a sparseness, also if there are several."""
 
 from __future__ import annotations
 
@@ -245,7 +245,7 @@ def test_almost_equal_entries_are_no_less_feasible(s: float) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("s", [1e-15, 1e-12, 1e-10, 1e-9, 1.5e-9, 1e-8, 1e-6])
 def test_a_sparseness_of_almost_zero(s: float, dtype: torch.dtype) -> None:
-    """Where the result is constant but for rounding, it still has the norm."""
+    """A result that is constant up to rounding still has the norm."""
     rows = [random_rows(1, n, seed=n)[0].mul(10).round().div(10) for n in range(2, 120)]
     rows.append(torch.tensor([1.1, 1.8, -2.6, -0.1, 1.0]))
     for x in rows:

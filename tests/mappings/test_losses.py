@@ -149,7 +149,7 @@ def test_losses_compile_and_map() -> None:
 
 
 def test_labels_of_every_integer_type() -> None:
-    """Class 156 is -100 to whom eight bits are enough."""
+    """Class 156 is -100 in eight bits."""
     scores = random_rows(3, 200, seed=0)
     loss = FenchelYoungLoss(Softmax(), reduction="none")
     for dtype in (torch.uint8, torch.int16, torch.int32, torch.int64):
@@ -273,7 +273,7 @@ def tolerances(mapping: SparseMapping) -> dict[str, float]:
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 4, 2), (2, 4, 2, 3)])
 @pytest.mark.parametrize("kind", ["labels", "soft", "smoothed", "weighted"])
 def test_every_loss_is_its_definition_along_dimension_one(mapping: SparseMapping, shape: tuple[int, ...], kind: str) -> None:
-    """Whatever ``dim`` the mapping has of its own; with its gradient, mass times (mapping(x) - q)."""
+    """For every ``dim`` of the mapping; with its gradient, mass times (mapping(x) - q)."""
     dim = min(1, len(shape) - 1)
     places = math.prod(shape) // 4
     rows = random_rows(places, 4, seed=places)

@@ -1,4 +1,4 @@
-"""What is special about oscarmax: ties wherever they stand, exactly, and the composition that was published instead."""
+"""Properties of oscarmax: exact groups at any positions, and the published composition."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_the_penalty_is_the_largest_over_all_orders() -> None:
 @pytest.mark.parametrize("lam", [1e-6, 1e-4, 1e-3, 0.05, 2.0, 1e4])
 @pytest.mark.parametrize("kind", ["noise", "narrow", "ties", "plateau", "heavy"])
 def test_long_rows_equal_sorting_pooling_and_projecting(lam: float, kind: str) -> None:
-    """Most of a long row is never sorted; what is left out must not matter, whatever lam is."""
+    """Most of a long row is not sorted; the result must be the same, for every lam."""
     rng = np.random.default_rng(0)
     d = 3000
     x = {

@@ -1,4 +1,4 @@
-"""What is special about the regularized argmax: any Omega, solved by iteration."""
+"""Properties of the regularized argmax: any Omega, solved by iteration."""
 
 from __future__ import annotations
 

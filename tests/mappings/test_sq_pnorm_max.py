@@ -1,4 +1,4 @@
-"""What is special about sq-pnorm-max: a scalar root instead of an iteration, and the Jacobian of Proposition 1."""
+"""Properties of sq-pnorm-max: a scalar root instead of an iteration, and the Jacobian of Proposition 1."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is special about top-k sparsemax."""
+"""Properties of top-k sparsemax."""
 
 from __future__ import annotations
 

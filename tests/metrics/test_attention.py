@@ -14,7 +14,7 @@ from torch import Tensor
 from lit_sparse.mappings import functional as F
 from lit_sparse.metrics import group_counts, support_sizes, tied_groups
 
-#: What may stand in a row, much of it alike.
+#: Possible entries of a row, many of them equal.
 VALUES = [0.0, 0.0, 0.25, 0.25, 0.1, -0.0, math.nan, math.inf, -math.inf]
 
 

@@ -37,7 +37,7 @@ SENTENCES = [
     "Yes",
     "",
 ]
-#: What translators made of the same eight sentences.
+#: Translations of the same eight sentences.
 REFERENCES = [
     ["A woman in a red coat is waiting for the last train.", "A woman wearing a red coat waits for the last train."],
     ["The old bridge was closed because of the flood.", "Because of the flood, the old bridge had been closed."],
@@ -207,7 +207,7 @@ METRICS: list[Callable[[], TextMetric]] = [Bleu, ChrF, Rouge, lambda: Rouge(trun
 
 @pytest.mark.parametrize("make", METRICS)
 class TestEveryTextMetric:
-    """What the base class promises."""
+    """Behaviour of the base class."""
 
     def test_nothing_to_score(self, make: Callable[[], TextMetric]) -> None:
         metric = make()
@@ -266,7 +266,7 @@ class TestEveryTextMetric:
 
     def test_follows_to_a_device(self, make: Callable[[], TextMetric]) -> None:
         metric = make().to("meta")
-        metric.update(FIRST, REFERENCES)  # texts are counted on the CPU whatever the device
+        metric.update(FIRST, REFERENCES)  # texts are counted on the CPU for every device
         assert {metric.sums.device.type, metric.seen.device.type} == {"meta"}
 
     def test_one_call_scores_a_batch_and_adds_it(self, make: Callable[[], TextMetric]) -> None:

@@ -48,7 +48,7 @@ def test_topographic_similarity_by_other_distances() -> None:
 
 
 def test_exact_ties_of_inputs_are_ties() -> None:
-    """Lengths do not count for a cosine, so that pairs with as many attributes in common are tied whatever rounding says."""
+    """A cosine ignores lengths, so pairs with as many attributes in common are tied, independent of rounding."""
     ones = torch.nn.functional.one_hot(THINGS, 4).flatten(1).double()
     inputs = ones * torch.rand(len(ones), 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64).add(0.1)
     messages = random_messages(0, size=len(ones), length=3)

@@ -69,7 +69,7 @@ def test_the_best_reference_is_that_of_highest_f1() -> None:
 
 
 def test_pooled_references_worked_by_hand() -> None:
-    """Of 4 words both references have 2 and 3; they have 2 and 6."""
+    """The references share 2 and 3 of 4 words, and have 2 and 6 words."""
     found = of_one(Rouge(("rouge1", "rougeW"), references="pooled"), "a b c d", ["a b", "b c d e f g"])
     assert found["rouge1_precision"] == pytest.approx(100 * 5 / 8)
     assert found["rouge1_recall"] == pytest.approx(100 * 5 / 8)

@@ -127,7 +127,7 @@ def test_the_variational_loss_is_the_negative_evidence_bound(family: str, likeli
 @pytest.mark.parametrize(("family", "likelihood"), LIKELIHOODS)
 @pytest.mark.parametrize("fit", ["map", "laplace", "variational"])
 def test_the_scores_of_validation(family: str, likelihood: Likelihood, fit: Any) -> None:
-    """The predictive density by draws of coefficients; errors of the predicted mean; they do not depend on the batch."""
+    """The density equals a mean over draws of coefficients. Errors of the predicted mean do not depend on the batch."""
     model, batch = at(likelihood, fit=fit, num_samples=20_000), drawn(family)
     if fit == "laplace":
         model.covariance.copy_(torch.diag(torch.tensor([0.2, 0.1, 0.3])))
@@ -209,7 +209,7 @@ def test_laplace_of_a_coreset_is_that_of_its_weights(tmp_path: Path, family: str
 
 
 def test_the_variational_posterior_approaches_the_exact_one() -> None:
-    """Of linear regression, whose posterior is normal, whatever the covariance."""
+    """For linear regression, whose posterior is normal, with any covariance."""
     data = rows("normal", batch_size=120)
     features, target = train_rows(data)
     expected = linear_posterior(features, target, variance=0.5)

@@ -1,4 +1,4 @@
-"""Regression and classification by a risk: their start, their scores, and what is learnt beside the model."""
+"""Regression and classification by a risk: initialization, scores, and dual variables."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_log_mean_exp_is_of_all_rows() -> None:
 
 
 def test_a_robust_fit_is_better_where_it_says_so() -> None:
-    """Of log mean exp of the training data the mean's solution is not the best."""
+    """The solution of the mean is not optimal for the log mean exp of the training data."""
     torch.manual_seed(0)
     found = {}
     for name, risk in (("mean", None), ("safe", SafeKLDRO(1.0, 0.01, dual_lr=0.01))):
@@ -186,7 +186,7 @@ def test_another_risk(tmp_path: Path) -> None:
     assert isinstance(robust.risk, SafeKLDRO) and bool(robust.risk.dual.isfinite())
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch._dynamo looks at it
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch._dynamo reads it
 def test_a_compiled_step_learns_the_dual_variable() -> None:
     risk = SafeKLDRO(1.0, 0.1, dual_lr=0.01)
     model = regressor(risk)

@@ -123,7 +123,7 @@ def test_loss_and_successes_equal_those_of_a_loop(mapping: SparseMapping) -> Non
 
 
 def test_symbols_that_are_equally_probable_count_alike() -> None:
-    """Of a sender that cannot decide, success is the share of its symbols that are understood."""
+    """For an undecided sender, success is the fraction of its symbols that are understood."""
     model = game(sender=_Undecided())
     found = model.run_step(batch(), 0, "val")["per_example"]
     messages, rows = torch.eye(5).repeat(7, 1), torch.arange(7).repeat_interleave(5)

@@ -134,7 +134,7 @@ def test_labels_that_are_not_told_teach_no_class() -> None:
 
 
 def test_tiny_pixels_have_a_correlation_and_a_gradient() -> None:
-    """Their squares' product is no number of float32, and correlation does not depend on the scale."""
+    """The product of their squares underflows in float32, but correlation does not depend on the scale."""
     slopes = []
     for scale in (1.0, 1e-9):
         torch.manual_seed(0)

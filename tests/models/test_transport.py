@@ -74,7 +74,7 @@ class Quadratic(Potentials):
 
     @property
     def optimum(self) -> float:
-        """Of one coordinate: the squared distance, and the mutual information."""
+        """Return the squared distance and the mutual information of one coordinate."""
         distance = self.a + self.b + self.mean**2 - 2 * self.slope * self.a
         return distance - self.eps / 2 * math.log1p(-self.squared)
 
@@ -111,7 +111,7 @@ def test_the_optimum_is_that_of_pot() -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 def test_no_value_is_above_the_optimum(seed: int) -> None:
-    """Whatever the potentials: the dual below the semi-dual below the optimum, and "safe" between dual and its bound."""
+    """For all potentials, the dual is below the semi-dual, which is below the optimum; "safe" is between dual and its bound."""
     torch.manual_seed(seed)
     x, y = torch.randn(40, 2), torch.randn(30, 2) + 1
     a, b = torch.rand(40).softmax(0), torch.rand(30).softmax(0)
@@ -128,7 +128,7 @@ def test_no_value_is_above_the_optimum(seed: int) -> None:
 
 @pytest.mark.parametrize("objective", ["safe", "dual"])
 def test_values_are_their_formulas(objective: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written out for each pair; in parts of any size; weights are repeated points."""
+    """Compared with a loop over pairs, for parts of any size. Weights equal repeated points."""
     torch.manual_seed(0)
     x, y, u, v = torch.randn(6, 3), torch.randn(5, 3), torch.randn(6), torch.randn(5)
     options: dict[str, Any] = {"eps": 0.4, "rho": 0.2, "objective": objective}

@@ -175,7 +175,7 @@ def test_the_objective_is_the_risk(kind: type[LitSparseModule], tmp_path: Path) 
 
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
 def test_a_risk_may_move_inputs(kind: type[LitSparseModule], tmp_path: Path) -> None:
-    """Where a model says so: the loss is larger by more than the cost. Others refuse."""
+    """For adversarial models the loss increases by more than the cost. Others refuse."""
     torch.manual_seed(0)
     model, batch = MADE[kind](tmp_path)
     options = {name: value for name, value in model.hparams.items() if name in ("in_features", "width")}

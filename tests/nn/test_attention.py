@@ -70,7 +70,7 @@ def pair(mapping: SparseMapping | None = None, **options: Any) -> tuple[Multihea
 
 
 def naive_attention(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, mask: Tensor) -> Tensor:
-    """One query at a time, over the keys that it may look at."""
+    """One query at a time, over its allowed keys."""
     output = torch.zeros(*query.shape[:-1], value.shape[-1], dtype=query.dtype)
     for index in itertools.product(*map(range, query.shape[:-1])):
         lead, allowed = index[:-1], mask.expand(*query.shape[:-1], key.shape[-2])[index]

@@ -24,7 +24,7 @@ def random_table(rows: int, seed: int = 0) -> Tensor:
 
 def step(tokens: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
     table = memory["table"]
-    weights = torch.nn.functional.one_hot(tokens, SIZE).double().unsqueeze(1)  # attention tells which token came before
+    weights = torch.nn.functional.one_hot(tokens, SIZE).double().unsqueeze(1)  # attention marks the previous token
     log_probs = table[torch.arange(len(tokens)), tokens] + 0.1 * torch.sin(state["time"].unsqueeze(-1) + torch.arange(SIZE))
     return log_probs.log_softmax(-1), weights, {"time": state["time"] + tokens + 1.0}
 
@@ -36,7 +36,7 @@ def found_by_beam(table: Tensor, limits: list[int], **options: float) -> list[li
 
 
 def log_probability(table: Tensor, tokens: list[int], limit: int) -> float:
-    """Of a sequence that ends by itself, or at the limit."""
+    """Return the score of a sequence that ends by itself, or at the limit."""
     state, total, last = {"time": torch.zeros(1, dtype=torch.float64)}, 0.0, BOS
     ends = [EOS] if len(tokens) < limit else []
     for token in [*tokens, *ends]:
@@ -134,7 +134,7 @@ def test_what_was_written_stays_where_no_token_may_follow(beam_size: int) -> Non
 def test_forbidden_and_impossible_tokens_are_never_taken() -> None:
     table = random_table(6, 5)
     table[3, :, 2:] = -torch.inf
-    table[4] = torch.nan  # nothing can be said: an empty sequence, and nobody else is touched
+    table[4] = torch.nan  # no token is allowed: an empty sequence, and other rows are unchanged
     found = found_by_beam(table, [6] * 6, beam_size=3, n_best=3, forbidden=(0, 4))
     assert all(not {0, 4} & set(tokens) for row in found for tokens, _ in row)
     assert all(tokens == [] for tokens, _ in found[3])

@@ -1,4 +1,4 @@
-"""What all bodies of sequence-to-sequence models promise, and what each does by a second way of computing it."""
+"""Properties of all encoder-decoders, each compared with a second implementation."""
 
 from __future__ import annotations
 

@@ -375,7 +375,7 @@ def test_published_bleu_of_moses_tokens_is_compared_where_there_is_one(script: A
     assert row["published BLEU"] == "11.02 .. 40.06"
 
 
-# What is trained and tested
+# Training and test
 
 
 @pytest.fixture

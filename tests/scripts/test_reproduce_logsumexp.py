@@ -58,7 +58,7 @@ def test_the_start_and_the_optimum(houses: Path) -> None:
 
 
 def test_a_killed_script_goes_on(houses: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is finished is not trained again, and the results are those of all."""
+    """Finished runs are not trained again, and the results are those of all runs."""
     monkeypatch.setattr(logsumexp_regression, "METHODS", {"safe KL": "softplus", "batch LSE": None})
     monkeypatch.setattr(logsumexp_regression, "RATES", {"safe": {1000: 1e-5}, "batch": {1000: 1e-5}})
     folders = [f"--output={tmp_path / 'runs'}", f"--results={tmp_path / 'results'}"]

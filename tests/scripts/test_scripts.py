@@ -70,7 +70,7 @@ def test_plot_mappings_shows_every_mapping() -> None:
 
 
 def test_values_in_two_dimensions_touch_the_hinge() -> None:
-    """The constants added to max_Omega([t, 0]) make it max(t, 0) far away, whatever Omega is; the capped one is bent less."""
+    """The constants added to max_Omega([t, 0]) make it max(t, 0) far away, for every Omega; the capped one is bent less."""
     script = load("plot_mappings")
     x = torch.tensor([[-60.0, 0.0], [60.0, 0.0]], dtype=torch.float64)
     for name, mapping in script.simplex_mappings().items():

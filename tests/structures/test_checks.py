@@ -22,7 +22,7 @@ def test_check(check: str, structure: Structure) -> None:
 
 
 class OneOf(Structure):
-    """What a user might write."""
+    """A structure of a user."""
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         return torch.nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores.dtype)

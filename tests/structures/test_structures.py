@@ -1,4 +1,4 @@
-"""Structures against enumeration: their best, their k best, who they accept, and what they refuse."""
+"""Structures against enumeration: the best, the k best, accepted elements, and errors."""
 
 import pytest
 import torch

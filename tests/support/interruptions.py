@@ -38,9 +38,10 @@ class KillAtEpoch(pl.Callback):
 class KillAtMoment(pl.Callback):
     """Send this process a signal at a moment of training, named as ``"<moment> <step>"``, or by its number among all moments.
 
-    The moments are ``batch_start``, ``batch_end``, ``validation``, ``validation_end``, ``epoch_end``, ``epoch_start``,
-    ``train_end``, ``dump`` (a checkpoint is being made), ``save`` (before its file is written), ``rename`` (the file is written
-    and does not have its name yet), ``saved``, ``row`` and ``flush`` (before a row of metrics is logged and written).
+    Moments of training are ``batch_start``, ``batch_end``, ``validation``, ``validation_end``, ``epoch_end``, ``epoch_start``
+    and ``train_end``. Moments of a checkpoint are ``dump`` (its content is collected), ``save`` (before its file is written),
+    ``rename`` (the file does not have its name yet) and ``saved``. ``row`` and ``flush`` are before a row of metrics is logged
+    and written.
 
     Args:
         moment: name of the moment and number of optimizer steps that were done by then; empty for none.

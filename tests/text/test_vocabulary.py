@@ -69,7 +69,7 @@ def test_words_and_marks_are_put_together_as_people_write_them(line: str) -> Non
 
 
 def test_tokenizers_of_others_are_read() -> None:
-    """By their own decoder where they have one; what is missing is no error."""
+    """External tokenizers decode by their own decoder, and may lack one."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     specials = ["<pad>", "<bos>", "<eos>", "<unk>"]

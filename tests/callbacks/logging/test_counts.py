@@ -1,4 +1,4 @@
-"""What the counter saves and restores."""
+"""The counter's state is saved and restored."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def artifacts(indices: list[int], heads: int = 0) -> dict[str, Any]:
 
 
 class Batches:
-    """What Lightning takes for one loader; it takes a list for several."""
+    """Batches that Lightning takes for a single loader."""
 
     def __init__(self, indices: Tensor, size: int) -> None:
         self.batches = indices.split(size)
@@ -118,7 +118,7 @@ def test_pictures_of_a_test_do_not_depend_on_batches(tmp_path: Path) -> None:
 
 
 def test_the_choice_is_spread_and_fair() -> None:
-    """What is chosen of more examples holds no more of the first ones than chance gives."""
+    """A choice among more examples contains the first ones only by chance."""
     chosen = sorted(range(10_000), key=_place_in_line)[:400]
     assert 4000 < np.mean(chosen) < 6000
     assert len({index % 10 for index in chosen}) == 10

@@ -1,4 +1,4 @@
-"""Pictures are drawn where they belong, and only of what is there."""
+"""Pictures are drawn in the run folder, and only of available data."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_what_is_removed_at_last_is_trained_once_more() -> None:
 
 
 def test_importance_is_the_diagonal_of_the_hessian() -> None:
-    """Of a linear network, whose own second derivatives vanish, it is the Hessian itself: here by autograd."""
+    """For a linear network the approximation is the Hessian itself, here by autograd."""
     torch.manual_seed(0)
     model = SupervisedOnlineAutoencoder(
         None, in_features=5, width=3, classes=4, initial_bases=NoiseBases(0.5), supervision_epochs=0.0, output_std=1.0

@@ -1,4 +1,4 @@
-"""Weights have their sparseness whenever anybody looks, and nothing else about a run changes."""
+"""Weights have their sparseness at every validation and checkpoint, and nothing else of a run changes."""
 
 from __future__ import annotations
 
@@ -292,7 +292,7 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_resumed_in_python(tmp_path: Path) -> None:
-    """What is read back is not projected once more, and what comes after is as if nothing had happened."""
+    """Restored weights are not projected again, and the resumed run equals an uninterrupted one."""
     nets = []
     for parts in ((4,), (2, 4)):
         torch.manual_seed(0)

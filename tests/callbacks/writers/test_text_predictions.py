@@ -1,4 +1,4 @@
-"""Predicted text: one line an input, in their order, whatever the batches, the processes and the characters are."""
+"""Predicted text: one line per input, in order, for any batches, processes and characters."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ HOSTILE = [
 
 
 def outputs_of(indices: list[int], **more: Any) -> dict[str, Any]:
-    """What a model's ``predict_step`` returns."""
+    """Outputs of a model's ``predict_step``."""
     return {
         "lines": [f"line {index}\n" for index in indices],
         "index": torch.tensor(indices, dtype=torch.int64),
@@ -79,7 +79,7 @@ class Loader:
 
 
 class Speaker(pl.LightningModule):
-    """Says something of each input."""
+    """A model that predicts a line per input."""
 
     def __init__(self, inputs: int, size: int) -> None:
         super().__init__()

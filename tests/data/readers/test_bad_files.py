@@ -62,7 +62,7 @@ VECTORS = np.random.default_rng(0).random((60, 3))
 ONES = np.ones(60)
 
 
-# What reads a file of each kind.
+# Readers of each kind of file.
 def table(path: Path) -> object:
     return TableDataModule(str(path)).setup()
 

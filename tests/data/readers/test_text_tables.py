@@ -48,7 +48,7 @@ def test_dotted_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["t.csv", "t.csv.gz"])
 def test_csv(tmp_path: Path, name: str) -> None:
-    """Text that looks like a missing value is text; a column of numbers holds numbers; long cells and line ends are kept."""
+    """Text that looks like a missing value stays text, and numbers stay numbers. Long cells and line ends are kept."""
     long = "word " * 50_000
     rows = [["n/a", 0, 1.5, "007"], ['say "NaN", \nnull\u2028', -1, 2, long], ["None", 20, -0.25, "5"]]
     with (tmp_path / "raw").open("w", newline="", encoding="utf-8") as file:

@@ -24,7 +24,7 @@ MEANS = (3.87067, 28.63949, 5.42900, 1.09668, 1425.47674, 3.07066, 35.63186, -11
 
 
 def raw_rows() -> np.ndarray:
-    """Block groups that nobody lives in, (N, 9) in the order of ``RAW``."""
+    """Artificial block groups, (N, 9) in the order of ``RAW``."""
     rng = np.random.default_rng(0)
     households = rng.integers(1, 900, ROWS)
     totals = households * rng.integers(2, 9, (3, ROWS)) + 1
@@ -53,7 +53,7 @@ def expected_rows() -> np.ndarray:
 
 
 def csv_text(names: tuple[str, ...], rows: np.ndarray) -> str:
-    """Write the columns in another order, and one more that is no number."""
+    """Write the columns in another order, and an additional column of text."""
     order = list(range(9))[::-1]
     lines = [",".join([*(names[column] for column in order), "ocean_proximity"])]
     lines += [",".join([*(repr(float(row[column])) for column in order), "NEAR BAY"]) for row in rows]

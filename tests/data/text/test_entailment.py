@@ -179,7 +179,7 @@ def test_a_vocabulary_that_is_given_stays(folder: Path) -> None:
 
 
 def test_the_vocabulary_of_a_model_is_taken(folder: Path) -> None:
-    """Without a look at training text or vectors, which need not be there any more."""
+    """Training text and vectors are not read, and may be missing."""
     (folder / "train.jsonl").unlink()
     module = data(folder, vectors="gone.txt")
     own = Vocabulary.build(["a dog and a boat"])

@@ -105,7 +105,7 @@ def check_projection(device: str) -> None:
             if k:
                 assert ((y[whole] > 0).sum(-1) <= k).all(), what
         v = torch.randn(x.shape, generator=torch.Generator().manual_seed(1)).to(x.dtype)
-        v[y == 0] = math.nan  # never looked at
+        v[y == 0] = math.nan  # ignored
         expected = exact(center_on_support, v, y, gamma)
         worst_product.note(on(device, center_on_support, v, y, gamma), expected, what)
     print(f"projection: {worst}; its Jacobian: {worst_product}")
@@ -171,7 +171,7 @@ def check_properties(device: str) -> None:
             x = row.to(dtype).expand(2, -1)
             agree(on(device, project_simplex, x, 1.0, 0), exact(project_simplex, x, 1.0, 0), "slow rows", 1e-6)
 
-    # A row's result does not depend on what is computed beside it.
+    # A row's result does not depend on other rows.
     x = torch.randn(40, 33, generator=torch.Generator().manual_seed(0)) * torch.logspace(-2, 2, 40).unsqueeze(-1)
     alpha = torch.linspace(1.0, 3.0, 40).unsqueeze(-1)
     y, z = on(device, project_simplex, x, 1.0, 0), on(device, map_entmax, x, alpha, 1.0)
@@ -191,7 +191,7 @@ def check_properties(device: str) -> None:
     x = torch.tensor([[1e8, 1.0, 3.0, 2.0]])
     assert on(device, project_simplex, x, 1e10, 2)[0, 2] > 0
 
-    # More scores than float32 can tell apart from the first.
+    # More scores than float32 can distinguish from the first.
     for scale in (1e-6, 1.0, 1e6):
         x = 1e4 + scale * torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
         for alpha in (1.5, 1.7):

@@ -76,7 +76,7 @@ def test_bits_are_clipped(d: int) -> None:
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6, 1e30])
 def test_bits_of_any_scale(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the active set too, and beside scores that would swallow them."""
+    """By the active set too, and together with scores that are much larger."""
     x = draw(20, 30, seed=30)
     x[:, ::3] *= scale
     for solver in (None, solve_in_torch):
