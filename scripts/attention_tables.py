@@ -1,4 +1,4 @@
-"""Tables and curves of models that differ in their attention alone, beside the published ones; used by reproduce_attention."""
+"""Tables and curves of models that differ only in their attention, next to published ones; for reproduce_attention."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from lit_sparse.metrics import Bleu, paired_bootstrap
 
 #: The test set that a run's config names.
 OWN = "own"
-#: Of a figure that there is none of.
+#: Sign for a missing figure.
 NONE = "-"
 #: BLEU by which predictions may differ from the test: other inputs share a batch there, and rounding may choose another word.
 ROUNDING = 0.05
@@ -44,7 +44,7 @@ ROUGE_L = {
     for part, name in (("truncated", "rouge75_"), ("whole", "rouge"))
     for statistic, suffix in (("precision", "_precision"), ("recall", "_recall"), ("f1", ""))
 }
-#: What runs of one table may differ in.
+#: Options in which runs of one table may differ.
 FREE = (
     "seed_everything",
     "name",
@@ -63,7 +63,7 @@ class Run:
     """A training that is finished, and what came of it.
 
     Args:
-        folder: of the run.
+        folder: folder of the run.
         tests: test set -> folder of its test.
         predictions: the file of its predictions for the test set, one a line.
     """
@@ -80,7 +80,7 @@ class Run:
 
     @cached_property
     def lines(self) -> list[dict[str, float]]:
-        """What it logged."""
+        """Return the logged values."""
         return compare_runs.read(self.folder / "metrics.csv")
 
     @property
@@ -109,7 +109,7 @@ Results = dict[str, list[Run]]
 
 @dataclass
 class Page:
-    """What is written: tables with their titles, all rows for the CSV file, notes, and what went wrong."""
+    """Content of the files: tables with titles, all rows for the CSV file, notes, and errors."""
 
     tables: list[tuple[str, list[Row]]]
     rows: list[Row]
@@ -149,7 +149,7 @@ def spread(values: Sequence[float]) -> str:
 
 
 def middle(values: Iterable[float | None], form: str = ".2f", factor: float = 1.0) -> str:
-    """Return the median over seeds of what there is."""
+    """Return the median over the seeds that have a value."""
     there = [value * factor for value in values if value is not None]
     return format(statistics.median(there), form) if there else NONE
 
@@ -355,8 +355,8 @@ def compare(results: Results, name: str) -> Compared:
         )
     best = max(chosen, key=lambda mapping: chosen[mapping][0])
     compared.note = (
-        f"Differences of {name} have the interval and p of a paired bootstrap over the test inputs (Koehn, 2004). Of several"
-        f" seeds the run of median {name} is compared, of an even number the lower one in the middle."
+        f"Differences of {name} have the interval and p of a paired bootstrap over the test inputs (Koehn, 2004). With several"
+        f" seeds the run of median {name} is compared, or the lower middle one for an even number."
     )
     compared.cells[best] = {DIFFERENCE: "best", "p": NONE}
     for mapping, lines in texts.items():
@@ -376,7 +376,7 @@ def bleu(metric: Bleu, lines: Sequence[str], references: Sequence[Sequence[str]]
 
 
 def unlike(results: Results) -> list[str]:
-    """Say in what the runs differ from the first one beside mapping and seed: their figures should not be compared then."""
+    """Return the options, besides mapping and seed, in which runs differ from the first; their figures are not comparable."""
     runs = [(mapping, run) for mapping, some in results.items() for run in some]
     found = []
     for mapping, run in runs[1:]:

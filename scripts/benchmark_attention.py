@@ -4,10 +4,10 @@ Usage:
     python scripts/benchmark_attention.py [mappings] [loop] [search] [--steps 200] [--rounds 5] [--threads 2]
         [--width 256] [--layers 1] [--vocabulary 6000] [--device cpu]
 
-``mappings``: one model a mapping, all with the same weights, take steps in turn on the same batches of sentences of 8 to 20
-tokens, in one process; medians, and ratios to softmax of each batch's own. ``loop``: the model under Lightning, with all that
-the command line brings, and the same model written by hand (packed LSTM encoder, decoder step by step with input feeding, Adam,
-clipped gradients); rounds of both alternate. ``search``: beam search of 1,000 sentences.
+``mappings``: one model per mapping, all with the same weights, take steps in turn on the same batches of sentences of 8 to 20
+tokens, in one process. It prints medians, and medians of the ratios to softmax for each batch. ``loop``: rounds of the model
+under Lightning, as on the command line, alternate with the same model written by hand. That model has a packed LSTM encoder, a
+decoder step by step with input feeding, Adam, and clipped gradients. ``search``: beam search of 1,000 sentences.
 """
 
 from __future__ import annotations

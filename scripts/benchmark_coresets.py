@@ -3,11 +3,11 @@
 Usage:
     python scripts/benchmark_coresets.py [sizes] [million] [--data FOLDER] [--rounds 5]
 
-``sizes`` selects from the log-likelihood vectors of a logistic regression on LIBSVM's phishing data (11,055 x 500, float64;
-``--data`` is the folder with ``phishing.libsvm.gz``; without it, of as many rows drawn from a model), in turns, and prints the
-median seconds, and the ratio of an iteration at the largest k to one at the smallest, within a round. ``million`` selects from
-1,000,000 x 200 numbers in a file, mapped or read in blocks, and from as many that are made anew in blocks whenever they are
-looked at, each in a process of its own, and prints seconds and the most memory that it had, mapped pages of the file included.
+``sizes`` selects, in turns, from the log-likelihood vectors (11,055 x 500, float64) of a logistic regression on LIBSVM's
+phishing data. ``--data`` is the folder with ``phishing.libsvm.gz``; without it, as many rows are drawn from a model. It prints
+the median seconds, and the ratio of an iteration at the largest k to one at the smallest, within a round. ``million`` selects
+from 1,000,000 x 200 numbers in a file, mapped or read in blocks, and from as many that are computed in blocks in every pass.
+Each runs in its own process. It prints seconds and the peak memory, including mapped pages of the file.
 """
 
 from __future__ import annotations

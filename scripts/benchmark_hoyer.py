@@ -3,11 +3,11 @@
 Usage:
     python scripts/benchmark_hoyer.py [--folder pictures] [--rounds 15] [--quick]
 
-The experiments are those of Thom & Palm (2013): the number of iterations over the dimension n, the entries that each of them
-works on, and the relative speed by n and by the sparseness of the input. Beside ``F.hoyer_projection`` stand Hoyer's algorithm
-of 2004 and the alternating projections of Thom & Palm in numpy, and the search for the support in a sorted vector in torch, its
-sort that of torch or of numpy. Everything runs on one thread, and contestants take turns; times are medians over calls. Prints
-markdown tables and draws ``hoyer.png``.
+The experiments are those of Thom & Palm (2013): the number of iterations over the dimension n, the entries that each iteration
+uses, and the relative speed over n and over the sparseness of the input. ``F.hoyer_projection`` is compared with Hoyer's
+algorithm of 2004 and the alternating projections of Thom & Palm in numpy. A third contestant searches the support in a sorted
+vector, in torch, with the sort of torch or numpy. Everything runs on one thread, and contestants take turns. Times are medians
+over calls. Prints markdown tables and draws ``hoyer.png``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def hoyer_2004(x: Array, sparseness: float, norm: float = 1.0) -> Trace:
 
     Args:
         x: (n,), its largest entry alone at its place.
-        sparseness: that of the result.
+        sparseness: sparseness of the result.
         norm: l2 norm of the result.
     """
     total = l1_norm(len(x), sparseness, norm)
@@ -93,7 +93,7 @@ def alternating(x: Array, sparseness: float, norm: float = 1.0) -> Trace:
 
     Args:
         x: (n,), its largest entry alone at its place.
-        sparseness: that of the result.
+        sparseness: sparseness of the result.
         norm: l2 norm of the result.
     """
     total = l1_norm(len(x), sparseness, norm)
@@ -120,7 +120,7 @@ def linear_time(x: Array, sparseness: float, norm: float = 1.0) -> Trace:
 
     Args:
         x: (n,), its largest entry alone at its place, and l1 norm / l2 norm of the result below sqrt(n).
-        sparseness: that of the result.
+        sparseness: sparseness of the result.
         norm: l2 norm of the result.
 
     Returns:
@@ -146,7 +146,7 @@ def linear_time(x: Array, sparseness: float, norm: float = 1.0) -> Trace:
         slope = (total**2 / square - count) / math.sqrt(square)
         ahead = tau - (total / math.sqrt(square) - ratio) / slope if slope < 0 else -math.inf
         ahead = ahead if lower < ahead < upper else lower
-        if ahead == tau:  # at the root, but for rounding
+        if ahead == tau:  # at the root, up to rounding
             break
         tau = ahead
     y, support, l1 = np.zeros_like(x), z > tau, norm * ratio
@@ -160,7 +160,7 @@ def sorted_form(x: Tensor, sparseness: float, sort: Callable[[Tensor], Tensor]) 
 
     Args:
         x: (n,).
-        sparseness: that of the result.
+        sparseness: sparseness of the result.
         sort: returns a vector in ascending order.
     """
     n, ratio = len(x), l1_norm(len(x), sparseness)

@@ -64,7 +64,7 @@ def contestants(d: int) -> dict[str, Function]:
 
 
 def keep_memory() -> None:
-    """Ask the C library to keep freed memory: whom it makes fetch pages anew otherwise is a matter of luck."""
+    """Make the C library keep freed memory; otherwise page faults hit contestants at random."""
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
         libc.mallopt(-3, 1 << 30)  # M_MMAP_THRESHOLD
@@ -103,7 +103,7 @@ def measure(functions: dict[str, Function], x: Tensor, weights: Tensor | None, r
         seconds[name] = []
     names, order = list(functions), random.Random(0)
     for _ in range(rounds):
-        order.shuffle(names)  # nobody always follows the same neighbour, whose memory and waiting threads it inherits
+        order.shuffle(names)  # so that no mapping always follows the same one, whose memory and spinning threads it inherits
         for name in names:
             seconds[name] += calls_of(functions[name], x, weights, counts[name])[1:]
     return {name: statistics.median(values) for name, values in seconds.items()}
@@ -166,7 +166,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9, help="rounds over all contestants")
     parser.add_argument("--threads", type=int, default=None, help="threads for torch and the kernels")
-    parser.add_argument("--only", default="", help="measure only names that contain this, beside torch.softmax and peers")
+    parser.add_argument("--only", default="", help="measure only names that contain this, besides torch.softmax and peers")
     parser.add_argument("--shapes", nargs="*", default=[], help="shapes such as 4096x256")
     parser.add_argument("--device", default="cpu", help="where to run, cuda for example")
     parser.add_argument("--dtype", default="float32", choices=["float32", "float64", "bfloat16", "float16"])
@@ -190,7 +190,9 @@ def main() -> None:
         print(
             "Medians. `ms` and `x softmax`: forward + backward, and its ratio to torch.softmax; `forward x`: the ratio of the"
         )
-        print("forward pass alone; `entmax x`: how much faster than entmax; `saved`: bytes an entry keeps for backward.\n")
+        print(
+            "forward pass alone, `entmax x` the speed-up over entmax, `saved` the bytes per entry that are kept for backward.\n"
+        )
         print("| shape | mapping | ms | x softmax | forward x | entmax x | saved |")
         print("| --- | --- | ---: | ---: | ---: | ---: | ---: |")
     shapes = [tuple(map(int, text.split("x"))) for text in options.shapes] or SHAPES

@@ -1,4 +1,4 @@
-"""Time the safe LogSumExp beside torch's, and training steps by each risk beside the mean, in one process.
+"""Time the safe LogSumExp against torch's, and training steps by each risk against the mean, in one process.
 
 Usage: python scripts/benchmark_risks.py [--repeats 15] [--threads 2]
 

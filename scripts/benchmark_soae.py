@@ -3,11 +3,11 @@
 Usage:
     python scripts/benchmark_soae.py [steps] [online] [projection] [--rounds 9] [--steps 200] [--threads 1]
 
-On images of MNIST's size and density, 1,000 hidden units. ``steps`` is forward pass, backward pass and ``torch.optim.SGD`` of
-the same model with a Hoyer projection, a hard threshold, and tanh, in turns, and the median of their ratios within a round;
-with one image an update also with a sparse gradient. ``online`` counts updates with one image a second, in a loop by hand and
-with all that the command line brings. ``projection`` is ``F.hoyer_projection`` of 1,000 vectors of 784, and what
-``SparseConnectivity`` takes with them. Without a word it measures all three.
+On images of MNIST's size and density, 1,000 hidden units. ``steps`` times forward pass, backward pass and ``torch.optim.SGD``
+of the same model with a Hoyer projection, a hard threshold, and tanh, in turns. It prints the medians of their ratios within a
+round, for one image per update also with a sparse gradient. ``online`` counts updates per second with one image each, in a
+loop by hand and on the command line. ``projection`` is ``F.hoyer_projection`` of 1,000 vectors of 784, and what
+``SparseConnectivity`` takes with them. Without an argument it measures all three.
 """
 
 from __future__ import annotations

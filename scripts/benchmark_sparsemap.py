@@ -29,7 +29,7 @@ MAX_ITER = 2000
 
 
 class Case(NamedTuple):
-    """What is timed, and how many vectors one call maps."""
+    """Contestant, with the number of vectors that one call maps."""
 
     name: str
     call: Callable[[], object]

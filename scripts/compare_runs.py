@@ -3,8 +3,8 @@
 Usage:
     python scripts/compare_runs.py [--metric nelbo] [--output comparison.png] NAME=RUN_FOLDER [NAME=RUN_FOLDER ...]
 
-Draws, from the metrics.csv of each run, the median decoder calls of an example with the band from the 10th to the 90th
-percentile, and a metric of validation against epochs and against cumulative median decoder calls, as figure 5 of Correia,
+Reads the metrics.csv of each run. Draws the median decoder calls per example with the band from the 10th to the 90th
+percentile. Also draws a validation metric against epochs and against cumulative median decoder calls, as figure 5 of Correia,
 Niculae, Aziz & Martins (2020). The metric is the first of nelbo, success and loss that all runs logged, or what ``--metric``
 says. Prints a markdown table with the first and the last epoch and the last test; "-" stands for a run that was not tested.
 """
@@ -27,7 +27,7 @@ LABELS = {
     "success": "success in validation",
     "loss": "loss of validation",
 }
-# Okabe & Ito's palette, which the colour-blind can tell apart.
+# Okabe & Ito's palette, whose colours are distinct for colour-blind readers.
 COLORS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"]
 FEW = 20  # points, below which each is marked
 STYLES = ["-", "--", ":"]  # one after another, when the colours are used up
@@ -159,7 +159,7 @@ def main() -> None:
     folders = dict(argument.split("=", 1) if "=" in argument else (argument, argument) for argument in options.runs)
     for folder in folders.values():
         if not (Path(folder) / "metrics.csv").is_file():
-            parser.error(f"{folder!r} is no run folder: there is no metrics.csv in it. A run prints its folder last.")
+            parser.error(f"{folder!r} is not a run folder: it has no metrics.csv. A run prints its folder last.")
     runs = {name: epochs_of(Path(folder)) for name, folder in folders.items()}
     metric = metric_of(runs, options.metric)
     draw(runs, options.output, f"val/{metric}", LABELS.get(metric, f"{metric} of validation"))

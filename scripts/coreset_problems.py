@@ -198,6 +198,6 @@ PROBLEMS: dict[str, Callable[[int, Path], Problem]] = {
 
 
 def make(name: str, seed: int, folder: Path) -> Problem:
-    """Return a draw of a problem; data are in the folder, or in one beside it."""
+    """Return a draw of a problem; data are in the folder, or in a sibling folder."""
     where = folder.parent / "california_housing" if name == "rbf" and not (folder / "cal_housing.csv.gz").is_file() else folder
     return PROBLEMS[name](seed, where)

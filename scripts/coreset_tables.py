@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 __all__ = ["FIELDS", "draw", "read", "write_row", "write_table"]
 
-#: What is measured of each coreset.
+#: Measurements of each coreset.
 FIELDS = ("problem", "trial", "selector", "k", "size", "objective", "forward_kl", "reverse_kl", "map_distance")
 SHOWN = {"reverse_kl": "reverse KL", "forward_kl": "forward KL", "symmetrized_kl": "symmetrized KL", "objective": "objective"}
 LABELS = {"map_distance": "distance of the modes", **SHOWN}

@@ -35,8 +35,8 @@ class Job:
 
     Args:
         config: path of its config.
-        name: of the run, a path in the folder of all runs.
-        output: the folder of all runs.
+        name: name of the run, a path in the folder of all runs.
+        output: folder of all runs.
         options: more options of ``lit-sparse fit``.
         every: steps between checkpoints.
     """
@@ -54,7 +54,7 @@ class Job:
 
     @property
     def log(self) -> Path:
-        """What its commands printed."""
+        """File with the output of its commands."""
         return self.output / f"{self.name}.log"
 
     @property

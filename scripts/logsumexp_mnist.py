@@ -33,8 +33,8 @@ class Curves(pl.Callback):
     """Write what is drawn, at the first step and after every so many, to a file that a continued run goes on with.
 
     Args:
-        path: of the file.
-        every: steps.
+        path: path of the file.
+        every: interval in steps.
     """
 
     def __init__(self, path: Path, every: int) -> None:
@@ -99,7 +99,7 @@ def rows_of(path: Path) -> list[dict[str, str]]:
 
 
 def train_all(own: argparse.Namespace, options: Sequence[str]) -> int:
-    """Train what is not finished, and write table and curves of what there is."""
+    """Train unfinished runs, and write table and curves of finished ones."""
     for arm, (run, risk) in ARMS.items():
         overlay = () if risk is None else ("-c", str(CONFIGS / "risk" / f"{risk}.yaml"))
         for seed in own.seeds if not own.only_tables and arm in own.arms else ():

@@ -3,12 +3,12 @@
 Usage:
     python scripts/logsumexp_transport.py [--seeds 5] [--iterations 10000] [--long 100000] [--results FOLDER] [--only_tables]
 
-From N(0, 1) to the mixture of N(-1, 0.25) and N(1.5, 0.16) in halves (variances), cost (x - y)^2, eps 0.1. Every setting of a
-grid of kernel widths, step sizes C and, for the safe semi-dual, rho is run with some seeds; the gap is the optimum less S(u),
-both by quadrature on a grid of 601 points. Each run is a row of ``<results>/logsumexp_transport.csv``, written at once: the
-same command goes on where a killed one ended. The settings of least median gap are then run for longer.
+From N(0, 1) to the mixture of N(-1, 0.25) and N(1.5, 0.16) in halves (variances), cost (x - y)^2, eps 0.1. The grid has kernel
+widths, step sizes C and, for the safe semi-dual, rho. Each setting is run with some seeds. The gap is the optimum minus S(u),
+both by quadrature on a grid of 601 points. Each run is a row of ``<results>/logsumexp_transport.csv``, written when it ends,
+so the same command continues a killed one. The settings of least median gap are then run for longer.
 
-Written beside it: ``.md`` with medians over seeds and the largest gaps, ``.png`` with gaps over iterations, and
+Further files: ``.md`` with medians over seeds and the largest gaps, ``.png`` with gaps over iterations, and
 ``logsumexp_densities.png``.
 
 Source: Gladin et al. (2025), LogSumExp approximation, section 3.1 and appendix B.
@@ -43,7 +43,7 @@ FIELDS = ("objective", "rho", "width", "step_size", "seed", "iterations", "gap",
 
 
 class Setting(NamedTuple):
-    """What a run is made with; rho has no part in the dual, and is 1 there."""
+    """Setting of a run; rho is 1 for the dual, which does not have it."""
 
     objective: str
     rho: float
@@ -135,7 +135,7 @@ def setting_of(row: dict[str, str]) -> Setting:
 
 
 def found(rows: Sequence[dict[str, str]], setting: Setting, seed: int, iterations: int) -> bool:
-    """Tell whether a run was measured to its end."""
+    """Return whether a run was measured to its end."""
     wanted = (str(seed), str(iterations))
     return any((row["seed"], row["iterations"]) == wanted and setting_of(row) == setting for row in rows)
 

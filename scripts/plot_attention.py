@@ -31,7 +31,7 @@ def model_of(path: str) -> TextModule:
     try:
         name = torch.load(path, map_location="cpu", weights_only=True)["hyper_parameters"]["_class_path"]
     except (OSError, KeyError, RuntimeError) as error:
-        raise LitSparseError(f"{path!r} is no checkpoint of a model of text: {error}") from error
+        raise LitSparseError(f"{path!r} is not a checkpoint of a model of text: {error}") from error
     kinds = {kind.__name__: kind for kind in (Seq2Seq, EntailmentClassifier)}
     kind = kinds.get(name.rsplit(".", 1)[-1])
     if kind is None:

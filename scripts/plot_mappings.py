@@ -79,7 +79,7 @@ def other_mappings() -> dict[str, SparseMapping]:
     }
 
 
-# Okabe & Ito's palette, which the colour-blind can tell apart, with strokes of their own for where curves meet.
+# Okabe & Ito's palette, whose colours are distinct for colour-blind readers, with different strokes for overlapping curves.
 STROKES: list[dict[str, Any]] = [
     {"color": "#000000", "ls": "-"},
     {"color": "#0072B2", "ls": "-"},
@@ -119,7 +119,7 @@ def draw_curves(axes: Sequence[Any], mappings: dict[str, SparseMapping], x: Tens
 
 
 def draw_two_dimensions(resolution: int) -> Figure:
-    """Draw mappings of [t, 0] and, for those whose results are no probabilities, of [t, 1]."""
+    """Draw mappings of [t, 0] and, for those whose results are not probabilities, of [t, 1]."""
     figure = Figure(figsize=(12, 8), layout=ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.12))
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 3, width_ratios=[1, 1, 0.55])

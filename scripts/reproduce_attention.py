@@ -1,4 +1,4 @@
-"""Train the published models of text with every attention, test each once, and put the results beside the published ones.
+"""Train the published models of text with every attention, test each once, and tabulate the results next to the published ones.
 
 Usage:
     python scripts/reproduce_attention.py {translation,summarization,entailment} [--schedule small]
@@ -6,7 +6,7 @@ Usage:
         [--every_n_steps 500] [--only_tables] [--published to_english/benchmark] [--tests duc2003 duc2004 test]
         [-- OPTIONS OF EVERY lit-sparse fit]
 
-The options behind ``--`` say where the data are, and whatever else is to be other than in the config:
+The options after ``--`` name the data, and other changes of the config::
     python scripts/reproduce_attention.py translation --jobs 2 -- --data.init_args.path multi30k
     python scripts/reproduce_attention.py summarization -- --data.init_args.path gigaword
     python scripts/reproduce_attention.py entailment -- --data.init_args.path snli --data.init_args.vectors glove.6B.50d.txt
@@ -14,12 +14,12 @@ The options behind ``--`` say where the data are, and whatever else is to be oth
 Each run is one ``lit-sparse fit``, ``--jobs`` of them at a time, which share the cores. The seed is that of the weights and of
 the order of the data. A killed run goes on from its last step checkpoint when the same command is given again, and finished
 ones are only read. Then the checkpoint of the best accuracy in validation is tested: the test set is used once, a finished
-test is only read from the run's folder ``test``. Of translations the predictions are kept in its folder ``predict``, for the
-comparison with the best mapping.
+test is only read from the run's folder ``test``. Predictions of translations are kept in the run's folder ``predict``, for
+the comparison with the best mapping.
 
-What is finished of the mappings and seeds asked for is written to ``<results>/<experiment>_<schedule>.md``, ``.csv`` and
+Finished runs of the given mappings and seeds are written to ``<results>/<experiment>_<schedule>.md``, ``.csv`` and
 ``.png``, with a note of what is missing; ``--only_tables`` writes that alone, at any time. All published figures are in
-``published_attention.json`` beside this script.
+``published_attention.json`` next to this script.
 """
 
 from __future__ import annotations
@@ -93,14 +93,14 @@ EXPERIMENTS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for.
+    """Options of the command line.
 
     Args:
-        name: of the experiment.
-        schedule: how long, and how large.
+        name: name of the experiment.
+        schedule: name of the schedule, which sets lengths and sizes.
         mappings: rows of the table.
-        seeds: of the runs of each.
-        jobs: trainings at a time.
+        seeds: seeds of the runs of each mapping.
+        jobs: number of trainings at a time.
         output: folder of all runs.
         every: steps between checkpoints.
         tests: test set -> options of ``lit-sparse`` that choose it, key -> value.
@@ -139,7 +139,7 @@ def done(run: Path, command: str, file: str, options: dict[str, str]) -> Path | 
         run: its folder.
         command: ``test`` or ``predict``.
         file: which the command writes at its end.
-        options: of the data, by which they differ from those of the run.
+        options: options of the data that differ from those of the run.
     """
     wanted = yaml.safe_load((run / "config.yaml").read_text())["data"]["init_args"] | options
     best = run / CHECKPOINTS / "best.ckpt"
@@ -259,9 +259,9 @@ def parse(arguments: list[str]) -> tuple[Plan, Path, bool]:
         nargs="+",
         default=None,
         metavar="NAME[=COLUMN]",
-        help="of summarization: splits that each run is tested on, by default duc2003, duc2004 and test. Where articles have"
-        " several references, COLUMN holds lists of them, as in duc2004=references, which is meant by duc2004 alone too, and"
-        " likewise by duc2003; elsewhere, and for duc2004=, the target of the config is the only reference",
+        help="of summarization: splits that each run is tested on, by default duc2003, duc2004 and test. COLUMN"
+        " holds lists of references, as in duc2004=references, the default for duc2003 and duc2004. Without a column, as in"
+        " duc2004=, the target of the config is the only reference",
     )
     options, extra = parse_own(parser, arguments)
     experiment = EXPERIMENTS[options.experiment]

@@ -3,6 +3,7 @@
 Usage:
     python scripts/reproduce_coresets.py {gaussian,rbf,contours,small,large} [--data FOLDER] [--problems synth_lr ...]
         [--trials 10] [--sizes 20 100 ...] [--selectors A-IHT GIGA ...] [--results FOLDER] [--only_tables]
+
     python scripts/reproduce_coresets.py mnist [--seeds 0 1 2] [--jobs 2] [--output runs/reproduce] -- \
         --data.init_args.folder FOLDER
 
@@ -13,7 +14,7 @@ Usage:
 its data, as far as they are drawn, and its vectors. SparseVI, slow by design, is run up to k = 30 in the first trial of
 three problems alone.
 
-Written beside it: ``.md`` with medians and ``.png`` with medians and bands (25 to 75 % for Figure 1, 35 to 65 % for
+Further files: ``.md`` with medians and ``.png`` with medians and bands (25 to 75 % for Figure 1, 35 to 65 % for
 the others).
 """
 

@@ -1,4 +1,4 @@
-"""Train the published latent-variable models with every estimator and put the results beside the published ones.
+"""Train the published latent-variable models with every estimator, and tabulate the results next to the published ones.
 
 Usage:
     python scripts/reproduce_latent.py ssvae [--schedule quarter] [--methods sparse dense ...] [--seeds 0 1] [--jobs 2]
@@ -11,9 +11,8 @@ warm start is trained once for all methods with the same mapping. A killed run g
 same command is given again, and finished ones are only read. At the end the results of all methods and seeds that are
 finished are written to ``<results>/<experiment>_<schedule>.md`` and ``.csv``, the curves to ``.png``.
 
-The accuracy of ssvae and its negative ELBO are those of the test images after the last epoch, with the class summed out over
-all that have a probability, whatever trained the model: a sampler's own evaluation, of the most probable class, would be
-lower.
+The accuracy of ssvae and its negative ELBO are those of the test images after the last epoch, for all estimators with the class
+summed out over its support. The evaluation of a sampler, with the most probable class, would give lower values.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class Method:
     """One line of a table: how it is trained, and what was published of it."""
 
     title: str
-    #: Overlay beside the base, in the folder ``estimator``; None for the base alone.
+    #: Overlay of the base, in the folder ``estimator``; None for the base alone.
     overlay: str | None
     published: str
     calls: str
@@ -172,7 +171,7 @@ EXPERIMENTS = {"ssvae": SSVAE, "game": GAME, "bitvector": BITS}
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for."""
+    """Options of the command line."""
 
     name: str
     schedule: str

@@ -6,9 +6,9 @@ Usage:
     python scripts/reproduce_logsumexp.py mnist [--seeds 0] [--arms mean "safe KL" exponentials] [--every 5000] -- \
         --data.init_args.folder FOLDER
 
-``transport`` is Figures 2 and 5, entropic transport in one dimension; ``regression`` Figure 3, California housing by KL-DRO;
-``mnist`` Figure 4, MNIST with wrong labels. The same command goes on where a killed one ended. Tables and pictures go to
-``results/logsumexp_*``; ``--only_tables`` makes them from what there is.
+``transport`` is Figures 2 and 5, entropic transport in one dimension. ``regression`` is Figure 3, California housing by KL-DRO.
+``mnist`` is Figure 4, MNIST with wrong labels. The same command continues a killed one. Tables and pictures go to
+``results/logsumexp_*``; ``--only_tables`` makes them from finished runs.
 """
 
 from __future__ import annotations

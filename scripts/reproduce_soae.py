@@ -1,9 +1,8 @@
 """Train the supervised online auto-encoder and what it is compared with, many seeds each, and put the results into one table.
 
-Usage:
-    python scripts/reproduce_soae.py {digits,mnist} [--schedule cut|long] [--variants soae_sigma mlp_random ...] [--seeds 0 1 2]
-        [--sparseness 0.5 0.7 0.9] [--jobs 2] [--output runs/reproduce] [--results FOLDER] [--every_n_steps 2000]
-        [--trim 4] [--level 0.05] [--only_tables] [-- OPTIONS OF EVERY lit-sparse fit]
+Usage: python scripts/reproduce_soae.py {digits,mnist} [--schedule cut|long] [--variants soae_sigma mlp_random ...] [--seeds 0
+1 2] [--sparseness 0.5 0.7 0.9] [--jobs 2] [--output runs/reproduce] [--results FOLDER] [--every_n_steps 2000] [--trim 4]
+[--level 0.05] [--only_tables] [-- OPTIONS OF EVERY lit-sparse fit]
 
 ``mnist`` needs ``-- --data.init_args.folder FOLDER`` with the four idx files; ``digits`` nothing. ``--schedule taste`` trains
 for two epochs, to see that all is well. Each run is one ``lit-sparse fit``, ``--jobs`` of them at a time. A killed run goes on
@@ -11,9 +10,9 @@ from its last step checkpoint when the same command is given again; finished one
 tested, once. ``--sparseness`` also trains SOAE-sigma with other sparsenesses of the activity, and draws the test error against
 them.
 
-Written to ``<results>/soae_<experiment>_<schedule>``: ``.md`` with the median error, its deviation and, from three seeds a
-variant on, the published statistics after the ``--trim`` best and worst runs of each are left out; ``.csv`` with every run;
-``.png`` with validation errors over training, and the diagram of critical differences, ``_ranks.png``.
+Files are ``<results>/soae_<experiment>_<schedule>`` with several endings. ``.md`` has the median error and its deviation. With
+at least three seeds per variant it has the published statistics, without the ``--trim`` best and worst runs of each. ``.csv``
+has every run, ``.png`` validation errors over training, and ``_ranks.png`` the diagram of critical differences.
 """
 
 from __future__ import annotations
@@ -65,8 +64,8 @@ VARIANTS = {
     "mlp_obd": Variant("MLP-OBD", "no", "pruned"),
 }
 PUBLISHED = (
-    "Published order (Thom & Palm 2013): SOAE-sigma best, about 0.8 %; then SOAE-sigma-conn and SMLP-SCFC, which do not differ;"
-    " then SOAE-L0, MLP-OBD, MLP-random, MLP-samples and MLP-SCFC."
+    "Published order (Thom & Palm 2013): SOAE-sigma best, about 0.8 %, then SOAE-sigma-conn and SMLP-SCFC, which do not differ."
+    " Then SOAE-L0, MLP-OBD, MLP-random, MLP-samples and MLP-SCFC."
 )
 
 
@@ -111,7 +110,7 @@ EXPERIMENTS = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What was asked for."""
+    """Options of the command line."""
 
     name: str
     schedule: str

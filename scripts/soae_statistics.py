@@ -94,7 +94,7 @@ def _tail(bound: np.ndarray[Any, Any], number: int) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the tests say of some samples.
+    """Results of the tests for some samples.
 
     Attributes:
         normality: name -> statistic and p-value of Shapiro & Wilk.

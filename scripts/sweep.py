@@ -7,7 +7,7 @@ Usage:
 A key is what stands in a config, as ``model.init_args.optimizer.init_args.lr``; a seed is one, too (``seed_everything``). A
 cell is judged by the last value of the metric that it logged. A killed sweep goes on when the same command is given again, and
 finished cells are only read; more values may be added to it. The table of all cells, the best first, is printed and written to
-``<output>/<task>/<config>/sweep.md`` and ``.csv``, the whole config of the best to ``best.yaml`` beside it.
+``<output>/<task>/<config>/sweep.md`` and ``.csv``, the whole config of the best to ``best.yaml`` in the same folder.
 
 An example, two minutes on two cores:
     python scripts/sweep.py configs/ssvae/digits.yaml --grid model.init_args.optimizer.init_args.lr 1e-3 3e-3
@@ -108,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed = run_all([partial(Job.train, job) for job in jobs], max(1, options.jobs))
     done = [(cell, job) for cell, job in zip(cells, jobs, strict=True) if (job.folder / "finished").is_file()]
     scored = [(last_value(job.folder, options.metric), cell, job) for cell, job in done]
-    # A cell that diverged is the worst whatever the mode.
+    # A cell that diverged is the worst in both modes.
     scored.sort(key=lambda entry: (math.isnan(entry[0]), entry[0] if mode == "min" else -entry[0]))
     for message in failed:
         print(message, file=sys.stderr)

@@ -38,11 +38,11 @@ def timed_fit(
     """Train for an epoch of ``WARM_UP + steps + 1`` steps on the CPU; return seconds a step and the trainer.
 
     Args:
-        model: what is trained.
-        data: with as many batches at least.
+        model: model to train.
+        data: data module with at least as many batches.
         steps: how many are timed.
         pictures: further callbacks, for the folder that they write to.
-        options: of the trainer.
+        options: options of the trainer.
     """
     watch = Stopwatch()
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
