@@ -88,7 +88,7 @@ def test_mistakes_are_explained(checkpoints: dict[str, str], tmp_path: Path, cap
     torch.save({"hyper_parameters": {"_class_path": "lit_sparse.models.SignalingGame"}}, tmp_path / "game.ckpt")
     for checkpoint, words in (
         (checkpoints["classifier"], "parted by a tab"),
-        (str(tmp_path / "none.ckpt"), "no checkpoint"),
+        (str(tmp_path / "none.ckpt"), "not a checkpoint"),
         (str(tmp_path / "game.ckpt"), "does not attend to text"),
         ("", "Expected NAME=CHECKPOINT"),
     ):

@@ -204,7 +204,7 @@ def test_compare_runs_draws_and_tabulates(
     monkeypatch.setattr(sys, "argv", ["compare_runs", f"ours={tmp_path / 'elsewhere'}"])
     with pytest.raises(SystemExit):
         script.main()
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
 
 
 TINY = (
