@@ -303,7 +303,7 @@ def _hints_of(kind: type) -> dict[str, list[Any]]:
 
 
 def _takes(hints: list[Any] | None, accepts: Callable[[Any], bool]) -> bool:
-    """Return whether every annotation of an argument, None excepted, is accepted."""
+    """Return whether an argument has annotations and all members of them, except None, are accepted."""
     members = [one for hint in hints or () for one in (get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,))]
     return bool(members) and all(one is NoneType or accepts(one) for one in members)
 

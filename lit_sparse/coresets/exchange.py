@@ -90,7 +90,7 @@ def _best(table: Tensor, inside: Tensor, barred: Tensor, k: int) -> list[int]:
 
 
 def _settled(table: Tensor, inside: Tensor, weights: Tensor) -> list[int]:
-    """Move weights (n,) to the optimal ones of the support, and return the vectors that leave on the way."""
+    """Move weights (n,) to the optimal weights of the support, and return the vectors whose weight becomes zero."""
     left: list[int] = []
     while True:
         aim = torch.where(inside, table[-1, :-1], 0.0)

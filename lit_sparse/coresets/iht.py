@@ -118,7 +118,7 @@ class IHT(CoresetSelector):
         return (16 * torch.finfo(vectors.dtype).eps) ** 2 * float(vectors.total.square().sum())
 
     def _polished(self, vectors: Vectors, k: int, point: _Point, least: float) -> tuple[_Point, float]:
-        """Return a better point and its objective: optimal weights for its support, then for supports after exchanges."""
+        """Return a better point and its objective, by optimal weights for its support and exchanges of its members."""
         following = self._fitted(vectors, point)
         for turn in range(ROUNDS + 1):
             before, objective = least, float((vectors.total - following.made.double()).square().sum())

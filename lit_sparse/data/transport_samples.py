@@ -41,8 +41,6 @@ class TransportDataModule(ResumableDataModule):
         eval_batch_size: pairs per batch of validation, test and prediction.
         options: workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
-        seed: seed of all draws, and of orders.
-
     Raises:
         ConfigurationError: for an argument outside its range, or measures of points with different numbers of coordinates.
 

@@ -40,7 +40,7 @@ class LatentDistribution(ABC):
 
     @abstractmethod
     def relaxed(self, temperature: Tensor) -> tuple[Tensor, Tensor]:
-        """Sample a relaxed value (B, 1, .), differentiable in the scores, and return the discrete value next to it too."""
+        """Sample a relaxed value (B, 1, .), differentiable in the scores; also return the nearest discrete value."""
 
     @abstractmethod
     def best(self, count: int) -> tuple[Tensor, Tensor]:

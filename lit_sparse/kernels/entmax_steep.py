@@ -155,7 +155,7 @@ def steep_product(
 
 @compile_rows()
 def steep_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply those of the rows ``start .. stop - 1`` of ``v`` whose alpha is above 2 by the Jacobian at ``y``."""
+    """Multiply rows of ``v`` by the Jacobian at ``y``, for rows in ``start .. stop - 1`` with alpha above 2."""
     d = y.shape[1]
     places, u = np.empty(d, np.int64), np.empty(d, y.dtype)
     work, bits = workspace(y, d)

@@ -33,7 +33,7 @@ TILE_ELEMENTS = 1 << 13
 
 @compile_rows(REDUCTION_FLAGS)
 def mass_above(x: Any, row: Any, top: Any, tau: Any) -> Any:
-    """Return sum and number of the values ``x - top`` above ``tau``; the sum in float64, for supports are long."""
+    """Return the sum, in float64 because supports are long, and the number of the values ``x - top`` above ``tau``."""
     total = 0.0
     count = 0
     for i in range(x.shape[1]):

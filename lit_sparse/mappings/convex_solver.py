@@ -55,8 +55,8 @@ class _Point(NamedTuple):
 class SimplexProblem:
     """``min Omega(y) - <y, z>`` over y in the simplex for rows z = scores / gamma, and the derivatives of its solution.
 
-    Arithmetic is in float64 where the device has it, and so is Omega unless its own tensors are narrower. Parameters of a
-    module Omega are handed through, so that derivatives in them can be taken.
+    Arithmetic is in float64 if the device supports it. Omega is also evaluated in float64, unless its own tensors have fewer
+    bits. Parameters of a module Omega are arguments, so that derivatives with respect to them exist.
     """
 
     def __init__(self, omega: Omega, gamma: float, max_iter: int, tol: float) -> None:
@@ -178,7 +178,7 @@ class SimplexProblem:
         return [project_simplex(grown[0], 1.0, 0), *[y / y.sum(-1, keepdim=True) for y in grown[1:]]]
 
     def _best(self, now: _Point, candidates: list[Tensor], z: Tensor, parameters: tuple[Tensor, ...]) -> tuple[_Point, Tensor]:
-        """Return the best candidate of each row, and which it is: by value, and by residual where values cannot tell."""
+        """Return the best candidate of each row, and its number: by value, or by residual if values are equal up to rounding."""
         k, rows = len(candidates), torch.arange(len(z), device=z.device)
         points = self.evaluate(torch.cat(candidates), z.repeat(k, 1), parameters)
         change, error = now.at(rows.repeat(k)).change_to(points)

@@ -18,7 +18,7 @@ ALL = (0,)  # entries take part
 
 
 class Project(RowFunction):
-    """Projection of rows / gamma onto the simplex, of their k largest entries alone when k > 0."""
+    """Projection of rows / gamma onto the simplex; with k > 0, of the k largest entries only."""
 
     kernel = project_simplex
 

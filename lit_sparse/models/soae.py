@@ -214,7 +214,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         self.start_from(data.fetch("train", 0, order)["pixels"][torch.randperm(number)])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the epoch of the weights; after training Lightning's own number is the next epoch."""
+        """Store the epoch of the weights, because the epoch in Lightning's checkpoint is the next one after training."""
         super().on_save_checkpoint(checkpoint)
         checkpoint["trained_epoch"] = self._epoch
 

@@ -45,7 +45,7 @@ class Decoding:
         pixels: (R, D) images.
         values: (R, K) classes, one-hot or relaxed.
         noise: (R, H) standard normal noise of the style.
-        losses: (R,) l(z), set by the pass.
+        losses: (R,) l(z), set when the values are decoded.
     """
 
     pixels: Tensor

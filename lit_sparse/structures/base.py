@@ -266,7 +266,7 @@ class Structure(ABC):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        """Return instances for the shared tests, without a number of entries if it can be read from the scores."""
+        """Return instances for the shared tests. Their size is None if it can be read from the scores."""
         return [cls()]
 
     def known_size(self, d: int | None) -> int:

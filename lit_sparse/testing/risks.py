@@ -39,7 +39,7 @@ def _losses(seed: int = 0, size: int = SIZE) -> Tensor:
 
 
 def _settled(risk: Risk, losses: Tensor | None = None) -> Risk:
-    """Return a copy in double precision, whose dual variable is known where it has one."""
+    """Return a copy in double precision after a first call, which initializes a dual variable."""
     found = copy.deepcopy(risk).double().train()
     with torch.no_grad():
         found(_losses() if losses is None else losses.double())

@@ -29,7 +29,7 @@ def check_structure(structure: Structure) -> None:
     """Run every check on a structure, on all numbers of entries up to 12 that it can have.
 
     Raises:
-        AssertionError: naming the promise that was broken.
+        AssertionError: naming the failed check.
 
     Example:
         >>> from lit_sparse.structures import Budget

@@ -246,7 +246,7 @@ class Vocabulary:
         self._default = index
 
     def get_default_index(self) -> int | None:
-        """Return what :meth:`lookup_indices` gives for a token that is not there."""
+        """Return the number that :meth:`lookup_indices` gives for unknown tokens."""
         return self._default
 
     def to_json(self) -> str:
@@ -341,10 +341,10 @@ class Vocabulary:
 
 
 def _check_many(name: str, texts: Iterable[str]) -> None:
-    """Check that it is not one text, which is a sequence of texts too: its characters.
+    """Check that an argument is a sequence of texts, and not a single text.
 
     Raises:
-        ConfigurationError: if it is.
+        ConfigurationError: if it is a single text.
     """
     if isinstance(texts, str):
         raise ConfigurationError(f"Expected `{name}` to be a list of texts but got one text: write [{texts[:20]!r}].")

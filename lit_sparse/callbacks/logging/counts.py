@@ -80,7 +80,7 @@ class CountLogger(StageCallback):
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting from a saved state, which is that of all processes: the first takes it over."""
+        """Restore the counts; the first process takes those of all processes."""
         for name, saved in state_dict.items():
             metric = self._metrics["train"].get(name)
             if metric is not None and is_first() and len(saved["counts"]) == len(metric.counts):

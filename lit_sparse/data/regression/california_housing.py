@@ -149,7 +149,7 @@ class CaliforniaHousingDataModule(RegressionDataModule):
 
 
 def _naming(header: Sequence[str]) -> tuple[str, ...]:
-    """Return a table's names of the nine columns: the set of names that matches most of its header."""
+    """Return the nine column names of a table, from the known set of names that matches most of its header."""
     return max((RAW, SNAKE_CASE, PREPARED), key=lambda names: len({*names} & {*header}))
 
 

@@ -114,7 +114,7 @@ class _Support:
         return torch.cholesky_solve(right, self.factor)
 
     def aim(self) -> Tensor:
-        """Return the best probabilities (b, S) that sum to one, signs left free."""
+        """Return the optimal weights (b, S) that sum to one; they may be negative."""
         valid = self.valid().to(self.gain.dtype)
         ones, gains = self.solve(torch.stack([valid, self.gain], -1)).unbind(-1)
         shift = (gains.sum(-1, keepdim=True) - 1.0) / ones.sum(-1, keepdim=True)

@@ -50,8 +50,8 @@ def center_on_support(v: Tensor, y: Tensor, gamma: float) -> Any:
 def map_entmax(x: Tensor, alpha: float | Tensor, gamma: float) -> Any:
     """See :data:`lit_sparse.kernels.entmax.map_entmax`.
 
-    Beyond alpha = 2 the result's derivative is unbounded at its zeros: only float64 gives a float32 input its own result.
-    Which rows need it is not known here if alpha is on the GPU, so there is a launch for each kind, which skips the other.
+    For alpha > 2 the derivative of the result is unbounded at its zeros, so these rows are computed in float64. If alpha is a
+    tensor on the GPU, reading it would synchronize the device. Two launches then each skip the rows of the other.
     """
     if not _serves(x):
         return NotImplemented

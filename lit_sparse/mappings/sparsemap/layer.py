@@ -27,12 +27,13 @@ class SparseMAPOutput:
     """A sparse distribution over structures for each row; unpacks to its first three attributes.
 
     Attributes:
-        marginals: (..., d) its mean, unique.
+        marginals: (..., d) mean of the distribution, unique.
         probs: (..., S) probabilities, zero beyond a row's own support; S is the largest support. Not unique: other
             distributions may have the same mean.
         structures: (..., S, d) of {0, 1}, zero beyond a row's own support.
-        gap: (...) duality gap: by how much the objective can be improved at most. Rounding, unless ``max_iter`` was reached.
-        entries: (..., S, D) the structures with all their entries, where the structure shows only some.
+        gap: (...) duality gap, an upper bound of the possible improvement of the objective. It is a rounding error unless
+            ``max_iter`` was reached.
+        entries: (..., S, D) structures with all their entries, if ``structures`` holds only some of them.
     """
 
     marginals: Tensor
