@@ -178,7 +178,7 @@ class SimplexProblem:
         return [project_simplex(grown[0], 1.0, 0), *[y / y.sum(-1, keepdim=True) for y in grown[1:]]]
 
     def _best(self, now: _Point, candidates: list[Tensor], z: Tensor, parameters: tuple[Tensor, ...]) -> tuple[_Point, Tensor]:
-        """Return the best candidate of each row, and its number: by value, or by residual if values are equal up to rounding."""
+        """Return the best candidate of each row and its number, by value, or by residual if values are equal up to rounding."""
         k, rows = len(candidates), torch.arange(len(z), device=z.device)
         points = self.evaluate(torch.cat(candidates), z.repeat(k, 1), parameters)
         change, error = now.at(rows.repeat(k)).change_to(points)
