@@ -67,17 +67,7 @@ def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, str
 
 
 def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
-    """Sample from the standard normal distribution, by the Box-Muller method.
-
-    Args:
-        seed: any integer.
-        index: (B,) integers, such as the positions of examples in their data set.
-        shape: shape of the sample for each index.
-        stream: number that separates samples of the same seed for different purposes.
-
-    Returns:
-        (B, *shape) float32.
-    """
+    """Sample from the standard normal distribution by the Box-Muller method; arguments as for :func:`seeded_uniform`."""
     bits = _bits(seed, index, (*shape, 2), stream)
     radius = torch.sqrt(-2.0 * torch.log((_shifted(bits[..., 0], 40).float() + 1.0) * 2.0**-24))
     return radius * torch.cos(2.0 * math.pi * _shifted(bits[..., 1], 40).float() * 2.0**-24)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import top_of, write_invalid
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.rows import row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -117,9 +117,7 @@ def write_logistic(work: Any, n: Any, q: Any, scale: Any, places: Any, row: Any,
 def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) -> None:
     """Map rows ``start .. stop - 1``."""
     d = x.shape[1]
-    bits = bits_of(x)
-    cell = np.empty(1, x.dtype)
-    cell_bits = bits_of(cell)
+    bits, cell, cell_bits = row_views(x)
     z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
     work, work_bits = workspace(x, d)
     for row in range(start, stop):

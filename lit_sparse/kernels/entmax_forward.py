@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, top_of, write_invalid
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms_of_one_plus, workspace
 
 __all__ = ["FLAT", "gather_scores", "map_block", "map_squares_block", "solve", "write_normalized"]
@@ -214,9 +214,7 @@ def write_squares(z: Any, row: Any, t: Any, total: Any, out: Any) -> None:
 def map_squares_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
     """Map the rows of ``start .. stop - 1`` with alpha = 3/2, where a pass over all entries is cheaper than selection."""
     d = x.shape[1]
-    bits = bits_of(x)
-    cell = np.empty(1, x.dtype)
-    cell_bits = bits_of(cell)
+    bits, cell, cell_bits = row_views(x)
     z = np.empty(d + SIMD_BLOCK, x.dtype)
     for row in range(start, stop):
         eps = alphas[row if len(alphas) > 1 else 0] - 1.0
@@ -230,9 +228,7 @@ def map_squares_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamm
 def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
     """Map those of the rows ``start .. stop - 1`` whose alpha is neither 3/2 nor above 2."""
     d = x.shape[1] + SIMD_BLOCK
-    bits = bits_of(x)
-    cell = np.empty(1, x.dtype)
-    cell_bits = bits_of(cell)
+    bits, cell, cell_bits = row_views(x)
     z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
     work, work_bits = workspace(x, d)
     for row in range(start, stop):

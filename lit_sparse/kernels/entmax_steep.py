@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, top_of, write_invalid
+from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, workspace
 from lit_sparse.kernels.entmax_backward import gather_support
 from lit_sparse.kernels.entmax_forward import gather_scores, solve, write_normalized
@@ -97,9 +97,7 @@ def settle(z: Any, n: Any, eps: Any, t: Any, work: Any) -> None:
 def map_steep_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
     """Map those of the rows ``start .. stop - 1`` whose alpha is above 2."""
     d = x.shape[1] + SIMD_BLOCK
-    bits = bits_of(x)
-    cell = np.empty(1, x.dtype)
-    cell_bits = bits_of(cell)
+    bits, cell, cell_bits = row_views(x)
     z, places = np.empty(d), np.empty(d, np.int32)
     work, work_bits = workspace(z, d)
     for row in range(start, stop):

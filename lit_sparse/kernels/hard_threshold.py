@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import bits_of, compile_rows, layout_of
-from lit_sparse.kernels.cpu.rows import count_from, top_of
+from lit_sparse.kernels.cpu.rows import count_from, row_views, top_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
@@ -22,9 +22,7 @@ SECONDS = 4e-9  # for one element, on one thread
 def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any, nonneg: Any) -> None:
     """Keep the k largest magnitudes, or the k largest positive entries, of rows ``start .. stop - 1``."""
     d = x.shape[1]
-    bits = bits_of(x)
-    cell = np.empty(1, x.dtype)
-    cell_bits = bits_of(cell)
+    bits, cell, cell_bits = row_views(x)
     size = np.empty((1, d), x.dtype)
     size_bits, places = bits_of(size), np.empty(d, np.int32)
     low, shift, _, highest = layout_of(x)

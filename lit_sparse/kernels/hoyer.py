@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import top_of, unit_of
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.rows import row_views, top_of, unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
@@ -196,9 +196,7 @@ def project_row(a: Any, n: Any, sparseness: Any, norm: Any, z: Any, signs: Any, 
 def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, norms: Any, nonneg: Any) -> None:
     """Project rows ``start .. stop - 1``."""
     d = x.shape[1]
-    bits = bits_of(x)
-    cell = np.empty(1, x.dtype)
-    cell_bits = bits_of(cell)
+    bits, cell, cell_bits = row_views(x)
     a, z, signs, places = np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, np.int32)
     for row in range(start, stop):
         if not top_of(x, bits, row, out, cell, cell_bits):

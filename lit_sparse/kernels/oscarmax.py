@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import is_broken, plain_top, top_of, unit_of
+from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.rows import is_broken, plain_top, row_views, top_of, unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
 from lit_sparse.kernels.groups import label_of, write_invalid_labels
@@ -230,9 +230,7 @@ def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, f
 def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any, exact: Any) -> None:
     """Map rows ``start .. stop - 1``."""
     d = x.shape[1]
-    bits = bits_of(x)
-    cell = np.empty(1, x.dtype)
-    cell_bits = bits_of(cell)
+    bits, cell, cell_bits = row_views(x)
     floats, ints = np.empty((4, max(d + 1, BUCKETS))), np.empty((4, max(d + 1, BUCKETS)), np.int32)
     for row in range(start, stop):
         lam = lams[row if len(lams) > 1 else 0]

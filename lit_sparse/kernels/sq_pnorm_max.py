@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, pad, top_of, write_invalid
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -94,9 +94,7 @@ def solve(z: Any, n: Any, size: Any, p: Any, work: Any, bits: Any) -> Any:
 def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> None:
     """Map rows ``start .. stop - 1``."""
     d = x.shape[1] + SIMD_BLOCK
-    bits = bits_of(x)
-    cell = np.empty(1, x.dtype)
-    cell_bits = bits_of(cell)
+    bits, cell, cell_bits = row_views(x)
     z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
     work, work_bits = workspace(x, d)
     for row in range(start, stop):

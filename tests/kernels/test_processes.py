@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.mappings import functional as F
 from lit_sparse.structures import Budget, Tree
+from tests.support.processes import run_python
 
 FIRST_CALL = """
 import torch
@@ -29,15 +28,7 @@ print(",".join(sorted(hits)), ",".join(sorted(misses)), sep=";")
 
 
 def run(code: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return run_python("-W", "error", "-c", code, **environment)
 
 
 @pytest.mark.fuzz
@@ -45,18 +36,26 @@ def run(code: str, **environment: str) -> str:
 @pytest.mark.timeout(900)
 def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     """20,000 rows through each kernel, in an empty cache: one compiled without bounds checks would be used again."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(Path(__file__).with_name("hostile.py"))],
-        env={**os.environ, "NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=880,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    seen = dict(line.split() for line in done.stdout.splitlines())
+    script = str(Path(__file__).with_name("hostile.py"))
+    printed = run_python("-W", "error", script, timeout=880, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
+    seen = dict(line.split() for line in printed.splitlines())
     kernels = {"simplex", "entmax", "pnorm", "capped", "fused", "oscar", "hoyer", "hard", "active_set", "bits", "trees"}
     assert set(seen) == kernels
     assert all(int(rows) >= 20_000 for rows in seen.values())
+
+
+@pytest.mark.fuzz
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "from tests.kernels.test_cholesky import gather, walk\nfor seed in range(150): walk(seed, 40); gather(seed)",
+        "from tests.kernels.test_kernel_sgd import hostile\nfor seed in range(60): hostile(seed)",
+    ],
+    ids=["cholesky", "kernel_sgd"],
+)
+def test_nothing_is_read_outside_of_arrays(calls: str, tmp_path: Path) -> None:
+    run_python("-c", calls, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
 
 
 REFUSE_TO_CACHE = """

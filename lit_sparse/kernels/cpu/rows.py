@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, layout_of
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
 
 __all__ = [
     "SIMD_BLOCK",
@@ -19,6 +19,7 @@ __all__ = [
     "key_range",
     "pad",
     "plain_top",
+    "row_views",
     "top_of",
     "unit_of",
     "write_invalid",
@@ -64,6 +65,13 @@ def write_zeros(row: Any, y: Any) -> None:
     """Write zeros to a row."""
     for i in range(y.shape[1]):
         y[row, i] = 0
+
+
+@compile_rows()
+def row_views(x: Any) -> Any:
+    """Return the bits of an array, and a cell of its type with its bits, as :func:`top_of` takes them."""
+    cell = np.empty(1, x.dtype)
+    return bits_of(x), cell, bits_of(cell)
 
 
 @compile_rows()

@@ -7,8 +7,6 @@ before Triton is imported: so it runs in a process of its own, which is this fil
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +18,7 @@ from torch import Tensor
 
 from lit_sparse.kernels import RowKernel, center_on_support, project_simplex
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
+from tests.support.processes import run_python
 
 LENGTHS = (1, 2, 7, 65, 64, 300, 1000)
 LONG = {
@@ -260,30 +259,17 @@ CHECKS: dict[str, Callable[[str], None]] = {
 }
 
 
-def run(*arguments: str, **environment: str) -> str:
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **environment},
-        cwd=Path(__file__).parents[3],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.process
 @pytest.mark.parametrize("name", CHECKS)
 def test_in_the_interpreter(name: str) -> None:
     pytest.importorskip("triton")
-    assert run(str(Path(__file__)), name, TRITON_INTERPRET="1")
+    assert run_python("-m", "tests.kernels.gpu.test_triton_programs", name, TRITON_INTERPRET="1")
 
 
 @pytest.mark.process
 def test_the_programs_compile(tmp_path: Path) -> None:
     pytest.importorskip("triton", minversion="3.3")  # whose compiler can be called like this
-    assert run(str(Path(__file__)), "compiles", TRITON_CACHE_DIR=str(tmp_path))
+    assert run_python("-m", "tests.kernels.gpu.test_triton_programs", "compiles", TRITON_CACHE_DIR=str(tmp_path))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -318,7 +304,7 @@ def test_the_package_works_without_triton() -> None:
         "assert triton_rows.entmax_product(torch.zeros(2, 3), torch.zeros(2, 3), 1.5, 1.0) is NotImplemented\n"
         "assert project_simplex(torch.zeros(2), 1.0, 0).tolist() == [0.5, 0.5]\n"
     )
-    run("-c", code)
+    run_python("-c", code)
 
 
 if __name__ == "__main__":
