@@ -40,7 +40,7 @@ import yaml
 from attention_tables import OWN, Page, Results, Run
 from jobs import Job, JobFailedError, call, exit_with, parse_own, run_all
 
-from lit_sparse.cli.runs import CHECKPOINTS, numbered
+from lit_sparse.runs import CHECKPOINTS, numbered
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import compare_runs
 from jobs import Job, exit_with, parse_own, run_all
 
-from lit_sparse.cli.runs import experiment_name
+from lit_sparse.runs import experiment_name
 
 
 def cells_of(grid: list[list[str]]) -> list[dict[str, str]]:

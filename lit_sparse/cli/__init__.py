@@ -25,6 +25,7 @@ COMMANDS = {
     "validate": "score a checkpoint on the validation data: lit-sparse validate -c CONFIG --ckpt_path CHECKPOINT",
     "test": "score a checkpoint on the test data: lit-sparse test -c CONFIG --ckpt_path CHECKPOINT",
     "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
+    "study": "train and test many models, and tabulate the results: lit-sparse study ssvae --schedule taste",
 }
 
 #: Exit status after Ctrl-C.
@@ -74,9 +75,13 @@ def main(args: Sequence[str] | None = None) -> int:
             raise LitSparseError(
                 f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"
             )
+        _find_parts_here()
+        if args[0] == "study":
+            from lit_sparse.studies.command import main as study
+
+            return study(args[1:])
         from lit_sparse.cli.app import run
 
-        _find_parts_here()
         return run(args)
     except LitSparseError as error:
         print(f"lit-sparse: error: {error}", file=sys.stderr)

@@ -42,7 +42,7 @@ from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import about_checkpoint
 from lit_sparse.cli.parser import Parser
 from lit_sparse.cli.refusals import build_error, check_numbers, refusal
-from lit_sparse.cli.runs import (
+from lit_sparse.runs import (
     CHECKPOINTS,
     claim_folder,
     discard_if_unused,

@@ -1,0 +1,94 @@
+"""The command ``lit-sparse study``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+
+from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.studies.engine import Runner
+from lit_sparse.studies.figures import draw
+from lit_sparse.studies.study import load_study
+from lit_sparse.studies.tables import page
+
+__all__ = ["main", "write"]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a study and write its tables; the exit status is 1 if a cell failed."""
+    arguments = list(arguments)
+    place = arguments.index("--") if "--" in arguments else len(arguments)
+    options = _parser().parse_args(arguments[:place])
+    runner = Runner(
+        load_study(_find(options.study)),
+        options.schedule,
+        options.output,
+        options.results,
+        dict(_pair(text) for text in options.input),
+        arguments[place + 1 :],
+        max(1, options.jobs),
+    )
+    failed = [] if options.tables else runner.run(options.cells, options.seeds)
+    for path in write(runner):
+        print(path)
+    for message in failed:
+        print(message, file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lit-sparse study",
+        description="Run what is not finished of a study, and write its tables and figures.",
+        epilog="Options after -- are given to every run: lit-sparse study STUDY -- --trainer.accelerator gpu",
+        allow_abbrev=False,
+    )
+    parser.add_argument("study", help="path of a study file, or the name of one in configs/studies")
+    parser.add_argument("--cells", nargs="+", help="cells to run; all by default")
+    parser.add_argument("--seeds", nargs="+", type=int, help="seeds in place of those of the study")
+    parser.add_argument("--schedule", help="how long to train; the study's first schedule by default")
+    parser.add_argument("--jobs", type=int, default=1, help="number of cells at a time; they share the cores")
+    parser.add_argument("--input", action="append", default=[], metavar="NAME=PATH", help="a file or folder of data")
+    parser.add_argument("--output", type=Path, default=Path("runs/studies"), help="folder of the runs")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of rows, tables and figures")
+    parser.add_argument("--tables", action="store_true", help="run nothing; write the tables and figures")
+    return parser
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, given, path = text.partition("=")
+    if not given:
+        raise ConfigurationError(f"Expected --input NAME=PATH but got {text!r}.")
+    return name, path
+
+
+def _find(name: str) -> Path:
+    """Return the path of a study file, or of the package's study of that name."""
+    if Path(name).is_file():
+        return Path(name)
+    folders = [Path("configs/studies"), Path(str(files("lit_sparse"))).parent / "configs" / "studies"]
+    known = {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob("*.yaml"))}
+    if name not in known:
+        raise ConfigurationError(
+            f"Expected the path of a study file, or one of {', '.join(known) or 'no study'}, but got {name!r}."
+            f"{did_you_mean(name, known)}"
+        )
+    return known[name]
+
+
+def write(runner: Runner) -> list[Path]:
+    """Write the tables and figures of what is stored; return the paths of the files."""
+    rows, study = runner.rows.read(), runner.study
+    if not rows:
+        raise ConfigurationError(f"{runner.rows.path} has no rows: nothing is finished yet.")
+    path = runner.results / f"{runner.name}.md"
+    path.write_text("\n".join(page(study, rows)) + "\n", encoding="utf-8")
+    written, curves = [runner.rows.path, path], runner.curves.read()
+    for figure in study.figures:
+        picture = path.with_name(f"{runner.name}{figure.suffix}.png")
+        if draw(study, figure, rows, curves, picture):
+            written.append(picture)
+    return written

@@ -1,0 +1,275 @@
+"""The runs of a study: each cell once with each seed, continued where it was killed, its numbers stored when it ends."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_sparse.runs import CHECKPOINTS, numbered
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all
+from lit_sparse.studies.rows import Row, Rows, provenance
+from lit_sparse.studies.study import Study, check_names, digest
+
+__all__ = ["Runner", "read_metrics"]
+
+#: ``sum(train/NAME)`` and its like.
+SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
+
+
+@dataclass
+class Runner:
+    """A study with a schedule, and where its runs and rows are.
+
+    Args:
+        study: the study.
+        schedule: name of the schedule; None for a study without schedules.
+        output: folder of all runs.
+        results: folder of rows and tables.
+        inputs: name -> path.
+        extra: options of every ``lit-sparse`` command.
+        jobs: number of cells at a time.
+    """
+
+    study: Study
+    schedule: str | None = None
+    output: Path = Path("runs/studies")
+    results: Path = Path("results")
+    inputs: dict[str, str] = field(default_factory=dict)
+    extra: list[str] = field(default_factory=list)
+    jobs: int = 1
+
+    def __post_init__(self) -> None:
+        if self.schedule is None and self.study.schedules:
+            self.schedule = next(iter(self.study.schedules))
+        if self.schedule is not None:
+            check_names([self.schedule], self.study.schedules, f"--schedule of {self.study.path}")
+        check_names(self.inputs, self.study.inputs, f"--input of {self.study.path}")
+        self.name = self.study.path.stem + (f"_{self.schedule}" if len(self.study.schedules) > 1 else "")
+        self.folder = self.output / self.name
+        self.rows = Rows(self.results / f"{self.name}.csv", self.folder / "rows.lock", self.study.cells)
+        self.curves = Rows(self.results / f"{self.name}_curves.csv", self.folder / "curves.lock", self.study.cells, last=())
+
+    def run(self, cells: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[str]:
+        """Run what is not finished; return the messages of what failed.
+
+        Args:
+            cells: names of cells; by default all.
+            seeds: seeds in place of those of the study.
+        """
+        check_names(cells or (), self.study.cells, f"--cells of {self.study.path}")
+        asked = list(cells or (name for name, cell in self.study.cells.items() if not cell.hidden))
+        pairs = [(name, seed) for name in asked for seed in seeds or self.study.seeds_of(name, self.schedule)]
+        pairs.sort(key=lambda pair: pair[1])  # all cells with the first seed come first
+        pending = [pair for pair in pairs if not self.finished(*pair)]
+        first = dict.fromkeys((other, seed) for name, seed in pending for other in self.study.cells[name].checkpoints.values())
+        failed = run_all([partial(self.run_cell, *pair) for pair in first], self.jobs)
+        return failed or run_all([partial(self.run_cell, *pair) for pair in pending if pair not in first], self.jobs)
+
+    def run_cell(self, name: str, seed: int, threads: int) -> None:
+        """Run one cell with one seed, unless it is finished; wait if another process runs it.
+
+        Raises:
+            JobFailedError: if it fails, or was begun with other settings.
+        """
+        place = f"{name}/seed_{seed}"
+        wait = partial(print, f"{place}: another process runs it; waiting", flush=True)
+        with locked(self.folder / f"{place}.lock", wait) as held:
+            if self.finished(name, seed):
+                return
+            self._same_as_begun(name, seed)
+            print(f"{place}: runs; output in {self.log(name, seed)}", flush=True)
+            began = time.monotonic()
+            if self.study.cells[name].function is not None:
+                self._call_function(name, seed, threads, held)
+            else:
+                self._train(name, seed, threads, held)
+                if not self.study.cells[name].hidden:
+                    self._store(name, seed, threads, held)
+            print(f"{place}: finished, {(time.monotonic() - began) / 60:.1f} min", flush=True)
+
+    def log(self, name: str, seed: int) -> Path:
+        """Return the file with the output of a cell's commands."""
+        return self.folder / name / f"seed_{seed}.log"
+
+    def run_folder(self, name: str, seed: int) -> Path:
+        """Return the run folder of a cell."""
+        return self.folder / name / f"seed_{seed}" / "0"
+
+    def checkpoint(self, name: str, seed: int, which: str = "last") -> Path:
+        """Return a checkpoint of a cell."""
+        return self.run_folder(name, seed) / CHECKPOINTS / f"{which}.ckpt"
+
+    def finished(self, name: str, seed: int) -> bool:
+        """Return whether all rows of a cell are stored, or a hidden cell is trained."""
+        if self.study.cells[name].hidden:
+            return (self.run_folder(name, seed) / "finished").is_file()
+        return not self.missing(name, seed)
+
+    def missing(self, name: str, seed: int) -> list[dict[str, Any]]:
+        """Return the points of a cell's grid that have no row."""
+        stored = [row for row in self.rows.read() if row["cell"] == name and row["seed"] == str(seed)]
+        points = self.study.points(name)
+        return [point for point in points if not any(all(row.get(k) == str(v) for k, v in point.items()) for row in stored)]
+
+    def _same_as_begun(self, name: str, seed: int) -> None:
+        asked = json.loads(json.dumps(self.study.settings(name, self.schedule, self.extra), default=str))
+        path = self.folder / name / f"seed_{seed}.json"
+        begun = json.loads(path.read_text()) if path.is_file() else None
+        if begun is not None and begun != asked and self.checkpoint(name, seed).is_file():
+            raise JobFailedError(
+                f"{self.folder / name / f'seed_{seed}'} was begun with other settings: {'; '.join(_differences(begun, asked))}."
+                f" Choose another --output, or remove it with {path}."
+            )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(asked))
+
+    def _filled(self, value: Any) -> str:
+        """Return an option's value as a word of a command, with the paths of inputs."""
+        if not isinstance(value, str):
+            return json.dumps(value)
+        for name in re.findall(r"\{(\w+)\}", value):
+            if name in self.study.inputs and name not in self.inputs:
+                raise ConfigurationError(f"Give --input {name}=PATH: {self.study.inputs[name]}.")
+            value = value.replace(f"{{{name}}}", self.inputs.get(name, f"{{{name}}}"))
+        return value
+
+    def _train(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
+        folder, last = self.run_folder(name, seed), self.checkpoint(name, seed)
+        if (folder / "finished").is_file():
+            return
+        if folder.is_dir() and not last.is_file():  # killed before there was anything to continue
+            folder.rename(folder.parent / f"killed_{len(list(folder.parent.glob('killed_*')))}")
+        cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
+        options = {option: self._filled(value) for option, value in change.options.items()}
+        options |= {option: str(self.checkpoint(other, seed).resolve()) for option, other in cell.checkpoints.items()}
+        options |= dict.fromkeys(self.study.seed_options, str(seed))
+        command = [sys.executable, "-m", "lit_sparse", "fit", "-c", self.study.file(str(cell.config or self.study.config))]
+        command += [word for path in change.overlays for word in ("-c", path)]
+        command += [word for option, value in options.items() for word in (f"--{option}", value)]
+        command += ["--trainer.enable_progress_bar", "false", *self.extra]
+        command += ["--output_dir", str(self.folder), "--name", f"{name}/seed_{seed}"]
+        call([*command, *(("--ckpt_path", "last") if last.is_file() else ())], self.log(name, seed), threads, held)
+        if not last.is_file():
+            raise JobFailedError(f"{folder} has no last checkpoint at its end; see {self.log(name, seed)}")
+        (folder / "finished").touch()
+
+    def _store(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
+        """Test a trained cell, and store its numbers and curves."""
+        folder = self.run_folder(name, seed)
+        numbers: dict[str, Any] = {}
+        for test, options in self.study.tests.items():
+            words = [word for option, value in options.items() for word in (f"--{option}", self._filled(value))]
+            path = str(self.checkpoint(name, seed, self.study.checkpoint))
+            command = [sys.executable, "-m", "lit_sparse", "test", "-c", str(folder / "config.yaml"), "--ckpt_path", path]
+            call([*command, *words], self.log(name, seed), threads, held)
+            found = read_metrics(numbered(folder / "test")[-1])
+            numbers |= {key if test == "test" else f"{test}/{key}": line[key] for line in found for key in line}
+        lines = read_metrics(folder)
+        numbers = {key: value for key, value in numbers.items() if "test/" in key}
+        for column in self.study.columns.values():
+            if "test/" not in column.value and (value := summarized(lines, column.value)) is not None:
+                numbers[column.value] = value
+        panels = [panel for figure in self.study.figures for panel in figure.panels if not panel.is_row_key]
+        logged = {key for panel in panels for key in (panel.value, panel.cumulative, *panel.band_keys)}
+        points: dict[int, dict[str, Any]] = {}
+        for line in lines:
+            kept = {key: line[key] for key in sorted(logged) if key in line}
+            if kept:
+                epoch = int(line["epoch"]) + 1
+                points.setdefault(epoch, {"cell": name, "seed": seed, "epoch": epoch}).update(kept)
+        self.curves.append(list(points.values()), ["cell", "seed", "epoch"])
+        self._append(name, seed, [{"cell": name, "seed": seed, **numbers}], summarized(lines, "sum(train/seconds)") or 0.0)
+
+    def _append(self, name: str, seed: int, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
+        made = provenance(digest(self.study.settings(name, self.schedule, self.extra)), seconds)
+        keys = [*self.study.keys, *(key for key in rows[0] if key in self.study.series)]
+        self.rows.append([{**row, **made} for row in rows], keys)
+
+    def _call_function(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
+        """Call the function of a cell in a process of its own, for all points of its grid."""
+        job = {
+            "study": str(self.study.path.resolve()),
+            "schedule": self.schedule,
+            "output": str(self.output),
+            "results": str(self.results),
+            "inputs": self.inputs,
+            "extra": self.extra,
+        }
+        command = [sys.executable, "-m", "lit_sparse.studies.engine", json.dumps(job), name, str(seed)]
+        call(command, self.log(name, seed), threads, held)
+
+    def call_points(self, name: str, seed: int) -> None:
+        """Call the function of a cell at each point of its grid that has no row, and store what it returns."""
+        cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
+        function = _function(str(cell.function))
+        filled = {key: self._filled(value) if isinstance(value, str) else value for key, value in change.arguments.items()}
+        for point in self.missing(name, seed):
+            began = time.monotonic()
+            found = function(seed=seed, **filled, **point)
+            several = [found] if isinstance(found, Mapping) else found
+            rows = [{"cell": name, "seed": seed, **point, **numbers} for numbers in several]
+            self._append(name, seed, rows, time.monotonic() - began)
+
+
+def _function(path: str) -> Callable[..., Any]:
+    module, _, name = path.rpartition(".")
+    try:
+        function: Callable[..., Any] = getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigurationError(f"Expected `function` to be the path of a function but got {path!r}: {error}") from error
+    return function
+
+
+def _differences(begun: Any, asked: Any, where: str = "") -> Iterator[str]:
+    """Yield the keys in which two settings differ, with both values."""
+    if isinstance(begun, dict) and isinstance(asked, dict):
+        for key in dict.fromkeys([*begun, *asked]):
+            if begun.get(key) != asked.get(key):
+                yield from _differences(begun.get(key), asked.get(key), f"{where}.{key}".lstrip("."))
+    else:
+        yield f"{where}: {yaml.safe_dump(begun).strip().removesuffix('...').strip()}, now {asked}"
+
+
+def read_metrics(run: Path) -> list[dict[str, float]]:
+    """Return the lines of a run's ``metrics.csv``, without empty cells."""
+    path = run / "metrics.csv"
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return [{key: float(value) for key, value in line.items() if value} for line in csv.DictReader(file)]
+
+
+def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None:
+    """Return the last logged value of a name, or a summary of all of them; None if nothing was logged."""
+    given = SUMMARY.fullmatch(value)
+    kind, name = (given[1], given[2]) if given else ("last", value)
+    found = [(line[name], line.get("epoch", 0.0) + 1) for line in lines if name in line]
+    if not found:
+        return None
+    values = [number for number, _ in found]
+    best = {"argmax": max, "argmin": min}
+    if kind in best:
+        return next(epoch for number, epoch in found if number == best[kind](values))
+    if kind in ("first", "last"):
+        return values[0 if kind == "first" else -1]
+    return float({"sum": sum, "min": min, "max": max, "count": len}[kind](values))  # type: ignore[operator]
+
+
+if __name__ == "__main__":
+    from lit_sparse.studies.study import load_study
+
+    given = json.loads(sys.argv[1])
+    given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
+    Runner(**given).call_points(sys.argv[2], int(sys.argv[3]))

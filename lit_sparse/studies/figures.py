@@ -1,0 +1,100 @@
+"""Figures of a study from its rows and curves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+
+from lit_sparse.studies.rows import Row
+from lit_sparse.studies.study import Figure, Panel, Study
+
+__all__ = ["COLORS", "STYLES", "draw"]
+
+#: Okabe and Ito's palette, whose colours are distinct for colour-blind readers.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+STYLES = ("-", "--", ":")
+#: Number of points below which each is marked.
+FEW = 20
+
+
+def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row], path: Path) -> bool:
+    """Draw a figure to a PNG file; return False if there is nothing to draw.
+
+    Args:
+        study: the study.
+        figure: the figure.
+        rows: rows of the study.
+        curves: logged values of its runs, a row an epoch.
+        path: path of the file.
+    """
+    parts = list(dict.fromkeys(row[figure.by] for row in rows)) if figure.by else [None]
+    canvas = Canvas(figsize=(4.4 * len(figure.panels) + 1.8, 3.4 * len(parts)), layout="constrained")
+    FigureCanvasAgg(canvas)
+    axes = canvas.subplots(len(parts), len(figure.panels), squeeze=False)
+    drawn: dict[str, Any] = {}
+    for line, part in zip(axes, parts, strict=True):
+        for axis, panel in zip(line, figure.panels, strict=True):
+            source = rows if panel.is_row_key else curves
+            kept = [row for row in source if part is None or row[str(figure.by)] == part]
+            for number, name in enumerate(figure.cells or study.cells):
+                points = series([row for row in kept if row["cell"] == name], panel)
+                if points:
+                    drawn[study.title_of(name)] = _plot(axis, points, panel, number)
+            _describe(axis, panel, part)
+    if not drawn:
+        return False
+    canvas.legend(drawn.values(), drawn.keys(), loc="outside right center", frameon=False)
+    canvas.savefig(path, dpi=110, metadata={"Software": None, "Description": figure.alt or study.title})
+    return True
+
+
+def series(rows: Sequence[Row], panel: Panel) -> dict[float, tuple[float, float, float]]:
+    """Return x -> middle, low and high of what a panel shows of one cell."""
+    found: dict[float, list[list[float]]] = {}
+    for seed in dict.fromkeys(row["seed"] for row in rows):
+        total = 0.0
+        for row in (row for row in rows if row["seed"] == seed):
+            total += float(row.get(panel.cumulative) or 0.0) if panel.cumulative else 0.0
+            if row.get(panel.value):
+                texts = [row[panel.value], *(row[key] for key in panel.band_keys)]
+                x = total if panel.cumulative else float(row[panel.x])
+                found.setdefault(x, []).append([panel.factor * float(text) + panel.offset for text in texts])
+    if panel.cumulative and len({row["seed"] for row in rows}) > 1:  # each seed has costs of its own: the first is drawn
+        return series([row for row in rows if row["seed"] == rows[0]["seed"]], panel)
+    points = {}
+    for x, values in sorted(found.items()):
+        middle, *band = (sorted(each) for each in zip(*values, strict=True))
+        ends = [statistics.median(each) for each in band] or [_quantile(middle, float(share)) for share in panel.band]
+        points[x] = (statistics.median(middle), ends[0], ends[-1])
+    return points
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def _plot(axis: Any, points: dict[float, tuple[float, float, float]], panel: Panel, number: int) -> Any:
+    look = {"color": COLORS[number % len(COLORS)], "linestyle": STYLES[number // len(COLORS) % len(STYLES)]}
+    middle, low, high = zip(*points.values(), strict=True)
+    (line,) = axis.plot(list(points), middle, marker="." if len(points) < FEW else None, **look)
+    axis.fill_between(list(points), low, high, color=look["color"], alpha=0.15, linewidth=0)
+    return line
+
+
+def _describe(axis: Any, panel: Panel, title: str | None) -> None:
+    axis.set(xlabel=panel.x_label or panel.x, ylabel=panel.label or panel.value, title=title or "")
+    if panel.log:
+        axis.set_yscale("log")
+    if panel.log == "both":
+        axis.set_xscale("log")
+    if panel.limits is not None:
+        axis.set_ylim(*panel.limits)
+    axis.spines[["top", "right"]].set_visible(False)

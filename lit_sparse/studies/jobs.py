@@ -1,0 +1,99 @@
+"""Commands in processes of their own: one at a time for each cell, some cells at a time, their output in log files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from lit_sparse.errors import LitSparseError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+__all__ = ["JobFailedError", "call", "locked", "run_all"]
+
+
+class JobFailedError(LitSparseError):
+    """A command failed, or is not the one that was begun."""
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[tuple[int, ...]]:
+    """Hold the lock of a file, and give the file descriptors that a command inherits to hold it, too.
+
+    A command that inherits the lock keeps it when this process is killed, so no second command works on the same cell.
+
+    Args:
+        path: file of the lock.
+        waiting: is called once if another process holds the lock, before this one waits.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        held: tuple[int, ...] = ()
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                held = (file.fileno(),)
+            except BlockingIOError:
+                if waiting is not None:
+                    waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
+                held = (file.fileno(),)
+            except OSError:  # a file system without locks
+                pass
+        yield held
+
+
+def call(arguments: Sequence[str], log: Path, threads: int, inherited: Sequence[int] = ()) -> None:
+    """Run a command with its output appended to a file; it inherits some open files.
+
+    Raises:
+        JobFailedError: if it fails.
+    """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("a") as output:
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        done = subprocess.run(
+            arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False, pass_fds=tuple(inherited)
+        )
+    if done.returncode != 0:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+        raise JobFailedError(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
+
+
+def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
+    """Run tasks, some at a time, each with its share of the cores; return the messages of those that failed.
+
+    The environment variable ``OMP_NUM_THREADS`` gives each another number of threads.
+    """
+    asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    threads = int(asked) if asked.isdigit() and int(asked) else max(1, (os.cpu_count() or 1) // at_once)
+    failed: list[str] = []
+
+    def attempt(task: Callable[[int], None]) -> None:
+        try:
+            task(threads)
+        except LitSparseError as error:
+            failed.append(str(error))
+        except Exception as error:  # the others go on
+            failed.append(f"{type(error).__name__}: {error}")
+
+    pool = ThreadPoolExecutor(at_once)
+    try:
+        futures = [pool.submit(attempt, task) for task in tasks]
+        while not all(future.done() for future in futures):
+            time.sleep(0.1)  # Ctrl-C is received between two waits
+    except KeyboardInterrupt:  # commands have received it, too, and stop after their last step
+        print("interrupted: give the same command again to continue", file=sys.stderr, flush=True)
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return failed

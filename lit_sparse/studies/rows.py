@@ -1,0 +1,105 @@
+"""Rows of results: a CSV file to which each finished cell is appended at once, and which is never written twice."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from lit_sparse.studies.jobs import locked
+
+__all__ = ["PROVENANCE", "Row", "Rows", "provenance"]
+
+#: Columns that tell how a row was made: hash of its settings, commit, duration in seconds, machine, versions.
+PROVENANCE = ("settings", "commit", "seconds", "machine", "versions")
+Row = dict[str, str]
+
+
+class Rows:
+    """The rows of a study.
+
+    Args:
+        path: path of the CSV file.
+        lock: path of a file that processes lock while they write.
+        cells: names of cells, in the order of their rows.
+        last: names of columns that come last.
+    """
+
+    def __init__(self, path: Path, lock: Path, cells: Iterable[str] = (), last: Sequence[str] = PROVENANCE) -> None:
+        self.path = path
+        self.lock = lock
+        self.order = {name: place for place, name in enumerate(cells)}
+        self.last = last
+
+    def read(self) -> list[Row]:
+        """Return all rows; a last line that a killed process left unfinished is dropped."""
+        if not self.path.is_file():
+            return []
+        text = self.path.read_text(encoding="utf-8")
+        return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+
+    def append(self, rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> None:
+        """Add rows, except those whose ``keys`` are there already, and sort all by cell and seed.
+
+        Args:
+            rows: column -> value.
+            keys: columns that identify a row.
+        """
+        with locked(self.lock):
+            before = self.read()
+            seen = {tuple(row.get(key, "") for key in keys) for row in before}
+            texts = [{name: shown(value) for name, value in row.items()} for row in rows]
+            new = [row for row in texts if tuple(row.get(key, "") for key in keys) not in seen]
+            if new:
+                names = dict.fromkeys(name for row in (*before[:1], *new) for name in row if name not in self.last)
+                after = sorted([*before, *new], key=lambda row: (self.order.get(row["cell"], len(self.order)), int(row["seed"])))
+                _write(self.path, after, [*names, *self.last])
+
+
+def _write(path: Path, rows: Iterable[Row], names: Sequence[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    with part.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)  # a reader sees the old file or the new one
+
+
+def shown(value: object) -> str:
+    """Return a value as a cell of the file; numbers have nine digits."""
+    return format(value, ".9g") if isinstance(value, float) else "" if value is None else str(value)
+
+
+def provenance(settings: str, seconds: float) -> dict[str, str]:
+    """Return the values of the columns :data:`PROVENANCE`."""
+    packages = ("lit-sparse", "torch", "pytorch-lightning")
+    return {
+        "settings": settings,
+        "commit": _commit(),
+        "seconds": f"{seconds:.1f}",
+        "machine": f"{platform.machine()} {os.cpu_count()} cores",
+        "versions": " ".join(f"{name}={_version(name)}" for name in packages),
+    }
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # an installed package has no history
+        return ""
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""

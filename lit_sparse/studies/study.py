@@ -1,0 +1,325 @@
+"""Studies: grids of runs as data. A study file names configs, options, seeds, columns of tables, figures and published values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from lit_sparse.errors import ConfigurationError, did_you_mean
+
+__all__ = ["Cell", "Change", "Column", "Figure", "Panel", "Study", "Table", "check_names", "digest", "load_study"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Changes of a config.
+
+    Attributes:
+        overlays: paths of configs that follow it, relative to the study file.
+        options: option of the command line -> value, such as ``trainer.max_epochs: 2``.
+        arguments: arguments of a function that differ.
+        seeds: seeds in place of those of the study.
+    """
+
+    overlays: list[str] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, Any] = field(default_factory=dict)
+    seeds: list[int] | None = None
+
+
+@dataclass(frozen=True)
+class Cell(Change):
+    """A line of a table: a config with changes, or a function, run with each seed.
+
+    Attributes:
+        title: text in tables and figures; by default the cell's name.
+        config: path of its config, relative to the study file; by default the study's.
+        function: path of a function ``f(seed, **arguments)`` that returns a dictionary of numbers or a list of such, used in
+            place of a config.
+        grid: argument of the function -> values; the function is called at each combination.
+        checkpoints: option -> name of the cell whose last checkpoint of the same seed is its value.
+        schedules: schedule -> changes of this cell.
+        hidden: whether the cell is only trained, for the checkpoints of others.
+        labels: column -> text.
+        published: column -> published value.
+    """
+
+    title: str = ""
+    config: str | None = None
+    function: str | None = None
+    grid: dict[str, list[Any]] = field(default_factory=dict)
+    checkpoints: dict[str, str] = field(default_factory=dict)
+    schedules: dict[str, Change] = field(default_factory=dict)
+    hidden: bool = False
+    labels: dict[str, str] = field(default_factory=dict)
+    published: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: ``factor * value + offset`` of the rows of a cell.
+
+    Attributes:
+        value: name of a number in the rows: ``test/NAME``, the last value of a logged ``train/NAME`` or ``val/NAME``, or one of
+            ``first``, ``sum``, ``min``, ``max``, ``count`` of it, such as ``sum(train/decoder_calls_total)``.
+        title: heading.
+        factor: factor.
+        offset: added to it.
+        form: format of a number.
+        show: how the seeds are summarized: ``mean`` (with the standard deviation), ``median``, ``min``, ``max``, ``range``
+            (median, least to most), or ``above X``, the number of seeds above X.
+        best: ``min`` or ``max`` if the best line is set in bold.
+    """
+
+    value: str
+    title: str = ""
+    factor: float = 1.0
+    offset: float = 0.0
+    form: str = ".2f"
+    show: str = "mean"
+    best: str | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: a line for each cell, or one value over two keys of the rows.
+
+    Attributes:
+        title: heading.
+        columns: names of columns; by default all.
+        value: name of the column that is shown over ``lines`` and ``across``, for each value of ``by``.
+        lines: key of the rows.
+        across: key of the rows, or ``cell``.
+        by: key of the rows.
+        where: key of the rows -> values; other rows are left out.
+    """
+
+    title: str = ""
+    columns: list[str] | None = None
+    value: list[str] = field(default_factory=list)
+    lines: str | None = None
+    across: str = "cell"
+    by: str | None = None
+    where: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel of a figure: a column's value for each cell, against epochs or against a key of the rows.
+
+    Attributes:
+        value: what is drawn: a logged value, or a number in the rows.
+        label: label of the axis.
+        x: ``epoch``, ``cumulative NAME`` for the sum of a logged value up to an epoch, or a key of the rows.
+        x_label: label of the horizontal axis; by default x.
+        factor: factor of the value.
+        offset: added to it.
+        log: whether the axis is logarithmic; ``both`` for both axes.
+        band: quantiles of the seeds between which an area is filled; two names of logged values draw theirs.
+        limits: limits of the axis.
+    """
+
+    value: str
+    label: str = ""
+    x: str = "epoch"
+    x_label: str = ""
+    factor: float = 1.0
+    offset: float = 0.0
+    log: bool | str = False
+    band: list[Any] = field(default_factory=lambda: [0.0, 1.0])
+    limits: list[float | None] | None = None
+
+    @property
+    def cumulative(self) -> str:
+        """Name of the logged value whose sum is x, or an empty string."""
+        return self.x.removeprefix("cumulative ") if self.x.startswith("cumulative ") else ""
+
+    @property
+    def band_keys(self) -> list[str]:
+        """Names of the logged values that the band is between, or none for quantiles."""
+        return [end for end in self.band if isinstance(end, str)]
+
+    @property
+    def is_row_key(self) -> bool:
+        """Whether x is a key of the rows."""
+        return self.x != "epoch" and not self.cumulative
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of some panels next to each other, in a row for each value of ``by``.
+
+    Attributes:
+        panels: the panels.
+        by: key of the rows.
+        suffix: end of the file's name.
+        cells: which are drawn; by default all.
+        alt: what the figure shows, for readers who do not see it.
+    """
+
+    panels: list[Panel]
+    by: str | None = None
+    suffix: str = ""
+    cells: list[str] | None = None
+    alt: str = ""
+
+
+@dataclass(frozen=True)
+class Study(Change):
+    """A study.
+
+    Attributes:
+        title: heading of its tables.
+        cells: name -> cell.
+        source: where the published values stand.
+        config: path of the config of all cells, relative to the study file.
+        seed_options: options that a seed sets.
+        schedules: schedule -> changes of all runs; the first one is the default.
+        inputs: name -> description of a path that ``--input NAME=PATH`` gives; options refer to it as ``{NAME}``.
+        tests: test -> options of ``lit-sparse test``; the numbers of one that is not called ``test`` begin with its name.
+        checkpoint: which checkpoint is tested, ``best`` or ``last``.
+        columns: name -> column.
+        tables: tables; by default one with a line for each cell.
+        figures: figures.
+        series: keys of rows besides those of grids, where a function returns several rows, such as ``iterations``.
+        ranks: options of :func:`lit_sparse.studies.statistics.ranks_of` for a column.
+        notes: sentences below the tables.
+    """
+
+    title: str = ""
+    cells: dict[str, Cell] = field(default_factory=dict)
+    source: str = ""
+    config: str | None = None
+    seed_options: list[str] = field(default_factory=lambda: ["seed_everything", "data.init_args.seed"])
+    schedules: dict[str, Change] = field(default_factory=dict)
+    inputs: dict[str, str] = field(default_factory=dict)
+    tests: dict[str, dict[str, Any]] = field(default_factory=lambda: {"test": {}})
+    checkpoint: str = "last"
+    columns: dict[str, Column] = field(default_factory=dict)
+    tables: list[Table] = field(default_factory=lambda: [Table()])
+    figures: list[Figure] = field(default_factory=list)
+    series: list[str] = field(default_factory=list)
+    ranks: dict[str, Any] | None = None
+    notes: list[str] = field(default_factory=list)
+    path: Path = Path()
+
+    def file(self, path: str) -> str:
+        """Return a path that is relative to the study file."""
+        return str((self.path.parent / path).resolve())
+
+    def seeds_of(self, name: str, schedule: str | None) -> list[int]:
+        """Return the seeds of a cell."""
+        cell = self.cells[name]
+        changes = (cell.schedules.get(schedule or ""), cell, self.schedules.get(schedule or ""), self)
+        return next((change.seeds for change in changes if change is not None and change.seeds is not None), [0])
+
+    def change_of(self, name: str, schedule: str | None) -> Change:
+        """Return the changes of a cell: the study's, the cell's, the schedule's, and the cell's for this schedule."""
+        cell = self.cells[name]
+        changes = [self, cell, self.schedules.get(schedule or ""), cell.schedules.get(schedule or "")]
+        found = [change for change in changes if change is not None]
+        return Change(
+            overlays=[self.file(path) for change in found for path in change.overlays],
+            options={key: value for change in found for key, value in change.options.items()},
+            arguments={key: value for change in found for key, value in change.arguments.items()},
+        )
+
+    def points(self, name: str) -> list[dict[str, Any]]:
+        """Return the combinations of a cell's grid."""
+        grid = self.cells[name].grid
+        return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+
+    @property
+    def keys(self) -> list[str]:
+        """The columns that identify a row."""
+        return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid)]
+
+    def title_of(self, name: str) -> str:
+        """Return the title of a cell."""
+        return self.cells[name].title or name
+
+    def settings(self, name: str, schedule: str | None, extra: list[str]) -> dict[str, Any]:
+        """Return what decides the numbers of a cell, besides the seed: the content of its configs, options and arguments."""
+        cell, change = self.cells[name], self.change_of(name, schedule)
+        config = cell.config or self.config
+        return {
+            "config": None if config is None or cell.function else yaml.safe_load(Path(self.file(config)).read_text()),
+            "overlays": [yaml.safe_load(Path(path).read_text()) for path in change.overlays],
+            "options": change.options | {option: f"checkpoint of {other}" for option, other in cell.checkpoints.items()},
+            "function": cell.function,
+            "arguments": change.arguments,
+            "extra": extra,
+        }
+
+
+def digest(settings: Mapping[str, Any]) -> str:
+    """Return ten characters that tell settings apart."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def load_study(path: str | Path) -> Study:
+    """Read a study file.
+
+    Args:
+        path: path of a YAML file.
+
+    Raises:
+        ConfigurationError: if there is no such file, a key in it is unknown, or a value has another type.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigurationError(f"There is no study file {str(path)!r}.")
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Study, skip={"path"})
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        study = Study(**parser.instantiate(parser.parse_object(given)).as_dict(), path=path)
+    except (yaml.YAMLError, ArgumentError, TypeError, AttributeError) as error:
+        unknown = re.search(r"Option '([^']+)' is not accepted", str(error))
+        known = {entry.name for kind in (Study, Cell, Column, Table, Panel, Figure) for entry in fields(kind)} - {"path"}
+        hint = did_you_mean(unknown[1].split(".")[0], known) if unknown else ""
+        raise ConfigurationError(f"{path} is not a study file: {error}{hint}") from error
+    _check(study)
+    return study
+
+
+def _check(study: Study) -> None:
+    """Refuse names that do not exist.
+
+    Raises:
+        ConfigurationError: if a cell has nothing to run, or a cell, schedule or column is unknown.
+    """
+    if not study.cells:
+        raise ConfigurationError(f"{study.path} needs at least one entry in `cells`.")
+    for name, cell in study.cells.items():
+        if cell.function is None and (cell.config or study.config) is None:
+            raise ConfigurationError(f"{study.path}: cell {name!r} needs a `config` or a `function`.")
+        check_names(cell.checkpoints.values(), study.cells, f"`checkpoints` of cell {name!r} in {study.path}")
+        check_names(cell.schedules, study.schedules, f"`schedules` of cell {name!r} in {study.path}")
+        check_names(cell.published, study.columns, f"`published` of cell {name!r} in {study.path}")
+    for table in study.tables:
+        check_names([*(table.columns or ()), *table.value], study.columns, f"a table of {study.path}")
+    for figure in study.figures:
+        check_names(figure.cells or (), study.cells, f"a figure of {study.path}")
+
+
+def check_names(asked: Iterable[str], known: Collection[str], where: str) -> None:
+    """Refuse names that are not known.
+
+    Raises:
+        ConfigurationError: with the names there are.
+    """
+    for name in asked:
+        if name not in known:
+            raise ConfigurationError(
+                f"Expected {where} to be among {', '.join(known) or 'none'} but got {name!r}.{did_you_mean(name, known)}"
+            )
