@@ -92,7 +92,7 @@ class Runner:
             print(f"{place}: runs; output in {self.log(name, seed)}", flush=True)
             began = time.monotonic()
             if self.study.cells[name].function is not None:
-                self._call_function(name, seed, threads, held)
+                self._call(name, seed, threads, held)
             else:
                 self._train(name, seed, threads, held)
                 if not self.study.cells[name].hidden:
@@ -176,10 +176,13 @@ class Runner:
             call([*command, *words], self.log(name, seed), threads, held)
             found = read_metrics(numbered(folder / "test")[-1])
             numbers |= {key if test == "test" else f"{test}/{key}": line[key] for line in found for key in line}
-        lines = read_metrics(folder)
         numbers = {key: value for key, value in numbers.items() if "test/" in key}
+        if self.study.scores:
+            self._call(name, seed, threads, held)
+            numbers |= json.loads(self._scores(name, seed).read_text())
+        lines = read_metrics(folder)
         for column in self.study.columns.values():
-            if "test/" not in column.value and (value := summarized(lines, column.value)) is not None:
+            if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
                 numbers[column.value] = value
         panels = [panel for figure in self.study.figures for panel in figure.panels if not panel.is_row_key]
         logged = {key for panel in panels for key in (panel.value, panel.cumulative, *panel.band_keys)}
@@ -197,8 +200,8 @@ class Runner:
         keys = [*self.study.keys, *(key for key in rows[0] if key in self.study.series)]
         self.rows.append([{**row, **made} for row in rows], keys)
 
-    def _call_function(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
-        """Call the function of a cell in a process of its own, for all points of its grid."""
+    def _call(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
+        """Call the function of a cell for all points of its grid, or the scores of a trained cell, in a process of its own."""
         job = {
             "study": str(self.study.path.resolve()),
             "schedule": self.schedule,
@@ -210,8 +213,17 @@ class Runner:
         command = [sys.executable, "-m", "lit_sparse.studies.engine", json.dumps(job), name, str(seed)]
         call(command, self.log(name, seed), threads, held)
 
-    def call_points(self, name: str, seed: int) -> None:
-        """Call the function of a cell at each point of its grid that has no row, and store what it returns."""
+    def _scores(self, name: str, seed: int) -> Path:
+        return self.run_folder(name, seed) / "scores.json"
+
+    def call_functions(self, name: str, seed: int) -> None:
+        """Call the function of a cell at each point of its grid that has no row, and store what it returns; or its scores."""
+        if self.study.cells[name].function is None:
+            checkpoint = self.checkpoint(name, seed, self.study.checkpoint)
+            found = {score: _function(path)(checkpoint) for score, path in self.study.scores.items()}
+            numbers = {f"{score}/{key}": value for score, values in found.items() for key, value in values.items()}
+            self._scores(name, seed).write_text(json.dumps(numbers))
+            return
         cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
         function = _function(str(cell.function))
         filled = {key: self._filled(value) if isinstance(value, str) else value for key, value in change.arguments.items()}
@@ -272,4 +284,4 @@ if __name__ == "__main__":
 
     given = json.loads(sys.argv[1])
     given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}
-    Runner(**given).call_points(sys.argv[2], int(sys.argv[3]))
+    Runner(**given).call_functions(sys.argv[2], int(sys.argv[3]))

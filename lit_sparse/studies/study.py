@@ -69,7 +69,7 @@ class Column:
     """A column of a table: ``factor * value + offset`` of the rows of a cell.
 
     Attributes:
-        value: name of a number in the rows: ``test/NAME``, the last value of a logged ``train/NAME`` or ``val/NAME``, or one of
+        value: name of a number in the rows: ``test/NAME``, ``SCORE/NAME``, the last value of a logged ``train/NAME`` or ``val/NAME``, or one of
             ``first``, ``sum``, ``min``, ``max``, ``count`` of it, such as ``sum(train/decoder_calls_total)``.
         title: heading.
         factor: factor.
@@ -186,6 +186,7 @@ class Study(Change):
         schedules: schedule -> changes of all runs; the first one is the default.
         inputs: name -> description of a path that ``--input NAME=PATH`` gives; options refer to it as ``{NAME}``.
         tests: test -> options of ``lit-sparse test``; the numbers of one that is not called ``test`` begin with its name.
+        scores: score -> path of a function ``f(checkpoint)`` that returns a dictionary of numbers; their names begin with it.
         checkpoint: which checkpoint is tested, ``best`` or ``last``.
         columns: name -> column.
         tables: tables; by default one with a line for each cell.
@@ -203,6 +204,7 @@ class Study(Change):
     schedules: dict[str, Change] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     tests: dict[str, dict[str, Any]] = field(default_factory=lambda: {"test": {}})
+    scores: dict[str, str] = field(default_factory=dict)
     checkpoint: str = "last"
     columns: dict[str, Column] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=lambda: [Table()])
