@@ -23,13 +23,11 @@ import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 import numpy as np
 import torch
-from coreset_problems import make
 
 from lit_sparse.coresets import GIGA, AcceleratedIHT, BlockVectors, CoresetSelector, DenseVectors, FrankWolfe, NonnegativeOMP
+from lit_sparse.studies.coreset_problems import make
 
 SIZE, DRAWS = 1_000_000, 200
 SELECTORS: dict[str, CoresetSelector] = {
@@ -45,7 +43,7 @@ SIZES = (100, 500, 1000)
 
 def sizes(rounds: int, data: Path) -> None:
     name = "large_phishing" if (data / "phishing.libsvm.gz").is_file() else "large_synthetic"
-    vectors = make(name, 0, data).vectors
+    vectors = make(name, 0, str(data)).vectors
     print(f"\n{name}: {vectors.shape[0]:,} x {vectors.shape[1]} {str(vectors.dtype).removeprefix('torch.')}, {rounds} rounds\n")
     seconds: dict[tuple[str, int], list[float]] = {}
     iterations: dict[tuple[str, int], int] = {}

@@ -21,7 +21,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from jobs import exit_with
 
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.models import RobustClassifier
@@ -113,4 +112,4 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(main())

@@ -42,6 +42,10 @@ from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import about_checkpoint
 from lit_sparse.cli.parser import Parser
 from lit_sparse.cli.refusals import build_error, check_numbers, refusal
+from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stoppable
+from lit_sparse.distributed import group_for_run
+from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
+from lit_sparse.models.base import SHOWN_EVERY
 from lit_sparse.runs import (
     CHECKPOINTS,
     claim_folder,
@@ -52,10 +56,6 @@ from lit_sparse.runs import (
     next_command,
     run_of,
 )
-from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stoppable
-from lit_sparse.distributed import group_for_run
-from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
-from lit_sparse.models.base import SHOWN_EVERY
 from lit_sparse.trust import trusting
 
 __all__ = ["LitSparseCLI", "run"]

@@ -202,34 +202,50 @@ def paired_bootstrap(
     """
     if not isinstance(metric, TextMetric):
         raise ConfigurationError(f"Expected argument `metric` to be a metric of texts, such as Bleu(), but got {metric!r}.")
+    return compare_resampled(
+        *(
+            resampled_scores(metric, hypotheses, references, samples=samples, seed=seed, key=key)
+            for hypotheses in (hypotheses_a, hypotheses_b)
+        )
+    )
+
+
+def resampled_scores(
+    metric: TextMetric,
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    samples: int = 1000,
+    seed: int = 0,
+    key: str | None = None,
+) -> list[float]:
+    """Return the score of a system, and those of resamples of its inputs, the same ones for every system.
+
+    The arguments are those of :func:`paired_bootstrap`.
+    """
     check_count("samples", samples)
     generator = np.random.default_rng(check_integer("seed", seed))
-    number = len(hypotheses_a)
-    systems = []
-    for hypotheses in (hypotheses_a, hypotheses_b):
-        check_texts(hypotheses, references)
-        if not hypotheses:
-            raise DataError("Expected texts to compare but got none.")
-        systems.append(metric.statistics(hypotheses, references).numpy())
-    keys = list(metric.scores(torch.from_numpy(systems[0].sum(0)), number))
+    check_texts(hypotheses, references)
+    if not hypotheses:
+        raise DataError("Expected texts to compare but got none.")
+    number, statistics = len(hypotheses), metric.statistics(hypotheses, references).numpy()
+    keys = list(metric.scores(torch.from_numpy(statistics.sum(0)), number))
     if key is not None and key not in keys:
         hint = did_you_mean(str(key), keys)
         raise ConfigurationError(f"Expected argument `key` to be one of {tuple(keys)} but got {key!r}.{hint}")
+    drawn = [np.arange(number), *(generator.choice(number, size=number) for _ in range(samples))]
+    return [metric.scores(torch.from_numpy(statistics[rows].sum(0)), number)[key or keys[0]] for rows in drawn]
 
-    def scored(statistics: np.ndarray[Any, np.dtype[Any]]) -> float:
-        return metric.scores(torch.from_numpy(statistics.sum(0)), number)[key or keys[0]]
 
-    score_a, score_b = (scored(statistics) for statistics in systems)
-    differences = np.empty(samples)
-    for sample in range(samples):
-        drawn = generator.choice(number, size=number)
-        differences[sample] = scored(systems[0][drawn]) - scored(systems[1][drawn])
+def compare_resampled(a: Sequence[float], b: Sequence[float]) -> PairedBootstrap:
+    """Return the difference of two systems from what :func:`resampled_scores` gave of each."""
+    differences, samples = np.subtract(a[1:], b[1:]), len(a) - 1
     sizes = np.abs(differences)
-    beyond = int(np.sum(sizes - sizes.mean() >= abs(score_a - score_b)))
+    beyond = int(np.sum(sizes - sizes.mean() >= abs(a[0] - b[0])))
     differences.sort()
     tail = samples // 40
     low, high = float(differences[tail]), float(differences[samples - tail - 1])
-    return PairedBootstrap(score_a - score_b, low, high, (1 + beyond) / (1 + samples), score_a, score_b)
+    return PairedBootstrap(a[0] - b[0], low, high, (1 + beyond) / (1 + samples), a[0], b[0])
 
 
 def _check_tokenizer(name: str) -> str:

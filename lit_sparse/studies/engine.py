@@ -16,10 +16,10 @@ from typing import Any
 
 import yaml
 
-from lit_sparse.runs import CHECKPOINTS, numbered
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.runs import CHECKPOINTS, numbered
 from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all
-from lit_sparse.studies.rows import Row, Rows, provenance
+from lit_sparse.studies.rows import Rows, provenance
 from lit_sparse.studies.study import Study, check_names, digest
 
 __all__ = ["Runner", "read_metrics"]
@@ -59,6 +59,7 @@ class Runner:
         self.name = self.study.path.stem + (f"_{self.schedule}" if len(self.study.schedules) > 1 else "")
         self.folder = self.output / self.name
         self.rows = Rows(self.results / f"{self.name}.csv", self.folder / "rows.lock", self.study.cells)
+        self.samples = Rows(self.results / f"{self.name}_samples.csv", self.folder / "samples.lock", self.study.cells, last=())
         self.curves = Rows(self.results / f"{self.name}_curves.csv", self.folder / "curves.lock", self.study.cells, last=())
 
     def run(self, cells: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[str]:
@@ -74,7 +75,8 @@ class Runner:
         pairs.sort(key=lambda pair: pair[1])  # all cells with the first seed come first
         pending = [pair for pair in pairs if not self.finished(*pair)]
         first = dict.fromkeys((other, seed) for name, seed in pending for other in self.study.cells[name].checkpoints.values())
-        failed = run_all([partial(self.run_cell, *pair) for pair in first], self.jobs)
+        changed = [text for name in asked if (text := self._changed(name))]
+        failed = changed or run_all([partial(self.run_cell, *pair) for pair in first], self.jobs)
         return failed or run_all([partial(self.run_cell, *pair) for pair in pending if pair not in first], self.jobs)
 
     def run_cell(self, name: str, seed: int, threads: int) -> None:
@@ -123,10 +125,28 @@ class Runner:
         points = self.study.points(name)
         return [point for point in points if not any(all(row.get(k) == str(v) for k, v in point.items()) for row in stored)]
 
-    def _same_as_begun(self, name: str, seed: int) -> None:
-        asked = json.loads(json.dumps(self.study.settings(name, self.schedule, self.extra), default=str))
+    def _changed(self, name: str) -> str:
+        """Return a message if rows of a cell were made with other settings, or an empty string."""
+        now = digest(self.study.settings(name, self.schedule, self.extra))
+        stored = {row["settings"]: row["seed"] for row in self.rows.read() if row["cell"] == name and row["settings"]}
+        other = next((seed for settings, seed in stored.items() if settings != now), None)
+        if other is None:
+            return ""
+        begun, asked = self._begun(name, int(other))
+        which = f": {'; '.join(_differences(begun, asked))}" if begun and begun != asked else ""
+        return (
+            f"{self.rows.path} has rows of cell {name!r} that were made with other settings{which}. Remove these rows and"
+            f" {self.folder / name} to run it again, or give another --results and --output."
+        )
+
+    def _begun(self, name: str, seed: int) -> tuple[Any, Any]:
+        """Return the settings that a cell was begun with, or None, and those of now."""
         path = self.folder / name / f"seed_{seed}.json"
-        begun = json.loads(path.read_text()) if path.is_file() else None
+        asked = json.loads(json.dumps(self.study.settings(name, self.schedule, self.extra), default=str))
+        return json.loads(path.read_text()) if path.is_file() else None, asked
+
+    def _same_as_begun(self, name: str, seed: int) -> None:
+        path, (begun, asked) = self.folder / name / f"seed_{seed}.json", self._begun(name, seed)
         if begun is not None and begun != asked and self.checkpoint(name, seed).is_file():
             raise JobFailedError(
                 f"{self.folder / name / f'seed_{seed}'} was begun with other settings: {'; '.join(_differences(begun, asked))}."
@@ -155,7 +175,7 @@ class Runner:
         options = {option: self._filled(value) for option, value in change.options.items()}
         options |= {option: str(self.checkpoint(other, seed).resolve()) for option, other in cell.checkpoints.items()}
         options |= dict.fromkeys(self.study.seed_options, str(seed))
-        command = [sys.executable, "-m", "lit_sparse", "fit", "-c", self.study.file(str(cell.config or self.study.config))]
+        command = [sys.executable, "-m", "lit_sparse", "fit", "-c", str(change.config)]
         command += [word for path in change.overlays for word in ("-c", path)]
         command += [word for option, value in options.items() for word in (f"--{option}", value)]
         command += ["--trainer.enable_progress_bar", "false", *self.extra]
@@ -167,7 +187,7 @@ class Runner:
 
     def _store(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
         """Test a trained cell, and store its numbers and curves."""
-        folder = self.run_folder(name, seed)
+        folder, cell = self.run_folder(name, seed), self.study.cells[name]
         numbers: dict[str, Any] = {}
         for test, options in self.study.tests.items():
             words = [word for option, value in options.items() for word in (f"--{option}", self._filled(value))]
@@ -184,16 +204,22 @@ class Runner:
         for column in self.study.columns.values():
             if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
                 numbers[column.value] = value
-        panels = [panel for figure in self.study.figures for panel in figure.panels if not panel.is_row_key]
+        panels = [panel for figure in self.study.figures for panel in figure.panels if not self.study.stores(panel.x)]
         logged = {key for panel in panels for key in (panel.value, panel.cumulative, *panel.band_keys)}
+        axis = "step" if any(panel.x == "step" for panel in panels) else "epoch"
         points: dict[int, dict[str, Any]] = {}
         for line in lines:
             kept = {key: line[key] for key in sorted(logged) if key in line}
             if kept:
-                epoch = int(line["epoch"]) + 1
-                points.setdefault(epoch, {"cell": name, "seed": seed, "epoch": epoch}).update(kept)
-        self.curves.append(list(points.values()), ["cell", "seed", "epoch"])
-        self._append(name, seed, [{"cell": name, "seed": seed, **numbers}], summarized(lines, "sum(train/seconds)") or 0.0)
+                at = int(line[axis]) + (axis == "epoch")
+                points.setdefault(at, {"cell": name, "seed": seed, axis: at}).update(kept)
+        self.curves.append(list(points.values()), ["cell", "seed", axis])
+        lists = {key: numbers.pop(key) for key in list(numbers) if isinstance(numbers[key], list)}
+        texts = {key: " ".join(format(value, ".6g") for value in values) for key, values in lists.items()}
+        several = [{"cell": name, "seed": seed, "name": key, "values": text} for key, text in texts.items()]
+        self.samples.append(several, ["cell", "seed", "name"])
+        row = {"cell": name, "seed": seed, **cell.labels, **numbers}
+        self._append(name, seed, [row], summarized(lines, "sum(train/seconds)") or 0.0)
 
     def _append(self, name: str, seed: int, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
         made = provenance(digest(self.study.settings(name, self.schedule, self.extra)), seconds)
@@ -231,7 +257,7 @@ class Runner:
             began = time.monotonic()
             found = function(seed=seed, **filled, **point)
             several = [found] if isinstance(found, Mapping) else found
-            rows = [{"cell": name, "seed": seed, **point, **numbers} for numbers in several]
+            rows = [{"cell": name, "seed": seed, **cell.labels, **point, **numbers} for numbers in several]
             self._append(name, seed, rows, time.monotonic() - began)
 
 

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure as Canvas
 
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Figure, Panel, Study
+from lit_sparse.studies.tables import head, selected
 
 __all__ = ["COLORS", "STYLES", "draw"]
 
@@ -32,23 +33,29 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
         curves: logged values of its runs, a row an epoch.
         path: path of the file.
     """
+    rows, curves = (selected(some, figure.where) for some in (rows, curves))
     parts = list(dict.fromkeys(row[figure.by] for row in rows)) if figure.by else [None]
-    canvas = Canvas(figsize=(4.4 * len(figure.panels) + 1.8, 3.4 * len(parts)), layout="constrained")
+    shape = (1, len(parts)) if len(figure.panels) == 1 else (len(parts), len(figure.panels))
+    canvas = Canvas(figsize=(4.4 * shape[1] + 1.8, 3.4 * shape[0]), layout="constrained")
     FigureCanvasAgg(canvas)
-    axes = canvas.subplots(len(parts), len(figure.panels), squeeze=False)
+    axes = canvas.subplots(*shape, squeeze=False).reshape(len(parts), len(figure.panels))
     drawn: dict[str, Any] = {}
     for line, part in zip(axes, parts, strict=True):
         for axis, panel in zip(line, figure.panels, strict=True):
-            source = rows if panel.is_row_key else curves
-            kept = [row for row in source if part is None or row[str(figure.by)] == part]
-            for number, name in enumerate(figure.cells or study.cells):
-                points = series([row for row in kept if row["cell"] == name], panel)
-                if points:
-                    drawn[study.title_of(name)] = _plot(axis, points, panel, number)
-            _describe(axis, panel, part)
+            lines: dict[str, list[Row]] = {}
+            for row in rows if study.stores(panel.x) else curves:
+                if part is None or row[str(figure.by)] == part:
+                    title = study.title_of(row["cell"]) if figure.lines == "title" else row.get(figure.lines or "", "")
+                    lines.setdefault(title, []).append(row)
+            for title, some in lines.items():
+                if points := series(some, panel):
+                    look = drawn[title][1] if title in drawn else len(drawn)
+                    drawn[title] = _plot(axis, points, panel, look), look
+            _describe(axis, panel, head(str(figure.by), part) if part else "")
     if not drawn:
         return False
-    canvas.legend(drawn.values(), drawn.keys(), loc="outside right center", frameon=False)
+    if len(drawn) > 1:
+        canvas.legend([line for line, _ in drawn.values()], drawn.keys(), loc="outside right center", frameon=False)
     canvas.savefig(path, dpi=110, metadata={"Software": None, "Description": figure.alt or study.title})
     return True
 
@@ -89,8 +96,8 @@ def _plot(axis: Any, points: dict[float, tuple[float, float, float]], panel: Pan
     return line
 
 
-def _describe(axis: Any, panel: Panel, title: str | None) -> None:
-    axis.set(xlabel=panel.x_label or panel.x, ylabel=panel.label or panel.value, title=title or "")
+def _describe(axis: Any, panel: Panel, title: str) -> None:
+    axis.set(xlabel=panel.x_label or panel.x, ylabel=panel.label or panel.value, title=title)
     if panel.log:
         axis.set_yscale("log")
     if panel.log == "both":

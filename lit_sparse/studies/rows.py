@@ -57,7 +57,9 @@ class Rows:
             new = [row for row in texts if tuple(row.get(key, "") for key in keys) not in seen]
             if new:
                 names = dict.fromkeys(name for row in (*before[:1], *new) for name in row if name not in self.last)
-                after = sorted([*before, *new], key=lambda row: (self.order.get(row["cell"], len(self.order)), int(row["seed"])))
+                after = sorted(
+                    [*before, *new], key=lambda row: (self.order.get(row["cell"], len(self.order)), int(row["seed"]))
+                )
                 _write(self.path, after, [*names, *self.last])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["marginalized", "zeros"]
+__all__ = ["marginalized", "resampled", "zeros"]
 
 
 def marginalized(checkpoint: Path) -> dict[str, float]:
@@ -26,6 +26,30 @@ def marginalized(checkpoint: Path) -> dict[str, float]:
     cli.model.estimator = Marginalize().bind(cli.model.mapping)
     (found,) = cli.trainer.test(cli.model, cli.datamodule, verbose=False)
     return {name.removeprefix("test/"): value for name, value in found.items()}
+
+
+def resampled(checkpoint: Path) -> dict[str, list[float]]:
+    """Let a model predict the test inputs, and return its BLEU for them and for resamples of them.
+
+    Args:
+        checkpoint: a checkpoint in a run folder.
+
+    Returns:
+        Name of each BLEU of the model -> scores, as :func:`lit_sparse.metrics.bleu.resampled_scores` gives them.
+    """
+    from lit_sparse.cli import build_cli
+    from lit_sparse.data.readers.text_files import read_lines
+    from lit_sparse.metrics import Bleu
+    from lit_sparse.metrics.bleu import resampled_scores
+    from lit_sparse.runs import numbered
+
+    run = checkpoint.parents[1]
+    cli = build_cli(["predict", "-c", str(run / "config.yaml"), "--ckpt_path", str(checkpoint)], run=True)
+    hypotheses = read_lines(numbered(run / "predict")[-1] / "predictions.txt")
+    texts = cli.datamodule.texts("test")
+    references = texts["references"] if "references" in texts else [[text] for text in texts["target"]]
+    metrics = [metric for metric in cli.model.metrics if isinstance(metric, Bleu)]
+    return {metric.name: resampled_scores(metric, hypotheses, references[: len(hypotheses)]) for metric in metrics}
 
 
 def zeros(checkpoint: Path) -> dict[str, float]:

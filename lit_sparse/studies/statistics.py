@@ -1,4 +1,4 @@
-"""The statistics by which several classifiers are compared over many runs each; used by reproduce_soae.
+"""The statistics by which several classifiers are compared over many runs each.
 
 The procedure is that of Thom & Palm (2013), section 5: samples are trimmed, tested for normality (Shapiro & Wilk) and equal
 variances (Levene), and, where these are not equal, compared by ranks (Kruskal & Wallis). Two classifiers differ where
@@ -12,11 +12,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from scipy import special, stats
+
+from lit_sparse.studies.rows import Row
+from lit_sparse.studies.study import Study
+from lit_sparse.studies.tables import markdown, numbers
 
 #: Values a sample needs for its normality to be tested.
 LEAST = 3
@@ -202,3 +210,48 @@ def critical_difference_diagram(axis: Any, comparison: Comparison, level: float 
     axis.margins(x=0.25)
     for side in ("left", "right", "top"):
         axis.spines[side].set_visible(False)
+
+
+def ranks_of(study: Study, rows: Sequence[Row]) -> tuple[dict[str, list[float]], Comparison | None]:
+    """Return the trimmed samples of the cells, and their comparison; None with fewer than two large enough samples."""
+    options = study.ranks or {}
+    column = study.columns[options["column"]]
+    found = {study.title_of(name): numbers([row for row in rows if row["cell"] == name], column) for name in study.cells}
+    samples = {name: trimmed(sample, options.get("trim", 4)) for name, sample in found.items() if len(sample) >= LEAST}
+    return samples, compare(samples, options.get("level", 0.05)) if len(samples) > 1 else None
+
+
+def ranks_page(study: Study, rows: Sequence[Row]) -> list[str]:
+    """Return the lines of the comparison by ranks: normality, mean ranks, groups, and probabilities of superiority."""
+    samples, found = ranks_of(study, rows)
+    if found is None:
+        return []
+    ordered = sorted(samples, key=found.ranks.__getitem__)
+    lines = [["", "runs", "Shapiro & Wilk: W", "p", "mean rank"]]
+    for name in ordered:
+        w, p = found.normality[name]
+        shape = [f"{w:.3f}", f"{p:.3g}"] if math.isfinite(w) else ["-", "-"]  # runs that are all alike have none
+        lines.append([name, str(len(samples[name])), *shape, f"{found.ranks[name]:.1f}"])
+    text = (
+        f"Levene: {found.levene[0]:.3g}, p = {found.levene[1]:.3g}. Kruskal & Wallis: {found.kruskal[0]:.3g},"
+        f" p = {found.kruskal[1]:.3g}. Groups without a difference: {'; '.join(', '.join(group) for group in found.groups)}."
+    )
+    apart = sum(len(group) for group in found.groups) == len(samples)  # no cell is in two groups
+    groups = found.groups if apart else [[name] for name in ordered]
+    pooled = {" + ".join(group): [x for name in group for x in samples[name]] for group in groups}
+    pairs = [["P(A < B)", "Gaussian", "Mann & Whitney"]]
+    for (a, one), (b, two) in combinations(pooled.items(), 2):
+        pairs.append([f"{a} < {b}", f"{gaussian_superiority(one, two):.4f}", f"{superiority(one, two):.4f}"])
+    return ["", *markdown(lines), "", text, *(["", *markdown(pairs)] if len(pairs) > 1 else [])]
+
+
+def draw_ranks(study: Study, rows: Sequence[Row], path: Path) -> bool:
+    """Draw the diagram of critical differences; return False with too few samples."""
+    found = ranks_of(study, rows)[1]
+    if found is None:
+        return False
+    canvas = Figure(figsize=(7.0, 3.5))
+    FigureCanvasAgg(canvas)
+    critical_difference_diagram(canvas.subplots(), found, (study.ranks or {}).get("level", 0.05))
+    canvas.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
+    return True

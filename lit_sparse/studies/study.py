@@ -1,7 +1,8 @@
-"""Studies: grids of runs as data. A study file names configs, options, seeds, columns of tables, figures and published values."""
+"""Studies: grids of runs as data. A study file names configs, options, seeds, columns, figures and published values."""
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import json
 import re
@@ -9,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -18,21 +19,25 @@ from lit_sparse.errors import ConfigurationError, did_you_mean
 
 __all__ = ["Cell", "Change", "Column", "Figure", "Panel", "Study", "Table", "check_names", "digest", "load_study"]
 
+Scalar: TypeAlias = str | int | float | bool | None
+
 
 @dataclass(frozen=True)
 class Change:
-    """Changes of a config.
+    """A config and changes of it.
 
     Attributes:
+        config: path of a config, relative to the study file.
         overlays: paths of configs that follow it, relative to the study file.
         options: option of the command line -> value, such as ``trainer.max_epochs: 2``.
         arguments: arguments of a function that differ.
         seeds: seeds in place of those of the study.
     """
 
+    config: str | None = None
     overlays: list[str] = field(default_factory=list)
-    options: dict[str, Any] = field(default_factory=dict)
-    arguments: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Scalar] = field(default_factory=dict)
+    arguments: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
     seeds: list[int] | None = None
 
 
@@ -42,26 +47,24 @@ class Cell(Change):
 
     Attributes:
         title: text in tables and figures; by default the cell's name.
-        config: path of its config, relative to the study file; by default the study's.
         function: path of a function ``f(seed, **arguments)`` that returns a dictionary of numbers or a list of such, used in
             place of a config.
         grid: argument of the function -> values; the function is called at each combination.
         checkpoints: option -> name of the cell whose last checkpoint of the same seed is its value.
         schedules: schedule -> changes of this cell.
         hidden: whether the cell is only trained, for the checkpoints of others.
-        labels: column -> text.
+        labels: column -> text or number, a column of tables and a key of the rows.
         published: column -> published value.
     """
 
     title: str = ""
-    config: str | None = None
     function: str | None = None
-    grid: dict[str, list[Any]] = field(default_factory=dict)
+    grid: dict[str, list[Scalar]] = field(default_factory=dict)
     checkpoints: dict[str, str] = field(default_factory=dict)
     schedules: dict[str, Change] = field(default_factory=dict)
     hidden: bool = False
-    labels: dict[str, str] = field(default_factory=dict)
-    published: dict[str, Any] = field(default_factory=dict)
+    labels: dict[str, Scalar] = field(default_factory=dict)
+    published: dict[str, Scalar] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -69,14 +72,16 @@ class Column:
     """A column of a table: ``factor * value + offset`` of the rows of a cell.
 
     Attributes:
-        value: name of a number in the rows: ``test/NAME``, ``SCORE/NAME``, the last value of a logged ``train/NAME`` or ``val/NAME``, or one of
-            ``first``, ``sum``, ``min``, ``max``, ``count`` of it, such as ``sum(train/decoder_calls_total)``.
+        value: name of a number in the rows: ``test/NAME``, ``SCORE/NAME``, the last value of a logged ``train/NAME`` or
+            ``val/NAME``, or ``first``, ``sum``, ``min``, ``max``, ``count``, ``argmin`` or ``argmax`` (the epoch, from 1) of a
+            logged value, such as ``sum(train/decoder_calls_total)``.
         title: heading.
         factor: factor.
         offset: added to it.
         form: format of a number.
         show: how the seeds are summarized: ``mean`` (with the standard deviation), ``median``, ``min``, ``max``, ``range``
             (median, least to most), or ``above X``, the number of seeds above X.
+        published: key of the published values in the study's file of such, a column for each cell.
         best: ``min`` or ``max`` if the best line is set in bold.
     """
 
@@ -86,6 +91,7 @@ class Column:
     offset: float = 0.0
     form: str = ".2f"
     show: str = "mean"
+    published: str | None = None
     best: str | None = None
 
 
@@ -101,15 +107,19 @@ class Table:
         across: key of the rows, or ``cell``.
         by: key of the rows.
         where: key of the rows -> values; other rows are left out.
+        keys: keys of the rows that are shown in the line of a cell.
+        least: column; each cell is shown at the point of its grid where the column's median over the seeds is least.
     """
 
     title: str = ""
     columns: list[str] | None = None
+    keys: list[str] = field(default_factory=list)
+    least: str | None = None
     value: list[str] = field(default_factory=list)
     lines: str | None = None
     across: str = "cell"
     by: str | None = None
-    where: dict[str, list[Any]] = field(default_factory=dict)
+    where: dict[str, list[Scalar]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -135,7 +145,7 @@ class Panel:
     factor: float = 1.0
     offset: float = 0.0
     log: bool | str = False
-    band: list[Any] = field(default_factory=lambda: [0.0, 1.0])
+    band: list[float | str] = field(default_factory=lambda: [0.0, 1.0])
     limits: list[float | None] | None = None
 
     @property
@@ -148,11 +158,6 @@ class Panel:
         """Names of the logged values that the band is between, or none for quantiles."""
         return [end for end in self.band if isinstance(end, str)]
 
-    @property
-    def is_row_key(self) -> bool:
-        """Whether x is a key of the rows."""
-        return self.x != "epoch" and not self.cumulative
-
 
 @dataclass(frozen=True)
 class Figure:
@@ -161,56 +166,61 @@ class Figure:
     Attributes:
         panels: the panels.
         by: key of the rows.
+        lines: key of the rows with a line for each value; by default the titles of the cells; None for one line.
         suffix: end of the file's name.
-        cells: which are drawn; by default all.
+        where: key of the rows -> values; other rows are left out.
         alt: what the figure shows, for readers who do not see it.
     """
 
     panels: list[Panel]
     by: str | None = None
+    lines: str | None = "title"
     suffix: str = ""
-    cells: list[str] | None = None
+    where: dict[str, list[Scalar]] = field(default_factory=dict)
     alt: str = ""
 
 
 @dataclass(frozen=True)
 class Study(Change):
-    """A study.
+    """A study; what it changes holds for all cells, then that of a cell, of the schedule, and of a cell for the schedule.
 
     Attributes:
         title: heading of its tables.
         cells: name -> cell.
         source: where the published values stand.
-        config: path of the config of all cells, relative to the study file.
         seed_options: options that a seed sets.
         schedules: schedule -> changes of all runs; the first one is the default.
         inputs: name -> description of a path that ``--input NAME=PATH`` gives; options refer to it as ``{NAME}``.
-        tests: test -> options of ``lit-sparse test``; the numbers of one that is not called ``test`` begin with its name.
+        published: path of a CSV file of published values, relative to the study file: a column ``key`` and one for each cell.
+        tests: test -> options of ``lit-sparse test``; the numbers of one that is not called ``test`` begin with its name. A
+            column or table with ``{test}`` in it stands for one of each test.
         scores: score -> path of a function ``f(checkpoint)`` that returns a dictionary of numbers; their names begin with it.
         checkpoint: which checkpoint is tested, ``best`` or ``last``.
         columns: name -> column.
         tables: tables; by default one with a line for each cell.
         figures: figures.
         series: keys of rows besides those of grids, where a function returns several rows, such as ``iterations``.
-        ranks: options of :func:`lit_sparse.studies.statistics.ranks_of` for a column.
+        ranks: ``column``, ``trim`` and ``level`` of a comparison of the cells by ranks.
+        compare: ``column`` by which each cell is compared with the best one, and the name of its resampled ``samples``.
         notes: sentences below the tables.
     """
 
     title: str = ""
     cells: dict[str, Cell] = field(default_factory=dict)
     source: str = ""
-    config: str | None = None
     seed_options: list[str] = field(default_factory=lambda: ["seed_everything", "data.init_args.seed"])
     schedules: dict[str, Change] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
-    tests: dict[str, dict[str, Any]] = field(default_factory=lambda: {"test": {}})
+    published: str | None = None
+    tests: dict[str, dict[str, Scalar]] = field(default_factory=lambda: {"test": {}})
     scores: dict[str, str] = field(default_factory=dict)
     checkpoint: str = "last"
     columns: dict[str, Column] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=lambda: [Table()])
     figures: list[Figure] = field(default_factory=list)
     series: list[str] = field(default_factory=list)
-    ranks: dict[str, Any] | None = None
+    ranks: dict[str, Scalar] | None = None
+    compare: dict[str, str] | None = None
     notes: list[str] = field(default_factory=list)
     path: Path = Path()
 
@@ -230,6 +240,7 @@ class Study(Change):
         changes = [self, cell, self.schedules.get(schedule or ""), cell.schedules.get(schedule or "")]
         found = [change for change in changes if change is not None]
         return Change(
+            config=next((self.file(change.config) for change in reversed(found) if change.config), None),
             overlays=[self.file(path) for change in found for path in change.overlays],
             options={key: value for change in found for key, value in change.options.items()},
             arguments={key: value for change in found for key, value in change.arguments.items()},
@@ -240,10 +251,24 @@ class Study(Change):
         grid = self.cells[name].grid
         return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
 
+    def published_value(self, cell: str, column: str) -> str | None:
+        """Return the published value of a cell in a column, or None."""
+        if column in self.cells[cell].published:
+            return str(self.cells[cell].published[column])
+        key = self.columns[column].published
+        if self.published is None or key is None:
+            return None
+        with Path(self.file(self.published)).open(newline="", encoding="utf-8") as file:
+            return next((line.get(cell) or None for line in csv.DictReader(file) if line["key"] == key), None)
+
     @property
     def keys(self) -> list[str]:
         """The columns that identify a row."""
         return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid)]
+
+    def stores(self, key: str) -> bool:
+        """Return whether the rows have a key; the logged values of runs are stored apart from them."""
+        return key in self.keys or key in self.series or any(key in cell.labels for cell in self.cells.values())
 
     def title_of(self, name: str) -> str:
         """Return the title of a cell."""
@@ -252,10 +277,9 @@ class Study(Change):
     def settings(self, name: str, schedule: str | None, extra: list[str]) -> dict[str, Any]:
         """Return what decides the numbers of a cell, besides the seed: the content of its configs, options and arguments."""
         cell, change = self.cells[name], self.change_of(name, schedule)
-        config = cell.config or self.config
+        files = [] if cell.function or change.config is None else [change.config, *change.overlays]
         return {
-            "config": None if config is None or cell.function else yaml.safe_load(Path(self.file(config)).read_text()),
-            "overlays": [yaml.safe_load(Path(path).read_text()) for path in change.overlays],
+            "configs": [yaml.safe_load(Path(path).read_text(encoding="utf-8")) for path in files],
             "options": change.options | {option: f"checkpoint of {other}" for option, other in cell.checkpoints.items()},
             "function": cell.function,
             "arguments": change.arguments,
@@ -283,15 +307,43 @@ def load_study(path: str | Path) -> Study:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Study, skip={"path"})
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+        given = _written_options(_for_each_test(yaml.safe_load(path.read_text(encoding="utf-8"))))
         study = Study(**parser.instantiate(parser.parse_object(given)).as_dict(), path=path)
     except (yaml.YAMLError, ArgumentError, TypeError, AttributeError) as error:
         unknown = re.search(r"Option '([^']+)' is not accepted", str(error))
         known = {entry.name for kind in (Study, Cell, Column, Table, Panel, Figure) for entry in fields(kind)} - {"path"}
         hint = did_you_mean(unknown[1].split(".")[0], known) if unknown else ""
-        raise ConfigurationError(f"{path} is not a study file: {error}{hint}") from error
+        raise ConfigurationError(f"{path} is not a study file: {str(error).rstrip('.')}.{hint}") from error
     _check(study)
     return study
+
+
+def _written_options(given: Any) -> Any:
+    """Return a study with lists and mappings among its options as text: they are for the commands to read."""
+    if isinstance(given, list):
+        return [_written_options(entry) for entry in given]
+    if not isinstance(given, dict):
+        return given
+    found = {key: _written_options(value) for key, value in given.items()}
+    if isinstance(options := given.get("options"), dict):
+        found["options"] = {key: json.dumps(v) if isinstance(v, dict | list) else v for key, v in options.items()}
+    return found
+
+
+def _for_each_test(given: Any) -> Any:
+    """Repeat the columns and tables that hold ``{test}`` for each test."""
+
+    def filled(entry: Any, test: str) -> Any:
+        return json.loads(json.dumps(entry).replace("{test}", test))
+
+    tests = list(given.get("tests") or ())
+    columns, tables = dict(given.get("columns") or {}), list(given.get("tables") or ())
+    if any("{test}" in name for name in columns):
+        each = [filled({name: column}, test) for test in tests for name, column in columns.items()]
+        given["columns"] = {name: column for entry in each for name, column in entry.items()}
+    if any("{test}" in json.dumps(table) for table in tables):
+        given["tables"] = [filled(table, test) for test in tests for table in tables]
+    return given
 
 
 def _check(study: Study) -> None:
@@ -303,15 +355,15 @@ def _check(study: Study) -> None:
     if not study.cells:
         raise ConfigurationError(f"{study.path} needs at least one entry in `cells`.")
     for name, cell in study.cells.items():
-        if cell.function is None and (cell.config or study.config) is None:
+        if cell.function is None and all(
+            study.change_of(name, schedule).config is None for schedule in (None, *study.schedules)
+        ):
             raise ConfigurationError(f"{study.path}: cell {name!r} needs a `config` or a `function`.")
         check_names(cell.checkpoints.values(), study.cells, f"`checkpoints` of cell {name!r} in {study.path}")
         check_names(cell.schedules, study.schedules, f"`schedules` of cell {name!r} in {study.path}")
         check_names(cell.published, study.columns, f"`published` of cell {name!r} in {study.path}")
     for table in study.tables:
         check_names([*(table.columns or ()), *table.value], study.columns, f"a table of {study.path}")
-    for figure in study.figures:
-        check_names(figure.cells or (), study.cells, f"a figure of {study.path}")
 
 
 def check_names(asked: Iterable[str], known: Collection[str], where: str) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Column, Study, Table
 
-__all__ = ["markdown", "numbers", "page"]
+__all__ = ["head", "markdown", "numbers", "page", "selected"]
 
 MISSING = "-"
+BOOTSTRAP = (
+    "Differences by a paired bootstrap over the test inputs (Koehn, 2004), of the seed of median value, the lower one of two."
+)
 
 
 def numbers(rows: Iterable[Row], column: Column) -> list[float]:
@@ -53,19 +56,21 @@ def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
     return texts
 
 
-def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str]) -> list[list[str]]:
-    """Return a table with a line for each cell."""
+def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Sequence[str] = ()) -> list[list[str]]:
+    """Return a table with a line for each cell; ``keys`` of the rows are shown as they are."""
     cells = [(name, cell) for name, cell in study.cells.items() if any(row["cell"] == name for row in rows)]
     labels = list(dict.fromkeys(label for _, cell in cells for label in cell.labels))
     columns = {name: study.columns[name] for name in names}
-    published = [name for name in columns if any(name in cell.published for _, cell in cells)]
-    head = ["", *labels, "seeds"]
+    published = {(cell, name): study.published_value(cell, name) for cell, _ in cells for name in columns}
+    shown = [name for name in columns if any(published[cell, name] for cell, _ in cells)]
+    first = ["", *labels, *keys, "seeds"]
     for name, column in columns.items():
-        head += [column.title or name, *([f"{column.title or name}, published"] if name in published else [])]
-    lines = [head]
+        first += [column.title or name, *([f"{column.title or name}, published"] if name in shown else [])]
+    lines = [first]
     values = {(cell, name): numbers(_of(rows, cell), column) for cell, _ in cells for name, column in columns.items()}
     for name, cell in cells:
-        line = [cell.title or name, *(cell.labels.get(label, "") for label in labels)]
+        line = [cell.title or name, *(str(cell.labels.get(label, "")) for label in labels)]
+        line += [", ".join(dict.fromkeys(row.get(key, "") for row in _of(rows, name))) for key in keys]
         line.append(str(len({row["seed"] for row in _of(rows, name)})))
         for key, column in columns.items():
             text = cell_text(values[name, key], column)
@@ -73,9 +78,46 @@ def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str]) -> list[lis
                 medians = {other: statistics.median(values[other, key]) for other, _ in cells if values[other, key]}
                 best = {"min": min, "max": max}[column.best](medians.values())
                 text = f"**{text}**" if medians[name] == best and len(medians) > 1 else text
-            line += [text, *([str(cell.published.get(key, MISSING))] if key in published else [])]
+            line += [text, *([published[name, key] or MISSING] if key in shown else [])]
         lines.append(line)
     return lines
+
+
+def differences(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> list[list[str]]:
+    """Return a table of the differences between each cell and the best one, for the seed of median value."""
+    from lit_sparse.metrics.bleu import compare_resampled
+
+    assert study.compare is not None
+    column, chosen = study.columns[study.compare["column"]], {}
+    for name in study.cells:
+        ordered = sorted((numbers([row], column)[0], row["seed"]) for row in _of(rows, name) if row.get(column.value))
+        found = {row["seed"]: row["values"] for row in _of(samples, name) if row["name"] == study.compare["samples"]}
+        if ordered and (middle := ordered[(len(ordered) - 1) // 2])[1] in found:
+            chosen[name] = [float(text) for text in found[middle[1]].split()]
+    best = max(chosen, key=lambda name: chosen[name][0])
+    lines = [["", f"{column.title}, difference to the best", "95 % interval", "p"]]
+    for name, values in chosen.items():
+        one = compare_resampled(values, chosen[best])
+        texts = [f"{one.difference:.2f}", f"{one.low:.2f} to {one.high:.2f}", f"{one.p_value:.3f}"]
+        lines.append([study.title_of(name), *(texts if name != best else ["best", MISSING, MISSING])])
+    return lines
+
+
+def selected(rows: Iterable[Row], where: Mapping[str, Sequence[object]]) -> list[Row]:
+    """Return the rows whose keys have some of the given values."""
+    return [row for row in rows if all(row.get(key) in map(str, values) for key, values in where.items())]
+
+
+def least(study: Study, rows: Sequence[Row], column: Column) -> list[Row]:
+    """Return the rows of each cell at the point of its grid where the median of a column is least."""
+    kept = []
+    for name, cell in study.cells.items():
+        points: dict[tuple[str, ...], list[Row]] = {}
+        for row in _of(rows, name):
+            points.setdefault(tuple(row[key] for key in cell.grid), []).append(row)
+        medians = {point: statistics.median(found) for point, some in points.items() if (found := numbers(some, column))}
+        kept += points[min(medians, key=medians.__getitem__)] if medians else []
+    return kept
 
 
 def _of(rows: Iterable[Row], cell: str) -> list[Row]:
@@ -91,31 +133,45 @@ def _ordered(values: Iterable[str]) -> list[str]:
         return found
 
 
+def head(key: str, value: str) -> str:
+    """Return a value as the head of a column; a number with its key."""
+    return f"{key} {value}" if value.replace(".", "", 1).isdigit() else value
+
+
 def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> list[list[str]]:
     """Return a table of one column over two keys of the rows."""
+
+    def values(key: str) -> list[str]:
+        there = [row[key] for row in rows]
+        return [name for name in study.cells if name in there] if key == "cell" else _ordered(there)
+
+    def title(key: str, value: str) -> str:
+        return study.title_of(value) if key == "cell" else value
+
     assert table.lines is not None
-    across = [row[table.across] for row in rows]
-    heads = [name for name in study.cells if name in across] if table.across == "cell" else _ordered(across)
-    titles = [study.title_of(name) if table.across == "cell" else f"{table.across} {name}" for name in heads]
-    lines = [["" if table.lines == "cell" else table.lines, *titles]]
-    names = [row[table.lines] for row in rows]
-    for name in [cell for cell in study.cells if cell in names] if table.lines == "cell" else _ordered(names):
-        of_line = [row for row in rows if row[table.lines] == name]
-        texts = [cell_text(numbers([row for row in of_line if row[table.across] == head], column), column) for head in heads]
-        lines.append([study.title_of(name) if table.lines == "cell" else name, *texts])
+    heads = [title("cell", value) if table.across == "cell" else head(table.across, value) for value in values(table.across)]
+    lines = [["" if table.lines == "cell" else table.lines, *heads]]
+    for name in values(table.lines):
+        texts = []
+        for other in values(table.across):
+            found = [row for row in rows if row[str(table.lines)] == name and row[table.across] == other]
+            texts.append(cell_text(numbers(found, column), column))
+        lines.append([title(table.lines, name), *texts])
     return lines
 
 
-def page(study: Study, rows: Sequence[Row]) -> list[str]:
+def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = ()) -> list[str]:
     """Return the lines of a study's page in markdown: its tables and notes."""
     lines = [f"# {study.title or study.path.stem}"]
     for table in study.tables:
-        kept = [row for row in rows if all(row.get(key) in map(str, values) for key, values in table.where.items())]
+        kept = selected(rows, table.where)
         if not kept:
             continue
+        if table.least is not None:
+            kept = least(study, kept, study.columns[table.least])
         lines += ["", f"## {table.title}"] if table.title else []
         if table.lines is None:
-            lines += ["", *markdown(by_cell(study, kept, table.columns or list(study.columns)))]
+            lines += ["", *markdown(by_cell(study, kept, table.columns or list(study.columns), table.keys))]
             continue
         for part in _ordered(row[table.by] for row in kept) if table.by else [None]:
             of_part = [row for row in kept if part is None or row[str(table.by)] == part]
@@ -126,6 +182,8 @@ def page(study: Study, rows: Sequence[Row]) -> list[str]:
                 title = ", ".join(text for text in (shown, column.title or name, f"{seeds} seeds") if text)
                 lines += ["", f"{'###' if table.title else '##'} {title}"]
                 lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"))]
+    if study.compare is not None and samples:
+        lines += ["", *markdown(differences(study, rows, samples)), "", BOOTSTRAP]
     if study.ranks is not None:
         from lit_sparse.studies.statistics import ranks_page
 

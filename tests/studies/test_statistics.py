@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import sys
 from itertools import combinations
 from pathlib import Path
 
@@ -12,13 +10,7 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from tests.conftest import ROOT
-
-_spec = importlib.util.spec_from_file_location("soae_statistics", ROOT / "scripts" / "soae_statistics.py")
-assert _spec is not None and _spec.loader is not None
-s = importlib.util.module_from_spec(_spec)
-sys.modules["soae_statistics"] = s
-_spec.loader.exec_module(s)
+import lit_sparse.studies.statistics as s
 
 
 def samples(seed: int = 0) -> dict[str, list[float]]:

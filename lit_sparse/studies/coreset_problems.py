@@ -1,29 +1,44 @@
-"""Problems that coresets are compared on: data, vectors, and the posterior of any weights; used by other scripts."""
+"""Problems on which coresets are compared: data, vectors, and the posterior of any weights."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from lit_sparse.coresets import (
+    GIGA,
+    AcceleratedIHT,
+    Coreset,
+    CoresetSelector,
     ExactGaussianVectors,
     Examples,
+    FrankWolfe,
     GaussianPosterior,
     Likelihood,
     LogisticLikelihood,
     LogLikelihoodVectors,
+    NonnegativeOMP,
     PoissonLikelihood,
+    SparseVI,
+    Uniform,
 )
-from lit_sparse.coresets.posteriors import gaussian_mean_posterior, laplace_posterior, linear_posterior
+from lit_sparse.coresets.posteriors import (
+    forward_kl,
+    gaussian_mean_posterior,
+    laplace_posterior,
+    linear_posterior,
+    map_distance,
+    reverse_kl,
+)
 from lit_sparse.coresets.projections import linear_covariance, vectors_of_covariance
 from lit_sparse.data import RadialBases, RegressionDataModule, SyntheticRegressionDataModule, TableDataModule
 
-__all__ = ["PROBLEMS", "Problem", "make"]
+__all__ = ["PROBLEMS", "SELECTORS", "Problem", "compare", "make"]
 
 Resample = Callable[[Tensor, Tensor, torch.Generator], Tensor]
 
@@ -185,7 +200,7 @@ def _synthetic(seed: int, folder: Path) -> Problem:
 #: Name -> what makes a draw of it, from a seed and the folder of the data.
 PROBLEMS: dict[str, Callable[[int, Path], Problem]] = {
     "gaussian": lambda seed, folder: GaussianMean(seed),
-    "rbf": lambda seed, folder: Radial(seed, folder / "cal_housing.csv.gz"),
+    "rbf": lambda seed, folder: Radial(seed, folder),  # the path of the file
     "synth_lr": _file(LogisticLikelihood(), "synth_lr.npz"),
     "phishing": _file(LogisticLikelihood(), "phishing_pca_500.npz"),
     "ds1": _file(LogisticLikelihood(), "ds1_pca_500.npz"),
@@ -197,7 +212,50 @@ PROBLEMS: dict[str, Callable[[int, Path], Problem]] = {
 }
 
 
-def make(name: str, seed: int, folder: Path) -> Problem:
-    """Return a draw of a problem; data are in the folder, or in a sibling folder."""
-    where = folder.parent / "california_housing" if name == "rbf" and not (folder / "cal_housing.csv.gz").is_file() else folder
-    return PROBLEMS[name](seed, where)
+#: Name -> what builds it, given how many iterations the thresholding ones may take.
+SELECTORS: dict[str, Callable[[int], CoresetSelector]] = {
+    "A-IHT": lambda most: AcceleratedIHT(max_iter=most, polish=False),
+    "A-IHT II": lambda most: AcceleratedIHT(debias=True, max_iter=most, polish=False),
+    "A-IHT II polished": lambda most: AcceleratedIHT(debias=True, max_iter=most),
+    "NN-OMP": lambda most: NonnegativeOMP(),
+    "GIGA": lambda most: GIGA(),
+    "Frank-Wolfe": lambda most: FrankWolfe(),
+    "uniform": lambda most: Uniform(),
+    "SparseVI": lambda most: SparseVI(),
+}
+
+
+@lru_cache(maxsize=1)
+def make(problem: str, seed: int, folder: str) -> Problem:
+    """Return a draw of a problem."""
+    return PROBLEMS[problem](seed, Path(folder))
+
+
+def compare(seed: int, *, folder: str, problem: str, selector: str, k: int, max_iter: int = 300) -> dict[str, float]:
+    """Select a coreset, and compare its posterior with that of all examples.
+
+    Args:
+        seed: seed of the data, as far as they are drawn, and of the vectors.
+        folder: folder of the data.
+        problem: name in :data:`PROBLEMS`.
+        selector: name in :data:`SELECTORS`.
+        k: largest size of the coreset.
+        max_iter: largest number of iterations of the thresholding selectors.
+
+    Returns:
+        ``size``, ``objective``, ``forward_kl``, ``reverse_kl``, ``symmetrized_kl`` and ``map_distance``.
+    """
+    made, built = make(problem, seed, folder), SELECTORS[selector](max_iter)
+    if isinstance(built, SparseVI):
+        built.resample = made.resample()
+    coreset: Coreset = built(made.vectors, k, torch.Generator().manual_seed(1000 * seed + k))
+    posterior = made.posterior(coreset.dense())
+    forward, reverse = forward_kl(made.full, posterior), reverse_kl(made.full, posterior)
+    return {
+        "size": len(coreset),
+        "objective": coreset.objective,
+        "forward_kl": forward,
+        "reverse_kl": reverse,
+        "symmetrized_kl": forward + reverse,
+        "map_distance": map_distance(made.full, posterior),
+    }

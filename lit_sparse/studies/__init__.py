@@ -1,0 +1,1 @@
+"""Studies: grids of runs as data, their rows, tables and figures."""

@@ -1,0 +1,77 @@
+"""Curves of classifiers that are trained with wrong labels: test accuracy by true labels while they are trained."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_sparse.risks import UnbalancedOTDRO
+
+__all__ = ["LabelNoiseCurves"]
+
+
+class LabelNoiseCurves(pl.Callback):
+    """Log the robust loss, the accuracy by noisy labels and the test accuracy by true labels, after every so many steps.
+
+    Args:
+        every: number of steps between two measurements.
+        train_examples: number of training images for the robust loss, kappa = beta = 1.
+        val_examples: number of images of validation.
+
+    Source: Improved Stochastic Optimization of LogSumExp, equation 20 and figure 4.
+    """
+
+    def __init__(self, every: int = 5000, train_examples: int = 300, val_examples: int = 2000) -> None:
+        self.every = every
+        self.train_examples = train_examples
+        self.val_examples = val_examples
+
+    @override
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if trainer.global_step == 0:
+            self._measure(trainer, pl_module)
+
+    @override
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *_: Any) -> None:
+        if trainer.global_step % self.every == 0:
+            self._measure(trainer, pl_module)
+
+    def _measure(self, trainer: pl.Trainer, model: Any) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        data.setup("test")
+        model.eval()
+        found = {
+            "curves/loss": robust_loss(model, data.fetch("train", 0, torch.arange(self.train_examples))),
+            "curves/val_accuracy": accuracy(model, data.fetch("val", 0, torch.arange(self.val_examples))),
+            "curves/test_accuracy": accuracy(model, data.fetch("test", 0, torch.arange(data.size("test")))),
+            "curves/overflows": float(model.risk.measurements().get("overflows", 0)),
+        }
+        model.train()
+        for logger in trainer.loggers:
+            logger.log_metrics({**found, "epoch": float(trainer.current_epoch)}, trainer.global_step)
+
+
+@torch.no_grad()
+def accuracy(model: Any, batch: dict[str, Tensor]) -> float:
+    """Return the share of images whose label is found."""
+    found = torch.cat([model(pixels).argmax(1) for pixels in batch["pixels"].to(model.device).split(1000)])
+    return float((found == batch["label"].to(model.device)).double().mean())
+
+
+def robust_loss(model: Any, batch: dict[str, Tensor]) -> float:
+    """Return ``log mean exp`` of the losses of perturbed images minus their cost, kappa = beta = 1."""
+    pixels, label = (batch[name].to(model.device) for name in ("pixels", "label"))
+
+    def losses_at(moved: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(model(moved), label, reduction="none")
+
+    with torch.enable_grad():
+        moved, cost = UnbalancedOTDRO(1.0, 1.0, 0.1).perturb(losses_at, pixels)
+    with torch.no_grad():
+        losses = (losses_at(moved) - cost).double()
+    return float(torch.logsumexp(losses, 0) - math.log(len(losses)))

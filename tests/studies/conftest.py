@@ -1,0 +1,82 @@
+"""A small study: two bit-vector auto-encoders on digits, and a function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_sparse.studies.engine import Runner
+from lit_sparse.studies.study import load_study
+from tests.conftest import ROOT
+
+TOY = {
+    "title": "Toy",
+    "config": str(ROOT / "tests" / "support" / "bits.yaml"),
+    "options": {"trainer.max_epochs": 2, "checkpoint_every_n_steps": 3},
+    "cells": {
+        "slow": {"title": "small step", "published": {"nelbo": "1.5"}},
+        "fast": {"options": {"model.init_args.optimizer.init_args.lr": 0.005}},
+    },
+    "columns": {
+        "nelbo": {"value": "test/nelbo", "best": "min"},
+        "calls": {"value": "sum(train/decoder_calls_total)", "form": "g"},
+    },
+    "figures": [{"alt": "NELBO", "panels": [{"value": "val/nelbo"}]}],
+}
+
+FUNCTION = '''
+"""A function whose calls are counted."""
+from pathlib import Path
+
+def square(seed, *, x, folder, plus=0):
+    with (Path(folder) / "calls").open("a") as file:
+        file.write(f"{seed} {x}\\n")
+    if x == 13:
+        raise ValueError("unlucky")
+    return {"y": x * x + plus + seed}
+
+def series(seed, *, n):
+    return [{"k": k, "y": 1.0 / k} for k in range(1, n + 1)]
+'''
+
+
+@pytest.fixture
+def write_study(tmp_path: Path) -> Callable[..., Path]:
+    """Write a study file with some keys replaced."""
+
+    def write(name: str = "toy", **keys: object) -> Path:
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({**TOY, **keys}, sort_keys=False))
+        return path
+
+    return write
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Callable[..., Runner]:
+    """Return the runner of a study file, with runs and results in the test's folder."""
+
+    def make(path: Path, **options: object) -> Runner:
+        return Runner(load_study(path), output=tmp_path / "runs", results=tmp_path / "results", **options)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def function_study(write_study: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Write a study of a function in a module of the user's."""
+    (tmp_path / "own_functions.py").write_text(FUNCTION)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    cell = {"function": "own_functions.square", "arguments": {"folder": str(tmp_path)}, "grid": {"x": [2, 3]}}
+    return write_study(
+        config=None,
+        options={},
+        seeds=[0, 1],
+        cells={"square": cell, "more": {**cell, "arguments": {"folder": str(tmp_path), "plus": 10}}},
+        columns={"y": {"value": "y", "form": "g", "show": "median"}},
+        tables=[{"lines": "x", "value": ["y"]}],
+        figures=[{"panels": [{"value": "y", "x": "x"}]}],
+    )

@@ -1,0 +1,224 @@
+"""Studies run each cell once, continue killed ones, and store what they measure at once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_sparse.cli import main
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.studies.engine import Runner, summarized
+from lit_sparse.studies.jobs import locked
+from lit_sparse.studies.rows import PROVENANCE, Row, Rows, provenance
+from tests.conftest import ROOT
+
+Make = Callable[..., Runner]
+
+
+def measured(rows: list[Row]) -> list[Row]:
+    """Return rows without what tells how they were made."""
+    return [{key: value for key, value in row.items() if key not in PROVENANCE} for row in rows]
+
+
+@pytest.mark.process
+def test_cells_are_run_once_and_stored(
+    write_study: Callable[..., Path], runner: Make, capfd: pytest.CaptureFixture[str]
+) -> None:
+    study = runner(write_study())
+    assert study.run() == []
+    rows = study.rows.read()
+    assert [(row["cell"], row["seed"]) for row in rows] == [("slow", "0"), ("fast", "0")]
+    assert float(rows[1]["test/nelbo"]) < float(rows[0]["test/nelbo"])
+    assert float(rows[0]["sum(train/decoder_calls_total)"]) > 1000
+    assert all(row["settings"] and "torch=" in row["versions"] and float(row["seconds"]) > 0 for row in rows)
+    assert [row["epoch"] for row in study.curves.read()] == ["1", "2"] * 2
+    capfd.readouterr()
+    assert study.run() == []
+    assert "runs;" not in capfd.readouterr().out, "nothing is run again"
+    assert study.rows.read() == rows
+    # A row that is removed is made again from the finished run: it is tested, not trained.
+    before = study.checkpoint("fast", 0).stat().st_mtime_ns
+    study.rows.path.write_text("\n".join(study.rows.path.read_text().splitlines()[:-1]) + "\n")
+    assert study.run() == []
+    assert measured(study.rows.read()) == measured(rows)
+    assert study.checkpoint("fast", 0).stat().st_mtime_ns == before
+
+
+@pytest.mark.process
+def test_what_is_trained_first_gives_its_checkpoint(write_study: Callable[..., Path], runner: Make) -> None:
+    cells = {
+        "warm": {"hidden": True},
+        "second": {"checkpoints": {"model.init_args.initial_weights": "warm"}, "options": {"trainer.max_epochs": 1}},
+    }
+    study = runner(write_study(cells=cells))
+    assert study.run() == []
+    assert [row["cell"] for row in study.rows.read()] == ["second"]
+    config = yaml.safe_load((study.run_folder("second", 0) / "config.yaml").read_text())
+    assert config["model"]["init_args"]["initial_weights"] == str(study.checkpoint("warm", 0))
+
+
+@pytest.mark.process
+def test_other_settings_are_refused(write_study: Callable[..., Path], runner: Make) -> None:
+    cells = {"slow": {"options": {"trainer.max_epochs": 1}}}
+    assert runner(write_study(cells=cells)).run() == []
+    cells["slow"]["options"]["trainer.max_epochs"] = 3
+    (message,) = runner(write_study(cells=cells)).run()
+    assert "made with other settings: options.trainer.max_epochs: 1, now 3. Remove these rows" in message
+    runner(write_study()).rows.path.unlink()
+    (message,) = runner(write_study(cells=cells)).run()
+    assert "begun with other settings: options.trainer.max_epochs: 1, now 3. Choose another --output" in message
+
+
+@pytest.mark.process
+def test_a_failed_cell_leaves_the_others(write_study: Callable[..., Path], runner: Make) -> None:
+    cells = {"wrong": {"options": {"model.init_args.bites": 3}}, "right": {"options": {"trainer.max_epochs": 1}}}
+    study = runner(write_study(cells=cells))
+    (message,) = study.run()
+    assert "bites" in message
+    assert "did you mean" in message.lower()
+    assert [row["cell"] for row in study.rows.read()] == ["right"]
+
+
+@pytest.mark.process
+def test_a_function_is_called_at_each_point_once(function_study: Path, runner: Make, tmp_path: Path) -> None:
+    study = runner(function_study, jobs=2)
+    assert study.run(cells=["square"]) == []
+    assert [(row["seed"], row["x"], row["y"]) for row in study.rows.read()] == [
+        *(("0", "2", "4"), ("0", "3", "9")),
+        *(("1", "2", "5"), ("1", "3", "10")),
+    ]
+    study.study.cells["square"].grid["x"].append(13)
+    function_study.write_text(function_study.read_text().replace("- 3\n", "- 3\n      - 13\n"))
+    (first, second) = study.run(cells=["square"])
+    assert "unlucky" in first
+    assert "unlucky" in second
+    calls = (tmp_path / "calls").read_text().split("\n")
+    assert sorted(calls) == sorted(["", "0 2", "0 3", "1 2", "1 3", "0 13", "1 13"])
+
+
+@pytest.mark.process
+def test_a_function_may_return_a_series(write_study: Callable[..., Path], function_study: Path, runner: Make) -> None:
+    cells = {"series": {"function": "own_functions.series", "arguments": {"n": 3}}}
+    study = runner(write_study("several", config=None, options={}, cells=cells, series=["k"], columns={"y": {"value": "y"}}))
+    assert study.run() == []
+    assert [row["k"] for row in study.rows.read()] == ["1", "2", "3"]
+    assert study.run() == []
+
+
+def test_names_that_are_unknown_are_explained(
+    write_study: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_study(inputs={"images": "folder of the images"}, schedules={"full": {}, "taste": {}})
+    for words, text in (
+        (["--cells", "fest"], "got 'fest'. Did you mean 'fast'?"),
+        (["--schedule", "tast"], "Did you mean 'taste'?"),
+        (["--input", "image=x"], "Did you mean 'images'?"),
+        (["--input", "images"], "Expected --input NAME=PATH"),
+        (["--tables"], "nothing is finished yet"),
+    ):
+        assert main(["study", str(path), *words]) == 2
+        assert text in capsys.readouterr().err
+    for keys, text in (
+        ({"cels": {"a": {"title": "x"}}}, "Option 'cels.a.title' is not accepted. Did you mean 'cells'?"),
+        ({"cells": {"a": {"tilte": "x"}}}, "Did you mean 'title'?"),
+        ({"cells": {"a": {"seeds": ["x"]}}}, "Expected a <class 'int'>"),
+        ({"cells": {}}, "at least one entry in `cells`"),
+        ({"config": None}, "needs a `config` or a `function`"),
+        ({"cells": {"a": {"checkpoints": {"x": "b"}}}}, "got 'b'"),
+        ({"cells": {"a": {"published": {"nelb": 1}}}}, "Did you mean 'nelbo'?"),
+        ({"tables": [{"columns": ["call"]}]}, "Did you mean 'calls'?"),
+    ):
+        assert main(["study", str(write_study(**keys))]) == 2
+        assert text in capsys.readouterr().err, keys
+    (tmp_path / "bad.yaml").write_text("a: [")
+    assert main(["study", "bad.yaml"]) == 2
+    assert "is not a study file" in capsys.readouterr().err
+    assert main(["study", "nothing"]) == 2
+    assert "Expected the path of a study file, or one of" in capsys.readouterr().err
+
+
+def test_a_missing_input_is_asked_for(write_study: Callable[..., Path], runner: Make) -> None:
+    path = write_study(inputs={"images": "folder of the images"}, options={"data.init_args.folder": "{images}"})
+    messages = runner(path).run()
+    assert set(messages) == {"Give --input images=PATH: folder of the images."}
+
+
+def test_rows_are_stored_whole(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "r.csv", tmp_path / "lock", ["b", "a"])
+    made = dict.fromkeys(PROVENANCE, "x")
+    rows.append([{"cell": "a", "seed": 1, "v": 1 / 3, **made}], ["cell", "seed"])
+    rows.append([{"cell": "b", "seed": 0, "w": None, **made}, {"cell": "a", "seed": 1, "v": 2.0}], ["cell", "seed"])
+    assert [(row["cell"], row["v"], row["w"]) for row in rows.read()] == [("b", "", ""), ("a", "0.333333333", "")]
+    assert rows.path.read_text().splitlines()[0] == f"cell,seed,v,w,{','.join(PROVENANCE)}"
+    with rows.path.open("a") as file:
+        file.write("a,2,0.")  # of a killed process
+    assert len(rows.read()) == 2
+    assert set(provenance("abc", 1.0)) == set(PROVENANCE)
+
+
+def test_a_value_is_summarized() -> None:
+    lines = [{"epoch": 0.0, "v": 3.0}, {"epoch": 1.0, "w": 1.0}, {"epoch": 2.0, "v": 5.0}]
+    found = {kind: summarized(lines, f"{kind}(v)") for kind in ("first", "last", "sum", "min", "max", "count", "argmax")}
+    assert found == {"first": 3, "last": 5, "sum": 8, "min": 3, "max": 5, "count": 2, "argmax": 3}
+    assert summarized(lines, "v") == 5
+    assert summarized(lines, "max(u)") is None
+
+
+@pytest.mark.process
+def test_a_lock_is_held_by_the_command_that_inherits_it(tmp_path: Path) -> None:
+    """A training whose study was killed holds its cell until it ends."""
+    path, waited = tmp_path / "lock", []
+    with locked(path) as held:
+        child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)"], pass_fds=held)
+    began = time.monotonic()
+    with locked(path, lambda: waited.append(True)):
+        assert child.poll() is not None
+    assert waited
+    assert time.monotonic() - began > 0.3
+
+
+def _start(path: Path, folder: Path) -> subprocess.Popen[bytes]:
+    words = ["study", str(path), "--jobs", "2", "--output", str(folder / "runs"), "--results", str(folder / "results")]
+    return subprocess.Popen([sys.executable, "-m", "lit_sparse", *words], cwd=ROOT, start_new_session=True)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_a_study_that_is_killed_ends_with_the_rows_of_one_that_is_not(
+    write_study: Callable[..., Path], runner: Make, tmp_path: Path
+) -> None:
+    """Six cells, two seeds, two jobs, five kills at random moments."""
+    rates = (0.001, 0.002, 0.003, 0.005, 0.008, 0.013)
+    cells = {f"lr{number}": {"options": {"model.init_args.optimizer.init_args.lr": rate}} for number, rate in enumerate(rates)}
+    path = write_study(cells=cells, seeds=[0, 1])
+    moments, whole = random.Random(0), tmp_path / "whole"
+    for kill in range(5):
+        study = _start(path, tmp_path)
+        time.sleep(moments.uniform(5, 25))
+        if kill % 2:
+            os.killpg(study.pid, signal.SIGKILL)  # with its trainings
+        else:
+            study.kill()  # its trainings go on, and hold their cells
+        study.wait()
+    assert _start(path, tmp_path).wait() == 0
+    assert _start(path, whole).wait() == 0
+    rows = runner(path).rows.read()
+    assert sorted((row["cell"], row["seed"]) for row in rows) == sorted((cell, seed) for cell in cells for seed in "01")
+    assert measured(rows) == measured(Rows(whole / "results" / "toy.csv", tmp_path / "lock").read())
+
+
+def test_unknown_functions_are_explained(write_study: Callable[..., Path], runner: Make) -> None:
+    study = runner(write_study(config=None, cells={"a": {"function": "math.sqare"}}, columns={}))
+    with pytest.raises(ConfigurationError, match=r"path of a function but got 'math.sqare'"):
+        study.call_functions("a", 0)

@@ -1,0 +1,143 @@
+"""Tables and figures of studies from their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_sparse.cli import main
+from lit_sparse.studies.engine import Runner
+from lit_sparse.studies.figures import series
+from lit_sparse.studies.study import Column, Panel, load_study
+from lit_sparse.studies.tables import cell_text, page
+from tests.conftest import CONFIGS, ROOT
+
+STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("show", "text"),
+    [
+        ("mean", "2.00 ± 1.00"),
+        ("median", "2.00"),
+        ("min", "1.00"),
+        ("max", "3.00"),
+        ("range", "2.00 (1.00 to 3.00)"),
+        ("above 1.5", "2"),
+    ],
+)
+def test_the_seeds_are_summarized(show: str, text: str) -> None:
+    assert cell_text([1.0, 3.0, 2.0], Column("v", show=show)) == text
+    assert cell_text([], Column("v", show=show)) == "-"
+
+
+def test_numbers_that_are_not_finite_are_the_largest() -> None:
+    assert cell_text([1.0, float("nan"), float("inf")], Column("v", show="max")) == "inf"
+    assert cell_text([1.0, float("nan"), 2.0], Column("v", show="median")) == "2.00"
+
+
+def test_a_line_for_each_cell(write_study: Callable[..., Path]) -> None:
+    study = load_study(write_study(notes=["A note."], source="somewhere"))
+    rows = [{"cell": name, "seed": seed, "test/nelbo": value} for name, seed, value in
+            (("slow", "0", "3.0"), ("slow", "1", "5.0"), ("fast", "0", "2.5"))]  # fmt: skip
+    assert page(study, rows) == [
+        "# Toy",
+        "",
+        "| | seeds | nelbo | nelbo, published | calls |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| small step | 2 | 4.00 ± 1.41 | 1.5 | - |",
+        "| fast | 1 | **2.50** | - | - |",
+        "",
+        "A note.",
+        "",
+        "Published values: somewhere.",
+    ]
+
+
+def test_a_value_over_two_keys(function_study: Path) -> None:
+    study = load_study(function_study)
+    rows = [{"cell": cell, "seed": "0", "x": x, "y": y} for cell, x, y in
+            (("square", "10", "100"), ("square", "2", "4"), ("more", "2", "14"))]  # fmt: skip
+    assert page(study, rows)[4:] == [
+        "| x | square | more |",
+        "| ---: | ---: | ---: |",
+        "| 2 | 4 | 14 |",
+        "| 10 | 100 | - |",
+    ]
+
+
+def test_the_point_of_least_median_is_shown(write_study: Callable[..., Path], function_study: Path) -> None:
+    text = function_study.read_text()
+    path = write_study("best", **{**_keys(text), "tables": [{"least": "y", "keys": ["x"]}]})
+    rows = [{"cell": "square", "seed": seed, "x": x, "y": y} for seed, x, y in
+            (("0", "2", "9"), ("1", "2", "1"), ("0", "3", "4"), ("1", "3", "5"))]  # fmt: skip
+    assert page(load_study(path), rows)[-1] == "| square | 3 | 2 | 4.5 |"
+
+
+def _keys(text: str) -> dict[str, object]:
+    import yaml
+
+    found: dict[str, object] = yaml.safe_load(text)
+    return found
+
+
+def test_cells_are_compared_with_the_best(write_study: Callable[..., Path]) -> None:
+    columns = {"bleu": {"value": "test/bleu"}}
+    compare = {"column": "bleu", "samples": "paired/bleu"}
+    study = load_study(write_study(compare=compare, columns=columns, figures=[], cells={"slow": {}, "fast": {}}))
+    rows, samples = [], []
+    for name, score in (("slow", 30), ("fast", 31)):
+        values = [score, *([score - 1, score + 1] * 50)]
+        rows.append({"cell": name, "seed": "0", "test/bleu": str(score)})
+        samples.append({"cell": name, "seed": "0", "name": "paired/bleu", "values": " ".join(map(str, values))})
+    lines = page(study, rows, samples)
+    assert "| slow | -1.00 | -1.00 to -1.00 | 0.010 |" in lines
+    assert "| fast | best | - | - |" in lines
+
+
+def test_bands_and_costs_of_curves() -> None:
+    rows = [
+        {"cell": "a", "seed": seed, "epoch": str(epoch), "v": str(epoch + int(seed)), "c": "2"}
+        for seed in "012"
+        for epoch in (1, 2)
+    ]
+    assert series(rows, Panel("v")) == {1.0: (2.0, 1.0, 3.0), 2.0: (3.0, 2.0, 4.0)}
+    assert series(rows, Panel("v", band=[0.5, 0.75])) == {1.0: (2.0, 2.0, 2.5), 2.0: (3.0, 3.0, 3.5)}
+    assert list(series(rows[:2], Panel("v", x="cumulative c"))) == [2.0, 4.0]
+    assert series(rows[:2], Panel("v", factor=-100, offset=100, band=["c", "c"]))[1.0] == (0.0, -100.0, -100.0)
+
+
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
+    study = load_study(path)
+    for name, cell in study.cells.items():
+        for schedule in study.schedules or {None: None}:
+            study.settings(name, schedule, [])  # reads all configs
+            assert study.seeds_of(name, schedule)
+        if cell.function is not None:
+            assert study.points(name)
+    assert all(figure.alt for figure in study.figures), "every figure has a text"
+
+
+RESULTS = ROOT / "results"
+
+
+def _stored() -> list[tuple[Path, str | None]]:
+    """Return the studies and schedules that have rows in the repository."""
+    pairs = [(path, schedule) for path in STUDIES for schedule in (load_study(path).schedules or {None: None})]
+    return [pair for pair in pairs if (RESULTS / f"{Runner(load_study(pair[0]), pair[1]).name}.csv").is_file()]
+
+
+@pytest.mark.parametrize(("study", "schedule"), _stored(), ids=lambda value: getattr(value, "stem", str(value)))
+def test_committed_tables_are_those_of_their_rows(study: Path, schedule: str | None, tmp_path: Path) -> None:
+    name = Runner(load_study(study), schedule).name
+    for path in RESULTS.glob(f"{name}*.csv"):
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    words = ["--schedule", schedule] if schedule else []
+    assert main(["study", str(study), *words, "--tables", "--results", str(tmp_path)]) == 0
+    assert (tmp_path / f"{name}.md").read_text() == (RESULTS / f"{name}.md").read_text()
+    for picture in tmp_path.glob("*.png"):
+        assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+        assert (RESULTS / picture.name).is_file()
