@@ -11,6 +11,7 @@ from pathlib import Path
 from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw
+from lit_sparse.studies.statistics import draw_ranks, ranks_page
 from lit_sparse.studies.study import load_study
 from lit_sparse.studies.tables import page
 
@@ -85,15 +86,14 @@ def write(runner: Runner) -> list[Path]:
     if not rows:
         raise ConfigurationError(f"{runner.rows.path} has no rows: nothing is finished yet.")
     path = runner.results / f"{runner.name}.md"
-    path.write_text("\n".join(page(study, rows, runner.samples.read())) + "\n", encoding="utf-8")
+    ranks = [] if study.ranks is None else ranks_page(study, rows)
+    path.write_text("\n".join(page(study, rows, runner.samples.read(), ranks)) + "\n", encoding="utf-8")
     written, curves = [runner.rows.path, path], runner.curves.read()
     for figure in study.figures:
         picture = path.with_name(f"{runner.name}{figure.suffix}.png")
         if draw(study, figure, rows, curves, picture):
             written.append(picture)
     if study.ranks is not None:
-        from lit_sparse.studies.statistics import draw_ranks
-
         picture = path.with_name(f"{runner.name}_ranks.png")
         if draw_ranks(study, rows, picture):
             written.append(picture)

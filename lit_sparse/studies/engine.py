@@ -157,13 +157,12 @@ class Runner:
 
     def _filled(self, value: Any) -> str:
         """Return an option's value as a word of a command, with the paths of inputs."""
-        if not isinstance(value, str):
-            return json.dumps(value)
-        for name in re.findall(r"\{(\w+)\}", value):
+        text = value if isinstance(value, str) else json.dumps(value)
+        for name in re.findall(r"\{(\w+)\}", text):
             if name in self.study.inputs and name not in self.inputs:
                 raise ConfigurationError(f"Give --input {name}=PATH: {self.study.inputs[name]}.")
-            value = value.replace(f"{{{name}}}", self.inputs.get(name, f"{{{name}}}"))
-        return value
+            text = text.replace(f"{{{name}}}", self.inputs.get(name, f"{{{name}}}"))
+        return text
 
     def _train(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
         folder, last = self.run_folder(name, seed), self.checkpoint(name, seed)

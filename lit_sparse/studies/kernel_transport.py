@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +19,13 @@ SOURCE, TARGET, EPS = GaussianMixture([0.0], [1.0]), GaussianMixture([-1.0, 1.5]
 
 
 def ascend(
-    seed: int, *, objective: str, rho: float, width: float, step_size: float, iterations: int | Sequence[int]
+    seed: int,
+    *,
+    objective: Literal["safe", "dual"],
+    rho: float,
+    width: float,
+    step_size: float,
+    iterations: int | Sequence[int],
 ) -> list[dict[str, float]]:
     """Run kernel SGD from N(0, 1) to the mixture of N(-1, 0.25) and N(1.5, 0.16) in halves, cost (x - y)^2, eps 0.1.
 
@@ -55,10 +62,10 @@ def marks(last: int) -> list[int]:
 
 
 @cache
-def optimum() -> tuple[Tensor, dict[str, Tensor], float]:
+def optimum() -> tuple[Tensor, dict[str, Any], float]:
     """Return the points of the grid, the weights of both measures, and the optimum."""
     points, source = grid_measure(SOURCE.log_prob, -6.0, 6.0)
-    weights = {"source_weights": source, "target_weights": grid_measure(TARGET.log_prob, -6.0, 6.0)[1]}
+    weights: dict[str, Any] = {"source_weights": source, "target_weights": grid_measure(TARGET.log_prob, -6.0, 6.0)[1]}
     u, v = sinkhorn_potentials(points, points, eps=EPS, **weights)
     return points, weights, dual_value(u, v, points, points, eps=EPS, **weights)
 

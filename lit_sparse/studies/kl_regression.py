@@ -45,7 +45,7 @@ def california(
         for rows in in_batches(shuffled(len(y), seed, epoch - 1), batch_size):
             losses = ((x[rows] * theta).sum(-1) - y[rows]).square()
             optimizer.zero_grad()
-            _objective(losses, dual, link).backward()
+            _objective(losses, dual, link).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
         if epoch in (1, 2, 5, epochs) or epoch % every == 0:
             curve.append({"epoch": float(epoch), "objective": float(log_mean_exp(theta.detach(), x, y))})
@@ -69,7 +69,8 @@ def log_mean_exp(theta: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def least_squares(x: Tensor, y: Tensor) -> Tensor:
     """Return the solution (D,), as RobustRegressor begins with it."""
-    return torch.linalg.lstsq(x.double(), y.double().unsqueeze(1), driver="gelsd").solution[:, 0].float()
+    found: Tensor = torch.linalg.lstsq(x.double(), y.double().unsqueeze(1), driver="gelsd").solution[:, 0].float()
+    return found
 
 
 def _objective(losses: Tensor, dual: Tensor, link: str | None) -> Tensor:

@@ -59,7 +59,7 @@ class LabelNoiseCurves(pl.Callback):
 @torch.no_grad()
 def accuracy(model: Any, batch: dict[str, Tensor]) -> float:
     """Return the share of images whose label is found."""
-    found = torch.cat([model(pixels).argmax(1) for pixels in batch["pixels"].to(model.device).split(1000)])
+    found = torch.cat([model(pixels).argmax(1) for pixels in batch["pixels"].to(model.device).split(1000)])  # type: ignore[no-untyped-call]
     return float((found == batch["label"].to(model.device)).double().mean())
 
 

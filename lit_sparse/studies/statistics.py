@@ -214,11 +214,11 @@ def critical_difference_diagram(axis: Any, comparison: Comparison, level: float 
 
 def ranks_of(study: Study, rows: Sequence[Row]) -> tuple[dict[str, list[float]], Comparison | None]:
     """Return the trimmed samples of the cells, and their comparison; None with fewer than two large enough samples."""
-    options = study.ranks or {}
-    column = study.columns[options["column"]]
+    assert study.ranks is not None
+    column = study.columns[study.ranks.column]
     found = {study.title_of(name): numbers([row for row in rows if row["cell"] == name], column) for name in study.cells}
-    samples = {name: trimmed(sample, options.get("trim", 4)) for name, sample in found.items() if len(sample) >= LEAST}
-    return samples, compare(samples, options.get("level", 0.05)) if len(samples) > 1 else None
+    samples = {name: trimmed(sample, study.ranks.trim) for name, sample in found.items() if len(sample) >= LEAST}
+    return samples, compare(samples, study.ranks.level) if len(samples) > 1 else None
 
 
 def ranks_page(study: Study, rows: Sequence[Row]) -> list[str]:
@@ -252,6 +252,6 @@ def draw_ranks(study: Study, rows: Sequence[Row], path: Path) -> bool:
         return False
     canvas = Figure(figsize=(7.0, 3.5))
     FigureCanvasAgg(canvas)
-    critical_difference_diagram(canvas.subplots(), found, (study.ranks or {}).get("level", 0.05))
+    critical_difference_diagram(canvas.subplots(), found, study.ranks.level if study.ranks else 0.05)
     canvas.savefig(path, dpi=110, bbox_inches="tight", metadata={"Software": None})
     return True

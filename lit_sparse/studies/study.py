@@ -17,7 +17,20 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
 
-__all__ = ["Cell", "Change", "Column", "Figure", "Panel", "Study", "Table", "check_names", "digest", "load_study"]
+__all__ = [
+    "Cell",
+    "Change",
+    "Column",
+    "Compare",
+    "Figure",
+    "Panel",
+    "Ranks",
+    "Study",
+    "Table",
+    "check_names",
+    "digest",
+    "load_study",
+]
 
 Scalar: TypeAlias = str | int | float | bool | None
 
@@ -181,6 +194,34 @@ class Figure:
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """A comparison of the cells by ranks.
+
+    Attributes:
+        column: column that is compared.
+        trim: number of best and worst seeds of each cell that are left out.
+        level: level of significance.
+    """
+
+    column: str
+    trim: int = 4
+    level: float = 0.05
+
+
+@dataclass(frozen=True)
+class Compare:
+    """A comparison of each cell with the best one by a paired bootstrap.
+
+    Attributes:
+        column: column that is compared.
+        samples: name of the scores of resampled test inputs.
+    """
+
+    column: str
+    samples: str
+
+
+@dataclass(frozen=True)
 class Study(Change):
     """A study; what it changes holds for all cells, then that of a cell, of the schedule, and of a cell for the schedule.
 
@@ -200,8 +241,8 @@ class Study(Change):
         tables: tables; by default one with a line for each cell.
         figures: figures.
         series: keys of rows besides those of grids, where a function returns several rows, such as ``iterations``.
-        ranks: ``column``, ``trim`` and ``level`` of a comparison of the cells by ranks.
-        compare: ``column`` by which each cell is compared with the best one, and the name of its resampled ``samples``.
+        ranks: comparison of the cells by ranks.
+        compare: comparison with the best cell by a paired bootstrap.
         notes: sentences below the tables.
     """
 
@@ -219,8 +260,8 @@ class Study(Change):
     tables: list[Table] = field(default_factory=lambda: [Table()])
     figures: list[Figure] = field(default_factory=list)
     series: list[str] = field(default_factory=list)
-    ranks: dict[str, Scalar] | None = None
-    compare: dict[str, str] | None = None
+    ranks: Ranks | None = None
+    compare: Compare | None = None
     notes: list[str] = field(default_factory=list)
     path: Path = Path()
 
@@ -311,7 +352,9 @@ def load_study(path: str | Path) -> Study:
         study = Study(**parser.instantiate(parser.parse_object(given)).as_dict(), path=path)
     except (yaml.YAMLError, ArgumentError, TypeError, AttributeError) as error:
         unknown = re.search(r"Option '([^']+)' is not accepted", str(error))
-        known = {entry.name for kind in (Study, Cell, Column, Table, Panel, Figure) for entry in fields(kind)} - {"path"}
+        known = {
+            entry.name for kind in (Study, Cell, Column, Table, Panel, Figure, Ranks, Compare) for entry in fields(kind)
+        } - {"path"}
         hint = did_you_mean(unknown[1].split(".")[0], known) if unknown else ""
         raise ConfigurationError(f"{path} is not a study file: {str(error).rstrip('.')}.{hint}") from error
     _check(study)
@@ -362,6 +405,8 @@ def _check(study: Study) -> None:
         check_names(cell.checkpoints.values(), study.cells, f"`checkpoints` of cell {name!r} in {study.path}")
         check_names(cell.schedules, study.schedules, f"`schedules` of cell {name!r} in {study.path}")
         check_names(cell.published, study.columns, f"`published` of cell {name!r} in {study.path}")
+    for comparison in (study.ranks, study.compare):
+        check_names([] if comparison is None else [comparison.column], study.columns, f"a comparison of {study.path}")
     for table in study.tables:
         check_names([*(table.columns or ()), *table.value], study.columns, f"a table of {study.path}")
 

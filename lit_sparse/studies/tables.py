@@ -88,10 +88,10 @@ def differences(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> li
     from lit_sparse.metrics.bleu import compare_resampled
 
     assert study.compare is not None
-    column, chosen = study.columns[study.compare["column"]], {}
+    column, chosen = study.columns[study.compare.column], {}
     for name in study.cells:
         ordered = sorted((numbers([row], column)[0], row["seed"]) for row in _of(rows, name) if row.get(column.value))
-        found = {row["seed"]: row["values"] for row in _of(samples, name) if row["name"] == study.compare["samples"]}
+        found = {row["seed"]: row["values"] for row in _of(samples, name) if row["name"] == study.compare.samples}
         if ordered and (middle := ordered[(len(ordered) - 1) // 2])[1] in found:
             chosen[name] = [float(text) for text in found[middle[1]].split()]
     best = max(chosen, key=lambda name: chosen[name][0])
@@ -105,7 +105,7 @@ def differences(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> li
 
 def selected(rows: Iterable[Row], where: Mapping[str, Sequence[object]]) -> list[Row]:
     """Return the rows whose keys have some of the given values."""
-    return [row for row in rows if all(row.get(key) in map(str, values) for key, values in where.items())]
+    return [row for row in rows if all(row.get(key, "") in map(str, values) for key, values in where.items())]
 
 
 def least(study: Study, rows: Sequence[Row], column: Column) -> list[Row]:
@@ -160,8 +160,15 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
     return lines
 
 
-def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = ()) -> list[str]:
-    """Return the lines of a study's page in markdown: its tables and notes."""
+def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: Sequence[str] = ()) -> list[str]:
+    """Return the lines of a study's page in markdown: its tables and notes.
+
+    Args:
+        study: the study.
+        rows: its rows.
+        samples: scores of resampled test inputs.
+        ranks: lines of the comparison by ranks.
+    """
     lines = [f"# {study.title or study.path.stem}"]
     for table in study.tables:
         kept = selected(rows, table.where)
@@ -184,9 +191,6 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = ()) -> list
                 lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"))]
     if study.compare is not None and samples:
         lines += ["", *markdown(differences(study, rows, samples)), "", BOOTSTRAP]
-    if study.ranks is not None:
-        from lit_sparse.studies.statistics import ranks_page
-
-        lines += ranks_page(study, rows)
+    lines += ranks
     notes = [*study.notes, *([f"Published values: {study.source}."] if study.source else [])]
     return [*lines, *(line for note in notes for line in ("", note))]

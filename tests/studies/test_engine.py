@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 import yaml
 
 from lit_sparse.cli import main
@@ -19,7 +21,8 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.engine import Runner, summarized
 from lit_sparse.studies.jobs import locked
 from lit_sparse.studies.rows import PROVENANCE, Row, Rows, provenance
-from tests.conftest import ROOT
+from tests.conftest import CONFIGS, ROOT
+from tests.data.images.test_mnist import idx
 
 Make = Callable[..., Runner]
 
@@ -216,6 +219,25 @@ def test_a_study_that_is_killed_ends_with_the_rows_of_one_that_is_not(
     rows = runner(path).rows.read()
     assert sorted((row["cell"], row["seed"]) for row in rows) == sorted((cell, seed) for cell in cells for seed in "01")
     assert measured(rows) == measured(Rows(whole / "results" / "toy.csv", tmp_path / "lock").read())
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None:
+    """Warm starts, trainings, exact scores."""
+    rng = np.random.default_rng(0)
+    for prefix, size in (("train", 200), ("t10k", 50)):
+        (tmp_path / f"{prefix}-images-idx3-ubyte").write_bytes(idx(rng.integers(0, 256, (size, 28, 28))))
+        (tmp_path / f"{prefix}-labels-idx1-ubyte").write_bytes(idx(rng.integers(0, 10, size)))
+    extra = ["--data.init_args.val_size=50", "--data.init_args.labelled=0.3", "--trainer.accelerator=cpu"]
+    inputs = {"mnist": str(tmp_path)}
+    study = runner(CONFIGS / "studies" / "ssvae.yaml", schedule="taste", inputs=inputs, extra=extra, jobs=2)
+    assert study.run(cells=["sparse", "nvil"]) == []
+    row = {row["cell"]: row for row in study.rows.read()}["nvil"]
+    assert float(row["train/decoder_calls_mean"]) == 1.0
+    assert float(row["marginalized/decoder_calls_mean"]) == 10.0, "scored exactly"
+    warm = torch.load(study.checkpoint("warm_softmax", 0), weights_only=True)
+    assert warm["global_step"] > 0
 
 
 def test_unknown_functions_are_explained(write_study: Callable[..., Path], runner: Make) -> None:

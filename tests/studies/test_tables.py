@@ -121,6 +121,21 @@ def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
     assert all(figure.alt for figure in study.figures), "every figure has a text"
 
 
+@pytest.mark.parametrize(
+    ("study", "folder"),
+    [
+        ("ssvae", "ssvae/estimator"),
+        ("game", "signaling_game/estimator"),
+        ("bitvector", "bitvector_vae/estimator"),
+        ("soae", "soae/variants"),
+    ],
+)
+def test_every_overlay_of_a_table_is_in_its_study(study: str, folder: str) -> None:
+    cells = load_study(CONFIGS / "studies" / f"{study}.yaml").cells.values()
+    used = {Path(path).stem for cell in cells for path in cell.overlays if Path(path).parent.name == Path(folder).name}
+    assert used == {path.stem for path in (CONFIGS / folder).glob("*.yaml") if not path.stem.endswith("_128")}
+
+
 RESULTS = ROOT / "results"
 
 

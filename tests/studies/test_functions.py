@@ -1,0 +1,104 @@
+"""Functions that studies call: they give the numbers of ``lit-sparse fit``, of published optima and of the selectors."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from lit_sparse.cli import main
+from lit_sparse.cli.scores import zeros
+from lit_sparse.coresets import NonnegativeOMP
+from lit_sparse.coresets.posteriors import reverse_kl
+from lit_sparse.studies import coreset_problems, kernel_transport, kl_regression
+from tests.conftest import CONFIGS, metrics_of
+
+
+@pytest.fixture
+def houses(shared: Path) -> str:
+    return str(shared / "data" / "california_housing" / "cal_housing.csv.gz")
+
+
+@pytest.mark.parametrize(
+    ("link", "risk"),
+    [
+        ("softplus", ("--model.init_args.risk.init_args.link=softplus",)),
+        ("capped_exp", ()),
+        (None, ("--model.init_args.risk={class_path: KLDRO, init_args: {lam: 1.0}}",)),
+    ],
+)
+def test_a_lightning_run_has_the_same_curve(
+    link: str | None, risk: tuple[str, ...], houses: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the config that ships, with batches of 1000."""
+    monkeypatch.chdir(tmp_path)
+    arguments = {"path": houses, "link": link, "batch_size": 1000, "lr": 1e-5, "epochs": 3}
+    curve = [row["objective"] for row in kl_regression.california(2, every=1, **arguments)]  # type: ignore[arg-type]
+    options = (f"--data.init_args.path={houses}", "--data.init_args.batch_size=1000", "--data.init_args.seed=2", *risk)
+    brief = ("--trainer.max_epochs=3", "--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--name=one")
+    rate = ("--model.init_args.optimizer.init_args.lr=1e-5", "--trainer.log_every_n_steps=10")
+    assert main(["fit", "-c", str(CONFIGS / "robust" / "california.yaml"), *options, *rate, *brief]) == 0
+    assert metrics_of(tmp_path / "runs/one/0")["val/log_mean_exp"][-3:] == pytest.approx(curve[1:], rel=2e-4)
+    other = kl_regression.california(1, every=1, **arguments)[-1]["objective"]  # type: ignore[arg-type]
+    assert abs(curve[3] - other) > 1e-3, "other seeds give other curves"
+
+
+def test_the_start_and_the_optimum_of_the_regression(houses: str) -> None:
+    x, y = kl_regression.load(houses)
+    assert float(kl_regression.log_mean_exp(kl_regression.least_squares(x, y), x, y)) == pytest.approx(44.02, abs=0.01)
+    assert kl_regression.optimum(0, path=houses)["objective"] == pytest.approx(1.99684, abs=2e-5)
+
+
+def test_gaps_of_transport_become_small() -> None:
+    options = {"rho": 0.03, "width": 0.7, "step_size": 0.3}
+    found = kernel_transport.ascend(0, objective="safe", iterations=[100, 1000], **options)  # type: ignore[arg-type]
+    assert [row["iterations"] for row in found] == [100, 1000]
+    assert 0 < found[1]["gap"] < found[0]["gap"] < 1
+    again = kernel_transport.ascend(0, objective="safe", iterations=1000, **options)  # type: ignore[arg-type]
+    assert again[-1] == found[1], "the samples do not depend on where the gap is measured"
+    (broken,) = kernel_transport.ascend(0, objective="dual", rho=1.0, width=0.7, step_size=1e6, iterations=[200])
+    assert broken["gap"] == math.inf
+    assert broken["overflows"] > 0
+
+
+def test_a_coreset_is_compared_with_all_examples() -> None:
+    found = coreset_problems.compare(1, folder=".", problem="gaussian", selector="NN-OMP", k=60)
+    problem = coreset_problems.GaussianMean(1)
+    coreset = NonnegativeOMP()(problem.vectors, 60)
+    expected = reverse_kl(problem.full, problem.posterior(coreset.dense()))
+    assert found["reverse_kl"] == pytest.approx(expected)
+    assert found["symmetrized_kl"] == found["forward_kl"] + found["reverse_kl"]
+    assert found["size"] == 60
+
+
+def test_zeros_of_weights(tmp_path: Path) -> None:
+    path = tmp_path / "x.ckpt"
+    torch.save({"state_dict": {"w": torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "b": torch.zeros(2)}}, path)
+    assert zeros(path) == {"w": 0.75}
+
+
+def test_curves_of_wrong_labels(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut after some updates, a run continues with the curves of one that was not."""
+    monkeypatch.chdir(tmp_path)
+    study = yaml.safe_load((CONFIGS / "studies" / "logsumexp_mnist.yaml").read_text())
+    callback = {**study["options"]["trainer.callbacks+"], "init_args": {"every": 6, "train_examples": 50, "val_examples": 50}}
+    words = ["fit", "-c", str(CONFIGS / "robust" / "mnist.yaml"), f"--data.init_args.folder={shared / 'data' / 'mnist'}"]
+    words += [f"--data.init_args.label_noise.init_args.cache={tmp_path}", "--data.init_args.train_size=400"]
+    words += ["--data.init_args.test_size=200", f"--trainer.callbacks+={yaml.safe_dump(callback)}"]
+    words += [
+        "--trainer.accelerator=cpu",
+        "--trainer.enable_progress_bar=false",
+        "--trainer.limit_val_batches=1",
+        "--trainer.log_every_n_steps=10",
+    ]
+    assert main([*words, "--name=whole", "--trainer.max_steps=12"]) == 0
+    assert main([*words, "--name=cut", "--trainer.max_steps=6"]) == 0
+    assert main([*words, "--name=cut", "--trainer.max_steps=12", "--ckpt_path=last"]) == 0
+    curves = [metrics_of(tmp_path / "runs" / name / "0") for name in ("whole", "cut")]
+    names = [name for name in curves[0] if name.startswith("curves/")]
+    assert len(names) == 4
+    assert {name: curves[0][name] for name in names} == {name: curves[1][name] for name in names}
+    assert len(curves[0]["curves/test_accuracy"]) == 3
