@@ -31,13 +31,15 @@ def cell_text(values: Sequence[float], column: Column) -> str:
     def text(value: float) -> str:
         return format(value, column.form)
 
+    if len(values) == 1 and not column.show.startswith("above "):
+        return text(values[0])
     wide = [value if math.isfinite(value) else math.inf for value in values]
     if column.show.startswith("above "):
         return str(sum(value > float(column.show.split()[1]) for value in wide))
     if column.show in ("min", "max"):
         return text({"min": min, "max": max}[column.show](wide))
     median = text(statistics.median(wide))
-    if column.show == "median" or len(values) == 1:
+    if column.show == "median":
         return median
     if column.show == "range":
         return f"{median} ({text(min(wide))} to {text(max(wide))})"

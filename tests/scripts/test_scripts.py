@@ -166,40 +166,6 @@ def test_a_wrong_result_stops_the_benchmark(hoyer: Any) -> None:
             hoyer.check(x, 0.5, wrong)
 
 
-def test_compare_runs_draws_and_tabulates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    script = load("compare_runs")
-    calls = "train/decoder_calls_"
-    header = f"epoch,step,val/nelbo,train/nelbo,{calls}p10,{calls}median,{calls}p90,{calls}mean"
-    lines = [header, "0,5,90.0,,,,,", "0,5,,95.0,1.0,4.0,9.0,4.5", "1,9,,80.0,1.0,2.0,3.0,2.25"]
-    (tmp_path / "run" / "test" / "0").mkdir(parents=True)
-    (tmp_path / "run" / "metrics.csv").write_text("\n".join(lines))
-    test = "epoch,step,test/nelbo,test/bits_per_dim,test/bits_per_dim_standard_error\n0,0,85.0,3.5,0.01"
-    (tmp_path / "run" / "test" / "0" / "metrics.csv").write_text(test)
-    monkeypatch.setattr(sys, "argv", ["compare_runs", f"ours={tmp_path / 'run'}", "--output", str(tmp_path / "picture.png")])
-    script.main()
-    assert "| ours | 2 | 95, 80 | 4, 2 | 4.50, 2.25 | 85 | 3.500 ± 0.01 |" in capsys.readouterr().out
-    assert (tmp_path / "picture.png").stat().st_size > 10_000
-    game = "\n".join(lines).replace("nelbo", "success").replace("95.0", "0.4567").replace("80.0", "0.91234")
-    (tmp_path / "run" / "metrics.csv").write_text(game)
-    (tmp_path / "run" / "test" / "0" / "metrics.csv").write_text("epoch,step,test/success\n0,0,0.98765")
-    script.main()
-    printed = capsys.readouterr().out
-    assert "| ours | 2 | 0.4567, 0.9123 | 4, 2 | 4.50, 2.25 | 0.9877 |\n" in printed
-    assert "bits/dim" not in printed
-    monkeypatch.setattr(sys, "argv", [*sys.argv, "--metric", "val/nelbo"])
-    with pytest.raises(SystemExit, match=r"all runs logged, of .*success; got val/nelbo"):
-        script.main()
-    (tmp_path / "run" / "metrics.csv").write_text("epoch,step,val/nelbo\n0,5,90.0")
-    with pytest.raises(SystemExit, match="decoder_calls_median"):
-        script.main()
-    monkeypatch.setattr(sys, "argv", ["compare_runs", f"ours={tmp_path / 'elsewhere'}"])
-    with pytest.raises(SystemExit):
-        script.main()
-    assert "is not a run folder" in capsys.readouterr().err
-
-
 TINY = (
     "--trainer.max_epochs=2",
     "--trainer.limit_train_batches=3",

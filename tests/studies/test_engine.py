@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -238,6 +239,28 @@ def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None
     assert float(row["marginalized/decoder_calls_mean"]) == 10.0, "scored exactly"
     warm = torch.load(study.checkpoint("warm_softmax", 0), weights_only=True)
     assert warm["global_step"] > 0
+
+
+@pytest.mark.process
+def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a new user would: the files of the page in a folder next to ``configs``, and the command of the page."""
+    text = (ROOT / "docs" / "how_to" / "studies.md").read_text()
+    fitted, called = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    (command,) = re.findall(r"```bash\nlit-sparse (.*?)\n```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    (tmp_path / "configs").symlink_to(CONFIGS)
+    (tmp_path / "mappings.yaml").write_text(fitted)
+    (tmp_path / "support.yaml").write_text(called)
+    (tmp_path / "my_functions.py").write_text(program)
+    assert main([*command.split(), "--seeds", "0", "--", "--trainer.limit_train_batches=2"]) == 0
+    assert "| sparsemax, a tenth of the learning rate | 1 |" in (tmp_path / "results" / "mappings.md").read_text()
+    assert (tmp_path / "results" / "mappings.png").is_file()
+    assert main(["study", "support.yaml"]) == 0
+    lines = (tmp_path / "results" / "support.md").read_text().splitlines()
+    assert lines[4] == "| gamma | sparsemax | entmax |"
+    assert [line.split(" | ")[0] for line in lines[6:]] == ["| 0.5", "| 1.0", "| 2.0"]
 
 
 def test_unknown_functions_are_explained(write_study: Callable[..., Path], runner: Make) -> None:

@@ -1,0 +1,122 @@
+"""The command ``lit-sparse compare``: the numbers and curves of some runs next to each other."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.runs import numbered
+from lit_sparse.studies.engine import read_metrics
+from lit_sparse.studies.figures import draw
+from lit_sparse.studies.rows import Row, shown
+from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
+from lit_sparse.studies.tables import by_cell, markdown
+
+__all__ = ["main"]
+
+#: Metrics that are drawn, those that come first preferred.
+PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
+CALLS = "train/decoder_calls_median"
+#: Endings of names that the table leaves out.
+COUNTS = ("_p10", "_p90", "_median", "_total", "/examples")
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print and write a table and curves of runs."""
+    parser = argparse.ArgumentParser(prog="lit-sparse compare", description=__doc__, allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="run folders")
+    parser.add_argument("--metric", help="metric of the curves, such as nelbo; by default the usual one of the models")
+    parser.add_argument("--output", type=Path, default=Path("comparison"), help="files without their endings")
+    options = parser.parse_args(list(arguments))
+    logged = dict(_run(text) for text in options.runs)
+    metric = _metric({key for lines in logged.values() for line in lines for key in line}, options.metric)
+    rows, curves = [], []
+    for name, lines in logged.items():
+        last = {key: value for line in lines for key, value in line.items()}
+        rows.append({"cell": name, "seed": "0", **{key: shown(value) for key, value in last.items()}})
+        merged: dict[float, dict[str, float]] = {}
+        for line in lines:
+            merged.setdefault(line.get("epoch", 0.0) + 1, {}).update(line)
+        curves += [
+            {"cell": name, "seed": "0", **{key: shown(value) for key, value in merged[epoch].items()}, "epoch": shown(epoch)}
+            for epoch in sorted(merged)
+        ]
+    study = Study(title="Comparison", cells={name: Cell() for name in logged}, columns=_columns(rows), path=options.output)
+    table = [[line[0], *line[2:]] for line in by_cell(study, rows, list(study.columns))]  # without the number of seeds
+    figure = Figure(_panels(metric, any(CALLS in row for row in curves)), alt=f"{metric} of {', '.join(logged)}.")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    files = [options.output.with_suffix(ending) for ending in (".md", ".csv", ".png")]
+    files[0].write_text("\n".join(markdown(table)) + "\n", encoding="utf-8")
+    with files[1].open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(table)
+    draw(study, figure, rows, curves, files[2])
+    print("\n".join([*markdown(table), "", f"{metric} over epochs", *_lines(curves, metric)]))
+    print(*files, sep="\n")
+    return 0
+
+
+def _run(text: str) -> tuple[str, list[dict[str, float]]]:
+    """Return the name of a run and what it logged, that of its newest test last."""
+    name, _, path = text.rpartition("=")
+    run = Path(path)
+    lines = read_metrics(run)
+    if not lines:
+        raise ConfigurationError(f"{path!r} is not a run folder: it has no metrics.csv. A run prints its folder last.")
+    epoch = lines[-1].get("epoch", 0.0)
+    tests = [{**line, "epoch": epoch} for folder in numbered(run / "test")[-1:] for line in read_metrics(folder)]
+    return name or path, [*lines, *tests]
+
+
+def _metric(keys: set[str], asked: str | None) -> str:
+    """Return the logged name of what is drawn."""
+    names = {key.split("/", 1)[1] for key in keys if key.startswith(("val/", "train/"))}
+    wanted = [asked.split("/")[-1]] if asked else [*PREFERRED, *sorted(names)]
+    for stage in ("val", "train"):
+        for name in wanted:
+            if f"{stage}/{name}" in keys:
+                return f"{stage}/{name}"
+    raise ConfigurationError(
+        f"Expected --metric to be one of {', '.join(sorted(names)) or 'none'}, which the runs logged, but got {asked!r}."
+        f"{did_you_mean(str(asked), names)}"
+    )
+
+
+def _columns(rows: Sequence[Row]) -> dict[str, Column]:
+    """Return the columns of the table: epochs, mean decoder calls, and what the tests or else the validations gave."""
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    stage = "test/" if any(key.startswith("test/") for key in keys) else "val/"
+    kept = [key for key in keys if key.startswith(stage) and not key.endswith(COUNTS)]
+    calls = ["train/decoder_calls_mean"] if "train/decoder_calls_mean" in keys else []
+    epochs = {"epochs": Column("epoch", offset=1.0, form="g")}
+    return epochs | {key: Column(key, form=".4g") for key in (*calls, *kept)}
+
+
+def _panels(metric: str, calls: bool) -> list[Panel]:
+    panels = [Panel(metric)]
+    if calls:
+        band = [CALLS.replace("median", end) for end in ("p10", "p90")]
+        panels = [Panel(CALLS, "decoder calls", band=[*band]), *panels, Panel(metric, x=f"cumulative {CALLS}")]
+    return panels
+
+
+def _lines(curves: Sequence[Row], metric: str) -> list[str]:
+    """Return a line of blocks for the values of each run, on one scale."""
+    values: dict[str, list[float]] = {}
+    for row in curves:
+        if row.get(metric):
+            values.setdefault(row["cell"], []).append(float(row[metric]))
+    finite = [value for some in values.values() for value in some if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=1.0)
+    width = max(map(len, values), default=0)
+    lines = []
+    for name, some in values.items():
+        picked = [some[round(place * (len(some) - 1) / 59)] for place in range(60)] if len(some) > 60 else some
+        heights = [(value - low) / (high - low or 1.0) if math.isfinite(value) else 1.0 for value in picked]
+        bars = "".join(BLOCKS[min(7, int(8 * height))] for height in heights)
+        lines.append(f"{name:<{width}}  {bars}  {some[0]:.4g} to {some[-1]:.4g}")
+    return lines

@@ -1,0 +1,62 @@
+"""Runs of any model are tabulated and drawn next to each other."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from lit_sparse.cli import main
+from lit_sparse.studies.compare import BLOCKS
+
+CALLS = "train/decoder_calls_"
+
+
+def write_run(folder: Path, lines: str, test: str = "") -> Path:
+    folder.mkdir()
+    (folder / "metrics.csv").write_text(lines)
+    if test:
+        (folder / "test" / "0").mkdir(parents=True)
+        (folder / "test" / "0" / "metrics.csv").write_text(test)
+    return folder
+
+
+def test_runs_are_tabulated_and_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    head = f"epoch,step,val/nelbo,train/nelbo,{CALLS}p10,{CALLS}median,{CALLS}p90,{CALLS}mean"
+    lines = [head, "0,5,90.0,,,,,", "0,5,,95.0,1.0,4.0,9.0,4.5", "1,9,80.0,80.0,1.0,2.0,3.0,2.25"]
+    write_run(tmp_path / "a", "\n".join(lines), "epoch,step,test/nelbo,test/bits_per_dim\n0,0,85.0,3.5")
+    write_run(tmp_path / "b", "\n".join(lines[:2]))
+    assert main(["compare", "ours=a", "b", "--output", "out/both"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "| | epochs | train/decoder_calls_mean | test/nelbo | test/bits_per_dim |"
+    assert printed[2:4] == ["| ours | 2 | 2.25 | 85 | 3.5 |", "| b | 1 | - | - | - |"]
+    assert printed[5:8] == [
+        "val/nelbo over epochs",
+        f"ours  {BLOCKS[-1]}{BLOCKS[0]}  90 to 80",
+        f"b     {BLOCKS[-1]}  90 to 90",
+    ]
+    table = list(csv.reader((tmp_path / "out" / "both.csv").read_text().splitlines()))
+    assert table[1] == ["ours", "2", "2.25", "85", "3.5"]
+    assert (tmp_path / "out" / "both.md").read_text().splitlines() == printed[:4]
+    assert (tmp_path / "out" / "both.png").stat().st_size > 10_000
+
+
+def test_runs_without_decoder_calls_and_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "a", "epoch,step,val/loss,val/bleu\n0,5,3.0,10.0\n1,9,nan,20.0\n")
+    assert main(["compare", "a"]) == 0
+    printed = capsys.readouterr().out
+    assert "| a | 2 | nan | 20 |" in printed
+    assert "val/bleu over epochs" in printed
+    assert main(["compare", "a", "--metric", "val/loss"]) == 0
+    assert f"a  {BLOCKS[0]}{BLOCKS[-1]}  3 to nan" in capsys.readouterr().out
+    assert main(["compare", "a", "--metric", "los"]) == 2
+    assert "Did you mean 'loss'?" in capsys.readouterr().err
+    assert main(["compare", "elsewhere"]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
