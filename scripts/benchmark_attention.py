@@ -12,7 +12,7 @@ decoder step by step with input feeding, Adam, and clipped gradients. ``search``
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+import timing  # noqa: F401  # isort: skip
 
 import argparse
 import contextlib

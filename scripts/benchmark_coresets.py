@@ -12,7 +12,7 @@ Each runs in its own process. It prints seconds and the peak memory, including m
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+import timing  # noqa: F401  # isort: skip
 
 import argparse
 import platform

@@ -12,16 +12,14 @@ compares rows of 100 with rows of a million entries instead, a million entries i
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+from timing import medians  # isort: skip
 
 import argparse
 import contextlib
 import ctypes
 import platform
-import random
-import statistics
-import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -71,42 +69,20 @@ def keep_memory() -> None:
         libc.mallopt(-1, (1 << 31) - 1)  # M_TRIM_THRESHOLD
 
 
-def calls_of(function: Function, x: Tensor, weights: Tensor | None, count: int) -> list[float]:
-    """Return the seconds of each of ``count`` passes, forward and, given weights for the result, backward."""
-    seconds = []
-    for _ in range(count):
+def measure(functions: dict[str, Function], x: Tensor, weights: Tensor | None, rounds: int) -> dict[str, float]:
+    """Return the median seconds of a pass of each contestant, forward and, given weights for the result, backward."""
+
+    def call(function: Function) -> None:
         x.grad = None
-        wait(x)
-        start = time.perf_counter()
         if weights is None:
             with torch.no_grad():
                 function(x)
         else:
             function(x).backward(weights)
-        wait(x)
-        seconds.append(time.perf_counter() - start)
-    return seconds
+        if x.is_cuda:
+            torch.cuda.synchronize(x.device)
 
-
-def wait(x: Tensor) -> None:
-    """Wait for a GPU to finish."""
-    if x.is_cuda:
-        torch.cuda.synchronize(x.device)
-
-
-def measure(functions: dict[str, Function], x: Tensor, weights: Tensor | None, rounds: int) -> dict[str, float]:
-    """Return the median seconds of a call of each contestant."""
-    counts, seconds = {}, {}
-    for name, function in functions.items():
-        calls_of(function, x, weights, 2)  # warm up: compile, allocate
-        counts[name] = max(3, int(0.05 / min(calls_of(function, x, weights, 3))))
-        seconds[name] = []
-    names, order = list(functions), random.Random(0)
-    for _ in range(rounds):
-        order.shuffle(names)  # so that no mapping always follows the same one, whose memory and spinning threads it inherits
-        for name in names:
-            seconds[name] += calls_of(functions[name], x, weights, counts[name])[1:]
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return medians({name: partial(call, function) for name, function in functions.items()}, rounds, least=0.05)
 
 
 def saved_bytes(function: Function, x: Tensor) -> float:

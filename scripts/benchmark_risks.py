@@ -8,17 +8,12 @@ RobustClassifier on digits, batch 64, to one by the mean.
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+from timing import medians  # isort: skip
 
 import argparse
 import platform
-import statistics
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
 
@@ -36,18 +31,6 @@ RISKS: dict[str, Callable[[], Risk]] = {
     "SafeKLDRO(1, 0.01, capped_exp)": lambda: SafeKLDRO(1.0, 0.01, "capped_exp"),
     "UnbalancedOTDRO(1, 1, 0.1), 5 inner steps": lambda: UnbalancedOTDRO(1.0, 1.0, 0.1),
 }
-
-
-def medians(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Return the median seconds of each, in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 2):
-        for name, call in calls.items():
-            began = time.perf_counter()
-            call()
-            if turn > 1:
-                seconds[name].append(time.perf_counter() - began)
-    return {name: statistics.median(found) for name, found in seconds.items()}
 
 
 def both(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> Callable[[], object]:

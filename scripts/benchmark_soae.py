@@ -12,25 +12,21 @@ loop by hand and on the command line. ``projection`` is ``F.hoyer_projection`` o
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+import timing  # noqa: F401  # isort: skip
 
 import argparse
 import logging
 import os
 import platform
 import statistics
-import sys
 import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import pytorch_lightning as pl
 import torch
-from timed_fit import WARM_UP, timed_fit
+from timing import WARM_UP, timed_fit
 from torch import Tensor, nn
 
 from lit_sparse.callbacks import (

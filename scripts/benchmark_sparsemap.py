@@ -9,13 +9,10 @@ structures with probability, the gap the duality gap. Prints markdown tables.
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+from timing import medians  # isort: skip
 
 import argparse
 import platform
-import random
-import statistics
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -62,15 +59,8 @@ def backward(structure: Structure, x: Tensor) -> Callable[[], object]:
 
 def measure(cases: list[Case], rounds: int) -> list[float]:
     """Return the median milliseconds a vector of each case."""
-    times: list[list[float]] = [[] for _ in cases]
-    for case in cases:
-        case.call()
-    for _ in range(rounds):
-        for i in random.sample(range(len(cases)), len(cases)):
-            start = time.perf_counter()
-            cases[i].call()
-            times[i].append(time.perf_counter() - start)
-    return [1e3 * statistics.median(mine) / case.batch for mine, case in zip(times, cases, strict=True)]
+    found = medians({str(place): case.call for place, case in enumerate(cases)}, rounds)
+    return [1e3 * seconds / case.batch for seconds, case in zip(found.values(), cases, strict=True)]
 
 
 def compare(options: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ image, as it does once training has settled.
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+import timing  # noqa: F401  # isort: skip
 
 import argparse
 import itertools
@@ -21,15 +21,11 @@ import math
 import os
 import platform
 import statistics
-import sys
 import time
 import warnings
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from timed_fit import WARM_UP, timed_fit
+from timing import WARM_UP, timed_fit
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 

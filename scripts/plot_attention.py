@@ -10,7 +10,7 @@ weights are marked, by default those that the model's mapping ties. The picture 
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+import timing  # noqa: F401  # isort: skip
 
 import argparse
 import sys

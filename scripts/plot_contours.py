@@ -7,7 +7,7 @@ Source: Figure 2 of Bayesian Coresets: Revisiting the Nonconvex Optimization Per
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+import timing  # noqa: F401  # isort: skip
 
 import sys
 

@@ -10,7 +10,7 @@ gamma is 1 and, in the structured ones, lam 0.2.
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+import timing  # noqa: F401  # isort: skip
 
 import argparse
 from collections.abc import Sequence

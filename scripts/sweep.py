@@ -16,7 +16,7 @@ An example, two minutes on two cores:
 
 from __future__ import annotations
 
-import passive_threads  # noqa: F401  # isort: skip
+import timing  # noqa: F401  # isort: skip
 
 import argparse
 import itertools

@@ -1,12 +1,21 @@
-"""Times a training step under Lightning with all that the command line brings; used by the benchmarks."""
+"""What the benchmarks share: medians of calls that take turns, tables, and the time of a training step under Lightning.
+
+Scripts import it before torch: idle OpenMP threads sleep, as the command line lets them.
+"""
 
 from __future__ import annotations
 
+from lit_sparse.cli import wait_passively  # isort: skip
+
+wait_passively()
+
 import contextlib
 import io
+import random
+import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
@@ -17,6 +26,44 @@ from lit_sparse.callbacks import CountLogger, SecondsLogger
 
 #: Steps that are not timed.
 WARM_UP = 30
+
+
+def medians(contestants: dict[str, Callable[[], object]], rounds: int, least: float = 2e-3) -> dict[str, float]:
+    """Return the median seconds of a call of each contestant.
+
+    In each round the contestants take turns in random order, so that none always follows the same one, whose memory and threads
+    it inherits. In its turn a contestant is called several times if it is fast.
+
+    Args:
+        contestants: name -> call.
+        rounds: number of rounds.
+        least: seconds that a turn takes at least, about.
+    """
+    counts: dict[str, int] = {}
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for name, call in contestants.items():
+        call()  # compile, allocate
+        counts[name] = max(1, int(least / max(_seconds(call), 1e-9)))
+    names, order = list(contestants), random.Random(0)
+    for _ in range(rounds):
+        order.shuffle(names)
+        for name in names:
+            seconds[name] += [_seconds(contestants[name]) for _ in range(counts[name])]
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a markdown table under a title."""
+    print(f"\n{title}\n" if title else "")
+    print(f"| {' | '.join(columns)} |\n| {' | '.join(['---:'] * len(columns))} |")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
 
 
 class Stopwatch(pl.Callback):
