@@ -1,4 +1,4 @@
-"""What the benchmarks share: medians of calls that take turns, tables, and the time of a training step under Lightning.
+"""Shared parts of the benchmarks: medians of calls that take turns, tables, and the time of a training step under Lightning.
 
 Scripts import it before torch: idle OpenMP threads sleep, as the command line lets them.
 """

@@ -10,7 +10,7 @@ __all__ = ["marginalized", "resampled", "zeros"]
 
 
 def marginalized(checkpoint: Path) -> dict[str, float]:
-    """Test a latent-variable model with the variable summed out, whatever estimator trained it.
+    """Test a latent-variable model with the variable summed out, for every estimator.
 
     Args:
         checkpoint: a checkpoint in a run folder.

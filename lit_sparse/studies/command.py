@@ -11,8 +11,8 @@ from pathlib import Path
 from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw
+from lit_sparse.studies.load import load_study
 from lit_sparse.studies.statistics import draw_ranks, ranks_page
-from lit_sparse.studies.study import load_study
 from lit_sparse.studies.tables import page
 
 __all__ = ["main", "write"]

@@ -19,8 +19,9 @@ import yaml
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import CHECKPOINTS, numbered
 from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all
+from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Rows, provenance
-from lit_sparse.studies.study import Study, check_names, digest
+from lit_sparse.studies.study import Study, digest
 
 __all__ = ["Runner", "read_metrics"]
 
@@ -305,7 +306,7 @@ def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None
 
 
 if __name__ == "__main__":
-    from lit_sparse.studies.study import load_study
+    from lit_sparse.studies.load import load_study
 
     given = json.loads(sys.argv[1])
     given |= {"study": load_study(given["study"]), "output": Path(given["output"]), "results": Path(given["results"])}

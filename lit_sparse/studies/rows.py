@@ -15,7 +15,7 @@ from lit_sparse.studies.jobs import locked
 
 __all__ = ["PROVENANCE", "Row", "Rows", "provenance"]
 
-#: Columns that tell how a row was made: hash of its settings, commit, duration in seconds, machine, versions.
+#: Columns with the origin of a row: hash of its settings, commit, duration in seconds, machine, versions.
 PROVENANCE = ("settings", "commit", "seconds", "machine", "versions")
 Row = dict[str, str]
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.study import load_study
+from lit_sparse.studies.load import load_study
 from tests.conftest import ROOT
 
 TOY = {

@@ -29,7 +29,7 @@ Make = Callable[..., Runner]
 
 
 def measured(rows: list[Row]) -> list[Row]:
-    """Return rows without what tells how they were made."""
+    """Return rows without their origin."""
     return [{key: value for key, value in row.items() if key not in PROVENANCE} for row in rows]
 
 

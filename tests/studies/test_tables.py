@@ -10,7 +10,8 @@ import pytest
 from lit_sparse.cli import main
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import series
-from lit_sparse.studies.study import Column, Panel, load_study
+from lit_sparse.studies.load import load_study
+from lit_sparse.studies.study import Column, Panel
 from lit_sparse.studies.tables import cell_text, page
 from tests.conftest import CONFIGS, ROOT
 
