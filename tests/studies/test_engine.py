@@ -125,7 +125,7 @@ def test_names_that_are_unknown_are_explained(
     path = write_study(inputs={"images": "folder of the images"}, schedules={"full": {}, "taste": {}})
     for words, text in (
         (["--cells", "fest"], "got 'fest'. Did you mean 'fast'?"),
-        (["--schedule", "tast"], "Did you mean 'taste'?"),
+        (["--schedule", "tastte"], "Did you mean 'taste'?"),
         (["--input", "image=x"], "Did you mean 'images'?"),
         (["--input", "images"], "Expected --input NAME=PATH"),
         (["--tables"], "nothing is finished yet"),
@@ -264,6 +264,6 @@ def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_unknown_functions_are_explained(write_study: Callable[..., Path], runner: Make) -> None:
-    study = runner(write_study(config=None, cells={"a": {"function": "math.sqare"}}, columns={}))
-    with pytest.raises(ConfigurationError, match=r"path of a function but got 'math.sqare'"):
+    study = runner(write_study(config=None, cells={"a": {"function": "math.squareroot"}}, columns={}))
+    with pytest.raises(ConfigurationError, match=r"path of a function but got 'math.squareroot'"):
         study.call_functions("a", 0)
