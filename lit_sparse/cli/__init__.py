@@ -1,4 +1,4 @@
-"""The command line: ``lit-sparse {fit,validate,test,predict,compare,study}``, and :func:`build_cli` for notebooks.
+"""The command line: ``lit-sparse {fit,validate,test,predict,compare,sweep,study}``, and :func:`build_cli` for notebooks.
 
 This module imports nothing heavy, so that ``--help`` and ``--version`` answer at once.
 """
@@ -26,6 +26,7 @@ COMMANDS = {
     "test": "score a checkpoint on the test data: lit-sparse test -c CONFIG --ckpt_path CHECKPOINT",
     "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
     "compare": "tabulate and draw runs: lit-sparse compare sparse=RUN_FOLDER dense=RUN_FOLDER",
+    "sweep": "search over values of a config: lit-sparse sweep -c CONFIG -s SPACE --metric val/nelbo",
     "study": "train and test many models, and tabulate the results: lit-sparse study ssvae --schedule taste",
 }
 
@@ -85,6 +86,10 @@ def main(args: Sequence[str] | None = None) -> int:
             from lit_sparse.studies.compare import main as compare
 
             return compare(args[1:])
+        if args[0] == "sweep":
+            from lit_sparse.studies.sweep import main as sweep
+
+            return sweep(args[1:])
         from lit_sparse.cli.app import run
 
         return run(args)

@@ -91,13 +91,13 @@ class Runner:
         with locked(self.folder / f"{place}.lock", wait) as held:
             if self.finished(name, seed):
                 return
-            self._same_as_begun(name, seed)
+            self.check_begun(name, seed)
             print(f"{place}: runs; output in {self.log(name, seed)}", flush=True)
             began = time.monotonic()
             if self.study.cells[name].function is not None:
                 self._call(name, seed, threads, held)
             else:
-                self._train(name, seed, threads, held)
+                self.train(name, seed, threads, held)
                 if not self.study.cells[name].hidden:
                     self._store(name, seed, threads, held)
             print(f"{place}: finished, {(time.monotonic() - began) / 60:.1f} min", flush=True)
@@ -146,7 +146,12 @@ class Runner:
         asked = json.loads(json.dumps(self.study.settings(name, self.schedule, self.extra), default=str))
         return json.loads(path.read_text()) if path.is_file() else None, asked
 
-    def _same_as_begun(self, name: str, seed: int) -> None:
+    def check_begun(self, name: str, seed: int) -> None:
+        """Store the settings that a cell begins with.
+
+        Raises:
+            JobFailedError: if it was begun with others.
+        """
         path, (begun, asked) = self.folder / name / f"seed_{seed}.json", self._begun(name, seed)
         if begun is not None and begun != asked and self.checkpoint(name, seed).is_file():
             raise JobFailedError(
@@ -165,7 +170,12 @@ class Runner:
             text = text.replace(f"{{{name}}}", self.inputs.get(name, f"{{{name}}}"))
         return text
 
-    def _train(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
+    def train(self, name: str, seed: int, threads: int, held: Sequence[int], stops: Callable[[], bool] | None = None) -> None:
+        """Train a cell to its end, from its last checkpoint if there is one, or until ``stops`` returns True.
+
+        Raises:
+            JobFailedError: if it fails.
+        """
         folder, last = self.run_folder(name, seed), self.checkpoint(name, seed)
         if (folder / "finished").is_file():
             return
@@ -180,7 +190,7 @@ class Runner:
         command += [word for option, value in options.items() for word in (f"--{option}", value)]
         command += ["--trainer.enable_progress_bar", "false", *self.extra]
         command += ["--output_dir", str(self.folder), "--name", f"{name}/seed_{seed}"]
-        call([*command, *(("--ckpt_path", "last") if last.is_file() else ())], self.log(name, seed), threads, held)
+        call([*command, *(("--ckpt_path", "last") if last.is_file() else ())], self.log(name, seed), threads, held, stops)
         if not last.is_file():
             raise JobFailedError(f"{folder} has no last checkpoint at its end; see {self.log(name, seed)}")
         (folder / "finished").touch()

@@ -14,7 +14,7 @@ from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Figure, Panel, Study
 from lit_sparse.studies.tables import head, selected
 
-__all__ = ["COLORS", "STYLES", "draw"]
+__all__ = ["COLORS", "STYLES", "draw", "draw_front"]
 
 #: Okabe and Ito's palette, whose colours are distinct for colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -58,6 +58,26 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
         canvas.legend([line for line, _ in drawn.values()], drawn.keys(), loc="outside right center", frameon=False)
     canvas.savefig(path, dpi=110, metadata={"Software": None, "Description": figure.alt or study.title})
     return True
+
+
+def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: Sequence[str], path: Path) -> None:
+    """Draw two values of each trial, and the front of those that no other trial beats in both.
+
+    Args:
+        points: two values of each trial.
+        best: whether a trial is on the front.
+        labels: labels of the axes.
+        path: path of the picture.
+    """
+    canvas = Canvas(figsize=(5.0, 4.0), layout="constrained")
+    FigureCanvasAgg(canvas)
+    axis = canvas.subplots()
+    front = sorted(tuple(point) for point, on_front in zip(points, best, strict=True) if on_front)
+    axis.scatter(*zip(*points, strict=True), color="0.6", label="trials")
+    axis.plot(*zip(*front, strict=True), color=COLORS[0], marker="o", label="front")
+    axis.set(xlabel=labels[0], ylabel=labels[1])
+    axis.legend(frameon=False)
+    canvas.savefig(path, dpi=110, metadata={"Software": None})
 
 
 def series(rows: Sequence[Row], panel: Panel) -> dict[float, tuple[float, float, float]]:

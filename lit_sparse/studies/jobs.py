@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from lit_sparse.errors import LitSparseError
 
@@ -18,42 +19,59 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["JobFailedError", "call", "locked", "run_all"]
+__all__ = ["JobFailedError", "call", "locked", "run_all", "try_lock"]
 
 
 class JobFailedError(LitSparseError):
     """A command failed, or is not the one that was begun."""
 
 
+def try_lock(path: Path) -> IO[str] | None:
+    """Return the open file whose lock this process holds now, or None if another process holds it.
+
+    A command that inherits the file keeps the lock when this process is killed, so no second command works on the same cell.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("a")
+    if fcntl is not None:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        except OSError:  # a file system without locks
+            pass
+    return file
+
+
 @contextmanager
 def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[tuple[int, ...]]:
     """Hold the lock of a file, and give the file descriptors that a command inherits to hold it, too.
-
-    A command that inherits the lock keeps it when this process is killed, so no second command works on the same cell.
 
     Args:
         path: file of the lock.
         waiting: is called once if another process holds the lock, before this one waits.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        held: tuple[int, ...] = ()
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                held = (file.fileno(),)
-            except BlockingIOError:
-                if waiting is not None:
-                    waiting()
-                fcntl.flock(file, fcntl.LOCK_EX)
-                held = (file.fileno(),)
-            except OSError:  # a file system without locks
-                pass
-        yield held
+    while (file := try_lock(path)) is None:
+        if waiting is not None:
+            waiting()
+            waiting = None
+        time.sleep(0.1)
+    with file:
+        yield (file.fileno(),) if fcntl is not None else ()
 
 
-def call(arguments: Sequence[str], log: Path, threads: int, inherited: Sequence[int] = ()) -> None:
+def call(
+    arguments: Sequence[str], log: Path, threads: int, inherited: Sequence[int] = (), stops: Callable[[], bool] | None = None
+) -> None:
     """Run a command with its output appended to a file; it inherits some open files.
+
+    Args:
+        arguments: the command.
+        log: path of the file.
+        threads: number of its threads.
+        inherited: descriptors of open files.
+        stops: is called now and then; True ends the command by SIGTERM.
 
     Raises:
         JobFailedError: if it fails.
@@ -61,10 +79,19 @@ def call(arguments: Sequence[str], log: Path, threads: int, inherited: Sequence[
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        done = subprocess.run(
-            arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, check=False, pass_fds=tuple(inherited)
+        process = subprocess.Popen(
+            arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=tuple(inherited)
         )
-    if done.returncode != 0:
+        stopped = False
+        while True:
+            try:
+                status = process.wait(timeout=2)
+                break
+            except subprocess.TimeoutExpired:
+                if stops is not None and not stopped and stops():
+                    process.terminate()
+                    stopped = True
+    if status != 0 and not stopped:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
         raise JobFailedError(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
 

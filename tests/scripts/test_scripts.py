@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from lit_sparse.mappings import functional as F
 
@@ -164,61 +163,6 @@ def test_a_wrong_result_stops_the_benchmark(hoyer: Any) -> None:
     for wrong in (y + 1e-6, y * np.nan):
         with pytest.raises(RuntimeError, match="off"):
             hoyer.check(x, 0.5, wrong)
-
-
-TINY = (
-    "--trainer.max_epochs=2",
-    "--trainer.limit_train_batches=3",
-    "--trainer.check_val_every_n_epoch=1",
-    "--trainer.accelerator=cpu",
-)
-
-
-@pytest.mark.slow
-@pytest.mark.process
-def test_a_sweep_continues_and_names_the_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = load("sweep")
-    rate = "model.init_args.optimizer.init_args.lr"
-    config = str(SCRIPTS.parent / "configs" / "ssvae" / "digits.yaml")
-    options = ["--metric", "val/nelbo", "--output", str(tmp_path), "--jobs", "2", "--", *TINY]
-    assert sweep.main([config, "--grid", rate, "1e-3", "1e-1", *options]) == 0
-    printed = capsys.readouterr().out
-    folder = tmp_path / "ssvae" / "digits"
-    rows = [line.strip("| ").split(" | ") for line in (folder / "sweep.md").read_text().splitlines()[2:]]
-    assert [float(value) for _, value in rows] == sorted(float(value) for _, value in rows)
-    assert {value for value, _ in rows} == {"1e-3", "1e-1"}
-    assert "best, with val/nelbo" in printed
-    best = yaml.safe_load((folder / "best.yaml").read_text())
-    assert float(best["model"]["init_args"]["optimizer"]["init_args"]["lr"]) == float(rows[0][0])
-    # More values may be added; finished cells are only read.
-    before = (folder / "lr=1e-3" / "seed_0" / "0" / "metrics.csv").stat().st_mtime_ns
-    assert sweep.main([config, "--grid", rate, "1e-3", "1e-1", "1e-2", *options]) == 0
-    assert len((folder / "sweep.md").read_text().splitlines()) == 5
-    assert (folder / "lr=1e-3" / "seed_0" / "0" / "metrics.csv").stat().st_mtime_ns == before
-    # Other options would make results of another kind: they are refused, and lose nothing.
-    capsys.readouterr()
-    assert sweep.main([config, "--grid", rate, "1e-3", *options, "--trainer.max_epochs=3"]) == 1
-    assert "made with other settings: extra" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match=r"such as val/[a-z]+, .*; got val/nelbos"):
-        sweep.main([config, "--grid", rate, "1e-3", *[word.replace("nelbo", "nelbos") for word in options]])
-
-
-def test_mistakes_in_a_sweep_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = load("sweep")
-    config = str(SCRIPTS.parent / "configs" / "ssvae" / "digits.yaml")
-    for arguments, words in (
-        (["missing.yaml", "--grid", "a", "1", "--metric", "m"], "there is no config"),
-        ([config, "--grid", "a", "--metric", "m"], "has no values"),
-        ([config, "--grid", "a", "1", "--grid", "a", "2", "--metric", "m"], "twice"),
-        ([config, "--grid", "a", "1", "--metric", "val/entropy"], "--mode min or --mode max"),
-        (
-            [config, "--grid", "a", "1", "--metric", "m", "--trainer.max_epochs=1"],
-            "unrecognized arguments: --trainer.max_epochs=1",
-        ),
-    ):
-        with pytest.raises(SystemExit):
-            sweep.main(arguments)
-        assert words in capsys.readouterr().err
 
 
 def test_tables_of_quality_tell_no_times() -> None:

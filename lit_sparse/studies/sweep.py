@@ -1,0 +1,324 @@
+"""The command ``lit-sparse sweep``: a search over the values of a config, by Optuna."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from lit_sparse.errors import ConfigurationError, LitSparseError, MissingExtraError, did_you_mean
+from lit_sparse.runs import experiment_name
+from lit_sparse.studies.engine import Runner, read_metrics, summarized
+from lit_sparse.studies.figures import draw_front
+from lit_sparse.studies.jobs import JobFailedError, locked, run_all, try_lock
+from lit_sparse.studies.study import Cell, Study
+from lit_sparse.studies.tables import markdown
+
+__all__ = ["Sweep", "main"]
+
+#: Direction -> parts of the names of metrics that have it.
+DIRECTIONS = {
+    "minimize": r"loss|nelbo|nll|bits|rate|distortion|perplexity|classification|calls|error",
+    "maximize": r"success|accuracy|similarity|bleu|rouge",
+}
+
+
+class Sweep:
+    """A search over values of a config.
+
+    Args:
+        configs: a config and its overlays.
+        space: option -> values, or ``low`` and ``high`` with ``log`` or ``step``.
+        metrics: one or two logged values, such as ``val/nelbo`` or ``min(val/nelbo)``.
+        directions: ``minimize`` or ``maximize`` for each.
+        folder: folder of the sweep.
+        storage: URL of an Optuna storage; None for a file in the folder.
+        sampler: ``tpe``, ``random`` or ``grid``.
+        prune: whether trials that are worse than the median of the others at the same epoch are stopped.
+        extra: options of every training.
+
+    Raises:
+        ConfigurationError: if the storage cannot be reached, or the sweep was begun with other settings.
+        MissingExtraError: without Optuna.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[str],
+        space: dict[str, Any],
+        metrics: Sequence[str],
+        directions: Sequence[str],
+        folder: Path,
+        *,
+        storage: str | None = None,
+        sampler: str = "tpe",
+        prune: bool = False,
+        extra: Sequence[str] = (),
+    ) -> None:
+        self.configs, self.metrics, self.directions, self.folder = list(configs), list(metrics), list(directions), folder
+        self.storage, self.sampler, self.prune, self.extra = storage, sampler, prune, list(extra)
+        self.space = space
+        self.distributions = {key: _distribution(key, values) for key, values in space.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        self._check_settings()
+        if sampler == "grid":
+            for values in self.grid:
+                self.study.enqueue_trial(dict(zip(space, values, strict=True)), skip_if_exists=True)
+
+    @property
+    def grid(self) -> list[tuple[Any, ...]]:
+        """All combinations of the values of a grid."""
+        if not all(isinstance(values, list) for values in self.space.values()):
+            raise ConfigurationError("Expected a list of values for each option of a grid. Give --sampler tpe or random.")
+        return list(product(*self.space.values()))
+
+    @cached_property
+    def study(self) -> Any:
+        """The Optuna study."""
+        optuna = _optuna()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+        try:
+            storage: Any = self.storage
+            if storage is None:
+                backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"))
+                storage = optuna.storages.JournalStorage(backend)
+            found = optuna.create_study(
+                storage=storage,
+                study_name=self.folder.name,
+                directions=self.directions,
+                load_if_exists=True,
+                sampler=samplers.get(self.sampler, optuna.samplers.RandomSampler)(),
+                pruner=optuna.pruners.MedianPruner() if self.prune else optuna.pruners.NopPruner(),
+            )
+            found.get_trials(deepcopy=False)
+        except Exception as error:  # of any database
+            raise ConfigurationError(f"The storage {self.storage or str(self.folder)!r} cannot be used: {error}") from error
+        if [direction.name.lower() for direction in found.directions] != self.directions:
+            raise ConfigurationError(f"{self.folder} was begun with other metrics. Choose another --output.")
+        return found
+
+    def _check_settings(self) -> None:
+        contents = [yaml.safe_load(Path(path).read_text(encoding="utf-8")) for path in self.configs]
+        asked = json.loads(json.dumps({"configs": contents, "metrics": self.metrics, "extra": self.extra}, default=str))
+        begun = self.study.user_attrs.get("settings")
+        if begun is None:
+            self.study.set_user_attr("settings", asked)
+        elif begun != asked:
+            key = next(key for key in asked if begun.get(key) != asked[key])
+            raise ConfigurationError(f"{self.folder} was begun with other {key}. Choose another --output, or remove it.")
+
+    def run(self, trials: int, jobs: int = 1) -> list[str]:
+        """Run trials until there are so many, some at a time; return the messages of those that failed."""
+        failed: list[str] = []
+
+        def work(threads: int) -> None:
+            while (taken := self._take(trials)) is not None:
+                with taken[1] as lock:
+                    try:
+                        self._finish(taken[0], threads, lock)
+                    except LitSparseError as error:
+                        failed.append(str(error))
+
+        return run_all([work] * jobs, jobs) + failed
+
+    def _take(self, trials: int) -> tuple[int, IO[str]] | None:
+        """Return the number and the held lock of a trial that no living process works on, or of a new one."""
+        import optuna
+
+        running = optuna.trial.TrialState.RUNNING
+        with locked(self.folder / "queue.lock"):
+            known = self.study.get_trials(deepcopy=False)
+            for trial in known:
+                here = self.storage is None or self._lock(trial.number).is_file()  # or another machine runs it
+                if trial.state == running and here and (lock := try_lock(self._lock(trial.number))) is not None:
+                    return trial.number, lock
+            if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
+                return None
+            try:
+                number = self.study.ask(self.distributions).number
+            except ValueError as error:
+                raise ConfigurationError(
+                    f"{self.folder} was begun with other values: {error} Choose another --output."
+                ) from error
+            lock = try_lock(self._lock(number))
+            assert lock is not None
+            return number, lock
+
+    def _lock(self, number: int) -> Path:
+        return self.folder / f"trial_{number}" / "lock"
+
+    def runner(self, number: int) -> Runner:
+        """Return what trains a trial."""
+        params = self.study.get_trials(deepcopy=False)[number].params
+        config, *overlays = (str(Path(path).resolve()) for path in self.configs)
+        cell = Cell(config=config, overlays=overlays, options=params)
+        study = Study(cells={f"trial_{number}": cell}, seed_options=[], path=Path(self.folder.name))
+        return Runner(study, output=self.folder.parent, results=self.folder, extra=self.extra)
+
+    def _finish(self, number: int, threads: int, lock: IO[str]) -> None:
+        """Train a trial to its end, and store its values."""
+        import optuna
+
+        name, runner = f"trial_{number}", self.runner(number)
+        frozen = self.study.get_trials(deepcopy=False)[number]
+        if frozen.state != optuna.trial.TrialState.RUNNING:
+            return  # another process has finished it
+        trial = optuna.trial.Trial(self.study, frozen._trial_id)
+        shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in frozen.params.items())
+        print(f"{name}: runs with {shown}; output in {runner.log(name, 0)}", flush=True)
+        reported = len(frozen.intermediate_values)
+
+        def stops() -> bool:
+            nonlocal reported
+            points = [line for line in read_metrics(runner.run_folder(name, 0)) if self.metrics[0] in line]
+            for line in points[reported:]:
+                trial.report(line[self.metrics[0]], int(line["epoch"]))
+            reported = max(reported, len(points))
+            return trial.should_prune()
+
+        try:
+            runner.check_begun(name, 0)
+            runner.train(name, 0, threads, [lock.fileno()], stops if self.prune else None)
+        except JobFailedError:
+            self.study.tell(number, state=optuna.trial.TrialState.FAIL)
+            raise
+        lines = read_metrics(runner.run_folder(name, 0))
+        values = [summarized(lines, metric) for metric in self.metrics]
+        if self.prune and trial.should_prune():
+            self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
+        elif None in values or any(math.isnan(value) for value in values if value is not None):
+            self.study.tell(number, state=optuna.trial.TrialState.FAIL)
+            self._explain(lines, values)
+        else:
+            self.study.tell(number, [value for value in values if value is not None])
+        print(f"{name}: {', '.join(f'{metric} = {value}' for metric, value in zip(self.metrics, values, strict=True))}")
+
+    def _explain(self, lines: Sequence[dict[str, float]], values: Sequence[float | None]) -> None:
+        """Refuse a metric that was not logged.
+
+        Raises:
+            ConfigurationError: with the names that were.
+        """
+        for metric, value in zip(self.metrics, values, strict=True):
+            if value is None:
+                logged = sorted({key for line in lines for key in line if key.startswith("val/")})
+                raise ConfigurationError(
+                    f"Expected --metric to be among what was logged, {', '.join(logged) or 'nothing by validation'}, but got"
+                    f" {metric!r}.{did_you_mean(metric, logged)}"
+                )
+
+    def write(self) -> list[Path]:
+        """Write the table of all trials, the config of the best, and for two metrics a picture of the front."""
+        import optuna
+
+        trials = [t for t in self.study.get_trials(deepcopy=False) if t.state == optuna.trial.TrialState.COMPLETE]
+        if not trials:
+            return []
+        best = {trial.number for trial in self.study.best_trials}
+        sign = -1.0 if self.directions[0] == "maximize" else 1.0
+        trials.sort(key=lambda trial: sign * trial.values[0])
+        lines = [["trial", *self.space, *self.metrics]]
+        for trial in trials:
+            texts = [f"{value:.6g}" for value in trial.values]
+            marked = [f"**{text}**" for text in texts] if trial.number in best else texts
+            lines.append([str(trial.number), *(str(trial.params.get(key, "")) for key in self.space), *marked])
+        files = [self.folder / "sweep.md", self.folder / "sweep.csv", self.folder / "best.yaml"]
+        files[0].write_text("\n".join(markdown(lines)) + "\n", encoding="utf-8")
+        with files[1].open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\n").writerows([[text.strip("*") for text in line] for line in lines])
+        first = next(trial.number for trial in trials if trial.number in best)
+        shutil.copyfile(self.runner(first).run_folder(f"trial_{first}", 0) / "config.yaml", files[2])
+        if len(self.metrics) == 2:
+            files.append(self.folder / "front.png")
+            draw_front([trial.values for trial in trials], [t.number in best for t in trials], self.metrics, files[-1])
+        print("\n".join(markdown(lines)))
+        return files
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError as error:
+        raise MissingExtraError("Sweeps", "sweep") from error
+    return optuna
+
+
+def _distribution(key: str, values: Any) -> Any:
+    """Return the distribution of an option's values."""
+    distributions = _optuna().distributions
+    if isinstance(values, list) and values:
+        return distributions.CategoricalDistribution(values)
+    if isinstance(values, dict) and {"low", "high"} <= set(values) <= {"low", "high", "log", "step"}:
+        whole = all(isinstance(values[end], int) for end in ("low", "high"))
+        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
+        try:
+            return kind(**values)
+        except ValueError as error:
+            raise ConfigurationError(f"The space of {key!r} is wrong: {error}") from error
+    raise ConfigurationError(
+        f"Expected a list of values, or low and high with log or step, for {key!r} of the space but got {values!r}."
+    )
+
+
+def _direction(metric: str, mode: str | None) -> str:
+    if mode is not None:
+        return {"min": "minimize", "max": "maximize"}[mode]
+    found = [direction for direction, names in DIRECTIONS.items() if re.search(names, metric)]
+    if len(found) != 1:
+        raise ConfigurationError(f"Say whether {metric} should be small or large: --mode min or --mode max.")
+    return found[0]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run a sweep; the exit status is 1 if a trial failed."""
+    parser = argparse.ArgumentParser(prog="lit-sparse sweep", description=__doc__, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action="append", required=True, help="a config; overlays follow it")
+    parser.add_argument("-s", "--space", type=Path, required=True, help="YAML file of options and their values")
+    parser.add_argument("--metric", action="append", required=True, help="logged value, such as val/nelbo; two give a front")
+    parser.add_argument("--mode", action="append", choices=("min", "max"), help="for each metric; known for usual ones")
+    parser.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
+    parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
+    parser.add_argument("--prune", action="store_true", help="stop trials that are worse than the median")
+    parser.add_argument("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
+    parser.add_argument("--storage", help="URL of an Optuna storage, for several machines; a file in the folder by default")
+    parser.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of the sweeps")
+    words = list(arguments)
+    place = words.index("--") if "--" in words else len(words)
+    options = parser.parse_args(words[:place])
+    for path in (*options.config, options.space):
+        if not Path(path).is_file():
+            raise ConfigurationError(f"There is no file {str(path)!r}.")
+    space = yaml.safe_load(options.space.read_text(encoding="utf-8"))
+    if not isinstance(space, dict) or not space:
+        raise ConfigurationError(f"Expected options and their values in {options.space} but got {space!r}.")
+    modes = [*(options.mode or []), *[None] * len(options.metric)]
+    sweep = Sweep(
+        options.config,
+        space,
+        options.metric,
+        [_direction(metric, mode) for metric, mode in zip(options.metric, modes, strict=False)],
+        options.output / experiment_name(options.config[0], ""),
+        storage=options.storage,
+        sampler=options.sampler,
+        prune=options.prune,
+        extra=words[place + 1 :],
+    )
+    trials = options.trials or (len(sweep.grid) if options.sampler == "grid" else 30)
+    failed = sweep.run(trials, max(1, options.jobs))
+    for path in sweep.write():
+        print(path)
+    for message in failed:
+        print(message, file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,154 @@
+"""Sweeps: trials are run once, continued where they were killed, and the best is named."""
+
+from __future__ import annotations
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lit_sparse.cli import main
+from lit_sparse.errors import ConfigurationError
+from tests.conftest import ROOT
+
+optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
+
+from lit_sparse.studies.sweep import Sweep  # noqa: E402
+
+RATE, K = "model.init_args.optimizer.init_args.lr", "model.init_args.estimator.init_args.k"
+CONFIG = str(ROOT / "tests" / "support" / "bits.yaml")
+COMPLETE = optuna.trial.TrialState.COMPLETE
+
+
+def space(folder: Path, **values: object) -> str:
+    path = folder / "space.yaml"
+    path.write_text(yaml.safe_dump({RATE: [0.001, 0.01], K: [2], **values}))
+    return str(path)
+
+
+def sweep_of(folder: Path) -> Sweep:
+    return Sweep([CONFIG], {RATE: [0.001, 0.01], K: [2]}, ["val/nelbo"], ["minimize"], folder)
+
+
+@pytest.mark.process
+def test_a_grid_is_searched_once_and_the_best_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["sweep", "-c", CONFIG, "-s", space(tmp_path), "--metric", "val/nelbo", "--sampler", "grid"]
+    words += ["--jobs", "2", "--output", str(tmp_path)]
+    assert main([*words, "--", "--trainer.max_epochs=1"]) == 0
+    rows = list(csv.DictReader((tmp_path / "bits" / "sweep.csv").read_text().splitlines()))
+    assert [row[RATE] for row in rows] == ["0.01", "0.001"], "the best comes first"
+    best = yaml.safe_load((tmp_path / "bits" / "best.yaml").read_text())
+    assert best["model"]["init_args"]["optimizer"]["init_args"]["lr"] == 0.01
+    assert best["model"]["init_args"]["estimator"]["init_args"]["k"] == 2
+    capsys.readouterr()
+    assert main([*words, "--", "--trainer.max_epochs=1"]) == 0
+    printed = capsys.readouterr()
+    assert "runs with" not in printed.out, "no trial is run again"
+    assert "| **" in printed.out
+    assert main([*words, "--", "--trainer.max_epochs=2"]) == 2
+    assert "was begun with other extra" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_two_metrics_give_a_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    values = {K: [1, 4], RATE: [0.01]}
+    words = ["sweep", "-c", CONFIG, "-s", space(tmp_path, **values), "--metric", "val/nelbo", "--sampler", "grid"]
+    words += ["--metric", "train/decoder_calls_mean", "--output", str(tmp_path)]
+    assert main([*words, "--", "--trainer.max_epochs=1"]) == 0
+    assert (tmp_path / "bits" / "front.png").stat().st_size > 5000
+    assert capsys.readouterr().out.count("| **") == 4, "neither trial is better in both values"
+
+
+@pytest.mark.process
+def test_bad_trials_are_pruned(tmp_path: Path) -> None:
+    sweep = Sweep([CONFIG], {RATE: [1e-7]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", prune=True)
+    for _ in range(5):  # what others reached
+        trial = optuna.create_trial(
+            params={RATE: 1e-7}, distributions=sweep.distributions, value=1.0, intermediate_values=dict.fromkeys(range(60), 1.0)
+        )
+        sweep.study.add_trial(trial)
+    sweep.extra = ["--trainer.max_epochs=60"]
+    assert sweep.run(6) == []
+    assert sweep.study.trials[-1].state == optuna.trial.TrialState.PRUNED
+    assert len(sweep.study.trials[-1].intermediate_values) < 60, "it was stopped before its end"
+
+
+@pytest.mark.process
+def test_a_failed_trial_leaves_the_others(tmp_path: Path) -> None:
+    sweep = Sweep([CONFIG], {K: [2, -1]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", sampler="grid")
+    sweep.extra = ["--trainer.max_epochs=1"]
+    (message,) = sweep.run(2)
+    assert "`k`" in message
+    assert [trial.state.name for trial in sweep.study.trials] == ["COMPLETE", "FAIL"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words", "text"),
+    [
+        ({}, ["-c", "missing.yaml", "--metric", "val/nelbo"], "There is no file 'missing.yaml'"),
+        ({}, ["-c", CONFIG, "--metric", "val/entropy"], "--mode min or --mode max"),
+        ({}, ["-c", CONFIG, "--metric", "val/nelbo", "--storage", "nosql://x"], "cannot be used"),
+        ({}, ["-c", CONFIG, "--metric", "val/nelbo", "--storage", "sqlite:////nowhere/x.db"], "cannot be used"),
+        ({K: 3}, ["-c", CONFIG, "--metric", "val/nelbo"], "Expected a list of values, or low and high"),
+        ({K: {"low": 5, "high": 1}}, ["-c", CONFIG, "--metric", "val/nelbo"], "is wrong"),
+        ({K: {"low": 1, "high": 5}}, ["-c", CONFIG, "--metric", "val/loss", "--sampler", "grid"], "list of values for each"),
+    ],
+)
+def test_mistakes_are_explained(
+    values: dict[str, object], words: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sweep", *words, "-s", space(tmp_path, **values), "--output", str(tmp_path)]) == 2
+    assert text in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_a_metric_that_was_not_logged_is_explained(tmp_path: Path) -> None:
+    sweep = Sweep([CONFIG], {RATE: [0.01]}, ["val/nelbow"], ["minimize"], tmp_path / "bits", extra=["--trainer.max_epochs=1"])
+    (message,) = sweep.run(1)
+    assert "Did you mean 'val/nelbo'?" in message
+
+
+def test_a_storage_with_other_metrics_is_refused(tmp_path: Path) -> None:
+    assert sweep_of(tmp_path / "bits").study.directions
+    with pytest.raises(ConfigurationError, match="other metrics"):
+        Sweep([CONFIG], {RATE: [0.01]}, ["val/nelbo", "val/loss"], ["minimize", "minimize"], tmp_path / "bits")
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(900)
+def test_killed_workers_leave_no_trial_twice_or_lost(tmp_path: Path) -> None:
+    """Twelve trials, three workers, five kills at random moments."""
+    rates = [0.001 * (number + 1) for number in range(12)]
+    words = ["sweep", "-c", CONFIG, "-s", space(tmp_path, **{RATE: rates}), "--metric", "val/nelbo", "--sampler", "grid"]
+    extra = ["--", "--checkpoint_every_n_steps=3"]
+
+    def start(folder: Path) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "lit_sparse", *words, "--jobs", "3", "--output", str(folder), *extra]
+        return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+
+    moments = random.Random(1)
+    for kill in range(5):
+        worker = start(tmp_path)
+        time.sleep(moments.uniform(6, 25))
+        if kill % 2:
+            os.killpg(worker.pid, signal.SIGKILL)  # with its trainings
+        else:
+            worker.kill()  # its trainings go on, and hold their trials
+        worker.wait()
+    assert start(tmp_path).wait() == 0
+    assert start(tmp_path / "whole").wait() == 0
+    found = []
+    for folder in (tmp_path, tmp_path / "whole"):
+        sweep = Sweep([CONFIG], {RATE: rates, K: [2]}, ["val/nelbo"], ["minimize"], folder / "bits", extra=extra[1:])
+        assert [trial.state for trial in sweep.study.trials] == [COMPLETE] * 12
+        found.append({trial.params[RATE]: trial.value for trial in sweep.study.trials})
+    assert found[0] == found[1]
+    assert len(found[0]) == 12
