@@ -277,7 +277,7 @@ def _direction(metric: str, mode: str | None) -> str:
         return {"min": "minimize", "max": "maximize"}[mode]
     found = [direction for direction, names in DIRECTIONS.items() if re.search(names, metric)]
     if len(found) != 1:
-        raise ConfigurationError(f"Say whether {metric} should be small or large: --mode min or --mode max.")
+        raise ConfigurationError(f"Expected --mode min or --mode max for {metric}, whose direction is not known.")
     return found[0]
 
 
