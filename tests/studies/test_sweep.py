@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -119,6 +120,19 @@ def test_a_storage_with_other_metrics_is_refused(tmp_path: Path) -> None:
     assert sweep_of(tmp_path / "bits").study.directions
     with pytest.raises(ConfigurationError, match="other metrics"):
         Sweep([CONFIG], {RATE: [0.01]}, ["val/nelbo", "val/loss"], ["minimize", "minimize"], tmp_path / "bits")
+
+
+@pytest.mark.process
+def test_the_sweep_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "how_to" / "sweeps.md").read_text()
+    (values,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (command,) = re.findall(r"```bash\nlit-sparse (.*?)\n```", text, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "space.yaml").write_text(values)
+    words = command.replace("--trials 12", "--trials 2").replace("max_epochs 5", "max_epochs 1").split()
+    assert main([*words, "--trainer.limit_train_batches=2"]) == 0
+    assert len((tmp_path / "runs/sweep/ssvae/digits/sweep.csv").read_text().splitlines()) == 3
 
 
 @pytest.mark.slow
