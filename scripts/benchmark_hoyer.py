@@ -18,8 +18,7 @@ import argparse
 import math
 import platform
 import statistics
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy.optimize import brentq
 
+from lit_sparse.data.images.label_noise import one_thread
 from lit_sparse.mappings import functional as F
 
 TARGETS = (0.5, 0.75, 0.9, 0.99)
@@ -213,17 +213,6 @@ def draw(
         axis.set_axisbelow(True)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=100)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch and the kernels use one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def main(args: Sequence[str] | None = None) -> None:

@@ -114,11 +114,7 @@ def positional_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
 def bag_of_symbols_disentanglement(attributes: Tensor, messages: Tensor) -> Tensor:
     """Return how exclusively the count of each symbol depends on a single attribute, a scalar in [0, 1] (bosdis).
 
-    Like :func:`positional_disentanglement`, with the counts of symbols in place of positions.
-
-    Args:
-        attributes: (N, A) integers, A >= 2.
-        messages: (N, L) symbols.
+    Like :func:`positional_disentanglement`, with the same arguments and the counts of symbols in place of positions.
 
     Source: Chaabouni et al. (2020), Compositionality and Generalization in Emergent Languages, arXiv:2004.09124.
 

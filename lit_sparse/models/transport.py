@@ -180,10 +180,7 @@ class EntropicTransport(LitSparseModule):
     def semi_dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
         """Return S(u) over all pairs, a lower bound of the transport cost between the empirical measures.
 
-        Args:
-            source: (n, d) points.
-            target: (m, d) points.
-            weights: weights (n,) and (m,) of the points, each with sum 1; None for equal weights.
+        The arguments are those of :meth:`dual`.
         """
         a, b = (None, None) if weights is None else weights
         source, target = self._given(source), self._given(target)

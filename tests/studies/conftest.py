@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,3 +85,22 @@ def function_study(write_study: Callable[..., Path], tmp_path: Path, monkeypatch
         tables=[{"lines": "x", "value": ["y"]}],
         figures=[{"panels": [{"value": "y", "x": "x"}]}],
     )
+
+
+@pytest.fixture
+def run_with_kills() -> Callable[[Callable[[], subprocess.Popen[bytes]], int], None]:
+    """Start a command five times and kill it at random moments, then let it end."""
+
+    def run(start: Callable[[], subprocess.Popen[bytes]], seed: int) -> None:
+        moments = random.Random(seed)
+        for kill in range(5):
+            process = start()
+            time.sleep(moments.uniform(5, 25))
+            if kill % 2:
+                os.killpg(process.pid, signal.SIGKILL)  # with its trainings
+            else:
+                process.kill()  # its trainings go on, and hold their locks
+            process.wait()
+        assert start().wait() == 0
+
+    return run

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -200,22 +197,14 @@ def _start(path: Path, folder: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.process
 @pytest.mark.timeout(900)
 def test_a_study_that_is_killed_ends_with_the_rows_of_one_that_is_not(
-    write_study: Callable[..., Path], runner: Make, tmp_path: Path
+    write_study: Callable[..., Path], runner: Make, run_with_kills: Callable[..., None], tmp_path: Path
 ) -> None:
     """Six cells, two seeds, two jobs, five kills at random moments."""
     rates = (0.001, 0.002, 0.003, 0.005, 0.008, 0.013)
     cells = {f"lr{number}": {"options": {"model.init_args.optimizer.init_args.lr": rate}} for number, rate in enumerate(rates)}
     path = write_study(cells=cells, seeds=[0, 1])
-    moments, whole = random.Random(0), tmp_path / "whole"
-    for kill in range(5):
-        study = _start(path, tmp_path)
-        time.sleep(moments.uniform(5, 25))
-        if kill % 2:
-            os.killpg(study.pid, signal.SIGKILL)  # with its trainings
-        else:
-            study.kill()  # its trainings go on, and hold their cells
-        study.wait()
-    assert _start(path, tmp_path).wait() == 0
+    whole = tmp_path / "whole"
+    run_with_kills(lambda: _start(path, tmp_path), 0)
     assert _start(path, whole).wait() == 0
     rows = runner(path).rows.read()
     assert sorted((row["cell"], row["seed"]) for row in rows) == sorted((cell, seed) for cell in cells for seed in "01")

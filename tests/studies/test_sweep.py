@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import csv
-import os
-import random
 import re
-import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -138,7 +135,7 @@ def test_the_sweep_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.timeout(900)
-def test_killed_workers_leave_no_trial_twice_or_lost(tmp_path: Path) -> None:
+def test_killed_workers_leave_no_trial_twice_or_lost(run_with_kills: Callable[..., None], tmp_path: Path) -> None:
     """Twelve trials, three workers, five kills at random moments."""
     rates = [0.001 * (number + 1) for number in range(12)]
     words = ["sweep", "-c", CONFIG, "-s", space(tmp_path, **{RATE: rates}), "--metric", "val/nelbo", "--sampler", "grid"]
@@ -148,16 +145,7 @@ def test_killed_workers_leave_no_trial_twice_or_lost(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "lit_sparse", *words, "--jobs", "3", "--output", str(folder), *extra]
         return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
 
-    moments = random.Random(1)
-    for kill in range(5):
-        worker = start(tmp_path)
-        time.sleep(moments.uniform(6, 25))
-        if kill % 2:
-            os.killpg(worker.pid, signal.SIGKILL)  # with its trainings
-        else:
-            worker.kill()  # its trainings go on, and hold their trials
-        worker.wait()
-    assert start(tmp_path).wait() == 0
+    run_with_kills(lambda: start(tmp_path), 1)
     assert start(tmp_path / "whole").wait() == 0
     found = []
     for folder in (tmp_path, tmp_path / "whole"):

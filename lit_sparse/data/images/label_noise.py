@@ -226,7 +226,7 @@ def _probabilities(pixels: Tensor, labels: Tensor, classes: int, seed: int) -> T
     """Train a network on images and return its probabilities (N, classes) float64 for the same images."""
     generator = torch.Generator().manual_seed(seed)
     sizes = (pixels.shape[1], HIDDEN, classes)
-    with _one_thread(), torch.inference_mode(False), torch.enable_grad():
+    with one_thread(), torch.inference_mode(False), torch.enable_grad():
         parameters = []
         for inputs, outputs in pairwise(sizes):
             weight = torch.randn(inputs, outputs, generator=generator, dtype=torch.float64, device="cpu") * inputs**-0.5
@@ -258,7 +258,7 @@ def _flipped(probabilities: Tensor, labels: Tensor, size: int) -> Tensor:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Limit torch to one thread: the rounding of a sum depends on the number of threads."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
