@@ -75,10 +75,16 @@ class Runner:
         pairs = [(name, seed) for name in asked for seed in seeds or self.study.seeds_of(name, self.schedule)]
         pairs.sort(key=lambda pair: pair[1])  # all cells with the first seed come first
         pending = [pair for pair in pairs if not self.finished(*pair)]
-        first = dict.fromkeys((other, seed) for name, seed in pending for other in self.study.cells[name].checkpoints.values())
         changed = [text for name in asked if (text := self._changed(name))]
-        failed = changed or run_all([partial(self.run_cell, *pair) for pair in first], self.jobs)
-        return failed or run_all([partial(self.run_cell, *pair) for pair in pending if pair not in first], self.jobs)
+        if changed:
+            return changed
+        first = dict.fromkeys((other, seed) for name, seed in pending for other in self.study.cells[name].checkpoints.values())
+        failed = run_all([partial(self.run_cell, *pair) for pair in first], self.jobs)
+        ready = [pair for pair in pending if pair not in first and self._has_checkpoints(*pair)]
+        return failed + run_all([partial(self.run_cell, *pair) for pair in ready], self.jobs)
+
+    def _has_checkpoints(self, name: str, seed: int) -> bool:
+        return all(self.checkpoint(other, seed).is_file() for other in self.study.cells[name].checkpoints.values())
 
     def run_cell(self, name: str, seed: int, threads: int) -> None:
         """Run one cell with one seed, unless it is finished; wait if another process runs it.
@@ -228,7 +234,7 @@ class Runner:
         texts = {key: " ".join(format(value, ".6g") for value in values) for key, values in lists.items()}
         several = [{"cell": name, "seed": seed, "name": key, "values": text} for key, text in texts.items()]
         self.samples.append(several, ["cell", "seed", "name"])
-        row = {"cell": name, "seed": seed, **cell.labels, **numbers}
+        row = {"cell": name, "seed": seed, **{key: str(value) for key, value in cell.labels.items()}, **numbers}
         self._append(name, seed, [row], summarized(lines, "sum(train/seconds)") or 0.0)
 
     def _append(self, name: str, seed: int, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
@@ -267,7 +273,8 @@ class Runner:
             began = time.monotonic()
             found = function(seed=seed, **filled, **point)
             several = [found] if isinstance(found, Mapping) else found
-            rows = [{"cell": name, "seed": seed, **cell.labels, **point, **numbers} for numbers in several]
+            keys = {key: str(value) for key, value in (cell.labels | point).items()}
+            rows = [{"cell": name, "seed": seed, **keys, **numbers} for numbers in several]
             self._append(name, seed, rows, time.monotonic() - began)
 
 

@@ -57,12 +57,15 @@ def test_cells_are_run_once_and_stored(
 @pytest.mark.process
 def test_what_is_trained_first_gives_its_checkpoint(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {
+        "broken": {"hidden": True, "options": {"model.init_args.bites": 3}},
+        "lost": {"checkpoints": {"model.init_args.initial_weights": "broken"}},
         "warm": {"hidden": True},
         "second": {"checkpoints": {"model.init_args.initial_weights": "warm"}, "options": {"trainer.max_epochs": 1}},
     }
     study = runner(write_study(cells=cells))
-    assert study.run() == []
-    assert [row["cell"] for row in study.rows.read()] == ["second"]
+    (message,) = study.run()
+    assert "bites" in message
+    assert [row["cell"] for row in study.rows.read()] == ["second"], "what does not depend on it is run"
     config = yaml.safe_load((study.run_folder("second", 0) / "config.yaml").read_text())
     assert config["model"]["init_args"]["initial_weights"] == str(study.checkpoint("warm", 0))
 
@@ -112,7 +115,9 @@ def test_a_function_may_return_a_series(write_study: Callable[..., Path], functi
     study = runner(write_study("several", config=None, options={}, cells=cells, series=["k"], columns={"y": {"value": "y"}}))
     assert study.run() == []
     assert [row["k"] for row in study.rows.read()] == ["1", "2", "3"]
+    before = study.rows.path.stat().st_mtime_ns
     assert study.run() == []
+    assert study.rows.path.stat().st_mtime_ns == before
 
 
 def test_names_that_are_unknown_are_explained(
@@ -247,6 +252,9 @@ def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     assert "| sparsemax, a tenth of the learning rate | 1 |" in (tmp_path / "results" / "mappings.md").read_text()
     assert (tmp_path / "results" / "mappings.png").is_file()
     assert main(["study", "support.yaml"]) == 0
+    before = Path("results/support.csv").stat().st_mtime_ns
+    assert main(["study", "support.yaml"]) == 0
+    assert Path("results/support.csv").stat().st_mtime_ns == before, "points that are floating-point numbers are found again"
     lines = (tmp_path / "results" / "support.md").read_text().splitlines()
     assert lines[4] == "| gamma | sparsemax | entmax |"
     assert [line.split(" | ")[0] for line in lines[6:]] == ["| 0.5", "| 1.0", "| 2.0"]
