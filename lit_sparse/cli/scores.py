@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
+from lit_sparse.checkpoint_files import read_torch_file
 
 __all__ = ["marginalized", "resampled", "zeros"]
 
@@ -54,5 +54,5 @@ def resampled(checkpoint: Path) -> dict[str, list[float]]:
 
 def zeros(checkpoint: Path) -> dict[str, float]:
     """Return the share of exact zeros in each weight matrix of a model."""
-    state = torch.load(checkpoint, map_location="cpu", weights_only=True)["state_dict"]
+    state = read_torch_file(checkpoint, str(checkpoint))["state_dict"]
     return {name: float((weight == 0).double().mean()) for name, weight in state.items() if weight.ndim == 2}

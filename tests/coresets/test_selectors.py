@@ -15,7 +15,9 @@ from torch import Tensor
 
 from lit_sparse.coresets import GIGA, IHT, AcceleratedIHT, CoresetSelector, FrankWolfe, NonnegativeOMP, SparseVI, Uniform
 from lit_sparse.coresets import iht as thresholding
+from lit_sparse.coresets.posteriors import reverse_kl
 from lit_sparse.coresets.vectors import DenseVectors
+from lit_sparse.studies.coreset_problems import GaussianMean
 from tests.coresets import plain, problems
 
 #: Selectors and the plain way to the same weights.
@@ -307,13 +309,6 @@ def test_sparse_vi_draws_anew_in_every_step() -> None:
 
 def test_sparse_vi_comes_nearer_with_every_example() -> None:
     """On a normal mean, whose vectors are exact at the posterior of any coreset."""
-    import sys
-
-    sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-    from coreset_problems import GaussianMean
-
-    from lit_sparse.coresets.posteriors import reverse_kl
-
     problem = GaussianMean(0, features=5, size=40)
     found = [SparseVI(problem.resample())(problem.vectors, k, torch.Generator().manual_seed(0)) for k in (1, 3, 8)]
     divergences = [reverse_kl(problem.full, problem.posterior(coreset.dense())) for coreset in found]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import importlib.util
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +21,7 @@ from lit_sparse.transport import GaussianMixture, KernelPotentials, MLPPotential
 from lit_sparse.transport.dual import (
     grid_measure,
 )
-from tests.conftest import CONFIGS, ROOT, Command, metrics_of
+from tests.conftest import CONFIGS, Command, metrics_of
 
 from .test_transport import RANGE, SOURCE, Quadratic, by_kernels, line, trainer
 
@@ -223,34 +221,6 @@ def test_points_of_a_data_set_are_moved() -> None:
     model = EntropicTransport(KernelPotentials(1.0, 0.3), dim=2, eps=0.3, rho=0.2)
     trainer(max_epochs=3, limit_val_batches=0).fit(model, data)
     torch.testing.assert_close(model.barycentric_map(corners, corners + 0.5), corners + 0.5, atol=0.1, rtol=0)
-
-
-def test_the_script_measures_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # where Python puts it for a script that is started
-    spec = importlib.util.spec_from_file_location("logsumexp_transport", ROOT / "scripts" / "logsumexp_transport.py")
-    assert spec is not None and spec.loader is not None
-    monkeypatch.syspath_prepend(str(ROOT / "scripts"))  # as for a script that is started
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    for name, values in (("WIDTHS", (0.4, 0.7)), ("RHOS", (0.1, 0.01)), ("SAFE_STEPS", (0.3,)), ("DUAL_STEPS", (0.1, 1.0))):
-        monkeypatch.setattr(script, name, values)
-    short = ["--seeds", "2", "--iterations", "60", "--long", "300", "--results", str(tmp_path)]
-    script.main(short)
-    path = tmp_path / "logsumexp_transport.csv"
-    first = path.read_text()
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["objective"] for row in rows} == {"safe", "dual"}
-    assert all(float(row["gap"]) > -1e-6 for row in rows)
-    path.write_text(first[: len(first) // 2])  # killed within a line
-    script.main(short)
-    assert sorted(set(path.read_text().splitlines())) == sorted(set(first.splitlines()))
-    script.main([*short, "--only_tables"])
-    for name in ("logsumexp_transport.png", "logsumexp_densities.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-    assert "optimum 0.50896" in (tmp_path / "logsumexp_transport.md").read_text()
-    with pytest.raises(SystemExit, match="Nothing was measured"):
-        script.main(["--only_tables", "--results", str(tmp_path / "empty")])
 
 
 def test_points_may_be_arrays_and_of_another_type() -> None:
