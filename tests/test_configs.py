@@ -44,7 +44,7 @@ def is_base(path: Path) -> bool:
     return "class_path" in content(path).get("data", {})
 
 
-ALL = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "studies")  # those are no configs of a run
+ALL = sorted(path for path in CONFIGS.rglob("*.yaml") if path.parent.name != "studies")
 BASES = [path for path in ALL if is_base(path)]
 LABELS = ("entailment", "neutral", "contradiction")
 #: Folders whose models attend, by the mapping of an overlay.
