@@ -25,7 +25,7 @@ class TemperatureAnnealing(pl.Callback):
     It is logged as ``train/temperature``. The step is the optimizer's, so a resumed run continues the schedule.
 
     Args:
-        rate: by which the temperature decays in a step, >= 0.
+        rate: decay rate of the temperature per step, >= 0.
         every: number of steps between changes, >= 1.
         minimum: the lowest temperature, > 0.
 

@@ -53,7 +53,7 @@ def stoppable() -> Iterator[None]:
 class DrawWhenStopped(pl.Callback):
     """Draw the pictures of a run that is stopped, or that is continued after its last step.
 
-    Several processes draw nothing: some pictures gather from all processes, and some processes may have ended.
+    A run of several processes draws nothing: some pictures gather from all processes, and some processes may have ended.
     """
 
     def __init__(self) -> None:

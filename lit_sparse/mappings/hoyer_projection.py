@@ -43,7 +43,7 @@ def hoyer_projection(
     Args:
         x: floating tensor; length d along ``dim``.
         sparseness: the sparseness of the result, in [0, 1].
-        nonneg: nearest point without negative entries, instead of one with the signs of x.
+        nonneg: whether the result is nonnegative; otherwise it has the signs of x.
         norm: Euclidean norm of the result, > 0.
         dim: dimension along which to project.
         mask: boolean, broadcastable to ``x``; True where an entry is allowed. d counts those.
@@ -67,7 +67,7 @@ class HoyerProjection(SparseMapping):
 
     Args:
         sparseness: the sparseness of the result, in [0, 1].
-        nonneg: nearest point without negative entries, instead of one with the signs of the input.
+        nonneg: whether the result is nonnegative; otherwise it has the signs of the input.
         norm: Euclidean norm of the result, > 0.
         dim: dimension along which to project.
 

@@ -23,7 +23,7 @@ class HasRows(Protocol):
 
 
 def has_rows(data: object) -> TypeGuard[HasRows]:
-    """Return whether a data module has rows."""
+    """Return whether a data module gives access to its training rows."""
     return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))
 
 

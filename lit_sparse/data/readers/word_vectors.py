@@ -120,7 +120,7 @@ class _Wanted:
         self.vectors = torch.zeros(len(self.vectors), width)
 
     def takers(self, word: bytes) -> list[tuple[int, int]]:
-        """Return the rows, with the quality of their match, that take the vector of a word, unless they have a better one."""
+        """Return the rows that a word matches better than the words before it, with the quality of the match."""
         rows = self._rows.get(word)
         return [(row, fit) for row, fit in rows if fit > self._found[row]] if rows else []
 

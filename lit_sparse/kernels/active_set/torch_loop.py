@@ -87,14 +87,14 @@ class _Support:
             setattr(self, name, wide)
 
     def shrink(self) -> None:
-        """Give up places that no row needs."""
+        """Shorten the supports to the largest number of structures that a row has."""
         n = int(self.size.max()) if len(self.size) else 0
         for name in ("matrix", "gain", "extra", "probs"):
             setattr(self, name, getattr(self, name)[:, :n])
         self.gram, self.factor = self.gram[:, :n, :n], self.factor[:, :n, :n]
 
     def drop(self, which: Tensor) -> None:
-        """Take structure ``which`` (b,) out of every row."""
+        """Remove structure ``which`` (b,) from the support of each row."""
         b, capacity = self.probs.shape
         places = torch.arange(capacity, device=self.size.device).expand(b, capacity)
         order = torch.where(places >= which.unsqueeze(-1), places + 1, places).clamp_max(capacity - 1)

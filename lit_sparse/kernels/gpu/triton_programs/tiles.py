@@ -45,7 +45,7 @@ def any_of(flag: tl.tensor) -> tl.tensor:
 
 @compiled
 def columns(start: tl.tensor, depth: tl.constexpr, groups: tl.constexpr) -> tl.tensor:
-    """Return the numbers (1, depth, groups) of the columns from ``start`` on."""
+    """Return the indices (1, depth, groups) of the columns that begin at ``start``."""
     return start + (tl.arange(0, depth) * groups)[None, :, None] + tl.arange(0, groups)[None, None, :]
 
 
@@ -101,5 +101,5 @@ def peaks_of(z: tl.tensor, x: tl.tensor, d: tl.tensor, inside: tl.tensor, long: 
 
 @compiled
 def marked(z: tl.tensor, y: tl.tensor, invalid: tl.tensor) -> tl.tensor:
-    """Return the result ``y`` for scores ``z``; where ``invalid`` (rows,), NaN at their allowed entries."""
+    """Return the result ``y`` of scores ``z``; rows that are ``invalid`` (rows,) get NaN at their allowed entries."""
     return tl.where(over(invalid), tl.where(z == -HUGE, 0.0, float("nan")), y)
