@@ -1,4 +1,4 @@
-"""The command line: ``lit-sparse {fit,validate,test,predict,compare,sweep,study}``, and :func:`build_cli` for notebooks.
+"""The command line: ``lit-sparse {fit,validate,test,predict,compare,report,sweep,study}``, and :func:`build_cli` for notebooks.
 
 This module imports nothing heavy, so that ``--help`` and ``--version`` answer at once.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,10 +27,13 @@ COMMANDS = {
     "test": "score a checkpoint on the test data: lit-sparse test -c CONFIG --ckpt_path CHECKPOINT",
     "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
     "compare": "tabulate and draw runs: lit-sparse compare sparse=RUN_FOLDER dense=RUN_FOLDER",
+    "report": "write one page about runs or a study: lit-sparse report RUN_FOLDER RUN_FOLDER -o report.html",
     "sweep": "search over values of a config: lit-sparse sweep -c CONFIG -s SPACE --metric val/nelbo",
     "study": "train and test many models, and tabulate the results: lit-sparse study ssvae --schedule taste",
 }
 
+#: Command -> module of the studies with its main function.
+STUDIES = {"compare": "compare", "report": "report", "study": "command", "sweep": "sweep"}
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
 #: Environment variables that set how OpenMP threads wait: of the standard, GNU and LLVM.
@@ -78,18 +82,9 @@ def main(args: Sequence[str] | None = None) -> int:
                 f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"
             )
         _find_parts_here()
-        if args[0] == "study":
-            from lit_sparse.studies.command import main as study
-
-            return study(args[1:])
-        if args[0] == "compare":
-            from lit_sparse.studies.compare import main as compare
-
-            return compare(args[1:])
-        if args[0] == "sweep":
-            from lit_sparse.studies.sweep import main as sweep
-
-            return sweep(args[1:])
+        if args[0] in STUDIES:
+            command: Callable[[Sequence[str]], int] = import_module(f"lit_sparse.studies.{STUDIES[args[0]]}").main
+            return command(args[1:])
         from lit_sparse.cli.app import run
 
         return run(args)

@@ -15,7 +15,7 @@ from lit_sparse.studies.load import load_study
 from lit_sparse.studies.statistics import draw_ranks, ranks_page
 from lit_sparse.studies.tables import page
 
-__all__ = ["main", "write"]
+__all__ = ["find_study", "main", "write"]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     place = arguments.index("--") if "--" in arguments else len(arguments)
     options = _parser().parse_args(arguments[:place])
     runner = Runner(
-        load_study(_find(options.study)),
+        load_study(find_study(options.study)),
         options.schedule,
         options.output,
         options.results,
@@ -66,7 +66,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, path
 
 
-def _find(name: str) -> Path:
+def find_study(name: str) -> Path:
     """Return the path of a study file, or of the package's study of that name."""
     if Path(name).is_file():
         return Path(name)

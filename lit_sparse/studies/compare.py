@@ -16,7 +16,7 @@ from lit_sparse.studies.rows import Row, shown
 from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
 from lit_sparse.studies.tables import by_cell, markdown
 
-__all__ = ["main"]
+__all__ = ["comparison", "main", "named"]
 
 #: Metrics that are drawn, those that come first preferred.
 PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
@@ -33,8 +33,32 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--metric", help="metric of the curves, such as nelbo; by default the usual one of the models")
     parser.add_argument("--output", type=Path, default=Path("comparison"), help="files without their endings")
     options = parser.parse_args(list(arguments))
-    logged = dict(_run(text) for text in options.runs)
-    metric = _metric({key for lines in logged.values() for line in lines for key in line}, options.metric)
+    study, figure, rows, curves = comparison([named(text) for text in options.runs], options.metric)
+    table = [[line[0], *line[2:]] for line in by_cell(study, rows, list(study.columns))]  # without the number of seeds
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    files = [options.output.with_suffix(ending) for ending in (".md", ".csv", ".png")]
+    files[0].write_text("\n".join(markdown(table)) + "\n", encoding="utf-8")
+    with files[1].open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file, lineterminator="\n").writerows(table)
+    draw(study, figure, rows, curves, files[2])
+    metric = figure.panels[-1].value
+    print("\n".join([*markdown(table), "", f"{metric} over epochs", *_lines(curves, metric)]))
+    print(*files, sep="\n")
+    return 0
+
+
+def comparison(runs: Sequence[tuple[str, Path]], asked: str | None) -> tuple[Study, Figure, list[Row], list[Row]]:
+    """Return a study of some runs: its figure, rows and curves.
+
+    Args:
+        runs: names and folders.
+        asked: metric of the curves; None for the usual one.
+
+    Raises:
+        ConfigurationError: if a folder is not that of a run, or the metric was not logged.
+    """
+    logged = {name: _logged(run) for name, run in runs}
+    metric = _metric({key for lines in logged.values() for line in lines for key in line}, asked)
     rows, curves = [], []
     for name, lines in logged.items():
         last = {key: value for line in lines for key, value in line.items()}
@@ -46,30 +70,25 @@ def main(arguments: Sequence[str]) -> int:
             {"cell": name, "seed": "0", **{key: shown(value) for key, value in merged[epoch].items()}, "epoch": shown(epoch)}
             for epoch in sorted(merged)
         ]
-    study = Study(title="Comparison", cells={name: Cell() for name in logged}, columns=_columns(rows), path=options.output)
-    table = [[line[0], *line[2:]] for line in by_cell(study, rows, list(study.columns))]  # without the number of seeds
+    study = Study(title="Comparison", cells={name: Cell() for name in logged}, columns=_columns(rows))
     figure = Figure(_panels(metric, any(CALLS in row for row in curves)), alt=f"{metric} of {', '.join(logged)}.")
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    files = [options.output.with_suffix(ending) for ending in (".md", ".csv", ".png")]
-    files[0].write_text("\n".join(markdown(table)) + "\n", encoding="utf-8")
-    with files[1].open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file, lineterminator="\n").writerows(table)
-    draw(study, figure, rows, curves, files[2])
-    print("\n".join([*markdown(table), "", f"{metric} over epochs", *_lines(curves, metric)]))
-    print(*files, sep="\n")
-    return 0
+    return study, figure, rows, curves
 
 
-def _run(text: str) -> tuple[str, list[dict[str, float]]]:
-    """Return the name of a run and what it logged, that of its newest test last."""
+def named(text: str) -> tuple[str, Path]:
+    """Return the name and the folder of a run."""
     name, _, path = text.rpartition("=")
-    run = Path(path)
+    return name or path, Path(path)
+
+
+def _logged(run: Path) -> list[dict[str, float]]:
+    """Return what a run logged, that of its newest test last."""
     lines = read_metrics(run)
     if not lines:
-        raise ConfigurationError(f"{path!r} is not a run folder: it has no metrics.csv. A run prints its folder last.")
+        raise ConfigurationError(f"{str(run)!r} is not a run folder: it has no metrics.csv. A run prints its folder last.")
     epoch = lines[-1].get("epoch", 0.0)
     tests = [{**line, "epoch": epoch} for folder in numbered(run / "test")[-1:] for line in read_metrics(folder)]
-    return name or path, [*lines, *tests]
+    return [*lines, *tests]
 
 
 def _metric(keys: set[str], asked: str | None) -> str:

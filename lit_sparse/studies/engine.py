@@ -23,7 +23,7 @@ from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Rows, provenance
 from lit_sparse.studies.study import Study, digest
 
-__all__ = ["Runner", "read_metrics"]
+__all__ = ["Runner", "differences", "read_metrics", "summarized"]
 
 #: ``sum(train/NAME)`` and its like.
 SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
@@ -140,7 +140,7 @@ class Runner:
         if other is None:
             return ""
         begun, asked = self._begun(name, int(other))
-        which = f": {'; '.join(_differences(begun, asked))}" if begun and begun != asked else ""
+        which = f": {'; '.join(differences(begun, asked))}" if begun and begun != asked else ""
         return (
             f"{self.rows.path} has rows of cell {name!r} that were made with other settings{which}. Remove these rows and"
             f" {self.folder / name} to run it again, or give another --results and --output."
@@ -161,7 +161,7 @@ class Runner:
         path, (begun, asked) = self.folder / name / f"seed_{seed}.json", self._begun(name, seed)
         if begun is not None and begun != asked and self.checkpoint(name, seed).is_file():
             raise JobFailedError(
-                f"{self.folder / name / f'seed_{seed}'} was begun with other settings: {'; '.join(_differences(begun, asked))}."
+                f"{self.folder / name / f'seed_{seed}'} was begun with other settings: {'; '.join(differences(begun, asked))}."
                 f" Choose another --output, or remove it with {path}."
             )
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -287,12 +287,12 @@ def _function(path: str) -> Callable[..., Any]:
     return function
 
 
-def _differences(begun: Any, asked: Any, where: str = "") -> Iterator[str]:
+def differences(begun: Any, asked: Any, where: str = "") -> Iterator[str]:
     """Yield the keys in which two settings differ, with both values."""
     if isinstance(begun, dict) and isinstance(asked, dict):
         for key in dict.fromkeys([*begun, *asked]):
             if begun.get(key) != asked.get(key):
-                yield from _differences(begun.get(key), asked.get(key), f"{where}.{key}".lstrip("."))
+                yield from differences(begun.get(key), asked.get(key), f"{where}.{key}".lstrip("."))
     else:
         yield f"{where}: {yaml.safe_dump(begun).strip().removesuffix('...').strip()}, now {asked}"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
@@ -14,7 +16,7 @@ from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Figure, Panel, Study
 from lit_sparse.studies.tables import head, selected
 
-__all__ = ["COLORS", "STYLES", "draw", "draw_front"]
+__all__ = ["COLORS", "STYLES", "draw", "draw_front", "svg_of"]
 
 #: Okabe and Ito's palette, whose colours are distinct for colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -33,6 +35,26 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
         curves: logged values of its runs, a row an epoch.
         path: path of the file.
     """
+    canvas = canvas_of(study, figure, rows, curves)
+    if canvas is not None:
+        canvas.savefig(path, dpi=110, metadata={"Software": None, "Description": figure.alt or study.title})
+    return canvas is not None
+
+
+def svg_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row]) -> str:
+    """Return a figure as an SVG element with text, the same one for the same rows; empty if there is nothing to draw."""
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "lit_sparse"}):
+        canvas = canvas_of(study, figure, rows, curves)
+        if canvas is None:
+            return ""
+        file = io.StringIO()
+        canvas.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
+    text = file.getvalue()
+    return text[text.index("<svg") :]
+
+
+def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row]) -> Canvas | None:
+    """Return a drawn figure, or None if there is nothing to draw."""
     rows, curves = (selected(some, figure.where) for some in (rows, curves))
     parts = list(dict.fromkeys(row[figure.by] for row in rows)) if figure.by else [None]
     shape = (1, len(parts)) if len(figure.panels) == 1 else (len(parts), len(figure.panels))
@@ -53,11 +75,10 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
                     drawn[title] = _plot(axis, points, panel, look), look
             _describe(axis, panel, head(str(figure.by), part) if part else "")
     if not drawn:
-        return False
+        return None
     if len(drawn) > 1:
         canvas.legend([line for line, _ in drawn.values()], drawn.keys(), loc="outside right center", frameon=False)
-    canvas.savefig(path, dpi=110, metadata={"Software": None, "Description": figure.alt or study.title})
-    return True
+    return canvas
 
 
 def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: Sequence[str], path: Path) -> None:

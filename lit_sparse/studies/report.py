@@ -1,0 +1,131 @@
+"""The command ``lit-sparse report``: one page about some runs or a study, a single file that needs no network."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.studies.command import find_study
+from lit_sparse.studies.compare import comparison, named
+from lit_sparse.studies.engine import Runner, differences
+from lit_sparse.studies.figures import svg_of
+from lit_sparse.studies.load import load_study
+from lit_sparse.studies.rows import Row
+from lit_sparse.studies.study import Figure, Study
+from lit_sparse.studies.tables import by_cell
+
+__all__ = ["main", "page_of"]
+
+#: Options that differ between all runs.
+FREE = ("output_dir", "name", "ckpt_path")
+
+
+@dataclass
+class Run:
+    """A section of the page.
+
+    Attributes:
+        name: name of the run, or title of the cell.
+        origin: commit, versions and duration.
+        config: its config.
+        differences: options in which it differs from the first run, with both values.
+        pictures: ``name`` and base64 ``data`` of its pictures.
+    """
+
+    name: str
+    origin: str = ""
+    config: str = ""
+    differences: list[str] = field(default_factory=list)
+    pictures: list[dict[str, str]] = field(default_factory=list)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Write the page."""
+    parser = argparse.ArgumentParser(prog="lit-sparse report", description=__doc__, allow_abbrev=False)
+    parser.add_argument("source", nargs="+", metavar="[NAME=]RUN or STUDY", help="run folders, or one study")
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="path of the page")
+    parser.add_argument("--title", help="heading of the page")
+    parser.add_argument("--metric", help="metric of the curves of runs; by default the usual one of the models")
+    parser.add_argument("--schedule", help="schedule of the study; the first by default")
+    parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the rows of the study")
+    options = parser.parse_args(list(arguments))
+    if len(options.source) == 1 and not Path(named(options.source[0])[1]).is_dir():
+        runner = Runner(load_study(find_study(options.source[0])), options.schedule, results=options.results)
+        rows, runs = runner.rows.read(), _cells(runner)
+        study, figures, curves = runner.study, runner.study.figures, runner.curves.read()
+        if not rows:
+            raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
+    else:
+        pairs = [named(text) for text in options.source]
+        study, figure, rows, curves = comparison(pairs, options.metric)
+        figures, runs = [figure], _runs(pairs)
+    text = page_of(study, figures, rows, curves, runs, options.title or study.title)
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(text, encoding="utf-8")
+    print(options.output)
+    return 0
+
+
+def page_of(
+    study: Study, figures: Sequence[Figure], rows: Sequence[Row], curves: Sequence[Row], runs: Sequence[Run], title: str
+) -> str:
+    """Return the page, the same one for the same arguments.
+
+    Raises:
+        MissingExtraError: without Jinja.
+    """
+    try:
+        from jinja2 import Environment
+    except ImportError as error:
+        raise MissingExtraError("Reports", "report") from error
+    drawn = [{"svg": svg_of(study, figure, rows, curves), "alt": figure.alt or study.title} for figure in figures]
+    template = Environment(autoescape=True).from_string((files("lit_sparse.studies") / "report.html").read_text("utf-8"))
+    return template.render(
+        title=title,
+        source=study.source,
+        notes=study.notes,
+        table=by_cell(study, rows, list(study.columns)),
+        figures=[figure for figure in drawn if figure["svg"]],
+        runs=runs,
+    )
+
+
+def _cells(runner: Runner) -> list[Run]:
+    """Return a section for each cell that has rows."""
+    found = []
+    for name, cell in runner.study.cells.items():
+        rows = [row for row in runner.rows.read() if row["cell"] == name]
+        if rows:
+            seconds = sum(float(row["seconds"] or 0) for row in rows)
+            origin = dict.fromkeys(
+                f"commit {row['commit']}, {row['versions']}, {row['machine']}" for row in rows if row["commit"]
+            )
+            settings = runner.study.settings(name, runner.schedule, [])
+            text = yaml.safe_dump({key: value for key, value in settings.items() if value}, sort_keys=False)
+            found.append(Run(cell.title or name, f"{len(rows)} rows, {seconds:.0f} s. {'; '.join(origin)}", text))
+    return found
+
+
+def _runs(pairs: Sequence[tuple[str, Path]]) -> list[Run]:
+    """Return a section for each run."""
+    configs: list[Any] = []
+    found = []
+    for name, folder in pairs:
+        path = folder / "config.yaml"
+        text = path.read_text(encoding="utf-8") if path.is_file() else ""
+        config = {key: value for key, value in (yaml.safe_load(text) or {}).items() if key not in FREE}
+        configs.append(config)
+        pictures = [
+            {"name": picture.stem.replace("_", " "), "data": base64.b64encode(picture.read_bytes()).decode()}
+            for picture in sorted((folder / "pictures").glob("*.png"))
+        ]
+        found.append(Run(name, config=text, differences=list(differences(configs[0], config)), pictures=pictures))
+    return found
