@@ -235,7 +235,7 @@ class Runner:
         several = [{"cell": name, "seed": seed, "name": key, "values": text} for key, text in texts.items()]
         self.samples.append(several, ["cell", "seed", "name"])
         row = {"cell": name, "seed": seed, **{key: str(value) for key, value in cell.labels.items()}, **numbers}
-        self._append(name, seed, [row], summarized(lines, "sum(train/seconds)") or 0.0)
+        self._append(name, seed, [row], summarized(lines, "train/seconds") or 0.0)
 
     def _append(self, name: str, seed: int, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
         made = provenance(digest(self.study.settings(name, self.schedule, self.extra)), seconds)

@@ -16,7 +16,7 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.studies.engine import Runner, summarized
+from lit_sparse.studies.engine import Runner, read_metrics, summarized
 from lit_sparse.studies.jobs import locked
 from lit_sparse.studies.rows import PROVENANCE, Row, Rows, provenance
 from tests.conftest import CONFIGS, ROOT
@@ -41,6 +41,9 @@ def test_cells_are_run_once_and_stored(
     assert float(rows[1]["test/nelbo"]) < float(rows[0]["test/nelbo"])
     assert float(rows[0]["sum(train/decoder_calls_total)"]) > 1000
     assert all(row["settings"] and "torch=" in row["versions"] and float(row["seconds"]) > 0 for row in rows)
+    last = summarized(read_metrics(study.run_folder("slow", 0)), "train/seconds")
+    assert last is not None
+    assert rows[0]["seconds"] == f"{last:.1f}"
     assert [row["epoch"] for row in study.curves.read()] == ["1", "2"] * 2
     capfd.readouterr()
     assert study.run() == []
@@ -241,7 +244,7 @@ def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     text = (ROOT / "docs" / "how_to" / "studies.md").read_text()
     fitted, called = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    (command,) = re.findall(r"```bash\nlit-sparse (.*?)\n```", text, re.DOTALL)
+    command, report = re.findall(r"```bash\nlit-sparse (.*?)\n", text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     (tmp_path / "configs").symlink_to(CONFIGS)
@@ -251,6 +254,8 @@ def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     assert main([*command.split(), "--seeds", "0", "--", "--trainer.limit_train_batches=2"]) == 0
     assert "| sparsemax, a tenth of the learning rate | 1 |" in (tmp_path / "results" / "mappings.md").read_text()
     assert (tmp_path / "results" / "mappings.png").is_file()
+    assert main(report.split()) == 0
+    assert "sparsemax, a tenth of the learning rate" in (tmp_path / "mappings.html").read_text()
     assert main(["study", "support.yaml"]) == 0
     before = Path("results/support.csv").stat().st_mtime_ns
     assert main(["study", "support.yaml"]) == 0
