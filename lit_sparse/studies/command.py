@@ -33,10 +33,13 @@ def main(arguments: Sequence[str]) -> int:
         max(1, options.jobs),
     )
     failed = [] if options.tables else runner.run(options.cells, options.seeds)
-    for path in write(runner):
-        print(path)
     for message in failed:
-        print(message, file=sys.stderr)
+        print(message, file=sys.stderr, flush=True)
+    written = write(runner)
+    if not written and options.tables:
+        raise ConfigurationError(f"{runner.rows.path} has no rows: nothing is finished yet.")
+    for path in written:
+        print(path)
     return 1 if failed else 0
 
 
@@ -81,14 +84,17 @@ def find_study(name: str) -> Path:
 
 
 def write(runner: Runner) -> list[Path]:
-    """Write the tables and figures of what is stored; return the paths of the files."""
-    rows, study = runner.rows.read(), runner.study
+    """Write the tables and figures of what is stored; return the paths of the files, none without rows."""
+    study = runner.study
+    rows, curves, samples = (
+        [row for row in some.read() if row["cell"] in study.cells] for some in (runner.rows, runner.curves, runner.samples)
+    )
     if not rows:
-        raise ConfigurationError(f"{runner.rows.path} has no rows: nothing is finished yet.")
+        return []
     path = runner.results / f"{runner.name}.md"
     ranks = [] if study.ranks is None else ranks_page(study, rows)
-    path.write_text("\n".join(page(study, rows, runner.samples.read(), ranks)) + "\n", encoding="utf-8")
-    written, curves = [runner.rows.path, path], runner.curves.read()
+    path.write_text("\n".join(page(study, rows, samples, ranks)) + "\n", encoding="utf-8")
+    written = [runner.rows.path, path]
     for figure in study.figures:
         picture = path.with_name(f"{runner.name}{figure.suffix}.png")
         if draw(study, figure, rows, curves, picture):

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     study, figure, rows, curves = comparison([named(text) for text in options.runs], options.metric)
     table = [[line[0], *line[2:]] for line in by_cell(study, rows, list(study.columns))]  # without the number of seeds
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    files = [options.output.with_suffix(ending) for ending in (".md", ".csv", ".png")]
+    files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".csv", ".png")]
     files[0].write_text("\n".join(markdown(table)) + "\n", encoding="utf-8")
     with files[1].open("w", newline="", encoding="utf-8") as file:
         csv.writer(file, lineterminator="\n").writerows(table)
@@ -77,8 +77,8 @@ def comparison(runs: Sequence[tuple[str, Path]], asked: str | None) -> tuple[Stu
 
 def named(text: str) -> tuple[str, Path]:
     """Return the name and the folder of a run."""
-    name, _, path = text.rpartition("=")
-    return name or path, Path(path)
+    name, given, path = text.partition("=")
+    return (name, Path(path)) if given and not Path(text).is_dir() else (text, Path(text))
 
 
 def _logged(run: Path) -> list[dict[str, float]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import re
 import sys
 import time
@@ -14,17 +15,17 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import CHECKPOINTS, numbered
-from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all
+from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all, try_lock
 from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Rows, provenance
 from lit_sparse.studies.study import Study, digest
 
 __all__ = ["Runner", "differences", "read_metrics", "summarized"]
 
+#: Value of a key that settings do not have.
+ABSENT = "nothing"
 #: ``sum(train/NAME)`` and its like.
 SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
 
@@ -59,9 +60,10 @@ class Runner:
         check_names(self.inputs, self.study.inputs, f"--input of {self.study.path}")
         self.name = self.study.path.stem + (f"_{self.schedule}" if len(self.study.schedules) > 1 else "")
         self.folder = self.output / self.name
-        self.rows = Rows(self.results / f"{self.name}.csv", self.folder / "rows.lock", self.study.cells)
-        self.samples = Rows(self.results / f"{self.name}_samples.csv", self.folder / "samples.lock", self.study.cells, last=())
-        self.curves = Rows(self.results / f"{self.name}_curves.csv", self.folder / "curves.lock", self.study.cells, last=())
+        lock = self.results / f".{self.name}.lock"
+        self.rows = Rows(self.results / f"{self.name}.csv", lock, self.study.cells)
+        self.samples = Rows(self.results / f"{self.name}_samples.csv", lock, self.study.cells, last=())
+        self.curves = Rows(self.results / f"{self.name}_curves.csv", lock, self.study.cells, last=())
 
     def run(self, cells: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[str]:
         """Run what is not finished; return the messages of what failed.
@@ -78,33 +80,77 @@ class Runner:
         changed = [text for name in asked if (text := self._changed(name))]
         if changed:
             return changed
-        first = dict.fromkeys((other, seed) for name, seed in pending for other in self.study.cells[name].checkpoints.values())
-        failed = run_all([partial(self.run_cell, *pair) for pair in first], self.jobs)
-        ready = [pair for pair in pending if pair not in first and self._has_checkpoints(*pair)]
-        return failed + run_all([partial(self.run_cell, *pair) for pair in ready], self.jobs)
+        failed: list[str] = []
+        for level in self._sources(pending):
+            failed += self._run_each(level, source=True)
+        ready = [pair for pair in pending if all(self._trained(other, pair[1]) for other in self._direct(pair[0]))]
+        lost = [pair for pair in pending if pair not in ready]
+        failed += [f"{name}/seed_{seed}: needs a checkpoint of {', '.join(self._direct(name))}" for name, seed in lost]
+        return failed + self._run_each([pair for pair in ready if not self.finished(*pair)])
 
-    def _has_checkpoints(self, name: str, seed: int) -> bool:
-        return all(self.checkpoint(other, seed).is_file() for other in self.study.cells[name].checkpoints.values())
+    def _run_each(self, pairs: Sequence[tuple[str, int]], *, source: bool = False) -> list[str]:
+        """Run cells, first those that no other process runs."""
+        held: list[tuple[str, int]] = []
+        failed = run_all([partial(self.run_cell, *pair, source=source, held_elsewhere=held) for pair in pairs], self.jobs)
+        return failed + run_all([partial(self.run_cell, *pair, source=source) for pair in held], self.jobs)
 
-    def run_cell(self, name: str, seed: int, threads: int) -> None:
-        """Run one cell with one seed, unless it is finished; wait if another process runs it.
+    def _direct(self, name: str) -> list[str]:
+        """Return the cells whose checkpoints a cell needs."""
+        return list(dict.fromkeys(self.study.cells[name].checkpoints.values()))
+
+    def _sources(self, pending: Sequence[tuple[str, int]]) -> list[list[tuple[str, int]]]:
+        """Return the cells whose checkpoints others need, those that need none first."""
+        levels: list[list[tuple[str, int]]] = []
+        above = list(pending)
+        while above := list(dict.fromkeys((other, seed) for name, seed in above for other in self._direct(name))):
+            levels.insert(0, above)
+        return levels
+
+    def _trained(self, name: str, seed: int) -> bool:
+        return self.checkpoint(name, seed).is_file() and (self.run_folder(name, seed) / "finished").is_file()
+
+    def run_cell(
+        self,
+        name: str,
+        seed: int,
+        threads: int,
+        *,
+        source: bool = False,
+        held_elsewhere: list[tuple[str, int]] | None = None,
+    ) -> None:
+        """Run one cell with one seed, unless it is finished.
+
+        Args:
+            name: name of the cell.
+            seed: its seed.
+            threads: number of threads of its commands.
+            source: whether others need its checkpoint: it is trained again if its run is gone.
+            held_elsewhere: receives the cell if another process runs it; None to wait for that process.
 
         Raises:
             JobFailedError: if it fails, or was begun with other settings.
         """
-        place = f"{name}/seed_{seed}"
-        wait = partial(print, f"{place}: another process runs it; waiting", flush=True)
-        with locked(self.folder / f"{place}.lock", wait) as held:
-            if self.finished(name, seed):
+        place, path = f"{name}/seed_{seed}", self.folder / name / f"seed_{seed}.lock"
+        if held_elsewhere is not None:
+            file = try_lock(path)
+            if file is None:
+                held_elsewhere.append((name, seed))
+                return
+            file.close()
+        with locked(path, partial(print, f"{place}: another process runs it; waiting", flush=True)) as held:
+            finished = self.finished(name, seed)
+            if finished and not self.study.cells[name].hidden and (not source or self._trained(name, seed)):
                 return
             self.check_begun(name, seed)
+            if finished and self._trained(name, seed):
+                return
             print(f"{place}: runs; output in {self.log(name, seed)}", flush=True)
             began = time.monotonic()
             if self.study.cells[name].function is not None:
                 self._call(name, seed, threads, held)
             else:
                 self.train(name, seed, threads, held)
-                if not self.study.cells[name].hidden:
+                if not finished and not self.study.cells[name].hidden:
                     self._store(name, seed, threads, held)
             print(f"{place}: finished, {(time.monotonic() - began) / 60:.1f} min", flush=True)
 
@@ -123,7 +169,7 @@ class Runner:
     def finished(self, name: str, seed: int) -> bool:
         """Return whether all rows of a cell are stored, or a hidden cell is trained."""
         if self.study.cells[name].hidden:
-            return (self.run_folder(name, seed) / "finished").is_file()
+            return self._trained(name, seed)
         return not self.missing(name, seed)
 
     def missing(self, name: str, seed: int) -> list[dict[str, Any]]:
@@ -150,7 +196,10 @@ class Runner:
         """Return the settings that a cell was begun with, or None, and those of now."""
         path = self.folder / name / f"seed_{seed}.json"
         asked = json.loads(json.dumps(self.study.settings(name, self.schedule, self.extra), default=str))
-        return json.loads(path.read_text()) if path.is_file() else None, asked
+        try:
+            return json.loads(path.read_text(encoding="utf-8")), asked
+        except (OSError, ValueError):  # not begun, or killed while it was written
+            return None, asked
 
     def check_begun(self, name: str, seed: int) -> None:
         """Store the settings that a cell begins with.
@@ -164,8 +213,11 @@ class Runner:
                 f"{self.folder / name / f'seed_{seed}'} was begun with other settings: {'; '.join(differences(begun, asked))}."
                 f" Choose another --output, or remove it with {path}."
             )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asked))
+        if begun != asked:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            part.write_text(json.dumps(asked), encoding="utf-8")
+            part.replace(path)
 
     def _filled(self, value: Any) -> str:
         """Return an option's value as a word of a command, with the paths of inputs."""
@@ -228,24 +280,26 @@ class Runner:
             kept = {key: line[key] for key in sorted(logged) if key in line}
             if kept:
                 at = int(line[axis]) + (axis == "epoch")
-                points.setdefault(at, {"cell": name, "seed": seed, axis: at}).update(kept)
-        self.curves.append(list(points.values()), ["cell", "seed", axis])
+                epoch = int(line.get("epoch", 0)) + 1
+                points.setdefault(at, {"cell": name, "seed": seed, "epoch": epoch, axis: at}).update(kept)
+        self.curves.append(list(points.values()), ["cell", "seed"], replace=True)
         lists = {key: numbers.pop(key) for key in list(numbers) if isinstance(numbers[key], list)}
         texts = {key: " ".join(format(value, ".6g") for value in values) for key, values in lists.items()}
         several = [{"cell": name, "seed": seed, "name": key, "values": text} for key, text in texts.items()]
-        self.samples.append(several, ["cell", "seed", "name"])
+        self.samples.append(several, ["cell", "seed"], replace=True)
         row = {"cell": name, "seed": seed, **{key: str(value) for key, value in cell.labels.items()}, **numbers}
         self._append(name, seed, [row], summarized(lines, "train/seconds") or 0.0)
 
     def _append(self, name: str, seed: int, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
-        made = provenance(digest(self.study.settings(name, self.schedule, self.extra)), seconds)
+        begun, asked = self._begun(name, seed)  # a config may have changed since
+        made = provenance(digest(begun or asked), seconds)
         keys = [*self.study.keys, *(key for key in rows[0] if key in self.study.series)]
         self.rows.append([{**row, **made} for row in rows], keys)
 
     def _call(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
         """Call the function of a cell for all points of its grid, or the scores of a trained cell, in a process of its own."""
         job = {
-            "study": str(self.study.path.resolve()),
+            "study": str(self.study.path.absolute()),
             "schedule": self.schedule,
             "output": str(self.output),
             "results": str(self.results),
@@ -272,9 +326,11 @@ class Runner:
         for point in self.missing(name, seed):
             began = time.monotonic()
             found = function(seed=seed, **filled, **point)
-            several = [found] if isinstance(found, Mapping) else found
-            keys = {key: str(value) for key, value in (cell.labels | point).items()}
-            rows = [{"cell": name, "seed": seed, **keys, **numbers} for numbers in several]
+            several = [found] if isinstance(found, Mapping) else list(found)
+            if not several:
+                raise ConfigurationError(f"{cell.function} returned no numbers for {point}.")
+            keys = {"cell": name, "seed": seed} | {key: str(value) for key, value in (cell.labels | point).items()}
+            rows = [keys | numbers | keys for numbers in several]
             self._append(name, seed, rows, time.monotonic() - began)
 
 
@@ -291,10 +347,14 @@ def differences(begun: Any, asked: Any, where: str = "") -> Iterator[str]:
     """Yield the keys in which two settings differ, with both values."""
     if isinstance(begun, dict) and isinstance(asked, dict):
         for key in dict.fromkeys([*begun, *asked]):
-            if begun.get(key) != asked.get(key):
-                yield from differences(begun.get(key), asked.get(key), f"{where}.{key}".lstrip("."))
+            if begun.get(key, ABSENT) != asked.get(key, ABSENT):
+                yield from differences(begun.get(key, ABSENT), asked.get(key, ABSENT), f"{where}.{key}".lstrip("."))
+    elif isinstance(begun, list) and isinstance(asked, list) and len(begun) == len(asked):
+        for place, (one, other) in enumerate(zip(begun, asked, strict=True)):
+            if one != other:
+                yield from differences(one, other, f"{where}[{place}]")
     else:
-        yield f"{where}: {yaml.safe_dump(begun).strip().removesuffix('...').strip()}, now {asked}"
+        yield f"{where}: {begun}, now {asked}"
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:
@@ -314,12 +374,15 @@ def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None
     if not found:
         return None
     values = [number for number, _ in found]
-    best = {"argmax": max, "argmin": min}
-    if kind in best:
-        return next(epoch for number, epoch in found if number == best[kind](values))
+    if kind in ("min", "max", "argmin", "argmax"):
+        found = [(number, epoch) for number, epoch in found if not math.isnan(number)]
+        if not found:
+            return math.nan
+        best, epoch = (min if kind.endswith("min") else max)(found, key=lambda pair: pair[0])
+        return epoch if kind.startswith("arg") else best
     if kind in ("first", "last"):
         return values[0 if kind == "first" else -1]
-    return float({"sum": sum, "min": min, "max": max, "count": len}[kind](values))  # type: ignore[operator]
+    return float(sum(values) if kind == "sum" else len(values))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -55,8 +56,11 @@ def svg_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[R
 
 def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row]) -> Canvas | None:
     """Return a drawn figure, or None if there is nothing to draw."""
-    rows, curves = (selected(some, figure.where) for some in (rows, curves))
-    parts = list(dict.fromkeys(row[figure.by] for row in rows)) if figure.by else [None]
+    labels = {name: {key: str(value) for key, value in cell.labels.items()} for name, cell in study.cells.items()}
+    rows, curves = (selected([labels[row["cell"]] | row for row in some], figure.where) for some in (rows, curves))
+    parts = list(dict.fromkeys(row[figure.by] for row in rows if row.get(figure.by))) if figure.by else [None]
+    if not parts:
+        return None
     shape = (1, len(parts)) if len(figure.panels) == 1 else (len(parts), len(figure.panels))
     canvas = Canvas(figsize=(4.4 * shape[1] + 1.8, 3.4 * shape[0]), layout="constrained")
     FigureCanvasAgg(canvas)
@@ -66,7 +70,7 @@ def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequenc
         for axis, panel in zip(line, figure.panels, strict=True):
             lines: dict[str, list[Row]] = {}
             for row in rows if study.stores(panel.x) else curves:
-                if part is None or row[str(figure.by)] == part:
+                if part is None or row.get(str(figure.by)) == part:
                     title = study.title_of(row["cell"]) if figure.lines == "title" else row.get(figure.lines or "", "")
                     lines.setdefault(title, []).append(row)
             for title, some in lines.items():
@@ -111,7 +115,7 @@ def series(rows: Sequence[Row], panel: Panel) -> dict[float, tuple[float, float,
             if row.get(panel.value):
                 texts = [row[panel.value], *(row[key] for key in panel.band_keys)]
                 x = total if panel.cumulative else float(row[panel.x])
-                found.setdefault(x, []).append([panel.factor * float(text) + panel.offset for text in texts])
+                found.setdefault(x, []).append([_number(panel.factor * float(text) + panel.offset) for text in texts])
     if panel.cumulative and len({row["seed"] for row in rows}) > 1:  # each seed has costs of its own: the first is drawn
         return series([row for row in rows if row["seed"] == rows[0]["seed"]], panel)
     points = {}
@@ -122,10 +126,17 @@ def series(rows: Sequence[Row], panel: Panel) -> dict[float, tuple[float, float,
     return points
 
 
+def _number(value: float) -> float:
+    """Return a number, inf for NaN, so that numbers have an order."""
+    return math.inf if math.isnan(value) else value
+
+
 def _quantile(ordered: Sequence[float], share: float) -> float:
     place = share * (len(ordered) - 1)
     low = int(place)
     high = min(low + 1, len(ordered) - 1)
+    if place == low or ordered[low] == ordered[high]:
+        return ordered[low]
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 

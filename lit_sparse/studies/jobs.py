@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -19,11 +21,19 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["JobFailedError", "call", "locked", "run_all", "try_lock"]
+__all__ = ["JobFailedError", "JobInterruptedError", "call", "descriptors", "locked", "run_all", "try_lock"]
 
 
 class JobFailedError(LitSparseError):
     """A command failed, or is not the one that was begun."""
+
+
+class JobInterruptedError(JobFailedError):
+    """A command was interrupted by Ctrl-C or SIGTERM."""
+
+
+#: Path -> lock between the threads of this process, on systems without locks of files.
+_LOCKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
 
 
 def try_lock(path: Path) -> IO[str] | None:
@@ -57,8 +67,13 @@ def locked(path: Path, waiting: Callable[[], None] | None = None) -> Iterator[tu
             waiting()
             waiting = None
         time.sleep(0.1)
-    with file:
-        yield (file.fileno(),) if fcntl is not None else ()
+    with file, nullcontext() if fcntl is not None else _LOCKS[path]:
+        yield descriptors(file)
+
+
+def descriptors(file: IO[str]) -> tuple[int, ...]:
+    """Return what a command inherits to hold the lock of a file."""
+    return () if fcntl is None else (file.fileno(),)
 
 
 def call(
@@ -93,7 +108,8 @@ def call(
                     stopped = True
     if status != 0 and not stopped:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
-        raise JobFailedError(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
+        kind = JobInterruptedError if status in (130, 143, -2, -15) else JobFailedError
+        raise kind(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
 
 
 def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:

@@ -88,11 +88,22 @@ def _check(study: Study) -> None:
         ):
             raise ConfigurationError(f"{study.path}: cell {name!r} needs a `config` or a `function`.")
         check_names(cell.checkpoints.values(), study.cells, f"`checkpoints` of cell {name!r} in {study.path}")
+        above = list(cell.checkpoints.values())
+        for _ in study.cells:
+            above = [other for source in above for other in study.cells[source].checkpoints.values()]
+        if above:
+            raise ConfigurationError(f"{study.path}: cell {name!r} needs checkpoints in a circle.")
         check_names(cell.schedules, study.schedules, f"`schedules` of cell {name!r} in {study.path}")
         check_names(cell.published, study.columns, f"`published` of cell {name!r} in {study.path}")
     for comparison in (study.ranks, study.compare):
         check_names([] if comparison is None else [comparison.column], study.columns, f"a comparison of {study.path}")
+    for column in study.columns.values():
+        if column.show.split()[0] != "above":
+            check_names([column.show], ("mean", "median", "min", "max", "range"), f"`show` of a column of {study.path}")
+        check_names([column.best] if column.best else [], ("min", "max"), f"`best` of a column of {study.path}")
+    check_names([study.checkpoint], ("best", "last"), f"`checkpoint` of {study.path}")
     for table in study.tables:
+        check_names([table.least] if table.least else [], study.columns, f"`least` of a table of {study.path}")
         check_names([*(table.columns or ()), *table.value], study.columns, f"a table of {study.path}")
 
 

@@ -43,29 +43,35 @@ class Rows:
         text = self.path.read_text(encoding="utf-8")
         return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
 
-    def append(self, rows: Sequence[Mapping[str, object]], keys: Sequence[str]) -> None:
+    def append(self, rows: Sequence[Mapping[str, object]], keys: Sequence[str], *, replace: bool = False) -> None:
         """Add rows, except those whose ``keys`` are there already, and sort all by cell and seed.
 
         Args:
             rows: column -> value.
             keys: columns that identify a row.
+            replace: whether rows with the same keys are removed before.
         """
         with locked(self.lock):
-            before = self.read()
-            seen = {tuple(row.get(key, "") for key in keys) for row in before}
-            texts = [{name: shown(value) for name, value in row.items()} for row in rows]
-            new = [row for row in texts if tuple(row.get(key, "") for key in keys) not in seen]
+            before, texts = self.read(), [{name: shown(value) for name, value in row.items()} for row in rows]
+            made = {_key(row, keys) for row in texts}
+            before = [row for row in before if not replace or _key(row, keys) not in made]
+            seen = {_key(row, keys) for row in before}
+            new = [row for row in texts if _key(row, keys) not in seen]
             if new:
                 names = dict.fromkeys(name for row in (*before[:1], *new) for name in row if name not in self.last)
-                after = sorted(
-                    [*before, *new], key=lambda row: (self.order.get(row["cell"], len(self.order)), int(row["seed"]))
-                )
-                _write(self.path, after, [*names, *self.last])
+                _write(self.path, sorted([*before, *new], key=self._place), [*names, *self.last])
+
+    def _place(self, row: Row) -> tuple[int, int]:
+        return self.order.get(row["cell"], len(self.order)), int(row["seed"])
+
+
+def _key(row: Row, keys: Sequence[str]) -> tuple[str, ...]:
+    return tuple(row.get(key, "") for key in keys)
 
 
 def _write(path: Path, rows: Iterable[Row], names: Sequence[str]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
     with part.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
         writer.writeheader()

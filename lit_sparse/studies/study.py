@@ -261,12 +261,12 @@ class Study(Change):
 
     def file(self, path: str) -> str:
         """Return a path that is relative to the study file."""
-        return str((self.path.parent / path).resolve())
+        return str((self.path.parent / path).absolute())
 
     def seeds_of(self, name: str, schedule: str | None) -> list[int]:
         """Return the seeds of a cell."""
         cell = self.cells[name]
-        changes = (cell.schedules.get(schedule or ""), cell, self.schedules.get(schedule or ""), self)
+        changes = (cell.schedules.get(schedule or ""), self.schedules.get(schedule or ""), cell, self)
         return next((change.seeds for change in changes if change is not None and change.seeds is not None), [0])
 
     def change_of(self, name: str, schedule: str | None) -> Change:
@@ -313,9 +313,14 @@ class Study(Change):
         """Return what decides the numbers of a cell, besides the seed: the content of its configs, options and arguments."""
         cell, change = self.cells[name], self.change_of(name, schedule)
         files = [] if cell.function or change.config is None else [change.config, *change.overlays]
-        return {
+        own = (
+            {} if cell.function or cell.hidden else {"tests": self.tests, "scores": self.scores, "checkpoint": self.checkpoint}
+        )
+        return own | {
             "configs": [yaml.safe_load(Path(path).read_text(encoding="utf-8")) for path in files],
-            "options": change.options | {option: f"checkpoint of {other}" for option, other in cell.checkpoints.items()},
+            "options": change.options,
+            "checkpoints": {option: self.settings(other, schedule, extra) for option, other in cell.checkpoints.items()},
+            "seed_options": [] if cell.function else self.seed_options,
             "function": cell.function,
             "arguments": change.arguments,
             "extra": extra,

@@ -21,7 +21,7 @@ from lit_sparse.errors import ConfigurationError, LitSparseError, MissingExtraEr
 from lit_sparse.runs import experiment_name
 from lit_sparse.studies.engine import Runner, read_metrics, summarized
 from lit_sparse.studies.figures import draw_front
-from lit_sparse.studies.jobs import JobFailedError, locked, run_all, try_lock
+from lit_sparse.studies.jobs import JobFailedError, JobInterruptedError, descriptors, locked, run_all, try_lock
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
 
@@ -128,6 +128,8 @@ class Sweep:
                 with taken[1] as lock:
                     try:
                         self._finish(taken[0], threads, lock)
+                    except JobInterruptedError:  # the trial is left for the next command
+                        return
                     except LitSparseError as error:
                         failed.append(str(error))
 
@@ -164,7 +166,7 @@ class Sweep:
         params = self.study.get_trials(deepcopy=False)[number].params
         config, *overlays = (str(Path(path).resolve()) for path in self.configs)
         cell = Cell(config=config, overlays=overlays, options=params)
-        study = Study(cells={f"trial_{number}": cell}, seed_options=[], path=Path(self.folder.name))
+        study = Study(cells={f"trial_{number}": cell}, seed_options=[], path=Path(f"{self.folder.name}.yaml"))
         return Runner(study, output=self.folder.parent, results=self.folder, extra=self.extra)
 
     def _finish(self, number: int, threads: int, lock: IO[str]) -> None:
@@ -190,7 +192,9 @@ class Sweep:
 
         try:
             runner.check_begun(name, 0)
-            runner.train(name, 0, threads, [lock.fileno()], stops if self.prune else None)
+            runner.train(name, 0, threads, descriptors(lock), stops if self.prune else None)
+        except JobInterruptedError:
+            raise
         except JobFailedError:
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
             raise

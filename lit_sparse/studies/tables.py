@@ -27,23 +27,31 @@ def cell_text(values: Sequence[float], column: Column) -> str:
     """Return the text of a table's cell: a summary of the numbers of several seeds."""
     if not values:
         return MISSING
-
-    def text(value: float) -> str:
-        return format(value, column.form)
-
-    if len(values) == 1 and not column.show.startswith("above "):
-        return text(values[0])
-    wide = [value if math.isfinite(value) else math.inf for value in values]
     if column.show.startswith("above "):
-        return str(sum(value > float(column.show.split()[1]) for value in wide))
-    if column.show in ("min", "max"):
-        return text({"min": min, "max": max}[column.show](wide))
-    median = text(statistics.median(wide))
-    if column.show == "median":
-        return median
-    if column.show == "range":
-        return f"{median} ({text(min(wide))} to {text(max(wide))})"
-    return f"{text(statistics.fmean(values))} ± {text(statistics.stdev(values))}"
+        return str(sum(not value <= float(column.show.split()[1]) for value in values))
+    text = format(summary(values, column), column.form)
+    if len(values) > 1 and column.show == "range":
+        ordered = _by_size(values, column)
+        return f"{text} ({format(ordered[0], column.form)} to {format(ordered[-1], column.form)})"
+    if len(values) > 1 and column.show == "mean" and all(map(math.isfinite, values)):
+        return f"{text} ± {format(statistics.stdev(values), column.form)}"
+    return text
+
+
+def summary(values: Sequence[float], column: Column) -> float:
+    """Return the number that a column shows of several seeds, and is compared by."""
+    if len(values) == 1:
+        return values[0]
+    if column.show == "mean":
+        return statistics.fmean(values) if all(map(math.isfinite, values)) else sum(values)
+    ordered = _by_size(values, column)
+    return {"min": ordered[0], "max": ordered[-1]}.get(column.show, statistics.median(ordered))
+
+
+def _by_size(values: Iterable[float], column: Column) -> list[float]:
+    """Return numbers in order; NaN is the worst."""
+    worst = -math.inf if column.best == "max" else math.inf
+    return sorted(worst if math.isnan(value) else value for value in values)
 
 
 def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
@@ -77,9 +85,10 @@ def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Seque
         for key, column in columns.items():
             text = cell_text(values[name, key], column)
             if column.best is not None and values[name, key]:
-                medians = {other: statistics.median(values[other, key]) for other, _ in cells if values[other, key]}
-                best = {"min": min, "max": max}[column.best](medians.values())
-                text = f"**{text}**" if medians[name] == best and len(medians) > 1 else text
+                summaries = {other: summary(values[other, key], column) for other, _ in cells if values[other, key]}
+                ordered = _by_size(summaries.values(), column)
+                best = ordered[-1] if column.best == "max" else ordered[0]
+                text = f"**{text}**" if summaries[name] == best and len(summaries) > 1 else text
             line += [text, *([published[name, key] or MISSING] if key in shown else [])]
         lines.append(line)
     return lines
@@ -96,6 +105,8 @@ def differences(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> li
         found = {row["seed"]: row["values"] for row in _of(samples, name) if row["name"] == study.compare.samples}
         if ordered and (middle := ordered[(len(ordered) - 1) // 2])[1] in found:
             chosen[name] = [float(text) for text in found[middle[1]].split()]
+    if not chosen:
+        return []
     best = max(chosen, key=lambda name: chosen[name][0])
     lines = [["", f"{column.title}, difference to the best", "95 % interval", "p"]]
     for name, values in chosen.items():
@@ -191,8 +202,8 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
                 title = ", ".join(text for text in (shown, column.title or name, f"{seeds} seeds") if text)
                 lines += ["", f"{'###' if table.title else '##'} {title}"]
                 lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"))]
-    if study.compare is not None and samples:
-        lines += ["", *markdown(differences(study, rows, samples)), "", BOOTSTRAP]
+    if study.compare is not None and (compared := differences(study, rows, samples)):
+        lines += ["", *markdown(compared), "", BOOTSTRAP]
     lines += ranks
     notes = [*study.notes, *([f"Published values: {study.source}."] if study.source else [])]
     return [*lines, *(line for note in notes for line in ("", note))]

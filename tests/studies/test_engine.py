@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -86,6 +87,43 @@ def test_other_settings_are_refused(write_study: Callable[..., Path], runner: Ma
 
 
 @pytest.mark.process
+def test_a_checkpoint_of_other_settings_or_of_a_killed_training_is_not_used(
+    write_study: Callable[..., Path], runner: Make
+) -> None:
+    cells = {
+        "warm": {"hidden": True, "options": {"trainer.max_epochs": 1}},
+        "first": {"checkpoints": {"model.init_args.initial_weights": "warm"}, "options": {"trainer.max_epochs": 1}},
+    }
+    assert runner(write_study(cells=cells)).run() == []
+    cells["second"] = cells["first"]
+    cells["warm"] = {"hidden": True, "options": {"trainer.max_epochs": 2}}
+    study = runner(write_study(cells=cells))
+    (message,) = study.run(cells=["first"])
+    assert "checkpoints.model.init_args.initial_weights.options.trainer.max_epochs: 1, now 2" in message
+    messages = study.run(cells=["second"])
+    assert "warm/seed_0' was begun with other settings: options.trainer.max_epochs: 1, now 2" in messages[0]
+    cells["warm"]["options"] = {"trainer.max_epochs": 1}
+    study = runner(write_study(cells=cells))
+    (study.run_folder("warm", 0) / "finished").unlink()  # as a killed training leaves it
+    assert not study.finished("warm", 0)
+    assert study.run(cells=["second"]) == []
+    assert study.finished("warm", 0), "it was trained to its end first"
+
+
+@pytest.mark.process
+def test_curves_are_those_of_the_newest_run(write_study: Callable[..., Path], runner: Make) -> None:
+    cells = {"slow": {"options": {"trainer.max_epochs": 2}}}
+    study = runner(write_study(cells=cells))
+    assert study.run() == []
+    study.rows.path.unlink()
+    shutil.rmtree(study.folder)
+    cells["slow"]["options"]["trainer.max_epochs"] = 1
+    study = runner(write_study(cells=cells))
+    assert study.run() == []
+    assert [row["epoch"] for row in study.curves.read()] == ["1"]
+
+
+@pytest.mark.process
 def test_a_failed_cell_leaves_the_others(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {"wrong": {"options": {"model.init_args.bites": 3}}, "right": {"options": {"trainer.max_epochs": 1}}}
     study = runner(write_study(cells=cells))
@@ -144,6 +182,9 @@ def test_names_that_are_unknown_are_explained(
         ({"cells": {}}, "at least one entry in `cells`"),
         ({"config": None}, "needs a `config` or a `function`"),
         ({"cells": {"a": {"checkpoints": {"x": "b"}}}}, "got 'b'"),
+        ({"cells": {"a": {"checkpoints": {"x": "b"}}, "b": {"checkpoints": {"x": "a"}}}}, "checkpoints in a circle"),
+        ({"checkpoint": "lost"}, "Did you mean 'last'?"),
+        ({"columns": {"a": {"value": "v", "show": "medain"}}, "cells": {"a": {}}}, "Did you mean 'median'?"),
         ({"cells": {"a": {"published": {"nelb": 1}}}}, "Did you mean 'nelbo'?"),
         ({"tables": [{"columns": ["call"]}]}, "Did you mean 'calls'?"),
     ):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +13,25 @@ from lit_sparse.cli import main
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import series
 from lit_sparse.studies.load import load_study
-from lit_sparse.studies.study import Column, Panel
+from lit_sparse.studies.study import Column, Panel, digest
 from lit_sparse.studies.tables import cell_text, page
 from tests.conftest import CONFIGS, ROOT
 
 STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
+
+
+def test_diverged_seeds_are_shown_and_are_not_the_best(write_study: Callable[..., Path]) -> None:
+    nan, inf = float("nan"), float("inf")
+    assert cell_text([1.0, inf], Column("v")) == "inf"
+    assert cell_text([0.5, nan, 0.6], Column("v", show="max", best="max")) == "0.60"
+    columns = {"v": {"value": "v", "best": "max"}}
+    study = load_study(write_study(columns=columns, cells={name: {} for name in "abc"}, figures=[]))
+    numbers = {"a": ("90", "90", "0"), "b": ("89", "89", "89"), "c": ("nan",)}
+    rows = [{"cell": cell, "seed": str(i), "v": v} for cell, values in numbers.items() for i, v in enumerate(values)]
+    assert page(study, rows)[4:] == ["| a | 3 | 60.00 ± 51.96 |", "| b | 3 | **89.00 ± 0.00** |", "| c | 1 | nan |"]
+    points = [{"cell": "a", "seed": str(i), "epoch": "1", "v": str(v)} for i, v in enumerate((1, 2, 3, 4, inf))]
+    assert series(points, Panel("v", band=[0.25, 0.75]))[1.0] == (3.0, 2.0, 4.0)
+    assert series([*points[:2], {**points[2], "v": "nan"}], Panel("v"))[1.0] == (2.0, 1.0, inf)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +165,10 @@ def _stored() -> list[tuple[Path, str | None]]:
 @pytest.mark.parametrize(("study", "schedule"), _stored(), ids=lambda value: getattr(value, "stem", str(value)))
 def test_committed_tables_are_those_of_their_rows(study: Path, schedule: str | None, tmp_path: Path) -> None:
     name = Runner(load_study(study), schedule).name
+    loaded = load_study(study)
+    for row in csv.DictReader((RESULTS / f"{name}.csv").read_text().splitlines()):
+        settings = json.loads(json.dumps(loaded.settings(row["cell"], schedule, []), default=str))
+        assert row["settings"] in ("", digest(settings)), "the study file or a config changed since the row was made"
     for path in RESULTS.glob(f"{name}*.csv"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     words = ["--schedule", schedule] if schedule else []
