@@ -83,7 +83,7 @@ class Runner:
         failed: list[str] = []
         for level in self._sources(pending):
             failed += self._run_each(level, source=True)
-        ready = [pair for pair in pending if all(self._trained(other, pair[1]) for other in self._direct(pair[0]))]
+        ready = [pair for pair in pending if all(self._usable(other, pair[1]) for other in self._direct(pair[0]))]
         lost = [pair for pair in pending if pair not in ready]
         failed += [f"{name}/seed_{seed}: needs a checkpoint of {', '.join(self._direct(name))}" for name, seed in lost]
         return failed + self._run_each([pair for pair in ready if not self.finished(*pair)])
@@ -105,6 +105,10 @@ class Runner:
         while above := list(dict.fromkeys((other, seed) for name, seed in above for other in self._direct(name))):
             levels.insert(0, above)
         return levels
+
+    def _usable(self, name: str, seed: int) -> bool:
+        begun, asked = self._begun(name, seed)
+        return self._trained(name, seed) and begun in (None, asked)
 
     def _trained(self, name: str, seed: int) -> bool:
         return self.checkpoint(name, seed).is_file() and (self.run_folder(name, seed) / "finished").is_file()

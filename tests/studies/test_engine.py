@@ -67,8 +67,9 @@ def test_what_is_trained_first_gives_its_checkpoint(write_study: Callable[..., P
         "second": {"checkpoints": {"model.init_args.initial_weights": "warm"}, "options": {"trainer.max_epochs": 1}},
     }
     study = runner(write_study(cells=cells))
-    (message,) = study.run()
-    assert "bites" in message
+    broken, lost = study.run()
+    assert "bites" in broken
+    assert lost == "lost/seed_0: needs a checkpoint of broken"
     assert [row["cell"] for row in study.rows.read()] == ["second"], "what does not depend on it is run"
     config = yaml.safe_load((study.run_folder("second", 0) / "config.yaml").read_text())
     assert config["model"]["init_args"]["initial_weights"] == str(study.checkpoint("warm", 0))
@@ -101,7 +102,8 @@ def test_a_checkpoint_of_other_settings_or_of_a_killed_training_is_not_used(
     (message,) = study.run(cells=["first"])
     assert "checkpoints.model.init_args.initial_weights.options.trainer.max_epochs: 1, now 2" in message
     messages = study.run(cells=["second"])
-    assert "warm/seed_0' was begun with other settings: options.trainer.max_epochs: 1, now 2" in messages[0]
+    assert "warm/seed_0 was begun with other settings: options.trainer.max_epochs: 1, now 2" in messages[0]
+    assert messages[1] == "second/seed_0: needs a checkpoint of warm"
     cells["warm"]["options"] = {"trainer.max_epochs": 1}
     study = runner(write_study(cells=cells))
     (study.run_folder("warm", 0) / "finished").unlink()  # as a killed training leaves it
