@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable, Iterator
 
 __all__ = [
+    "INTERRUPTED",
     "CheckpointError",
     "ConfigurationError",
     "DataError",
@@ -15,6 +16,9 @@ __all__ = [
     "error_chain",
     "full_name",
 ]
+
+#: Exit status after Ctrl-C.
+INTERRUPTED = 130
 
 
 class LitSparseError(Exception):

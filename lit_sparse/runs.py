@@ -1,23 +1,28 @@
-"""Run folders: their location, their numbers, and the run that a command continues."""
+"""Run folders: their location and numbers, the run that a command continues, its files and the changes of its options."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import shutil
-from collections.abc import Iterable
+from argparse import Namespace
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import IO, Any
 
 from lit_sparse.errors import CheckpointError, ConfigurationError
 
 __all__ = [
     "CHECKPOINTS",
     "claim_folder",
+    "differences",
     "discard_if_unused",
     "experiment_folder",
     "experiment_name",
     "find_checkpoint",
     "next_command",
+    "replaced",
     "run_of",
 ]
 
@@ -152,3 +157,43 @@ def next_command(run: Path, command: str, names: Iterable[str]) -> str:
     config = [run / "config.yaml", *resumed][-1]
     does = "continue" if command == "fit" else command
     return f"{does} it with: lit-sparse {command} -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(checkpoints[0]))}"
+
+
+def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """List the keys whose values differ between two configs, with both values; None stands for an absent key."""
+    old, new = (vars(value) if isinstance(value, Namespace) else value for value in (old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        changes = []
+        for key in dict.fromkeys([*old, *new]):
+            changes += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+        return changes
+    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
+        old, new = list(old), list(new)
+    return [] if old == new else [(prefix, old, new)]
+
+
+@contextmanager
+def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
+    """Open a temporary file that replaces ``path`` after it is complete and on the disk.
+
+    Args:
+        path: file to write or replace.
+        mode: ``"w"`` for text, ``"wb"`` for bytes.
+    """
+    part = path.with_name(f".{path.name}.part")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with part.open(mode, newline=None if "b" in mode else "") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    if os.name == "posix":  # also synchronize the new name to the disk
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)

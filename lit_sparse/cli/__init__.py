@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_sparse.errors import LitSparseError, did_you_mean
+from lit_sparse.errors import INTERRUPTED, LitSparseError, did_you_mean
 from lit_sparse.version import __version__
 
 if TYPE_CHECKING:
@@ -34,8 +34,6 @@ COMMANDS = {
 
 #: Command -> module of the studies with its main function.
 STUDIES = {"compare": "compare", "report": "report", "study": "command", "sweep": "sweep"}
-#: Exit status after Ctrl-C.
-INTERRUPTED = 130
 #: Environment variables that set how OpenMP threads wait: of the standard, GNU and LLVM.
 WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 

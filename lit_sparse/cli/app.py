@@ -27,7 +27,6 @@ import lit_sparse.mappings
 import lit_sparse.models
 import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
 from lit_sparse.checkpoint_files import restoring_error
-from lit_sparse.cli import INTERRUPTED
 from lit_sparse.cli.arguments import (
     configs_first,
     model_named_by_user,
@@ -42,7 +41,7 @@ from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import about_checkpoint
 from lit_sparse.cli.parser import Parser
 from lit_sparse.cli.refusals import build_error, check_numbers, refusal
-from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stoppable
+from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stop_status, stoppable
 from lit_sparse.distributed import group_for_run
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 from lit_sparse.models.base import SHOWN_EVERY
@@ -313,11 +312,10 @@ class LitSparseCLI(LightningCLI):
         try:
             self._run_or_refuse(subcommand)
         except SystemExit as stop:
-            interrupt = stop.__context__
-            if not isinstance(interrupt, KeyboardInterrupt):
+            if (status := stop_status(stop)) is None:
                 raise
             self._print_end(continue_it=True)
-            raise SystemExit(getattr(interrupt, "status", INTERRUPTED)) from None
+            raise SystemExit(status) from None
         self._print_end(continue_it=False)
 
     def _run_or_refuse(self, subcommand: str) -> None:

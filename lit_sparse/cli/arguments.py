@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
 
 from lit_sparse.trust import names_in
 
@@ -19,7 +18,6 @@ __all__ = [
     "as_yaml_file",
     "chosen_options",
     "configs_first",
-    "differences",
     "model_named_by_user",
     "named_by_user",
     "split_model_options",
@@ -101,19 +99,6 @@ def chosen_options(args: list[str], names: Collection[str]) -> list[str]:
         if chosen:
             kept.append(arg)
     return kept
-
-
-def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """List the keys whose values differ between two configs, with both values."""
-    old, new = (dict(value) if isinstance(value, Namespace) else value for value in (old, new))
-    if isinstance(old, dict) and isinstance(new, dict):
-        changes = []
-        for key in dict.fromkeys([*old, *new]):
-            changes += differences(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
-        return changes
-    if isinstance(old, list | tuple) and isinstance(new, list | tuple):
-        old, new = list(old), list(new)
-    return [] if old == new else [(prefix, old, new)]
 
 
 def named_by_user(args: list[str]) -> tuple[list[str], set[str], set[str]]:

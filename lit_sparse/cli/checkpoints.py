@@ -23,8 +23,9 @@ from lit_sparse.checkpoint_files import (
     read_checkpoint,
     restoring_error,
 )
-from lit_sparse.cli.arguments import as_yaml_file, chosen_options, differences, split_model_options
+from lit_sparse.cli.arguments import as_yaml_file, chosen_options, split_model_options
 from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.runs import differences
 from lit_sparse.trust import find_imported
 
 __all__ = ["MergedModel", "changes_of_run", "check_model", "is_restoring", "load_weights", "read_for"]

@@ -1,21 +1,19 @@
-"""Files of a run that are written completely or not at all."""
+"""Checkpoint files that are written completely or not at all."""
 
 from __future__ import annotations
 
 import errno
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from lightning_fabric.plugins import TorchCheckpointIO
 
 from lit_sparse.checkpoint_files import check_written, read_checkpoint
 from lit_sparse.errors import LitSparseError
+from lit_sparse.runs import replaced
 
-__all__ = ["DISK_IS_FULL", "DiskError", "WholeFiles", "replaced"]
+__all__ = ["DISK_IS_FULL", "DiskError", "WholeFiles"]
 
 #: Errors of the operating system after which nothing more can be written.
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -23,33 +21,6 @@ DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 class DiskError(LitSparseError, OSError):
     """Error for a full disk or a folder without write permission."""
-
-
-@contextmanager
-def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
-    """Open a temporary file that replaces ``path`` after it is complete and on the disk.
-
-    Args:
-        path: file to write or replace.
-        mode: ``"w"`` for text, ``"wb"`` for bytes.
-    """
-    part = path.with_name(f".{path.name}.part")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with part.open(mode, newline=None if "b" in mode else "") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
-    if os.name == "posix":  # also synchronize the new name to the disk
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
 
 
 class WholeFiles(TorchCheckpointIO):

@@ -12,8 +12,8 @@ from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.loggers.csv_logs import ExperimentWriter
 from pytorch_lightning.utilities import rank_zero_only
 
-from lit_sparse.cli.files import replaced
 from lit_sparse.lightning_internals import next_row
+from lit_sparse.runs import replaced
 
 __all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "run_loggers"]
 

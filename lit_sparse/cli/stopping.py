@@ -14,11 +14,12 @@ from typing import Any
 import pytorch_lightning as pl
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from pytorch_lightning.utilities import rank_zero_warn
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from lit_sparse.callbacks.pictures.base import Picture
-from lit_sparse.errors import LitSparseError
+from lit_sparse.errors import INTERRUPTED, LitSparseError
 
-__all__ = ["DrawWhenStopped", "Terminated", "own_error", "quiet", "stoppable"]
+__all__ = ["DrawWhenStopped", "Terminated", "own_error", "quiet", "stop_status", "stoppable"]
 
 
 class Terminated(KeyboardInterrupt):
@@ -31,7 +32,7 @@ class Terminated(KeyboardInterrupt):
 def stoppable() -> Iterator[None]:
     """Raise :class:`Terminated` at SIGTERM; Lightning itself would first finish a training batch.
 
-    Under SLURM, Lightning's own handler stays.
+    Under SLURM, Lightning's own handler stays: it lets a batch end, and the job may be queued again.
     """
     if threading.current_thread() is not threading.main_thread() or SLURMEnvironment.detect():
         yield
@@ -48,6 +49,18 @@ def stoppable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+def stop_status(error: BaseException) -> int | None:
+    """Return the exit status of a run that Ctrl-C or SIGTERM stopped, or None for any other error.
+
+    Args:
+        error: error of the run. Lightning answers Ctrl-C by a `SystemExit`, and SIGTERM under SLURM by its subclass.
+    """
+    interrupt = error if isinstance(error, KeyboardInterrupt | SIGTERMException) else error.__context__
+    if isinstance(interrupt, KeyboardInterrupt):
+        return int(getattr(interrupt, "status", INTERRUPTED))
+    return Terminated.status if isinstance(interrupt, SIGTERMException) else None
 
 
 class DrawWhenStopped(pl.Callback):
@@ -70,7 +83,7 @@ class DrawWhenStopped(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Draw if the run was stopped."""
-        if isinstance(exception, KeyboardInterrupt) and trainer.state.fn == "fit":
+        if stop_status(exception) is not None and trainer.state.fn == "fit":
             self._draw(trainer, pl_module)
 
     def _draw(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.metadata import version
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -233,7 +234,7 @@ def resampled_scores(
     if key is not None and key not in keys:
         hint = did_you_mean(str(key), keys)
         raise ConfigurationError(f"Expected argument `key` to be one of {tuple(keys)} but got {key!r}.{hint}")
-    drawn = [np.arange(number), *(generator.choice(number, size=number) for _ in range(samples))]
+    drawn = chain([np.arange(number)], (generator.choice(number, size=number) for _ in range(samples)))
     return [metric.scores(torch.from_numpy(statistics[rows].sum(0)), number)[key or keys[0]] for rows in drawn]
 
 

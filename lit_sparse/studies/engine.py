@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -16,16 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.runs import CHECKPOINTS, numbered
+from lit_sparse.runs import CHECKPOINTS, numbered, replaced
 from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all, try_lock
 from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Rows, provenance
-from lit_sparse.studies.study import Study, digest
+from lit_sparse.studies.study import Study, changes, digest
 
-__all__ = ["Runner", "differences", "read_metrics", "summarized"]
+__all__ = ["Runner", "read_metrics", "summarized"]
 
-#: Value of a key that settings do not have.
-ABSENT = "nothing"
 #: ``sum(train/NAME)`` and its like.
 SUMMARY = re.compile(r"(first|last|sum|min|max|count|argmax|argmin)\((.+)\)")
 
@@ -190,7 +188,7 @@ class Runner:
         if other is None:
             return ""
         begun, asked = self._begun(name, int(other))
-        which = f": {'; '.join(differences(begun, asked))}" if begun and begun != asked else ""
+        which = f": {'; '.join(changes(begun, asked))}" if begun and begun != asked else ""
         return (
             f"{self.rows.path} has rows of cell {name!r} that were made with other settings{which}. Remove these rows and"
             f" {self.folder / name} to run it again, or give another --results and --output."
@@ -214,14 +212,12 @@ class Runner:
         path, (begun, asked) = self.folder / name / f"seed_{seed}.json", self._begun(name, seed)
         if begun is not None and begun != asked and self.checkpoint(name, seed).is_file():
             raise JobFailedError(
-                f"{self.folder / name / f'seed_{seed}'} was begun with other settings: {'; '.join(differences(begun, asked))}."
+                f"{self.folder / name / f'seed_{seed}'} was begun with other settings: {'; '.join(changes(begun, asked))}."
                 f" Choose another --output, or remove it with {path}."
             )
         if begun != asked:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            part.write_text(json.dumps(asked), encoding="utf-8")
-            part.replace(path)
+            with replaced(path, "w") as file:
+                json.dump(asked, file)
 
     def _filled(self, value: Any) -> str:
         """Return an option's value as a word of a command, with the paths of inputs."""
@@ -345,20 +341,6 @@ def _function(path: str) -> Callable[..., Any]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"Expected `function` to be the path of a function but got {path!r}: {error}") from error
     return function
-
-
-def differences(begun: Any, asked: Any, where: str = "") -> Iterator[str]:
-    """Yield the keys in which two settings differ, with both values."""
-    if isinstance(begun, dict) and isinstance(asked, dict):
-        for key in dict.fromkeys([*begun, *asked]):
-            if begun.get(key, ABSENT) != asked.get(key, ABSENT):
-                yield from differences(begun.get(key, ABSENT), asked.get(key, ABSENT), f"{where}.{key}".lstrip("."))
-    elif isinstance(begun, list) and isinstance(asked, list) and len(begun) == len(asked):
-        for place, (one, other) in enumerate(zip(begun, asked, strict=True)):
-            if one != other:
-                yield from differences(one, other, f"{where}[{place}]")
-    else:
-        yield f"{where}: {begun}, now {asked}"
 
 
 def read_metrics(run: Path) -> list[dict[str, float]]:

@@ -15,11 +15,11 @@ import yaml
 from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.studies.command import find_study
 from lit_sparse.studies.compare import comparison, named
-from lit_sparse.studies.engine import Runner, differences
+from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import svg_of
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.rows import Row
-from lit_sparse.studies.study import Figure, Study
+from lit_sparse.studies.study import Figure, Study, changes
 from lit_sparse.studies.tables import by_cell
 
 __all__ = ["main", "page_of"]
@@ -127,5 +127,5 @@ def _runs(pairs: Sequence[tuple[str, Path]]) -> list[Run]:
             {"name": picture.stem.replace("_", " "), "data": base64.b64encode(picture.read_bytes()).decode()}
             for picture in sorted((folder / "pictures").glob("*.png"))
         ]
-        found.append(Run(name, config=text, differences=list(differences(configs[0], config)), pictures=pictures))
+        found.append(Run(name, config=text, differences=changes(configs[0], config), pictures=pictures))
     return found

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from lit_sparse.runs import replaced
 from lit_sparse.studies.jobs import locked
 
 __all__ = ["PROVENANCE", "Row", "Rows", "provenance"]
@@ -70,15 +71,10 @@ def _key(row: Row, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _write(path: Path, rows: Iterable[Row], names: Sequence[str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.name}.{platform.node()}.{os.getpid()}")
-    with part.open("w", newline="", encoding="utf-8") as file:
+    with replaced(path, "w") as file:  # a reader sees the old file or the new one
         writer = csv.DictWriter(file, names, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)  # a reader sees the old file or the new one
 
 
 def shown(value: object) -> str:

@@ -13,6 +13,8 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from lit_sparse.runs import differences
+
 __all__ = [
     "Cell",
     "Change",
@@ -23,6 +25,7 @@ __all__ = [
     "Ranks",
     "Study",
     "Table",
+    "changes",
     "digest",
 ]
 
@@ -312,19 +315,26 @@ class Study(Change):
     def settings(self, name: str, schedule: str | None, extra: list[str]) -> dict[str, Any]:
         """Return what decides the numbers of a cell, besides the seed: the content of its configs, options and arguments."""
         cell, change = self.cells[name], self.change_of(name, schedule)
-        files = [] if cell.function or change.config is None else [change.config, *change.overlays]
-        own = (
-            {} if cell.function or cell.hidden else {"tests": self.tests, "scores": self.scores, "checkpoint": self.checkpoint}
-        )
-        return own | {
-            "configs": [yaml.safe_load(Path(path).read_text(encoding="utf-8")) for path in files],
+        if cell.function is not None:
+            return {"function": cell.function, "arguments": change.arguments}
+        files = [Path(path) for path in (change.config, *change.overlays) if path is not None]
+        settings = {
+            "configs": {
+                f"{place}. {path.name}": yaml.safe_load(path.read_text(encoding="utf-8")) for place, path in enumerate(files, 1)
+            },
             "options": change.options,
             "checkpoints": {option: self.settings(other, schedule, extra) for option, other in cell.checkpoints.items()},
-            "seed_options": [] if cell.function else self.seed_options,
-            "function": cell.function,
-            "arguments": change.arguments,
+            "seed_options": self.seed_options,
             "extra": extra,
         }
+        if not cell.hidden:
+            settings |= {"tests": self.tests, "scores": self.scores, "checkpoint": self.checkpoint}
+        return settings
+
+
+def changes(begun: Any, asked: Any) -> list[str]:
+    """Return the keys in which two settings differ, with both values."""
+    return [f"{key}: {old}, now {new}" for key, old, new in differences(begun, asked)]
 
 
 def digest(settings: Mapping[str, Any]) -> str:

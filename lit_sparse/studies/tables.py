@@ -94,7 +94,7 @@ def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Seque
     return lines
 
 
-def differences(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> list[list[str]]:
+def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -> list[list[str]]:
     """Return a table of the differences between each cell and the best one, for the seed of median value."""
     from lit_sparse.metrics.bleu import compare_resampled
 
@@ -202,7 +202,7 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
                 title = ", ".join(text for text in (shown, column.title or name, f"{seeds} seeds") if text)
                 lines += ["", f"{'###' if table.title else '##'} {title}"]
                 lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"))]
-    if study.compare is not None and (compared := differences(study, rows, samples)):
+    if study.compare is not None and (compared := bootstrap_table(study, rows, samples)):
         lines += ["", *markdown(compared), "", BOOTSTRAP]
     lines += ranks
     notes = [*study.notes, *([f"Published values: {study.source}."] if study.source else [])]

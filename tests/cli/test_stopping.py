@@ -17,7 +17,16 @@ STOPS = {"interrupted": ("batch_start 27", 2, 130), "terminated": ("validation 3
 FIT = ["fit", *DIGITS, "--trainer.max_epochs=5"]
 
 
-def test_a_stopped_run_draws_its_pictures_and_can_be_continued(tmp_path: Path) -> None:
+#: Variables of a job that SLURM has started with one process; there Lightning's own handler of SIGTERM stays.
+SLURM = {"NTASKS": "1", "JOB_NAME": "train", "JOB_ID": "12345", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NNODES": "1"}
+
+
+@pytest.mark.parametrize("scheduler", [{}, SLURM], ids=["alone", "slurm"])
+def test_a_stopped_run_draws_its_pictures_and_can_be_continued(
+    scheduler: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in scheduler.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
     runs = []
     for name, (moment, number, _) in STOPS.items():
         stop = ["--trainer.callbacks=interruptions.KillAtMoment", f"--trainer.callbacks.moment={moment}"]
