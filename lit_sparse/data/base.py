@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytorch_lightning as pl
 import torch
@@ -80,12 +80,25 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         eval_batch_size: examples per batch of validation, test and prediction.
         num_workers: number of worker processes that fetch batches; 0 fetches in the training process.
         seed: seed of all random draws, such as orders and augmentation.
+        fold: number of a fold from 0, and number of folds, for cross-validation: training and validation examples are taken
+            together and divided by the seed, the fold is for validation, the others are for training.
 
     Raises:
-        ConfigurationError: for a batch size below 1 or a negative number of workers.
+        ConfigurationError: for a batch size below 1, a negative number of workers, or a wrong fold.
     """
 
-    def __init__(self, *, batch_size: int = 64, eval_batch_size: int = 256, num_workers: int = 0, seed: int = 0) -> None:
+    #: Whether training and validation examples may be divided into folds.
+    has_folds: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        *,
+        batch_size: int = 64,
+        eval_batch_size: int = 256,
+        num_workers: int = 0,
+        seed: int = 0,
+        fold: tuple[int, int] | None = None,
+    ) -> None:
         super().__init__()
         for name, value, least in (
             ("batch_size", batch_size, 1),
@@ -98,6 +111,10 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
         self.seed = seed
+        if fold is not None and not (self.has_folds and len(fold) == 2 and fold[1] >= 2 and 0 <= fold[0] < fold[1]):
+            wanted = "such as [0, 2] or [1, 2]" if self.has_folds else f"to be null for {type(self).__name__}"
+            raise ConfigurationError(f"Expected argument `fold` {wanted} but got {list(fold)}. Change it.")
+        self.fold = fold
         self._train_loader: EpochLoader | None = None
         self._position: dict[str, int] | None = None
 
@@ -113,6 +130,36 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         """
         options |= dict(zip(("map_location", "hparams_file"), args, strict=False))
         return load_trusted(super().load_from_checkpoint, checkpoint_path, trust=trust, model=cls, **options)
+
+    def folded(self, splits: dict[Split, Any]) -> dict[Split, Any]:
+        """Return the examples of each split, after ``fold`` has divided those of training and validation.
+
+        Args:
+            splits: split -> examples that can be joined by ``+``, counted, and chosen by indices.
+        """
+        if self.fold is None:
+            return splits
+        both = splits["train"] + splits["val"]
+        chosen = self.fold_indices(len(splits["train"]), len(splits["val"]))
+        return splits | {split: both[indices] for split, indices in chosen.items()}
+
+    def fold_indices(self, train: int, val: int) -> dict[Split, Tensor]:
+        """Return split -> indices of its examples in ``fold``, among all training examples and then those of validation.
+
+        Args:
+            train: number of training examples.
+            val: number of validation examples.
+
+        Raises:
+            ConfigurationError: with more folds than examples.
+        """
+        assert self.fold is not None
+        number, count = self.fold
+        if count > train + val:
+            raise ConfigurationError(f"Expected at most {train + val} folds, one per example, but got {count}. Decrease it.")
+        order = shuffled(train + val, self.seed, stream=5)
+        held = torch.arange(len(order)) % count == number
+        return {"train": order[~held].sort().values, "val": order[held].sort().values}
 
     @abstractmethod
     def size(self, split: Split) -> int:

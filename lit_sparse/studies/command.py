@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw
 from lit_sparse.studies.load import load_study
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         dict(_pair(text) for text in options.input),
         arguments[place + 1 :],
         max(1, options.jobs),
+        None if options.submit is None else Cluster(options.submit),
     )
     failed = [] if options.tables else runner.run(options.cells, options.seeds)
     for message in failed:
@@ -55,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", nargs="+", type=int, help="seeds in place of those of the study")
     parser.add_argument("--schedule", help="how long to train; the study's first schedule by default")
     parser.add_argument("--jobs", type=int, default=1, help="number of cells at a time; they share the cores")
+    parser.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
     parser.add_argument("--input", action="append", default=[], metavar="NAME=PATH", help="a file or folder of data")
     parser.add_argument("--output", type=Path, default=Path("runs/studies"), help="folder of the runs")
     parser.add_argument("--results", type=Path, default=Path("results"), help="folder of rows, tables and figures")

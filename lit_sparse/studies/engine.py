@@ -17,6 +17,7 @@ from typing import Any
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import CHECKPOINTS, numbered, replaced
+from lit_sparse.studies.cluster import Cluster, forget_job
 from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all, try_lock
 from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Rows, provenance
@@ -40,6 +41,7 @@ class Runner:
         inputs: name -> path.
         extra: options of every ``lit-sparse`` command.
         jobs: number of cells at a time.
+        cluster: cluster that runs the commands; None for this machine.
     """
 
     study: Study
@@ -49,6 +51,7 @@ class Runner:
     inputs: dict[str, str] = field(default_factory=dict)
     extra: list[str] = field(default_factory=list)
     jobs: int = 1
+    cluster: Cluster | None = None
 
     def __post_init__(self) -> None:
         if self.schedule is None and self.study.schedules:
@@ -235,6 +238,7 @@ class Runner:
             JobFailedError: if it fails.
         """
         folder, last = self.run_folder(name, seed), self.checkpoint(name, seed)
+        forget_job(self.log(name, seed))
         if (folder / "finished").is_file():
             return
         if folder.is_dir() and not last.is_file():  # killed before there was anything to continue
@@ -248,7 +252,8 @@ class Runner:
         command += [word for option, value in options.items() for word in (f"--{option}", value)]
         command += ["--trainer.enable_progress_bar", "false", *self.extra]
         command += ["--output_dir", str(self.folder), "--name", f"{name}/seed_{seed}"]
-        call([*command, *(("--ckpt_path", "last") if last.is_file() else ())], self.log(name, seed), threads, held, stops)
+        command += ("--ckpt_path", "last") if last.is_file() else ()
+        self._run_command(command, name, seed, threads, held, stops)
         if not last.is_file():
             raise JobFailedError(f"{folder} has no last checkpoint at its end; see {self.log(name, seed)}")
         (folder / "finished").touch()
@@ -261,7 +266,7 @@ class Runner:
             words = [word for option, value in options.items() for word in (f"--{option}", self._filled(value))]
             path = str(self.checkpoint(name, seed, self.study.checkpoint))
             command = [sys.executable, "-m", "lit_sparse", "test", "-c", str(folder / "config.yaml"), "--ckpt_path", path]
-            call([*command, *words], self.log(name, seed), threads, held)
+            self._run_command([*command, *words], name, seed, threads, held)
             found = read_metrics(numbered(folder / "test")[-1])
             numbers |= {key if test == "test" else f"{test}/{key}": line[key] for line in found for key in line}
         numbers = {key: value for key, value in numbers.items() if "test/" in key}
@@ -307,7 +312,19 @@ class Runner:
             "extra": self.extra,
         }
         command = [sys.executable, "-m", "lit_sparse.studies.engine", json.dumps(job), name, str(seed)]
-        call(command, self.log(name, seed), threads, held)
+        self._run_command(command, name, seed, threads, held)
+
+    def _run_command(
+        self,
+        command: Sequence[str],
+        name: str,
+        seed: int,
+        threads: int,
+        held: Sequence[int],
+        stops: Callable[[], bool] | None = None,
+    ) -> None:
+        start = None if self.cluster is None else self.cluster.start
+        call(command, self.log(name, seed), threads, held, stops, start)
 
     def _scores(self, name: str, seed: int) -> Path:
         return self.run_folder(name, seed) / "scores.json"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 from lit_sparse.errors import LitSparseError
 
@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["JobFailedError", "JobInterruptedError", "call", "descriptors", "locked", "run_all", "try_lock"]
+__all__ = ["JobFailedError", "JobInterruptedError", "Process", "call", "descriptors", "locked", "run_all", "try_lock"]
 
 
 class JobFailedError(LitSparseError):
@@ -76,8 +76,23 @@ def descriptors(file: IO[str]) -> tuple[int, ...]:
     return () if fcntl is None else (file.fileno(),)
 
 
+class Process(Protocol):
+    """A running command."""
+
+    def wait(self, timeout: float) -> int:
+        """Return the exit status, or raise subprocess.TimeoutExpired."""
+
+    def terminate(self) -> None:
+        """End the command."""
+
+
 def call(
-    arguments: Sequence[str], log: Path, threads: int, inherited: Sequence[int] = (), stops: Callable[[], bool] | None = None
+    arguments: Sequence[str],
+    log: Path,
+    threads: int,
+    inherited: Sequence[int] = (),
+    stops: Callable[[], bool] | None = None,
+    start: Callable[[Sequence[str], Path], Process] | None = None,
 ) -> None:
     """Run a command with its output appended to a file; it inherits some open files.
 
@@ -87,6 +102,7 @@ def call(
         threads: number of its threads.
         inherited: descriptors of open files.
         stops: is called now and then; True ends the command by SIGTERM.
+        start: function that starts the command elsewhere; by default it runs on this machine.
 
     Raises:
         JobFailedError: if it fails.
@@ -94,9 +110,13 @@ def call(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        process = subprocess.Popen(
-            arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=tuple(inherited)
-        )
+        process: Process
+        if start is not None:
+            process = start(arguments, log)
+        else:
+            process = subprocess.Popen(
+                arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=tuple(inherited)
+            )
         stopped = False
         while True:
             try:

@@ -9,6 +9,7 @@ import math
 import re
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import product
@@ -19,6 +20,7 @@ import yaml
 
 from lit_sparse.errors import ConfigurationError, LitSparseError, MissingExtraError, did_you_mean
 from lit_sparse.runs import experiment_name
+from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner, read_metrics, summarized
 from lit_sparse.studies.figures import draw_front
 from lit_sparse.studies.jobs import JobFailedError, JobInterruptedError, descriptors, locked, run_all, try_lock
@@ -32,6 +34,8 @@ DIRECTIONS = {
     "minimize": r"loss|nelbo|nll|bits|rate|distortion|perplexity|classification|calls|error",
     "maximize": r"success|accuracy|similarity|bleu|rouge",
 }
+#: Longest time that a machine waits for another one to enqueue a grid.
+ENQUEUE_SECONDS = 60
 
 
 class Sweep:
@@ -46,6 +50,8 @@ class Sweep:
         storage: URL of an Optuna storage; None for a file in the folder.
         sampler: ``tpe``, ``random`` or ``grid``.
         prune: whether trials that are worse than the median of the others at the same epoch are stopped.
+        cluster: cluster that runs the trials; None for this machine.
+        folds: number of folds of the training and validation data; a trial has one run for each, and their mean values.
         extra: options of every training.
 
     Raises:
@@ -64,17 +70,30 @@ class Sweep:
         storage: str | None = None,
         sampler: str = "tpe",
         prune: bool = False,
+        folds: int = 1,
+        cluster: Cluster | None = None,
         extra: Sequence[str] = (),
     ) -> None:
         self.configs, self.metrics, self.directions, self.folder = list(configs), list(metrics), list(directions), folder
         self.storage, self.sampler, self.prune, self.extra = storage, sampler, prune, list(extra)
-        self.space = space
+        self._created = False
+        self.space, self.folds, self.cluster = space, folds, cluster
+        if prune and folds > 1:
+            raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
         self.distributions = {key: _distribution(key, values) for key, values in space.items()}
         folder.mkdir(parents=True, exist_ok=True)
         self._check_settings()
         if sampler == "grid":
-            for values in self.grid:
-                self.study.enqueue_trial(dict(zip(space, values, strict=True)), skip_if_exists=True)
+            self._enqueue()
+
+    def _enqueue(self) -> None:
+        """Enqueue the grid, each point once although several machines may begin at the same time."""
+        end = time.monotonic() + ENQUEUE_SECONDS
+        while not self._created and not self.study.user_attrs.get("enqueued") and time.monotonic() < end:
+            time.sleep(0.2)  # the machine that made the study is at it
+        for values in self.grid:
+            self.study.enqueue_trial(dict(zip(self.space, values, strict=True)), skip_if_exists=True)
+        self.study.set_user_attr("enqueued", True)
 
     @property
     def grid(self) -> list[tuple[Any, ...]]:
@@ -86,32 +105,46 @@ class Sweep:
     @cached_property
     def study(self) -> Any:
         """The Optuna study."""
-        optuna = _optuna()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        samplers = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler}
+        _optuna()  # a missing package is not an error of the storage
         try:
-            storage: Any = self.storage
-            if storage is None:
-                backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"))
-                storage = optuna.storages.JournalStorage(backend)
-            found = optuna.create_study(
-                storage=storage,
-                study_name=self.folder.name,
-                directions=self.directions,
-                load_if_exists=True,
-                sampler=samplers.get(self.sampler, optuna.samplers.RandomSampler)(),
-                pruner=optuna.pruners.MedianPruner() if self.prune else optuna.pruners.NopPruner(),
-            )
-            found.get_trials(deepcopy=False)
+            try:
+                found = self._open()
+            except Exception:  # two machines may have begun to make the same tables
+                time.sleep(1)
+                found = self._open()
         except Exception as error:  # of any database
             raise ConfigurationError(f"The storage {self.storage or str(self.folder)!r} cannot be used: {error}") from error
         if [direction.name.lower() for direction in found.directions] != self.directions:
             raise ConfigurationError(f"{self.folder} was begun with other metrics. Choose another --output.")
         return found
 
+    def _open(self) -> Any:
+        """Make the Optuna study, or open it if it is there."""
+        optuna = _optuna()
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        storage: Any = self.storage
+        if storage is None:
+            backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"))
+            storage = optuna.storages.JournalStorage(backend)
+        options = {
+            "storage": storage,
+            "study_name": experiment_name(self.configs[0], ""),
+            "sampler": optuna.samplers.TPESampler() if self.sampler == "tpe" else optuna.samplers.RandomSampler(),
+            "pruner": optuna.pruners.MedianPruner() if self.prune else optuna.pruners.NopPruner(),
+        }
+        try:
+            found = optuna.create_study(directions=self.directions, **options)
+            self._created = True
+        except optuna.exceptions.DuplicatedStudyError:
+            found = optuna.load_study(**options)
+        found.get_trials(deepcopy=False)
+        return found
+
     def _check_settings(self) -> None:
         contents = [yaml.safe_load(Path(path).read_text(encoding="utf-8")) for path in self.configs]
-        asked = json.loads(json.dumps({"configs": contents, "metrics": self.metrics, "extra": self.extra}, default=str))
+        asked = json.loads(
+            json.dumps({"configs": contents, "metrics": self.metrics, "extra": self.extra, "folds": self.folds}, default=str)
+        )
         begun = self.study.user_attrs.get("settings")
         if begun is None:
             self.study.set_user_attr("settings", asked)
@@ -162,49 +195,57 @@ class Sweep:
         return self.folder / f"trial_{number}" / "lock"
 
     def runner(self, number: int) -> Runner:
-        """Return what trains a trial."""
+        """Return what trains a trial: a study with one cell, or with one for each fold."""
         params = self.study.get_trials(deepcopy=False)[number].params
         config, *overlays = (str(Path(path).resolve()) for path in self.configs)
-        cell = Cell(config=config, overlays=overlays, options=params)
-        study = Study(cells={f"trial_{number}": cell}, seed_options=[], path=Path(f"{self.folder.name}.yaml"))
-        return Runner(study, output=self.folder.parent, results=self.folder, extra=self.extra)
+        cells = {f"trial_{number}": Cell(config=config, overlays=overlays, options=params)}
+        if self.folds > 1:
+            chosen = {fold: {"data.init_args.fold": [fold, self.folds]} for fold in range(self.folds)}
+            cells = {
+                f"trial_{number}/fold_{fold}": Cell(config=config, overlays=overlays, options=params | option)
+                for fold, option in chosen.items()
+            }
+        study = Study(cells=cells, seed_options=[], path=Path(f"{self.folder.name}.yaml"))
+        return Runner(study, output=self.folder.parent, results=self.folder, extra=self.extra, cluster=self.cluster)
 
     def _finish(self, number: int, threads: int, lock: IO[str]) -> None:
         """Train a trial to its end, and store its values."""
         import optuna
 
         name, runner = f"trial_{number}", self.runner(number)
+        cells = list(runner.study.cells)
         frozen = self.study.get_trials(deepcopy=False)[number]
         if frozen.state != optuna.trial.TrialState.RUNNING:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
         shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in frozen.params.items())
-        print(f"{name}: runs with {shown}; output in {runner.log(name, 0)}", flush=True)
+        print(f"{name}: runs with {shown}; output in {runner.log(next(iter(cells)), 0)}", flush=True)
         reported = len(frozen.intermediate_values)
 
         def stops() -> bool:
             nonlocal reported
-            points = [line for line in read_metrics(runner.run_folder(name, 0)) if self.metrics[0] in line]
+            points = [line for line in read_metrics(runner.run_folder(cells[0], 0)) if self.metrics[0] in line]
             for line in points[reported:]:
                 trial.report(line[self.metrics[0]], int(line["epoch"]))
             reported = max(reported, len(points))
             return trial.should_prune()
 
         try:
-            runner.check_begun(name, 0)
-            runner.train(name, 0, threads, descriptors(lock), stops if self.prune else None)
+            for cell in cells:
+                runner.check_begun(cell, 0)
+                runner.train(cell, 0, threads, descriptors(lock), stops if self.prune else None)
         except JobInterruptedError:
             raise
         except JobFailedError:
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
             raise
-        lines = read_metrics(runner.run_folder(name, 0))
-        values = [summarized(lines, metric) for metric in self.metrics]
+        logged = [read_metrics(runner.run_folder(cell, 0)) for cell in cells]
+        values = [_mean([summarized(lines, metric) for lines in logged]) for metric in self.metrics]
         if self.prune and trial.should_prune():
             self.study.tell(number, state=optuna.trial.TrialState.PRUNED)
         elif None in values or any(math.isnan(value) for value in values if value is not None):
             self.study.tell(number, state=optuna.trial.TrialState.FAIL)
-            self._explain(lines, values)
+            self._explain(logged[0], values)
         else:
             self.study.tell(number, [value for value in values if value is not None])
         print(f"{name}: {', '.join(f'{metric} = {value}' for metric, value in zip(self.metrics, values, strict=True))}")
@@ -243,12 +284,26 @@ class Sweep:
         with files[1].open("w", newline="", encoding="utf-8") as file:
             csv.writer(file, lineterminator="\n").writerows([[text.strip("*") for text in line] for line in lines])
         first = next(trial.number for trial in trials if trial.number in best)
-        shutil.copyfile(self.runner(first).run_folder(f"trial_{first}", 0) / "config.yaml", files[2])
+        runner = self.runner(first)
+        config = runner.run_folder(next(iter(runner.study.cells)), 0) / "config.yaml"
+        if not config.is_file():  # the trial ran on another machine
+            files.pop()
+        elif self.folds == 1:
+            shutil.copyfile(config, files[2])
+        else:
+            content = yaml.safe_load(config.read_text(encoding="utf-8"))
+            content["data"]["init_args"]["fold"] = None
+            files[2].write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
         if len(self.metrics) == 2:
             files.append(self.folder / "front.png")
             draw_front([trial.values for trial in trials], [t.number in best for t in trials], self.metrics, files[-1])
         print("\n".join(markdown(lines)))
         return files
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    found = [value for value in values if value is not None]
+    return sum(found) / len(found) if len(found) == len(values) else None
 
 
 def _optuna() -> Any:
@@ -295,7 +350,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
     parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
     parser.add_argument("--prune", action="store_true", help="stop trials that are worse than the median")
+    parser.add_argument("--folds", type=int, default=1, help="folds of the training and validation data; values are means")
     parser.add_argument("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
+    parser.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
     parser.add_argument("--storage", help="URL of an Optuna storage, for several machines; a file in the folder by default")
     parser.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of the sweeps")
     words = list(arguments)
@@ -317,6 +374,8 @@ def main(arguments: Sequence[str]) -> int:
         storage=options.storage,
         sampler=options.sampler,
         prune=options.prune,
+        folds=options.folds,
+        cluster=None if options.submit is None else Cluster(options.submit),
         extra=words[place + 1 :],
     )
     trials = options.trials or (len(sweep.grid) if options.sampler == "grid" else 30)

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import csv
+import functools
+import os
 import re
+import shutil
+import signal
+import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +25,12 @@ from tests.conftest import ROOT
 
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
+from lit_sparse.studies.engine import read_metrics, summarized  # noqa: E402
 from lit_sparse.studies.sweep import Sweep  # noqa: E402
 
 RATE, K = "model.init_args.optimizer.init_args.lr", "model.init_args.estimator.init_args.k"
 CONFIG = str(ROOT / "tests" / "support" / "bits.yaml")
+EXTRA = ["--checkpoint_every_n_steps=3"]
 COMPLETE = optuna.trial.TrialState.COMPLETE
 
 
@@ -62,6 +71,25 @@ def test_two_metrics_give_a_front(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main([*words, "--", "--trainer.max_epochs=1"]) == 0
     assert (tmp_path / "bits" / "front.png").stat().st_size > 5000
     assert capsys.readouterr().out.count("| **") == 4, "neither trial is better in both values"
+
+
+@pytest.mark.process
+def test_folds_give_the_mean_of_their_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "space.yaml").write_text(yaml.safe_dump({RATE: [0.003]}))
+    words = ["sweep", "-c", str(ROOT / "configs" / "ssvae" / "digits.yaml"), "-s", str(tmp_path / "space.yaml")]
+    words += ["--metric", "val/nelbo", "--folds", "2", "--sampler", "grid", "--output", str(tmp_path)]
+    once = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.check_val_every_n_epoch=1"]
+    assert main([*words, "--", *once]) == 0
+    folder = tmp_path / "ssvae" / "digits"
+    (row,) = csv.DictReader((folder / "sweep.csv").read_text().splitlines())
+    runs = [folder / "trial_0" / f"fold_{fold}" / "seed_0" / "0" for fold in range(2)]
+    values = [summarized(read_metrics(run), "val/nelbo") for run in runs]
+    assert values[0] != values[1]
+    assert float(row["val/nelbo"]) == pytest.approx(sum(values) / 2, rel=1e-5)
+    assert yaml.safe_load((folder / "best.yaml").read_text())["data"]["init_args"]["fold"] is None
+    capsys.readouterr()
+    assert main([*words, "--prune"]) == 2
+    assert "either --prune or --folds" in capsys.readouterr().err
 
 
 @pytest.mark.process
@@ -139,18 +167,78 @@ def test_killed_workers_leave_no_trial_twice_or_lost(run_with_kills: Callable[..
     """Twelve trials, three workers, five kills at random moments."""
     rates = [0.001 * (number + 1) for number in range(12)]
     words = ["sweep", "-c", CONFIG, "-s", space(tmp_path, **{RATE: rates}), "--metric", "val/nelbo", "--sampler", "grid"]
-    extra = ["--", "--checkpoint_every_n_steps=3"]
 
     def start(folder: Path) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "lit_sparse", *words, "--jobs", "3", "--output", str(folder), *extra]
+        command = [sys.executable, "-m", "lit_sparse", *words, "--jobs", "3", "--output", str(folder), "--", *EXTRA]
         return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
 
     run_with_kills(lambda: start(tmp_path), 1)
     assert start(tmp_path / "whole").wait() == 0
     found = []
     for folder in (tmp_path, tmp_path / "whole"):
-        sweep = Sweep([CONFIG], {RATE: rates, K: [2]}, ["val/nelbo"], ["minimize"], folder / "bits", extra=extra[1:])
+        sweep = Sweep([CONFIG], {RATE: rates, K: [2]}, ["val/nelbo"], ["minimize"], folder / "bits", extra=EXTRA)
         assert [trial.state for trial in sweep.study.trials] == [COMPLETE] * 12
         found.append({trial.params[RATE]: trial.value for trial in sweep.study.trials})
     assert found[0] == found[1]
     assert len(found[0]) == 12
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Start a PostgreSQL server; return the URL of a database."""
+    pytest.importorskip("psycopg", reason="PostgreSQL needs psycopg")
+    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
+    if not programs:
+        pytest.skip("no PostgreSQL server is installed (Debian's package postgresql)")
+    folder, port = Path(tempfile.mkdtemp(prefix="postgres", dir="/tmp")), free_port()  # the server's user must reach it
+    user = "postgres" if os.getuid() == 0 else None  # the server refuses to run as root
+    if user is not None:
+        shutil.chown(folder, user)
+    run = functools.partial(subprocess.run, check=True, user=user, cwd=folder, stdout=subprocess.DEVNULL)
+    run([programs[-1], "-D", folder / "data", "--auth=trust", "--username=optuna"])
+    control = [programs[-1].with_name("pg_ctl"), "-D", folder / "data", "-l", folder / "log", "-w"]
+    run([*control, "-o", f"-p {port} -k {folder} -c listen_addresses=127.0.0.1", "start"])
+    try:
+        yield f"postgresql+psycopg://optuna@127.0.0.1:{port}/postgres"
+    finally:
+        run([*control, "-m", "immediate", "stop"])
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.timeout(600)
+def test_two_machines_share_a_server(server: str, tmp_path: Path) -> None:
+    """Two commands with folders of their own; one is killed and started again."""
+    rates = [0.001 * (number + 1) for number in range(6)]
+    words = ["sweep", "-c", CONFIG, "-s", space(tmp_path, **{RATE: rates}), "--metric", "val/nelbo", "--sampler", "grid"]
+
+    def start(name: str) -> subprocess.Popen[bytes]:
+        places = ["--storage", server, "--output", str(tmp_path / name)]
+        return subprocess.Popen([sys.executable, "-m", "lit_sparse", *words, *places, "--", *EXTRA], start_new_session=True)
+
+    first, second = start("one"), start("two")
+    while not list(tmp_path.glob("one/bits/trial_*/seed_0/0/checkpoints/last.ckpt")):
+        assert first.poll() is None
+        time.sleep(0.05)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert start("one").wait() == 0
+    assert second.wait() == 0
+    storage = optuna.storages.RDBStorage(server)
+    trials = optuna.load_study(study_name="bits", storage=storage).trials
+    storage.remove_session()
+    storage.engine.dispose()
+    assert [trial.state for trial in trials] == [COMPLETE] * 6
+    assert sorted(trial.params[RATE] for trial in trials) == rates
+    folders = {name: {path.name for path in (tmp_path / name / "bits").glob("trial_*")} for name in ("one", "two")}
+    assert folders["one"]
+    assert folders["two"]
+    assert not folders["one"] & folders["two"], "no trial ran on both"
+    assert len((tmp_path / "two" / "bits" / "sweep.csv").read_text().splitlines()) > 1

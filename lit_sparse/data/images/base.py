@@ -49,6 +49,11 @@ class Images:
         true_labels = None if self.true_labels is None else self.true_labels[which]
         return Images(self.pixels[which], self.labels[which], true_labels)
 
+    def __add__(self, other: Images) -> Images:
+        known = self.true_labels is not None and other.true_labels is not None
+        true_labels = torch.cat([self.true_labels, other.true_labels]) if known else None  # type: ignore[list-item]
+        return Images(torch.cat([self.pixels, other.pixels]), torch.cat([self.labels, other.labels]), true_labels)
+
     def __len__(self) -> int:
         return len(self.labels)
 
@@ -85,6 +90,7 @@ class ImageDataModule(ResumableDataModule):
     """
 
     classes = 10
+    has_folds = True
     #: Height and width.
     shape: tuple[int, int]
 
@@ -157,6 +163,7 @@ class ImageDataModule(ResumableDataModule):
                 f"Expected `load` of {type(self).__name__} to pass its training and validation images through `noisy` but it"
                 " does not. Call `noisy`, or leave out `label_noise`."
             )
+        splits = self.folded(splits)
         size = len(splits["train"])
         labelled = round(self.labelled * size) if self.labelled <= 1 else int(self.labelled)
         if labelled > size or (labelled < 1 and self.labelled > 0):

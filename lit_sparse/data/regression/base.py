@@ -51,6 +51,9 @@ class Table:
     def __getitem__(self, which: Tensor | slice) -> Table:
         return Table(self.features[which], self.target[which])
 
+    def __add__(self, other: Table) -> Table:
+        return Table(torch.cat([self.features, other.features]), torch.cat([self.target, other.target]))
+
     def __len__(self) -> int:
         return len(self.target)
 
@@ -79,6 +82,8 @@ class RegressionDataModule(ResumableDataModule):
     Raises:
         ConfigurationError: for an argument outside its range, or two arguments that exclude each other.
     """
+
+    has_folds = True
 
     @former_arguments(whole="use_all")
     def __init__(
@@ -165,6 +170,8 @@ class RegressionDataModule(ResumableDataModule):
 
     def _split(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         """Hold out the missing splits, and limit the training rows to ``train_size``."""
+        if self.use_all and self.fold is not None:
+            raise ConfigurationError("Expected no `fold` with `use_all`, which trains on all rows. Leave one out.")
         if self.use_all:
             return {"val": tables["train"], "test": tables["train"], **tables}
         order = shuffled(len(tables["train"]), self.seed)
@@ -177,7 +184,7 @@ class RegressionDataModule(ResumableDataModule):
         if self.train_size is not None and self.train_size > len(rest):
             raise ConfigurationError(f"Expected `train_size` in 1 .. {len(rest)} but got {self.train_size}. Change it.")
         splits["train"] = rest[: self.train_size]
-        return splits
+        return self.folded(splits)
 
 
 def _whitening(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -62,6 +62,8 @@ class TextDataModule(ResumableDataModule):
     #: Roles of the columns that may lack values.
     optional: ClassVar[tuple[str, ...]] = ()
 
+    has_folds = True
+
     def __init__(
         self,
         path: str | None = None,
@@ -115,19 +117,31 @@ class TextDataModule(ResumableDataModule):
 
     def texts(self, split: Split) -> dict[str, list[Any]]:
         """Return role -> values of a split; it is read only once."""
-        if split not in self._columns:
-            values = self.read_inputs() if split == "predict" else self.read(split)
-            for role in self.roles:
-                for row, text in enumerate(values.get(role, ())):
-                    if not isinstance(text, str):
-                        raise DataError(
-                            f"Expected text as {role} but got {text!r} in row {row} of the {split} data. Correct it."
-                        )
-                    _check_whole(text, role, row, split)
-            if split == "train":
-                values = {role: rows[: self.train_size] for role, rows in values.items()}
-            self._columns[split] = values
+        if split not in self._columns and self.fold is not None and split in ("train", "val"):
+            train, val = self._checked_texts("train"), self._checked_texts("val")
+            if train.keys() != val.keys():
+                raise ConfigurationError(
+                    f"Expected the same columns in the training and validation data with `fold` but got {sorted(train)} and"
+                    f" {sorted(val)}. Leave out `fold`."
+                )
+            sizes = (len(next(iter(part.values()))) for part in (train, val))
+            chosen = self.fold_indices(*sizes)[split].tolist()
+            both = {role: [*train[role], *val[role]] for role in train}
+            self._columns[split] = {role: [rows[i] for i in chosen] for role, rows in both.items()}
+        elif split not in self._columns:
+            self._columns[split] = self._checked_texts(split)
         return self._columns[split]
+
+    def _checked_texts(self, split: Split) -> dict[str, list[Any]]:
+        values = self.read_inputs() if split == "predict" else self.read(split)
+        for role in self.roles:
+            for row, text in enumerate(values.get(role, ())):
+                if not isinstance(text, str):
+                    raise DataError(f"Expected text as {role} but got {text!r} in row {row} of the {split} data. Correct it.")
+                _check_whole(text, role, row, split)
+        if split == "train":
+            values = {role: rows[: self.train_size] for role, rows in values.items()}
+        return values
 
     def setup(self, stage: str | None = None) -> None:
         """Read the splits that a command needs."""

@@ -1,0 +1,53 @@
+"""Runs that are jobs of a cluster, here processes that submitit's local executor starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_sparse.cli import main
+from lit_sparse.studies.rows import Rows
+from tests.conftest import ROOT
+from tests.studies.test_engine import measured
+
+pytest.importorskip("submitit", reason="jobs of a cluster need the extra 'slurm'")
+
+
+@pytest.mark.process
+def test_a_killed_study_continues_the_jobs_that_it_left(write_study: Callable[..., Path], tmp_path: Path) -> None:
+    """The killed command leaves a running job; the next one waits for it, and submits the others."""
+    path = write_study(options={"trainer.max_epochs": 4, "checkpoint_every_n_steps": 3})
+    words = ["study", str(path), "--submit", "local,timeout_min=30"]
+
+    def start(folder: Path) -> subprocess.Popen[bytes]:
+        places = ["--output", str(folder / "runs"), "--results", str(folder / "results")]
+        return subprocess.Popen([sys.executable, "-m", "lit_sparse", *words, *places], cwd=ROOT)
+
+    killed, last = start(tmp_path), tmp_path / "runs/toy/slow/seed_0/0/checkpoints/last.ckpt"
+    while not last.is_file():
+        assert killed.poll() is None
+        time.sleep(0.05)
+    killed.kill()
+    killed.wait()
+    assert start(tmp_path).wait() == 0
+    assert start(tmp_path / "whole").wait() == 0
+    rows = [Rows(folder / "results" / "toy.csv", folder / "lock").read() for folder in (tmp_path, tmp_path / "whole")]
+    assert [row["cell"] for row in rows[0]] == ["slow", "fast"]
+    assert measured(rows[0]) == measured(rows[1])
+    assert not list((tmp_path / "runs/toy/slow/seed_0").glob("killed_*")), "the job went on in its folder"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("nowhere", "cannot be submitted to 'nowhere'"), ("local,gpus=1", "cannot be submitted"), ("local,x", "KEY=VALUE")],
+)
+def test_wrong_clusters_are_refused(
+    text: str, message: str, write_study: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["study", str(write_study()), "--submit", text]) == 2
+    assert message in capsys.readouterr().err
