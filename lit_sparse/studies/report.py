@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -38,6 +39,7 @@ class Run:
         config: its config.
         differences: options in which it differs from the first run, with both values.
         pictures: ``name`` and base64 ``data`` of its pictures.
+        maps: attention of some examples: ``title``, ``source`` and ``output`` tokens, and ``heads`` of weights.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Run:
     config: str = ""
     differences: list[str] = field(default_factory=list)
     pictures: list[dict[str, str]] = field(default_factory=list)
+    maps: list[dict[str, Any]] = field(default_factory=list)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -127,5 +130,6 @@ def _runs(pairs: Sequence[tuple[str, Path]]) -> list[Run]:
             {"name": picture.stem.replace("_", " "), "data": base64.b64encode(picture.read_bytes()).decode()}
             for picture in sorted((folder / "pictures").glob("*.png"))
         ]
-        found.append(Run(name, config=text, differences=changes(configs[0], config), pictures=pictures))
+        maps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / "pictures/attention").glob("*.json"))]
+        found.append(Run(name, config=text, differences=changes(configs[0], config), pictures=pictures, maps=maps))
     return found

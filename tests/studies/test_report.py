@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.cli import main
 from tests.conftest import ROOT
 
@@ -32,6 +35,9 @@ def write_run(folder: Path, start: float, lr: float, epochs: int = 3) -> Path:
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     (write_run(tmp_path / "a", 10.0, 0.1) / "pictures" / "support_size.png").write_bytes(PNG)
+    attention = Attention(torch.tensor([[0.25, 0.75, 0.0]]), ["the", "<b>", "cat"], ["die"], "cats")
+    (tmp_path / "a" / "pictures" / "attention").mkdir()
+    (tmp_path / "a" / "pictures" / "attention" / "7.json").write_text(json.dumps(attention.numbers()))
     write_run(tmp_path / "b", 9.0, 0.2)
     write_run(tmp_path / "c", 100.0, 0.2)
     words = [f"sparse={tmp_path / 'a'}", f"dense={tmp_path / 'b'}", f"<i>={tmp_path / 'c'}"]
@@ -48,6 +54,10 @@ def test_the_page_of_runs(page: Path, tmp_path: Path) -> None:
     assert "<i>" not in text, "names are no markup"
     assert text.count("<img ") == 1
     assert 'alt="support size of sparse"' in text
+    assert "<caption>Attention: cats</caption>" in text
+    assert '<th scope="col">&lt;b&gt;</th>' in text
+    assert '<th scope="row">die</th><td style="--weight: 0.25">0.25</td>' in text
+    assert '<td style="--weight: 0">0</td></tr>' in text, "exact zeros"
     assert "aria-label=" in text
     assert "http" not in text.replace("http://www.w3.org/", "").replace("http://purl.org/", "").replace(
         "http://creativecommons.org/", ""
@@ -130,6 +140,9 @@ def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     ] == ["sparse"]
     config = browser.find_element("css selector", ".run pre")
     assert not config.is_displayed()
+    cells = browser.find_elements("css selector", ".map td + td, .map th + td")
+    shades = [cell.value_of_css_property("background-color") for cell in cells if cell.text]
+    assert len(set(shades)) == 3, "one for each weight"
     browser.find_element("css selector", ".run summary").click()
     assert config.is_displayed()
     assert all(entry["level"] != "SEVERE" for entry in browser.get_log("browser"))

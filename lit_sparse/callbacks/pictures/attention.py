@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -21,8 +22,9 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = ["AttentionPlot", "check_folder"]
 
-Format: TypeAlias = Literal["png", "svg"]
+Format: TypeAlias = Literal["png", "svg", "json"]
 
+FORMATS: tuple[Format, ...] = ("png", "svg", "json")
 NEEDED = ("attention", "source_tokens", "output_tokens", "index")
 #: Seed of the choice of the drawn examples.
 SEED = 0
@@ -31,11 +33,12 @@ SEED = 0
 class AttentionPlot(Picture):
     """Draw the attention of some examples of the last validation epoch, and of a test: one picture each.
 
-    The files are ``pictures/attention/<index>.png`` and ``.svg``, and ``attention/<index>`` in TensorBoard. The artifacts of a
-    step must hold ``attention`` (B, T, S), zero for padding, ``source_tokens`` and ``output_tokens``, lists of B lists of
-    strings, and ``index`` (B,). They may hold ``title``, a list of B strings. T is 1 for a classifier. Heads (B, heads, T, S)
-    are drawn side by side. Other models, and all data loaders but the first, are ignored. The pictures do not depend on the
-    batch size or the number of processes.
+    The files are ``pictures/attention/<index>.png``, ``.svg`` and ``.json``, and ``attention/<index>`` in TensorBoard. The
+    command ``lit-sparse report`` shows the JSON file as a table. The artifacts of a step must hold ``attention`` (B, T, S),
+    zero for padding, ``source_tokens`` and ``output_tokens``, lists of B lists of strings, and ``index`` (B,). They may
+    hold ``title``, a list of B strings. T is 1 for a classifier. Heads (B, heads, T, S) are drawn side by side. Other
+    models, and all data loaders but the first, are ignored. The pictures do not depend on the batch size or the number of
+    processes.
 
     To use it in a config::
 
@@ -47,7 +50,7 @@ class AttentionPlot(Picture):
     Args:
         examples: number of examples, chosen by a fixed seed, or a list of their indices.
         groups: display of equal weights, as in :func:`draw_attention`; None for the one that suits the model's mapping.
-        formats: file formats, ``"png"`` and ``"svg"``.
+        formats: file formats: pictures as ``"png"`` and ``"svg"``, tokens and weights as ``"json"``.
         folder: folder of the pictures; None for the logger's folder.
 
     Raises:
@@ -60,15 +63,15 @@ class AttentionPlot(Picture):
         self,
         examples: int | list[int] = 4,
         groups: Groups | None = None,
-        formats: tuple[Format, ...] = ("png", "svg"),
+        formats: tuple[Format, ...] = FORMATS,
         folder: str | None = None,
     ) -> None:
         super().__init__(check_folder(folder))
         self.examples = _check_examples(examples)
         self.groups: Groups | None = None if groups is None else check_choice("groups", groups, ("none", "neighbours", "tied"))
         if not isinstance(formats, list | tuple) or not formats:
-            raise ConfigurationError(f"Expected argument `formats` to be one or several of ('png', 'svg') but got {formats!r}.")
-        self.formats = tuple(check_choice("formats", ending, ("png", "svg")) for ending in formats)
+            raise ConfigurationError(f"Expected argument `formats` to be one or several of {FORMATS} but got {formats!r}.")
+        self.formats = tuple(check_choice("formats", ending, FORMATS) for ending in formats)
         self._kept: dict[int, Attention] = {}
         self._seen = False
 
@@ -110,7 +113,7 @@ class AttentionPlot(Picture):
         if folder is not None:
             path = Path(folder) / "pictures" / name
             path.parent.mkdir(parents=True, exist_ok=True)
-            for ending in self.formats:
+            for ending in (ending for ending in self.formats if ending != "json"):
                 metadata = {"Date": None} if ending == "svg" else None
                 with matplotlib.rc_context({"svg.hashsalt": name}):
                     figure.savefig(f"{path}.{ending}", dpi=120, bbox_inches="tight", metadata=metadata)
@@ -138,6 +141,9 @@ class AttentionPlot(Picture):
         self._begin()
         for index in self._choose(set(kept)):
             self.save(trainer, figure_of(kept[index], groups), f"{self.name}/{index}")
+            if "json" in self.formats and (folder := self.folder or self._log_dir) is not None:
+                path = Path(folder) / "pictures" / self.name / f"{index}.json"
+                path.write_text(json.dumps(kept[index].numbers(), ensure_ascii=False), encoding="utf-8")
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:
             rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")

@@ -71,6 +71,12 @@ class Attention:
         weights = weights[..., : len(output), : len(source)].to("cpu", copy=True).contiguous()
         return cls(weights, source, output, str(batch["title"][place]) if batch.get("title") else "")
 
+    def numbers(self) -> dict[str, Any]:
+        """Return the tokens, and the weights of each head with four decimals; exact zeros stay the integer 0."""
+        heads = self.weights if self.weights.dim() == 3 else self.weights.unsqueeze(0)
+        rounded = [[[0 if one == 0 else round(one, 4) for one in row] for row in head] for head in heads.tolist()]
+        return {"title": self.title, "source": self.source, "output": self.output, "heads": rounded}
+
 
 def draw_attention(
     axis: Any,

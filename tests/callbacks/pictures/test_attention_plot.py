@@ -110,7 +110,7 @@ def test_pictures_of_a_test_do_not_depend_on_batches(tmp_path: Path) -> None:
         found.append(pictures(folder))
     assert found[0] == found[1] == found[2]
     chosen = sorted(range(23), key=_place_in_line)[:3]
-    assert set(found[0]) == {f"{index}.{ending}" for index in chosen for ending in ("png", "svg")}
+    assert set(found[0]) == {f"{index}.{ending}" for index in chosen for ending in ("png", "svg", "json")}
     assert float(imread(tmp_path / "1" / "pictures" / "attention" / f"{chosen[0]}.png")[..., :3].std()) > 0.01
     for name, data in found[0].items():
         if name.endswith("svg"):
@@ -213,7 +213,7 @@ def test_tokens_without_weights_are_an_error() -> None:
 def test_heads_and_tensorboard(tmp_path: Path) -> None:
     logger = TensorBoardLogger(str(tmp_path), name="", version="")
     trainer(AttentionPlot([2, 5], "tied"), logger=logger).test(Reader(heads=3), verbose=False)
-    assert set(pictures(tmp_path)) == {f"{index}.{ending}" for index in (2, 5) for ending in ("png", "svg")}
+    assert set(pictures(tmp_path)) == {f"{index}.{ending}" for index in (2, 5) for ending in ("png", "svg", "json")}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     logger.finalize("success")
@@ -233,7 +233,7 @@ def test_two_processes_draw_what_one_does(tmp_path: Path) -> None:
     one, two = (pictures(tmp_path / name) for name in ("one", "two"))
     chosen = sorted(range(21), key=_place_in_line)[:5]
     assert {index % 2 for index in chosen} == {0, 1}, "both processes hold some"
-    assert set(one) == {f"{index}.{ending}" for index in chosen for ending in ("png", "svg")}
+    assert set(one) == {f"{index}.{ending}" for index in chosen for ending in ("png", "svg", "json")}
     assert one == two
     assert pictures(tmp_path / "one named") == pictures(tmp_path / "two named")
 
