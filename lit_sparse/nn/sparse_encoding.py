@@ -68,7 +68,9 @@ class _Decode(torch.autograd.Function):
         chosen, active, rows = ctx.saved_tensors
         needs_h, needs_weight = ctx.needs_input_grad
         grad = grad.to(active.dtype)  # autocast does not apply to the backward pass
-        slope = grad.new_zeros(ctx.shape).index_copy_(1, rows, grad @ active.T).to(ctx.dtype) if needs_h else None
+        slope = None
+        if needs_h:
+            slope = grad.new_zeros(ctx.shape).index_copy_(1, rows, (grad @ active.T).to(grad.dtype)).to(ctx.dtype)
         return slope, _rows_of(ctx.like, rows, chosen.T @ grad) if needs_weight else None
 
 
@@ -79,4 +81,5 @@ def _active(x: Tensor) -> Tensor:
 
 def _rows_of(weight: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """Return a sparse tensor of the weight's shape with values (R, D) in some rows."""
+    values = values.to(weight.dtype)  # a backward pass under autocast computes products in another type
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, weight.shape, is_coalesced=True, check_invariants=False)
