@@ -291,15 +291,29 @@ def test_without_a_logger_nothing_is_written_to_the_current_folder(tmp_path: Pat
     assert list(Path().iterdir()) == [elsewhere.relative_to(tmp_path)]
 
 
-@pytest.mark.parametrize("logger", ["CSVLogger", "false"])
+#: Logger of the user -> its options, and the package that it needs.
+LOGGERS = {
+    "false": ([], "torch"),
+    "CSVLogger": (["--trainer.logger.save_dir=logs"], "torch"),
+    "TensorBoardLogger": (["--trainer.logger.save_dir=logs"], "tensorboard"),
+    "WandbLogger": (["--trainer.logger.save_dir=logs", "--trainer.logger.offline=true"], "wandb"),
+    "MLFlowLogger": (["--trainer.logger.tracking_uri=sqlite:///logs.db"], "mlflow"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # of the loggers' packages
+@pytest.mark.parametrize("logger", LOGGERS)
 def test_a_logger_of_the_user_takes_nothing_from_the_run_folder(logger: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The package's csv file, the config, the pictures and the printed command are as without it."""
+    options, package = LOGGERS[logger]
+    pytest.importorskip(package, reason=f"{package} is not installed")
     short = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1"]
-    own = [f"--trainer.logger={logger}", *(["--trainer.logger.save_dir=logs"] if logger == "CSVLogger" else [])]
-    assert main(["fit", *DIGITS, *QUIET, *short, *own]) == 0
+    assert main(["fit", *DIGITS, *QUIET, *short, f"--trainer.logger={logger}", *options]) == 0
     run = Path("runs/ssvae/digits/0")
     assert (run / "config.yaml").is_file()
     assert (run / "pictures" / "decoder_calls.png").is_file()
+    assert (run / "checkpoints" / "last.ckpt").is_file()
+    assert (run / "metrics.csv").is_file() == (logger != "false")
     if logger == "CSVLogger":
         assert metrics_of(run).keys() == metrics_of(Path("logs/lightning_logs/version_0")).keys() > {"train/loss"}
     lines = capsys.readouterr().out.splitlines()
