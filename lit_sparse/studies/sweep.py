@@ -78,6 +78,8 @@ class Sweep:
         self.storage, self.sampler, self.prune, self.extra = storage, sampler, prune, list(extra)
         self._created = False
         self.space, self.folds, self.cluster = space, folds, cluster
+        if folds < 1:
+            raise ConfigurationError(f"Expected --folds to be at least 1 but got {folds}. Leave it out to train each trial once.")
         if prune and folds > 1:
             raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
         self.distributions = {key: _distribution(key, values) for key, values in space.items()}
@@ -219,7 +221,7 @@ class Sweep:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
         shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in frozen.params.items())
-        print(f"{name}: runs with {shown}; output in {runner.log(next(iter(cells)), 0)}", flush=True)
+        print(f"{name}: runs with {shown}; output in {runner.log(cells[0], 0)}", flush=True)
         reported = len(frozen.intermediate_values)
 
         def stops() -> bool:

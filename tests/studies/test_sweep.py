@@ -90,6 +90,8 @@ def test_folds_give_the_mean_of_their_values(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     assert main([*words, "--prune"]) == 2
     assert "either --prune or --folds" in capsys.readouterr().err
+    assert main([*words, "--folds", "0"]) == 2
+    assert "--folds to be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.process
