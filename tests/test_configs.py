@@ -102,7 +102,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file of a few short feature vectors."""
     path = tmp_path_factory.mktemp("features") / "features.npz"
-    np.savez(path, features=np.random.default_rng(0).random((250, 6), dtype=np.float32), label=np.arange(250) % 5)
+    np.savez(path, features=np.random.default_rng(0).random((250, 6), dtype=np.float32), label=np.arange(250) % 100)
     return path
 
 

@@ -44,6 +44,7 @@ class SignalingGame(LitSparseModule):
         receiver: module from candidates (B, N, F), messages (R, V), one-hot or relaxed, and sorted indices (R,) of their
             games to scores (R, N) of the candidates; the published :class:`lit_sparse.nn.Receiver` by default.
         entropy_weight: weight of the messages' entropy, which is maximized.
+        sender_bias: whether the default sender has biases; the published one has none.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
@@ -75,6 +76,7 @@ class SignalingGame(LitSparseModule):
         sender: nn.Module | None = None,
         receiver: nn.Module | None = None,
         entropy_weight: float = 0.1,
+        sender_bias: bool = True,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -82,7 +84,7 @@ class SignalingGame(LitSparseModule):
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.vocabulary = check_count("vocabulary", vocabulary, most=MOST_FEATURES)
         self.estimator = estimator.bind(mapping).set_context_features(in_features)
-        self.sender = Sender(in_features, vocabulary) if sender is None else sender
+        self.sender = Sender(in_features, vocabulary, bias=sender_bias) if sender is None else sender
         self.receiver = Receiver(in_features, vocabulary) if receiver is None else receiver
         self.entropy_weight = entropy_weight
 

@@ -22,6 +22,7 @@ class Sender(nn.Module):
         embedding: size of the embedded image.
         filters: channels between the convolutions.
         scale: by which the scores are divided.
+        bias: whether the convolutions and the last layer have biases; the published sender has none.
 
     Source: Lazaridou, Peysakhovich & Baroni (2017), Multi-agent cooperation and the emergence of (natural) language, the
     informed sender, with one image; scaled as in Correia, Niculae, Aziz & Martins (2020).
@@ -32,14 +33,20 @@ class Sender(nn.Module):
     """
 
     def __init__(
-        self, features: int, vocabulary: int = 256, embedding: int = 256, filters: int = 512, scale: float = 10.0
+        self,
+        features: int,
+        vocabulary: int = 256,
+        embedding: int = 256,
+        filters: int = 512,
+        scale: float = 10.0,
+        bias: bool = True,
     ) -> None:
         super().__init__()
         self.features, self.vocabulary, self.embedding, self.filters = features, vocabulary, embedding, filters
         self.embed = nn.Linear(features, embedding, bias=False)
-        self.widen = nn.Linear(1, filters)  # a 1 x 1 convolution over the embedded features, as is the next
-        self.narrow = nn.Linear(filters, 1)
-        self.score = nn.Linear(embedding, vocabulary)
+        self.widen = nn.Linear(1, filters, bias)  # a 1 x 1 convolution over the embedded features, as is the next
+        self.narrow = nn.Linear(filters, 1, bias)
+        self.score = nn.Linear(embedding, vocabulary, bias)
         self.scale = scale
 
     def forward(self, image: Tensor) -> Tensor:

@@ -79,7 +79,9 @@ class Sweep:
         self._created = False
         self.space, self.folds, self.cluster = space, folds, cluster
         if folds < 1:
-            raise ConfigurationError(f"Expected --folds to be at least 1 but got {folds}. Leave it out to train each trial once.")
+            raise ConfigurationError(
+                f"Expected --folds to be at least 1 but got {folds}. Leave it out to train each trial once."
+            )
         if prune and folds > 1:
             raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
         self.distributions = {key: _distribution(key, values) for key, values in space.items()}

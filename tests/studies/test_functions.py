@@ -25,8 +25,8 @@ def houses(shared: Path) -> str:
 @pytest.mark.parametrize(
     ("link", "risk"),
     [
-        ("softplus", ("--model.init_args.risk.init_args.link=softplus",)),
-        ("capped_exp", ()),
+        ("softplus", ()),
+        ("capped_exp", ("-c", str(CONFIGS / "robust" / "risk" / "capped_exp.yaml"))),
         (None, ("--model.init_args.risk={class_path: KLDRO, init_args: {lam: 1.0}}",)),
     ],
 )
