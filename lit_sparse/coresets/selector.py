@@ -18,7 +18,7 @@ from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.vectors import Vectors, as_vectors
 from lit_sparse.distributed import is_first
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -123,6 +123,7 @@ class CoresetSelector(nn.Module, ABC):
         scaled = found.scaled(unit)
         seed = found.agree(torch.randint(2**62, (), generator=generator))
         selection = self.select(scaled, k, torch.Generator().manual_seed(int(seed)))
+        self._check(selection, k)
         coreset = self._finished(scaled, selection)
         if not math.isfinite(coreset.objective):
             raise DataError(
@@ -131,6 +132,21 @@ class CoresetSelector(nn.Module, ABC):
             )
         trace = torch.tensor(selection.trace, dtype=torch.float64) * unit**2
         return Coreset(coreset.indices, coreset.weights, coreset.objective * unit**2, trace, size)
+
+    def _check(self, selection: Selection, k: int) -> None:
+        """Refuse a wrong result of a subclass.
+
+        Raises:
+            ConfigurationError: unless it is a selection of at most k different examples with nonnegative weights.
+        """
+        name = f"Expected `select` of {full_name(self)} to return"
+        if not isinstance(selection, Selection):
+            raise ConfigurationError(f"{name} a Selection but got a {type(selection).__name__}.")
+        indices, weights = selection.indices, selection.weights
+        if indices.shape != weights.shape or len(indices) > k or len(set(indices.tolist())) < len(indices):
+            raise ConfigurationError(f"{name} at most {k} different indices, and as many weights, but got {selection}.")
+        if bool((weights < 0).any()):
+            raise ConfigurationError(f"{name} nonnegative weights but got {float(weights.min()):g} among them.")
 
     def _finished(self, vectors: Vectors, selection: Selection) -> Coreset:
         """Sort the selected examples, drop those without weight, and recompute the weights with ``refit``."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lit_sparse.aliases import adopt_former_names, former_fields, former_method
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 
 __all__ = ["Estimator", "Expectation", "Latent", "LatentBatch", "LossFunction"]
@@ -158,7 +158,14 @@ class Estimator(nn.Module, ABC):
             raise ConfigurationError(
                 f"Expected floating scores of shape (batch, {second}) but got {tuple(scores.shape)} of {scores.dtype}."
             )
-        return self.expect(scores, loss_fn, context)
+        found = self.expect(scores, loss_fn, context)
+        if not isinstance(found, Expectation) or found.loss.shape != scores.shape[:1]:
+            got = f"a loss {tuple(found.loss.shape)}" if isinstance(found, Expectation) else repr(type(found).__name__)
+            raise ConfigurationError(
+                f"Expected `expect` or `estimate` of {full_name(self)} to return an Expectation with a loss of shape"
+                f" ({len(scores)},), one per example, but got {got}."
+            )
+        return found
 
     @abstractmethod
     def expect(self, scores: Tensor, loss_fn: LossFunction, context: Tensor | None) -> Expectation:

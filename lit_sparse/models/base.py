@@ -167,6 +167,10 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
         """
         output = self.step(batch, batch_idx, stage)
+        if not isinstance(output, StepOutput):
+            raise ConfigurationError(
+                f"Expected `step` of {full_name(self)} to return a StepOutput but got a {type(output).__name__}."
+            )
         objective, losses, rows = output.objective, output.losses, output.example_index
         if losses is None:
             if objective is None:

@@ -47,7 +47,7 @@ class Sender(nn.Module):
         self.widen = nn.Linear(1, filters, bias)  # a 1 x 1 convolution over the embedded features, as is the next
         self.narrow = nn.Linear(filters, 1, bias)
         self.score = nn.Linear(embedding, vocabulary, bias)
-        self.scale = scale
+        self.scale, self.bias = scale, bias
 
     def forward(self, image: Tensor) -> Tensor:
         """Return scores (B, V) of the symbols for images (B, F)."""

@@ -58,6 +58,8 @@ class Risk(nn.Module, ABC):
     #: Whether the mean of batch estimates is the objective over all examples, for every batch size. Otherwise the risk needs
     #: whole batches, and each process trains on the losses gathered from all processes.
     unbiased: ClassVar[bool] = False
+    #: Whether it is convex in the losses, which keeps a convex problem one; a trimmed mean is not.
+    convex: ClassVar[bool] = True
     #: Adversary by which :meth:`perturb` perturbs inputs; None to leave them unchanged.
     adversary: InputAdversary | None = None
     #: Whether infinite losses, besides NaN, are an error.
@@ -103,10 +105,9 @@ class Risk(nn.Module, ABC):
             found = self._over_processes(losses, weights)
         else:
             found = self.measure(losses, weights)
-        if found.dim():
-            raise ConfigurationError(
-                f"Expected `measure` of {full_name(self)} to return a scalar but got {tuple(found.shape)}."
-            )
+        if not isinstance(found, Tensor) or found.dim():
+            shown = str(tuple(found.shape)) if isinstance(found, Tensor) else repr(found)
+            raise ConfigurationError(f"Expected `measure` of {full_name(self)} to return a scalar tensor but got {shown}.")
         return found
 
     @abstractmethod

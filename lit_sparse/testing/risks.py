@@ -80,7 +80,9 @@ def _monotone(risk: Risk) -> None:
 
 @RISK_CHECKS.add
 def _convex(risk: Risk) -> None:
-    """Convex in the losses, which keeps a convex problem one."""
+    """Convex in the losses, which keeps a convex problem one; `convex = False` leaves it out."""
+    if not risk.convex:
+        return
     settled = _settled(risk)
     for seed in range(8):
         a, b = _losses(seed), 3 * _losses(seed + 100)
