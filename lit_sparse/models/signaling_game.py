@@ -39,12 +39,11 @@ class SignalingGame(LitSparseModule):
         estimator: estimator of the expected loss, without a mapping.
         in_features: F, number of features per image.
         vocabulary: V, number of symbols.
-        sender: module from images (B, F) to scores (B, V) of the symbols; the published :class:`lit_sparse.nn.Sender` by
-            default.
+        sender: module from images (B, F) to scores (B, V); by default :class:`lit_sparse.nn.Sender`.
         receiver: module from candidates (B, N, F), messages (R, V), one-hot or relaxed, and sorted indices (R,) of their
-            games to scores (R, N) of the candidates; the published :class:`lit_sparse.nn.Receiver` by default.
+            games to scores (R, N) of the candidates; by default :class:`lit_sparse.nn.Receiver`.
         entropy_weight: weight of the messages' entropy, which is maximized.
-        sender_bias: whether the default sender has biases; the published one has none.
+        sender_bias: whether the default sender has biases.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:

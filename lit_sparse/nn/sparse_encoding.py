@@ -81,5 +81,4 @@ def _active(x: Tensor) -> Tensor:
 
 def _rows_of(weight: Tensor, rows: Tensor, values: Tensor) -> Tensor:
     """Return a sparse tensor of the weight's shape with values (R, D) in some rows."""
-    values = values.to(weight.dtype)  # a backward pass under autocast computes products in another type
     return torch.sparse_coo_tensor(rows.unsqueeze(0), values, weight.shape, is_coalesced=True, check_invariants=False)

@@ -58,7 +58,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ),
         (["--model.classifier_hidden=[1000000000000]"], "`classifier_hidden` to be an integer of at most 1000000"),
         (["--trainer.callbacks=EarlyStopping"], "Missing: monitor, which has no default"),
-        (["--trainer.logger=MLFlowLogger"], "Expected the package 'mlflow"),
+        (["--trainer.logger=CometLogger"], "Expected the package 'comet"),
         (
             ["--model.estimator=Sparsemax"],
             "Expected `estimator` to be of the kind Estimator but got the SparseMapping 'Sparsemax'.",
