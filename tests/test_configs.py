@@ -159,8 +159,10 @@ def coreset_options(data: dict[str, Any], images: Path) -> list[str]:
     return [f"--data.init_args.{name}={value}" for name, value in options.items()]
 
 
-def stand_in(path: Path, images: Path, features: Path, texts: Path) -> list[str]:
+def stand_in(paths: tuple[Path, ...], images: Path, features: Path, texts: Path) -> list[str]:
     """Options that replace the data that users provide, and shorten long computations."""
+    path = paths[0]
+    noise = f"cache={images}" if paths[-1].stem == "own_noise" else f"path={images / 'train-labels-idx1-ubyte'}"
     data, options = content(path)["data"], []
     if path.parent.name in ATTEND:
         return text_options(path, texts)
@@ -176,7 +178,7 @@ def stand_in(path: Path, images: Path, features: Path, texts: Path) -> list[str]
         if data["init_args"]["labelled"]:
             options.append("labelled=0.2")
         if "label_noise" in data["init_args"]:
-            options += [f"label_noise.init_args.cache={images}", "train_size=40"]
+            options += ["train_size=40", "label_noise.init_args." + noise]
     if "epoch_size" in data["init_args"]:
         options.append("epoch_size=40")
     shorter = {
@@ -236,7 +238,7 @@ def test_a_config_runs(
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1", *limits]
     if "moses" in paths[0].read_text():
         pytest.importorskip("sacremoses", reason="the tokens of Moses need the extra 'text'")
-    options = [*(f"-c={path}" for path in paths), *stand_in(paths[0], images, features, texts), *quiet]
+    options = [*(f"-c={path}" for path in paths), *stand_in(paths, images, features, texts), *quiet]
     assert main(["fit", *options, "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]) == 0
     assert main(["test", *options, "--ckpt_path", "best"]) == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -13,7 +14,10 @@ from lit_sparse.cli import main
 from lit_sparse.cli.scores import zeros
 from lit_sparse.coresets import NonnegativeOMP
 from lit_sparse.coresets.posteriors import reverse_kl
+from lit_sparse.models import RobustClassifier
+from lit_sparse.nn import ConvNet
 from lit_sparse.studies import coreset_problems, kernel_transport, kl_regression
+from lit_sparse.studies.label_noise import robust_loss
 from tests.conftest import CONFIGS, metrics_of
 
 
@@ -87,7 +91,8 @@ def test_curves_of_wrong_labels(shared: Path, tmp_path: Path, monkeypatch: pytes
     study = yaml.safe_load((CONFIGS / "studies" / "logsumexp_mnist.yaml").read_text())
     callback = {**study["options"]["trainer.callbacks+"], "init_args": {"every": 6, "train_examples": 50, "val_examples": 50}}
     words = ["fit", "-c", str(CONFIGS / "robust" / "mnist.yaml"), f"--data.init_args.folder={shared / 'data' / 'mnist'}"]
-    words += [f"--data.init_args.label_noise.init_args.cache={tmp_path}", "--data.init_args.train_size=400"]
+    labels = shared / "data" / "mnist_noisy_labels" / "feature_dependent_25.npy"
+    words += [f"--data.init_args.label_noise.init_args.path={labels}", "--data.init_args.train_size=400"]
     words += ["--data.init_args.test_size=200", f"--trainer.callbacks+={yaml.safe_dump(callback)}"]
     words += [
         "--trainer.accelerator=cpu",
@@ -103,3 +108,13 @@ def test_curves_of_wrong_labels(shared: Path, tmp_path: Path, monkeypatch: pytes
     assert len(names) == 4
     assert {name: curves[0][name] for name in names} == {name: curves[1][name] for name in names}
     assert len(curves[0]["curves/test_accuracy"]) == 3
+
+
+def test_the_robust_loss_is_of_all_images_in_any_chunks() -> None:
+    model = RobustClassifier(network=ConvNet(8, 8, channels=[2]), in_features=64)
+    batch = {"pixels": torch.rand(2500, 64), "label": torch.arange(2500) % 10}
+    parts = [
+        robust_loss(model, {name: value[rows] for name, value in batch.items()}) for rows in (slice(1000), slice(1000, None))
+    ]
+    expected = np.log(0.4 * np.exp(parts[0]) + 0.6 * np.exp(parts[1]))
+    assert robust_loss(model, batch) == pytest.approx(expected, rel=1e-5)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.aliases import former_arguments
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST, check_count, check_number, check_positive
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
 from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
@@ -79,14 +79,16 @@ class ImageDataModule(ResumableDataModule):
         binarize: whether to draw each pixel from a Bernoulli distribution with its intensity as mean. Each training epoch
             draws anew; validation and test are a function of (seed, index).
         shift_augmentation: whether to also train on images shifted by one pixel, nine per image.
+        normalize: mean and standard deviation of the intensities; ``pixels`` are then ``(intensity - mean) / deviation``.
+            Shifts are padded, and label noise is computed, before. None for intensities.
         label_noise: noise in the labels of the training and validation images, taken together; None for no noise.
         epoch_size: number of images per epoch, drawn anew each time; None for all. If only some images are labelled, it is
             the number of unlabelled images.
         options: batch sizes, workers and seed; see :class:`~lit_sparse.data.ResumableDataModule`.
 
     Raises:
-        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without labels, or an
-            ``epoch_size`` above the number of images.
+        ConfigurationError: for a batch size below 1, a negative number of labels, ``labelled_only`` without labels, an
+            ``epoch_size`` above the number of images, or ``normalize`` without a positive deviation or with ``binarize``.
     """
 
     classes = 10
@@ -102,6 +104,7 @@ class ImageDataModule(ResumableDataModule):
         labelled_only: bool = False,
         binarize: bool = True,
         shift_augmentation: bool = False,
+        normalize: tuple[float, float] | None = None,
         label_noise: LabelNoise | None = None,
         epoch_size: int | None = None,
         **options: Any,
@@ -121,6 +124,13 @@ class ImageDataModule(ResumableDataModule):
         self.labelled_only = labelled_only
         self.binarize = binarize
         self.shift_augmentation = shift_augmentation
+        if normalize is not None and binarize:
+            raise ConfigurationError("Expected `binarize: false` with `normalize` but got true. Leave out one of them.")
+        self.normalize = (
+            None
+            if normalize is None
+            else (check_number("normalize[0]", normalize[0], -MOST, MOST), check_positive("normalize[1]", normalize[1]))
+        )
         self.label_noise = label_noise
         self.epoch_size = None if epoch_size is None else check_count("epoch_size", epoch_size)
         self._splits: dict[Split, Images] = {}
@@ -218,6 +228,9 @@ class ImageDataModule(ResumableDataModule):
         if self.binarize:
             draws = seeded_uniform(self.seed + 7919 * epoch, indices, pixels.shape[1:], stream=STREAMS[split])
             pixels = (draws < pixels).float()
+        if self.normalize is not None:
+            mean, deviation = self.normalize
+            pixels = (pixels - mean) / deviation
         batch = {"pixels": pixels, "label": labels, "index": indices}
         if self.label_noise is not None:
             batch["true_label"] = labels if images.true_labels is None else images.true_labels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -67,3 +68,25 @@ WRONG = [({"test_size": 1797}, "`test_size`"), ({"val_size": 1437}, "`val_size`"
 def test_wrong_sizes_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigurationError, match=text):
         ready(**options)
+
+
+def test_normalized_pixels() -> None:
+    plain, data = DigitsDataModule(binarize=False), DigitsDataModule(binarize=False, normalize=(0.5, 0.25))
+    for split in ("train", "val", "test"):
+        for each in (plain, data):
+            each.setup()
+        pixels = [each.fetch(split, 0, torch.arange(5))["pixels"] for each in (plain, data)]
+        assert torch.equal(pixels[1], (pixels[0] - 0.5) / 0.25)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"normalize": (0.1, 0.0), "binarize": False}, r"normalize\[1\]. to be a positive"),
+        ({"normalize": (math.nan, 1.0), "binarize": False}, r"normalize\[0\]. to be a number"),
+        ({"normalize": (0.1, 0.3)}, "Expected `binarize: false` with `normalize`"),
+    ],
+)
+def test_a_wrong_normalization_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        DigitsDataModule(**options)
