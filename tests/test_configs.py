@@ -162,7 +162,7 @@ def coreset_options(data: dict[str, Any], images: Path) -> list[str]:
 def stand_in(paths: tuple[Path, ...], images: Path, features: Path, texts: Path) -> list[str]:
     """Options that replace the data that users provide, and shorten long computations."""
     path = paths[0]
-    noise = f"cache={images}" if paths[-1].stem == "own_noise" else f"path={images / 'train-labels-idx1-ubyte'}"
+    noise = f"cache={images}" if paths[-1].stem == "mnist_own_noise" else f"path={images / 'train-labels-idx1-ubyte'}"
     data, options = content(path)["data"], []
     if path.parent.name in ATTEND:
         return text_options(path, texts)
@@ -268,8 +268,8 @@ def agree(found: Any, asked: Any) -> bool:
 
 
 def merged(base: Any, overlay: Any) -> Any:
-    """Return a mapping with the values of another written over its own."""
-    if not isinstance(base, dict) or not isinstance(overlay, dict):
+    """Return a mapping with the values of another written over its own; another class keeps none of them."""
+    if not isinstance(base, dict) or not isinstance(overlay, dict) or "class_path" in overlay:
         return overlay
     return base | {name: merged(base.get(name), value) for name, value in overlay.items()}
 
