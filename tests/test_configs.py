@@ -280,7 +280,9 @@ def test_overlays_change_what_they_name(overlay: Path, parser: ArgumentParser) -
     changed = content(overlay)
     for path in SERVED[overlay]:
         base = content(path)
-        needed = ["--data.init_args.label_noise.init_args.path=labels.npy"] if "label_noise" in base["data"]["init_args"] else []
+        needed = (
+            ["--data.init_args.label_noise.init_args.path=labels.npy"] if "label_noise" in base["data"]["init_args"] else []
+        )
         asked = parser.parse_args(["fit", "-c", str(path), *needed, "-c", str(overlay)])["fit"]
         base["data"]["init_args"] |= {"label_noise": asked["data"]["init_args"]["label_noise"]} if needed else {}
         assert agree(asked, changed), path

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.estimators import Estimator, Expectation, LatentBatch
+from lit_sparse.estimators import Estimator, Expectation, LatentBatch, RunningMean, with_gradient_of
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.data_protocols import check_features
@@ -25,25 +25,32 @@ __all__ = ["SignalingGame"]
 class SignalingGame(LitSparseModule):
     """A sender maps an image to a symbol, and a receiver picks the image among candidates, given the symbol.
 
+    They are a :class:`lit_sparse.nn.Sender` and a :class:`lit_sparse.nn.Receiver`, or modules with the same inputs and outputs.
     The sender scores the symbols, a mapping turns scores into q(symbol|image), and the estimator sums out or samples the
     symbol. The loss is the receiver's negative log-likelihood of the target minus ``entropy_weight`` times the entropy of q.
 
-    Logged are ``success``, whether the receiver picks the target for the most probable decoded symbol, ``expected_success``,
-    its mean over the decoded symbols by their probability, and ``nll`` and ``entropy`` in nats.
+    With ``loss="success"`` the loss is 0 if the receiver picks the target and 1 if not. In training the receiver draws its
+    pick, its gradient is a score-function estimate with the mean loss so far as baseline, and the entropy of the pick has the
+    weight ``entropy_weight`` too. In evaluation it picks the most probable candidate.
+
+    Logged are ``success``, whether the receiver picks the target for the most probable decoded symbol, and
+    ``expected_success``, its mean over the decoded symbols by their probability. Also logged are ``entropy`` and ``nll`` in
+    nats; for ``loss="success"`` there is ``error``, the expected loss, in place of ``nll``.
 
     Batches are dicts of ``target`` (B, F), ``candidates`` (B, N, F), ``position`` (B,) of the target among the candidates, and
     ``index`` (B,). Analyses of the language use ``label`` (B,), the class of the target, and ``attributes`` (B, A).
 
     Args:
-        mapping: mapping from the sender's scores to probabilities of symbols.
+        mapping: maps scores to probabilities.
         estimator: estimator of the expected loss, without a mapping.
         in_features: F, number of features per image.
         vocabulary: V, number of symbols.
-        sender: module from images (B, F) to scores (B, V); by default :class:`lit_sparse.nn.Sender`.
-        receiver: module from candidates (B, N, F), messages (R, V), one-hot or relaxed, and sorted indices (R,) of their
-            games to scores (R, N) of the candidates; by default :class:`lit_sparse.nn.Receiver`.
-        entropy_weight: weight of the messages' entropy, which is maximized.
-        sender_bias: whether the default sender has biases.
+        sender: module in place of ``Sender``.
+        receiver: module in place of ``Receiver``.
+        entropy_weight: weight of the entropy, which is maximized.
+        sender_bias: whether ``Sender`` has biases.
+        receiver_init: ``init`` of ``Receiver``.
+        loss: log-likelihood, or the 0/1 loss.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
@@ -76,6 +83,8 @@ class SignalingGame(LitSparseModule):
         receiver: nn.Module | None = None,
         entropy_weight: float = 0.1,
         sender_bias: bool = True,
+        receiver_init: Literal["normal", "linear"] = "normal",
+        loss: Literal["nll", "success"] = "nll",
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -84,8 +93,10 @@ class SignalingGame(LitSparseModule):
         self.vocabulary = check_count("vocabulary", vocabulary, most=MOST_FEATURES)
         self.estimator = estimator.bind(mapping).set_context_features(in_features)
         self.sender = Sender(in_features, vocabulary, bias=sender_bias) if sender is None else sender
-        self.receiver = Receiver(in_features, vocabulary) if receiver is None else receiver
+        self.receiver = Receiver(in_features, vocabulary, init=receiver_init) if receiver is None else receiver
         self.entropy_weight = entropy_weight
+        self.loss = check_choice("loss", loss, ("nll", "success"))
+        self.mean_error = RunningMean() if loss == "success" else None
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores (B, V) of the symbols for images (B, F)."""
@@ -94,7 +105,7 @@ class SignalingGame(LitSparseModule):
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
-        return mean_metrics("loss", "success", "expected_success", "nll", "entropy")
+        return mean_metrics("loss", "success", "expected_success", "nll" if self.mean_error is None else "error", "entropy")
 
     @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
@@ -107,10 +118,11 @@ class SignalingGame(LitSparseModule):
             picks = self._pick(candidates, latent.values, latent.example_index)
             picked.append(picks.detach().argmax(-1))
             heard.append(latent)
-            right: Tensor = torch.nn.functional.cross_entropy(picks, position[latent.example_index], reduction="none")
-            return right
+            return self._loss_of(picks, position[latent.example_index])
 
         out = self.estimator(self(target), loss_fn, context=target)
+        if self.mean_error is not None and self.training:
+            self.mean_error.update(out.loss.detach())
         entropy = out.entropy()
         losses = out.loss - self.entropy_weight * entropy
         messages = LatentBatch(torch.cat([part.values for part in heard]), torch.cat([part.example_index for part in heard]))
@@ -118,7 +130,12 @@ class SignalingGame(LitSparseModule):
         success, expected = _successes(out, messages, right)
         return StepOutput(
             losses,
-            per_example={"success": success, "expected_success": expected, "nll": out.loss, "entropy": entropy},
+            per_example={
+                "success": success,
+                "expected_success": expected,
+                "nll" if self.mean_error is None else "error": out.loss,
+                "entropy": entropy,
+            },
             support_size=out.support_size,
             decoder_calls=out.decoder_calls,
             num_allowed=torch.full_like(out.decoder_calls, self.vocabulary),
@@ -132,6 +149,22 @@ class SignalingGame(LitSparseModule):
         rows = torch.arange(len(symbol), device=symbol.device)
         pick = self._pick(batch["candidates"], messages, rows).argmax(-1)
         return {"index": batch["index"], "symbol": symbol, "pick": pick, "position": batch["position"]}
+
+    def _loss_of(self, scores: Tensor, position: Tensor) -> Tensor:
+        """Return the loss (R,) for scores (R, N) of the candidates, with the gradient of the receiver's draw in training."""
+        if self.mean_error is None:
+            return torch.nn.functional.cross_entropy(scores, position, reduction="none")
+        # The largest of scores plus Gumbel noise is a draw from their softmax.
+        noisy = scores.detach() - torch.empty_like(scores).exponential_().log() if self.training else scores
+        pick = noisy.argmax(-1)
+        error = torch.where(scores.isnan().any(-1), math.nan, (pick != position).to(scores.dtype))
+        if not self.training:
+            return error
+        log_probs = scores.log_softmax(-1)
+        log_prob = log_probs.gather(-1, pick.unsqueeze(-1)).squeeze(-1)
+        entropy = -(log_probs.exp() * log_probs).sum(-1)
+        advantage = error - self.mean_error.value.to(error.dtype)
+        return with_gradient_of(error, advantage * log_prob - self.entropy_weight * entropy)
 
     def _pick(self, candidates: Tensor, messages: Tensor, rows: Tensor) -> Tensor:
         """Return the scores (R, N) of candidates (B, N, F) for messages (R, V)."""

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
+
+from lit_sparse.checks import check_choice
 
 __all__ = ["Receiver", "Sender"]
 
@@ -66,8 +70,14 @@ class Receiver(nn.Module):
         features: F, of an image.
         vocabulary: V, number of symbols.
         embedding: size of the embeddings.
+        init: initial embedding of the symbols: ``"normal"``, from N(0, 1) as :class:`torch.nn.Embedding`, or ``"linear"``, as
+            :class:`torch.nn.Linear`. The publication has the latter for relaxed symbols.
 
-    Source: Lazaridou, Peysakhovich & Baroni (2017), Multi-agent cooperation and the emergence of (natural) language.
+    Raises:
+        ConfigurationError: for another ``init``.
+
+    Source: Lazaridou, Peysakhovich & Baroni (2017), Multi-agent cooperation and the emergence of (natural) language. Initial
+    embeddings: the code of Correia, Niculae, Aziz & Martins (2020).
 
     Example:
         >>> receiver = Receiver(20, vocabulary=8)
@@ -76,12 +86,16 @@ class Receiver(nn.Module):
         torch.Size([3, 4])
     """
 
-    def __init__(self, features: int, vocabulary: int = 256, embedding: int = 256) -> None:
+    def __init__(
+        self, features: int, vocabulary: int = 256, embedding: int = 256, init: Literal["normal", "linear"] = "normal"
+    ) -> None:
         super().__init__()
+        self.init = check_choice("init", init, ("normal", "linear"))
         self.features, self.vocabulary, self.embedding = features, vocabulary, embedding
         self.see = nn.Linear(features, embedding, bias=False)
         self.hear = nn.Linear(vocabulary, embedding, bias=False)  # an embedding, of one-hot messages and of relaxed ones
-        nn.init.normal_(self.hear.weight)  # as torch.nn.Embedding: from less, senders collapse to one message
+        if init == "normal":
+            nn.init.normal_(self.hear.weight)
 
     def forward(self, candidates: Tensor, messages: Tensor, rows: Tensor) -> Tensor:
         """Return scores (R, N) of the candidates for each message.

@@ -43,6 +43,10 @@ def batch(size: int = 7) -> dict[str, Tensor]:
     return {"target": candidates[index, position], "candidates": candidates, "position": position, "index": index}
 
 
+def players(model: SignalingGame) -> list[nn.Parameter]:
+    return [*model.sender.parameters(), *model.receiver.parameters()]
+
+
 def test_published_architecture_is_the_default() -> None:
     model = SignalingGame(Sparsemax(), Marginalize())
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -120,6 +124,54 @@ def test_loss_and_successes_equal_those_of_a_loop(mapping: SparseMapping) -> Non
         )
     assert torch.equal(output["decoder_calls"], (probs > 0).sum(-1))
     assert torch.equal(output["artifacts"]["messages"], probs.argmax(-1))
+
+
+@pytest.mark.parametrize("estimator", [Marginalize(decode="all"), ScoreFunction(), ScoreFunction("self_critic")])
+def test_the_gradient_of_drawn_picks_is_that_of_the_expected_error(estimator: Estimator) -> None:
+    """Over 30,000 draws for each of two games; the first batch has no baseline, the second has one."""
+    torch.manual_seed(2)
+    small = {"sender": Sender(6, 5, embedding=3, filters=2, scale=0.5), "receiver": Receiver(6, 5, embedding=3)}
+    model = game(Softmax(gamma=0.3), estimator, entropy_weight=0.0, loss="success", **small).double().train()
+    games = {name: value[:2].double() if value.is_floating_point() else value[:2] for name, value in batch().items()}
+    games["candidates"] *= 8  # so that the gradient is larger than its noise
+    probs = model.mapping(model.sender(games["target"]))
+    symbols, rows = torch.eye(5, dtype=torch.float64).repeat(2, 1), torch.arange(2).repeat_interleave(5)
+    picks = model.receiver(games["candidates"], symbols, rows).softmax(-1)
+    wrong = 1 - picks.gather(-1, games["position"][rows].unsqueeze(-1)).view(2, 5)
+    wanted = torch.autograd.grad((probs * wrong).sum(-1).mean(), players(model))
+    many = {name: value.repeat_interleave(30_000, 0) for name, value in games.items()}
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        output = model.run_step(many, 0, "train")
+        found = torch.autograd.grad(output["loss"], players(model))
+        for one, other in zip(found, wanted, strict=True):
+            assert float((one - other).norm()) < 0.12 * float(other.norm())
+        error = float((probs * wrong).detach().sum(-1).mean())
+        assert float(output["per_example"]["error"].detach().mean()) == pytest.approx(error, abs=0.01)
+    assert model.mean_error is not None
+    assert float(model.mean_error.count) == 120_000
+
+
+def test_the_entropy_of_drawn_picks_is_weighted() -> None:
+    gradients = []
+    games = batch()
+    for weight in (0.0, 0.5):
+        model = game(Softmax(), Marginalize(decode="all"), entropy_weight=weight, loss="success").train()
+        torch.manual_seed(3)
+        loss = 7 * model.run_step(games, 0, "train")["loss"]
+        gradients.append(torch.autograd.grad(loss, list(model.receiver.parameters())))
+    probs = model.mapping(model.sender(games["target"])).detach().flatten()
+    rows = torch.arange(7).repeat_interleave(5)
+    picks = model.receiver(games["candidates"], torch.eye(5).repeat(7, 1), rows).softmax(-1)
+    entropy = (probs * torch.special.entr(picks).sum(-1)).sum()
+    wanted = torch.autograd.grad(-0.5 * entropy, list(model.receiver.parameters()))
+    for without, with_entropy, change in zip(*gradients, wanted, strict=True):
+        torch.testing.assert_close(with_entropy - without, change, rtol=1e-3, atol=1e-5)
+
+
+def test_the_error_of_evaluation_is_that_of_the_best_pick() -> None:
+    output = game(loss="success").eval().run_step(batch(), 0, "val")
+    torch.testing.assert_close(output["per_example"]["error"], 1 - output["per_example"]["expected_success"])
 
 
 def test_symbols_that_are_equally_probable_count_alike() -> None:
@@ -248,7 +300,7 @@ def test_checkpoints_keep_players_and_baselines(tmp_path: Path) -> None:
 
 def test_players_that_cannot_be_described_are_asked_for(tmp_path: Path) -> None:
     own = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5))
-    for sender, players in ((own, {"sender": own}), (Sender(6, 5, embedding=3, filters=2), {})):
+    for sender, players in ((own, {"sender": own}), (Sender(6, 5, embedding=3, filters=2, scale=0.5), {})):
         model = game(sender=sender)
         fitting = trainer(tmp_path)
         fitting.strategy.connect(model)
@@ -359,10 +411,11 @@ class _Deaf(nn.Module):
         return candidates.sum((1, 2))[rows]
 
 
-def test_a_broken_image_breaks_its_own_game_alone() -> None:
-    model, games = game(), batch()
+@pytest.mark.parametrize(("loss", "name"), [("nll", "nll"), ("success", "error")])
+def test_a_broken_image_breaks_its_own_game_alone(loss: str, name: str) -> None:
+    model, games = game(loss=loss), batch()
     games["target"] = games["target"].clone()
     games["target"][2, 0] = torch.nan
     output = model.run_step(games, 0, "val")
-    assert bool(output["per_example"]["nll"][2].isnan())
-    assert bool(output["per_example"]["nll"][[0, 1, 3, 4, 5, 6]].isfinite().all())
+    assert bool(output["per_example"][name][2].isnan())
+    assert bool(output["per_example"][name][[0, 1, 3, 4, 5, 6]].isfinite().all())

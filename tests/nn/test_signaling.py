@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn import signaling
 from lit_sparse.nn.signaling import Receiver, Sender
 
@@ -33,3 +34,11 @@ def test_the_sender_does_not_depend_on_the_parts_of_a_batch(monkeypatch: pytest.
     filtered = torch.sigmoid(embedded.unsqueeze(-1) * sender.widen.weight[:, 0] + sender.widen.bias)
     pooled = torch.sigmoid(filtered @ sender.narrow.weight[0] + sender.narrow.bias)
     assert torch.allclose(whole, (pooled @ sender.score.weight.T + sender.score.bias) / 10, rtol=1e-12)
+
+
+def test_symbols_start_as_an_embedding_or_as_a_linear_layer() -> None:
+    normal, linear = (Receiver(7, vocabulary=256, init=init).hear.weight.detach() for init in ("normal", "linear"))
+    assert float(normal.std()) == pytest.approx(1, abs=0.02)
+    assert float(linear.abs().max()) <= 256**-0.5
+    with pytest.raises(ConfigurationError, match=r"init.*normal.*linear.*but got 'uniform'"):
+        Receiver(7, init="uniform")  # type: ignore[arg-type]
