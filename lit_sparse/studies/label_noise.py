@@ -68,7 +68,7 @@ def robust_loss(model: Any, batch: dict[str, Tensor]) -> float:
     """Return ``log mean exp`` of the losses of perturbed images minus their cost, kappa = beta = 1."""
     risk = UnbalancedOTDRO(1.0, 1.0, 0.1)
     losses = []
-    for pixels, label in zip(batch["pixels"].split(1000), batch["label"].split(1000), strict=True):
+    for pixels, label in zip(batch["pixels"].split(1000), batch["label"].split(1000), strict=True):  # type: ignore[no-untyped-call]
         pixels, label = pixels.to(model.device), label.to(model.device)
         losses_at = partial(_losses, model, label)
         with torch.enable_grad():
