@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_count, check_number, check_positive
+from lit_sparse.checks import check_choice, check_count, check_number, check_positive
 from lit_sparse.coresets.exchange import exchanged
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.selector import CoresetSelector, Selection, largest
@@ -37,10 +37,10 @@ class _Point(NamedTuple):
 class IHT(CoresetSelector):
     """Repeats gradient steps, each followed by keeping the k largest positive weights.
 
-    The step size is optimal for the gradient on the current support and the k strongest entries outside. The objective may
-    rise, so the best weights of all iterations are returned. Polishing then replaces them by the optimal nonnegative weights
-    of their support, and exchanges members of the support as long as the objective falls noticeably. Polished weights are
-    never worse. ``polish=False`` is the published algorithm.
+    By default the step size is optimal for the gradient on the current support and the k strongest entries outside. The
+    objective may rise, so the best weights of all iterations are returned. Polishing then replaces them by the optimal
+    nonnegative weights of their support, and exchanges members of the support as long as the objective falls noticeably.
+    Polished weights are never worse. ``polish=False`` is the published algorithm.
 
     An iteration costs one product with all vectors and a few with the selected ones, nearly the same for every k. The time of
     polishing grows with k.
@@ -48,7 +48,9 @@ class IHT(CoresetSelector):
     Args:
         max_iter: largest number of iterations.
         tol: relative change of the weights, by norm, at which the iterations end.
-        step_scale: factor on the optimal step size.
+        step: ``"optimal"`` by line search in each iteration, or ``"constant"``, the inverse square of the largest singular
+            value of the vectors.
+        step_scale: factor on the step size; a constant step is stable up to 2.
         batch: fraction of examples, drawn anew in each iteration, whose gradient is computed in addition to the selected
             ones; 1.0 for all.
         polish: whether to improve the weights after the iterations.
@@ -68,6 +70,7 @@ class IHT(CoresetSelector):
         *,
         max_iter: int = 300,
         tol: float = 1e-5,
+        step: Literal["optimal", "constant"] = "optimal",
         step_scale: float = 1.0,
         batch: float = 1.0,
         polish: bool = True,
@@ -77,6 +80,7 @@ class IHT(CoresetSelector):
         super().__init__(refit=refit, progress=progress)
         self.max_iter = check_count("max_iter", max_iter)
         self.tol = check_number("tol", tol, 0.0, 1.0)
+        self.step = check_choice("step", step, ("optimal", "constant"))
         self.step_scale = check_positive("step_scale", step_scale)
         self.polish = polish
         self.batch = check_number("batch", batch, 0.0, 1.0, open_low=True)
@@ -97,9 +101,10 @@ class IHT(CoresetSelector):
         least = float(target.square().sum())
         floor = self._floor(vectors)
         trace: list[float] = []
+        constant = 1 / squared_norm(vectors) if self.step == "constant" else None
         for _ in self.steps(self.max_iter):
             gradient = self._gradient(vectors, target, start, generator)
-            step = self.step_scale * self._step(vectors, start, gradient, k)
+            step = self.step_scale * (self._step(vectors, start, gradient, k) if constant is None else constant)
             weights = start.weights + step * gradient
             kept = largest(weights, k)
             following = self._improved(vectors, target, self._at(vectors, kept, weights[kept]))
@@ -247,6 +252,18 @@ def line_search(residual: Tensor, change: Tensor) -> Tensor:
     """Return the t that minimizes ``||residual - t change||^2`` for two vectors (S,); 0 for a zero change."""
     length = change.square().sum()
     return torch.where(length > 0, residual @ change / torch.where(length > 0, length, 1.0), 0.0)
+
+
+def squared_norm(vectors: Vectors, products: int = 50) -> Tensor:
+    """Return the squared largest singular value of nonzero vectors, by power iteration from their sum."""
+    everything = torch.arange(vectors.shape[0], device=vectors.device)
+    direction = vectors.total.to(vectors.dtype)
+    direction = torch.where(direction.norm() > 0, direction, 1.0)
+    for _ in range(products):
+        product = vectors.combine(everything, vectors.correlate(direction / direction.norm()))
+        direction = torch.where(product.norm() > 0, product, torch.ones_like(product))
+    norm: Tensor = direction.norm()
+    return norm
 
 
 def best_step(vectors: Vectors, subspace: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:

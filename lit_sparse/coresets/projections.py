@@ -28,6 +28,7 @@ __all__ = [
     "FunctionVectors",
     "LogLikelihoodVectors",
     "Projection",
+    "approximate_linear_vectors",
     "centred",
     "entry",
     "linear_covariance",
@@ -268,6 +269,33 @@ def linear_covariance(features: Tensor, target: Tensor, posterior: GaussianPoste
     spread = features @ posterior.covariance @ features.mT
     errors = target - features @ posterior.mean
     return (torch.outer(errors, errors) * spread + 0.5 * spread.square()) / variance**2
+
+
+def approximate_linear_vectors(
+    features: Tensor, target: Tensor, posterior: GaussianPosterior, variance: float, directions: int = 20
+) -> Tensor:
+    """Return vectors (N, D + directions^2) whose inner products approximate :func:`linear_covariance`, as in the publication.
+
+    With the whitened features ``p_n = L^T b_n``, ``L L^T = Sig``, a vector holds ``e_n p_n`` and ``q_n q_n^T / sqrt(2)``, over
+    the variance. Here ``q_n`` are the coordinates of ``p_n`` along the strongest directions of all ``p_n``. With all D
+    directions the inner products are exact.
+
+    Args:
+        features: b (N, D).
+        target: y (N,).
+        posterior: distribution of the coefficients.
+        variance: variance of the noise.
+        directions: number of directions of ``q``.
+    """
+    features, target = features.double(), target.double()
+    posterior = posterior.to(features)
+    values, turns = torch.linalg.eigh(posterior.covariance)
+    whitened = features @ (turns * values.clamp_min(0).sqrt())
+    errors = target - features @ posterior.mean
+    strongest = torch.linalg.eigh(whitened.mT @ whitened).eigenvectors[:, -directions:]
+    near = whitened @ strongest
+    pairs = (near.unsqueeze(-1) * near.unsqueeze(-2)).flatten(1) * 0.5**0.5
+    return torch.cat([errors.unsqueeze(-1) * whitened, pairs], 1) / variance
 
 
 def vectors_of_covariance(covariance: Tensor) -> Tensor:

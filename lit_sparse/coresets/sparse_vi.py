@@ -43,6 +43,9 @@ class SparseVI(CoresetSelector):
     Raises:
         ConfigurationError: for an argument outside its range.
 
+    Attributes:
+        rounds: indices (n,) and weights (n,) after each round of the last call: the coresets of all sizes up to k.
+
     Source: Campbell & Beronov (2019), Sparse Variational Inference: Bayesian Coresets from Scratch, algorithm 1,
     arXiv:1906.03329.
     """
@@ -54,6 +57,7 @@ class SparseVI(CoresetSelector):
         self, resample: Resample | None = None, *, updates: int = 100, refit: bool = False, progress: bool = False
     ) -> None:
         super().__init__(refit=refit, progress=progress)
+        self.rounds: list[tuple[Tensor, Tensor]] = []
         self.resample = resample
         self.updates = check_count("updates", updates)
 
@@ -81,6 +85,7 @@ class SparseVI(CoresetSelector):
         support: list[int] = []
         weights = torch.zeros(0, dtype=vectors.dtype, device=vectors.device)
         target, trace = vectors.total, []
+        self.rounds = []
         for _ in self.steps(k):
             drawn = self._drawn(vectors, support, weights, generator)
             which = self._next(drawn, support, weights)
@@ -97,6 +102,7 @@ class SparseVI(CoresetSelector):
                 weights = (weights + step / t).clamp_min(0)
             made = vectors.combine(self._at(support, vectors), weights)
             trace.append(float((target - made.double()).square().sum()))
+            self.rounds.append((self._at(support, vectors), weights))
         return Selection(self._at(support, vectors), weights, trace)
 
     def _drawn(self, vectors: Vectors, support: list[int], weights: Tensor, generator: torch.Generator) -> Vectors:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lit_sparse.coresets import (
     GIGA,
+    IHT,
     AcceleratedIHT,
     Coreset,
     CoresetSelector,
@@ -35,7 +36,9 @@ from lit_sparse.coresets.posteriors import (
     map_distance,
     reverse_kl,
 )
-from lit_sparse.coresets.projections import linear_covariance, vectors_of_covariance
+from lit_sparse.coresets.projections import approximate_linear_vectors, linear_covariance, vectors_of_covariance
+from lit_sparse.coresets.selector import squared_distance
+from lit_sparse.coresets.vectors import as_vectors
 from lit_sparse.data import RadialBases, RegressionDataModule, SyntheticRegressionDataModule, TableDataModule
 
 __all__ = ["PROBLEMS", "SELECTORS", "Problem", "compare", "make"]
@@ -96,10 +99,11 @@ class GaussianMean(Problem):
 
 
 class Radial(Problem):
-    """Radial basis regression of log prices on 1,000 places of a map; exact vectors."""
+    """Radial basis regression of log prices on 1,000 places of a map; exact vectors, or those of the publication's code."""
 
-    def __init__(self, seed: int, path: Path) -> None:
+    def __init__(self, seed: int, path: Path, *, exact: bool = True) -> None:
         super().__init__(seed)
+        self.exact = exact
         data = TableDataModule(
             str(path),
             features="longitude,latitude",
@@ -125,20 +129,25 @@ class Radial(Problem):
 
     @cached_property
     def vectors(self) -> Tensor:
-        full = linear_posterior(self.features, self.target, prior=self.prior, variance=self.variance)
-        return vectors_of_covariance(linear_covariance(self.features, self.target, full, self.variance))
+        return self._vectors_at(self.posterior(torch.ones(len(self.target), dtype=torch.float64)))
 
     def posterior(self, weights: Tensor) -> GaussianPosterior:
         return linear_posterior(self.features, self.target, weights, prior=self.prior, variance=self.variance)
 
     def resample(self) -> Resample:
         def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
-            posterior = linear_posterior(
-                self.features[indices], self.target[indices], weights, prior=self.prior, variance=self.variance
+            return self._vectors_at(
+                linear_posterior(
+                    self.features[indices], self.target[indices], weights, prior=self.prior, variance=self.variance
+                )
             )
-            return vectors_of_covariance(linear_covariance(self.features, self.target, posterior, self.variance))
 
         return vectors
+
+    def _vectors_at(self, posterior: GaussianPosterior) -> Tensor:
+        if not self.exact:
+            return approximate_linear_vectors(self.features, self.target, posterior, self.variance)
+        return vectors_of_covariance(linear_covariance(self.features, self.target, posterior, self.variance))
 
 
 class Regression(Problem):
@@ -201,6 +210,7 @@ def _synthetic(seed: int, folder: Path) -> Problem:
 PROBLEMS: dict[str, Callable[[int, Path], Problem]] = {
     "gaussian": lambda seed, folder: GaussianMean(seed),
     "rbf": lambda seed, folder: Radial(seed, folder),  # the path of the file
+    "rbf_released": lambda seed, folder: Radial(seed, folder, exact=False),
     "synth_lr": _file(LogisticLikelihood(), "synth_lr.npz"),
     "phishing": _file(LogisticLikelihood(), "phishing_pca_500.npz"),
     "ds1": _file(LogisticLikelihood(), "ds1_pca_500.npz"),
@@ -215,13 +225,14 @@ PROBLEMS: dict[str, Callable[[int, Path], Problem]] = {
 #: Name -> what builds it, given how many iterations the thresholding ones may take.
 SELECTORS: dict[str, Callable[[int], CoresetSelector]] = {
     "A-IHT": lambda most: AcceleratedIHT(max_iter=most, polish=False),
+    "IHT, constant step": lambda most: IHT(step="constant", max_iter=most, polish=False),
+    "A-IHT, 20 % batches": lambda most: AcceleratedIHT(batch=0.2, max_iter=most, polish=False),
     "A-IHT II": lambda most: AcceleratedIHT(debias=True, max_iter=most, polish=False),
     "A-IHT II polished": lambda most: AcceleratedIHT(debias=True, max_iter=most),
     "NN-OMP": lambda most: NonnegativeOMP(),
     "GIGA": lambda most: GIGA(),
     "Frank-Wolfe": lambda most: FrankWolfe(),
     "uniform": lambda most: Uniform(),
-    "SparseVI": lambda most: SparseVI(),
 }
 
 
@@ -231,7 +242,26 @@ def make(problem: str, seed: int, folder: str) -> Problem:
     return PROBLEMS[problem](seed, Path(folder))
 
 
-def compare(seed: int, *, folder: str, problem: str, selector: str, k: int, max_iter: int = 300) -> dict[str, float]:
+@lru_cache(maxsize=1)
+def _sparse_vi(problem: str, seed: int, folder: str, largest: int) -> list[Coreset]:
+    """Return the coresets of all sizes up to the largest."""
+    made = make(problem, seed, folder)
+    selector, vectors = SparseVI(made.resample()), as_vectors(made.vectors)
+    selector(vectors, largest, torch.Generator().manual_seed(1000 * seed))
+    coresets = []
+    for indices, weights in selector.rounds:
+        indices, order = indices.sort()
+        weights = weights[order]
+        kept = weights > 0
+        indices, weights = indices[kept], weights[kept]
+        objective = squared_distance(vectors, indices, weights)
+        coresets.append(Coreset(indices, weights, objective, size=len(made.vectors)))
+    return coresets
+
+
+def compare(
+    seed: int, *, folder: str, problem: str, selector: str, k: int, max_iter: int = 300, largest: int = 30
+) -> dict[str, float]:
     """Select a coreset, and compare its posterior with that of all examples.
 
     Args:
@@ -241,14 +271,16 @@ def compare(seed: int, *, folder: str, problem: str, selector: str, k: int, max_
         selector: name in :data:`SELECTORS`.
         k: largest size of the coreset.
         max_iter: largest number of iterations of the thresholding selectors.
+        largest: size up to which SparseVI runs; its coresets of all sizes are from one run.
 
     Returns:
         ``size``, ``objective``, ``forward_kl``, ``reverse_kl``, ``symmetrized_kl`` and ``map_distance``.
     """
-    made, built = make(problem, seed, folder), SELECTORS[selector](max_iter)
-    if isinstance(built, SparseVI):
-        built.resample = made.resample()
-    coreset: Coreset = built(made.vectors, k, torch.Generator().manual_seed(1000 * seed + k))
+    made = make(problem, seed, folder)
+    if selector == "SparseVI":
+        coreset = _sparse_vi(problem, seed, folder, largest)[k - 1]
+    else:
+        coreset = SELECTORS[selector](max_iter)(made.vectors, k, torch.Generator().manual_seed(1000 * seed + k))
     posterior = made.posterior(coreset.dense())
     forward, reverse = forward_kl(made.full, posterior), reverse_kl(made.full, posterior)
     return {

@@ -26,7 +26,7 @@ from lit_sparse.coresets import (
     SparseVI,
 )
 from lit_sparse.coresets.posteriors import gaussian_mean_posterior, laplace_posterior, linear_posterior
-from lit_sparse.coresets.projections import centred, linear_covariance, vectors_of_covariance
+from lit_sparse.coresets.projections import approximate_linear_vectors, centred, linear_covariance, vectors_of_covariance
 from lit_sparse.errors import ConfigurationError, DataError
 from tests.coresets import problems
 
@@ -106,6 +106,22 @@ def test_covariances_of_linear_regression_are_the_sampled_ones(variance: float) 
     torch.testing.assert_close(vectors @ vectors.T, covariance, rtol=1e-9, atol=1e-12)
     single = linear_covariance(features.float(), target.float(), posterior, variance)
     assert single.dtype == torch.float64
+
+
+def test_approximate_vectors_of_linear_regression_are_exact_with_all_directions() -> None:
+    features, target = drawn("normal", 30, 4)
+    features[:, 0] *= 10
+    posterior = linear_posterior(features[:3], target[:3], prior=GaussianPosterior.isotropic(4), variance=0.7)
+    covariance = linear_covariance(features, target, posterior, 0.7)
+    exact = approximate_linear_vectors(features, target, posterior, 0.7, directions=4)
+    torch.testing.assert_close(exact @ exact.T, covariance, rtol=1e-9, atol=1e-12)
+    errors = []
+    for directions in (1, 2, 3):
+        vectors = approximate_linear_vectors(features, target, posterior, 0.7, directions)
+        assert vectors.shape == (30, 4 + directions**2)
+        errors.append(float((vectors @ vectors.T - covariance).norm() / covariance.norm()))
+    assert errors == sorted(errors, reverse=True)
+    assert 0 < errors[0] < 0.5
 
 
 def test_vectors_of_a_covariance_have_its_rank() -> None:

@@ -307,6 +307,42 @@ def test_sparse_vi_draws_anew_in_every_step() -> None:
     assert coreset.objective < float(given.sum(0).square().sum())
 
 
+def test_rounds_of_sparse_vi_are_the_coresets_of_smaller_sizes() -> None:
+    problem = GaussianMean(0, features=5, size=40)
+    selector = SparseVI(problem.resample(), updates=10)
+    selector(problem.vectors, 6, torch.Generator().manual_seed(0))
+    rounds = selector.rounds
+    assert len(rounds) == 6
+    for k, (indices, weights) in enumerate(rounds, 1):
+        coreset = selector(problem.vectors, k, torch.Generator().manual_seed(0))
+        kept = weights > 0
+        torch.testing.assert_close(coreset.dense()[indices[kept]], weights[kept], rtol=0, atol=0)
+        assert len(coreset) == int(kept.sum())
+
+
+def test_a_constant_step_is_that_of_a_plain_loop() -> None:
+    """For vectors of any scale, in the units of 1 over the squared largest singular value."""
+    for scale in (1.0, 1e-3, 1e150):
+        vectors = scale * tiny(0, 40, 15)
+        found = IHT(step="constant", step_scale=1.5, max_iter=30, tol=0.0, polish=False)(torch.from_numpy(vectors), 5)
+        units = vectors / scale
+        total, weights, best = units.sum(0), np.zeros(40), np.inf
+        for _ in range(30):
+            weights = weights + 1.5 / np.linalg.norm(units, 2) ** 2 * units @ (total - weights @ units)
+            weights[np.argsort(weights)[:-5]] = 0.0
+            weights = np.maximum(weights, 0.0)
+            best = min(best, float(np.square(total - weights @ units).sum()))
+        assert found.objective / scale**2 == pytest.approx(best, rel=1e-6)
+
+
+def test_a_constant_step_comes_to_an_end() -> None:
+    """The objective of a full support falls to zero for every stable step."""
+    vectors = torch.from_numpy(tiny(3, 12, 15))
+    for step_scale in (0.5, 1.0, 1.9):
+        coreset = IHT(step="constant", step_scale=step_scale, max_iter=20_000, polish=False)(vectors, 12)
+        assert coreset.objective < 1e-3 * float(vectors.sum(0).square().sum())
+
+
 def test_sparse_vi_comes_nearer_with_every_example() -> None:
     """On a normal mean, whose vectors are exact at the posterior of any coreset."""
     problem = GaussianMean(0, features=5, size=40)

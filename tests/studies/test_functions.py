@@ -12,7 +12,7 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.cli.scores import zeros
-from lit_sparse.coresets import NonnegativeOMP
+from lit_sparse.coresets import NonnegativeOMP, SparseVI
 from lit_sparse.coresets.posteriors import reverse_kl
 from lit_sparse.models import RobustClassifier
 from lit_sparse.nn import ConvNet
@@ -82,6 +82,24 @@ def test_zeros_of_weights(tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
     torch.save({"state_dict": {"w": torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "b": torch.zeros(2)}}, path)
     assert zeros(path) == {"w": 0.75}
+
+
+def test_sparse_vi_of_all_sizes_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(coreset_problems.PROBLEMS, "few", lambda seed, folder: coreset_problems.GaussianMean(seed, 5, 40))
+    found = [coreset_problems.compare(1, folder=".", problem="few", selector="SparseVI", k=k, largest=6) for k in (1, 4, 6)]
+    assert coreset_problems._sparse_vi.cache_info().hits >= 2
+    problem = coreset_problems.GaussianMean(1, 5, 40)
+    coreset = SparseVI(problem.resample())(problem.vectors, 6, torch.Generator().manual_seed(1000))
+    assert found[-1]["objective"] == pytest.approx(coreset.objective, rel=1e-9)
+    assert found[-1]["reverse_kl"] < found[0]["reverse_kl"]
+
+
+def test_twenty_directions_of_a_map_leave_much_of_the_covariances_out(shared: Path) -> None:
+    path = str(shared / "data" / "california_housing" / "cal_housing.csv.gz")
+    exact, released = (coreset_problems.make(name, 0, path).vectors for name in ("rbf", "rbf_released"))
+    assert released.shape == (1000, 701)
+    products = exact @ exact.T
+    assert float((released @ released.T - products).norm() / products.norm()) == pytest.approx(0.41, abs=0.01)
 
 
 @pytest.mark.filterwarnings("ignore:`ModelCheckpoint.monitor")  # stopped before the first validation
