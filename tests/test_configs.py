@@ -289,3 +289,38 @@ def test_overlays_change_what_they_name(overlay: Path, parser: ArgumentParser) -
         for part in ("trainer", "data"):
             assert agree(asked[part], merged(base[part], changed.get(part, {}))), path
         assert agree(asked["model"]["class_path"], base["model"]["class_path"]), path
+
+
+PUBLISHED: dict[str, dict[str, Any]] = yaml.safe_load((Path(__file__).parent / "published.yaml").read_text())
+
+
+def option(resolved: Any, name: str) -> Any:
+    """Return an option's value, or a class without its arguments."""
+    for key in name.split("."):
+        inside = resolved.get("init_args", {}) if isinstance(resolved, dict) and key not in resolved else resolved
+        resolved = inside.get(key) if isinstance(inside, dict) else None
+    return resolved.get("class_path", resolved) if isinstance(resolved, dict) else resolved
+
+
+def claims(path: Path) -> bool:
+    """Return whether the comments before the settings say that they are the published ones."""
+    comments = itertools.takewhile(lambda line: line.startswith("# "), path.read_text().splitlines())
+    return bool(re.search("as published|those published|that published|the published semi", " ".join(comments)))
+
+
+def test_every_config_that_claims_it_is_compared_with_published_values() -> None:
+    claimed = {label(path) for path in ALL if claims(path)}
+    assert claimed - set(PUBLISHED) == set()
+    assert len(claimed) > 20
+    assert set(PUBLISHED) <= {label(path) for path in ALL}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_settings_are_the_published_ones(name: str, parser: ArgumentParser) -> None:
+    path = CONFIGS / name
+    paths = [path] if is_base(path) else [commanded(path), path]
+    needed = ["--data.init_args.label_noise.init_args.path=labels.npy"] if name == "robust/mnist.yaml" else []
+    resolved = parser.parse_args(["fit", *(f"-c={each}" for each in paths), *needed])["fit"].as_dict()
+    found = {key: option(resolved, key) for key in PUBLISHED[name]}
+    assert all(key.split(".")[0] in resolved for key in found)
+    assert {key: value for key, value in found.items() if not agree(value, PUBLISHED[name][key])} == {}
