@@ -1,0 +1,132 @@
+"""The reference: a page for each room of the package, links from any path of an object, and cited sources."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
+#: Rooms in the order of their pages.
+ROOMS = (
+    "mappings",
+    "mappings.functional",
+    "structures",
+    "nn",
+    "estimators",
+    "risks",
+    "coresets",
+    "coresets.posteriors",
+    "metrics",
+    "models",
+    "data",
+    "text",
+    "transport",
+    "callbacks",
+    "testing",
+    "kernels",
+    "checks",
+    "errors",
+    "cli",
+    "cli.scores",
+)
+#: Targets outside this package, whose pages this build does not load.
+EXTERNAL = [(r"py:.*", r"(?!lit_sparse).*")]
+
+_NUMBER = re.compile(r"\b(arXiv:\d{4}\.\d{4,5}|doi:10\.[^\s,;)]*[^\s,;.)])")
+
+
+def write_pages(folder: Path) -> None:
+    """Write a page for each room: its docstring, and a table of its public names."""
+    folder.mkdir(parents=True, exist_ok=True)
+    pages = {"index.rst": ["API", "===", "", ".. toctree::", "   :maxdepth: 1", "", *(f"   {room}" for room in ROOMS), ""]}
+    for room in ROOMS:
+        name = f"lit_sparse.{room}"
+        module = importlib.import_module(name)
+        constants = [entry for entry in module.__all__ if type(getattr(module, entry)).__module__ == "builtins"]
+        constants = [entry for entry in constants if not callable(getattr(module, entry))]
+        names = [entry for entry in module.__all__ if entry not in constants]
+        lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :no-members:", "", f".. currentmodule:: {name}", ""]
+        lines += [".. autosummary::", "   :toctree: objects", "", *(f"   {entry}" for entry in names), ""]
+        lines += [line for entry in constants for line in (f".. autodata:: {entry}", "   :no-value:", "")]
+        pages[f"{room}.rst"] = lines
+    for file, lines in pages.items():
+        text = "\n".join(lines)
+        path = folder / file
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+@cache
+def documented() -> dict[int, str]:
+    """Return the documented name of each public object, by its identity."""
+    found = {}
+    for room in ROOMS:
+        module = importlib.import_module(f"lit_sparse.{room}")
+        for name in module.__all__:
+            found.setdefault(id(getattr(module, name)), f"lit_sparse.{room}.{name}")
+    return found
+
+
+def imported(path: str) -> Any:
+    """Return the object of a dotted path, or None."""
+    parts = path.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:end]))
+        except ImportError:
+            continue
+        for name in parts[end:]:
+            found = getattr(found, name, None)
+        return found
+    return None
+
+
+def resolve(app: Sphinx, env: BuildEnvironment, node: pending_xref, content: nodes.Element) -> nodes.Element | None:
+    """Link a reference to an object by another path than its documented one; plain text if it has no page."""
+    target = node.get("reftarget", "")
+    if node.get("refdomain") != "py" or not target.startswith("lit_sparse"):
+        return None
+    name = documented().get(id(imported(target)))
+    if name is None:
+        owner, _, member = target.rpartition(".")
+        name = documented().get(id(imported(owner)))
+        name = None if name is None else f"{name}.{member}"
+    domain = env.get_domain("py")
+    if name is not None:
+        link = domain.resolve_xref(env, node["refdoc"], app.builder, "obj", name, node, content)
+        if link is not None:
+            return link
+    return content if imported(target) is not None else None
+
+
+def cite(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    """Cite the numbered sources of a docstring in the bibliography."""
+    keys = app.env.lit_sparse_keys  # type: ignore[attr-defined]
+    for place, line in enumerate(lines):
+        lines[place] = _NUMBER.sub(lambda number: f"{number[1]} :cite:p:`{keys[number[1]]}`", line)
+
+
+def read_keys(app: Sphinx, env: BuildEnvironment, names: list[str]) -> None:
+    """Read which entry of the bibliography has which number."""
+    text = (Path(app.srcdir) / "references.bib").read_text(encoding="utf-8")
+    keys = {}
+    for key, body in re.findall(r"@\w+\{([^,]+),(.*?)\n\}", text, re.DOTALL):
+        for field, prefix in (("eprint", "arXiv:"), ("doi", "doi:")):
+            if number := re.search(rf"{field}\s*=\s*\{{([^}}]+)\}}", body):
+                keys[prefix + number[1]] = key
+    env.lit_sparse_keys = keys  # type: ignore[attr-defined]
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    """Connect the extension."""
+    app.connect("missing-reference", resolve)
+    app.connect("autodoc-process-docstring", cite)
+    app.connect("env-before-read-docs", read_keys)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,83 @@
+"""Sphinx configuration: pages in Markdown, the reference from docstrings, mathematics and fonts without a network."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+sys.path.insert(0, str(HERE.parent))
+
+from _ext import reference  # noqa: E402
+
+import lit_sparse  # noqa: E402
+
+project = "lit_sparse"
+author = "the authors of lit_sparse"
+release = version = lit_sparse.__version__
+language = "en"
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.napoleon",
+    "sphinx.ext.mathjax",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinxcontrib.bibtex",
+    "_ext.reference",
+]
+exclude_patterns = ["_build", "_ext"]
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "attrs_inline"]
+myst_heading_anchors = 3
+
+bibtex_bibfiles = ["references.bib"]
+bibtex_default_style = "plain"
+bibtex_reference_style = "author_year"
+
+napoleon_custom_sections = ["Source"]
+napoleon_use_rtype = False
+autosummary_generate = True
+autosummary_ignore_module_all = False
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_preserve_defaults = True
+autodoc_inherit_docstrings = False  # those of other packages use directives of their own
+
+nitpicky = True
+nitpick_ignore_regex = reference.EXTERNAL
+
+html_theme = "furo"
+html_title = f"lit_sparse {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_theme_options = {"navigation_with_keys": True}
+templates_path = ["_templates"]
+html_copy_source = False
+html_show_sphinx = False
+copybutton_exclude = ".linenos, .gp, .go"
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# MathJax in one file, with its glyphs as SVG paths: nothing is loaded from another host.
+mathjax_path = "mathjax.js"
+_package = importlib.util.find_spec("sphinx-mathjax-offline")
+assert _package is not None and _package.origin is not None, "pip install 'lit-sparse[docs]'"
+_generated = HERE / "_build" / "static"
+_generated.mkdir(parents=True, exist_ok=True)
+shutil.copyfile(Path(_package.origin).parent / "static" / "mathjax" / "tex-svg.js", _generated / "mathjax.js")
+html_static_path.append(str(_generated))
+
+if os.environ.get("LIT_SPARSE_DOCS") == "pages":  # a quick look at the pages, without the reference of the code
+    exclude_patterns.append("reference/api")
+    suppress_warnings = ["toc", "ref"]
+else:
+    reference.write_pages(HERE / "reference" / "api")
