@@ -224,7 +224,7 @@ def former_fields(**names: str) -> Callable[[type[Instance]], type[Instance]]:
 
         type.__setattr__(cls, "__init__", construct)
         for old, new in names.items():
-            setattr(cls, old, property(functools.partial(_former_field, old, new)))
+            setattr(cls, old, property(functools.partial(_former_field, old, new), doc=f"Former name of ``{new}``."))
         return cls
 
     return decorate

@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -81,3 +83,20 @@ def metrics_of(folder: Path) -> dict[str, list[float]]:
                 if value:
                     found.setdefault(name, []).append(float(value))
     return found
+
+
+@pytest.fixture
+def browser() -> Iterator[Any]:
+    """A browser without a window, with logs of its console and its requests."""
+    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
+    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        pytest.skip("chromium and its driver are not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(word)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    yield found
+    found.quit()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
+import types
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,8 +27,8 @@ ROOMS = (
     "coresets.posteriors",
     "metrics",
     "models",
-    "data",
     "text",
+    "data",
     "transport",
     "callbacks",
     "testing",
@@ -49,12 +51,14 @@ def write_pages(folder: Path) -> None:
     for room in ROOMS:
         name = f"lit_sparse.{room}"
         module = importlib.import_module(name)
-        constants = [entry for entry in module.__all__ if type(getattr(module, entry)).__module__ == "builtins"]
-        constants = [entry for entry in constants if not callable(getattr(module, entry))]
-        names = [entry for entry in module.__all__ if entry not in constants]
+        owned = [entry for entry in module.__all__ if documented()[id(getattr(module, entry))] == f"{name}.{entry}"]
+        names = [entry for entry in owned if inspect.isclass(found := getattr(module, entry)) or inspect.isroutine(found)]
+        constants = [entry for entry in owned if entry not in names]
         lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :no-members:", "", f".. currentmodule:: {name}", ""]
         lines += [".. autosummary::", "   :toctree: objects", "", *(f"   {entry}" for entry in names), ""]
-        lines += [line for entry in constants for line in (f".. autodata:: {entry}", "   :no-value:", "")]
+        for entry in constants:
+            alias = isinstance(getattr(module, entry), types.GenericAlias)
+            lines += [f".. py:data:: {entry}", ""] if alias else [f".. autodata:: {entry}", "   :no-value:", ""]
         pages[f"{room}.rst"] = lines
     for file, lines in pages.items():
         text = "\n".join(lines)

@@ -17,7 +17,21 @@ from ..conftest import ROOT
 from .pages import DOCS, PAGES, Block, blocks, label
 
 #: Programs that a page may name and that other tests run: the gate, the test of the wheel, and those of the scripts.
-ELSEWHERE = ("pip", "python", "apt-get", "git", "source", ".", "cd", "docker", "tensorboard", "optuna-dashboard", "eval", "ruff", "mypy")
+ELSEWHERE = (
+    "pip",
+    "python",
+    "apt-get",
+    "git",
+    "source",
+    ".",
+    "cd",
+    "docker",
+    "tensorboard",
+    "optuna-dashboard",
+    "eval",
+    "ruff",
+    "mypy",
+)
 LIMITS = {
     "fit": "--trainer.max_epochs=1 --trainer.limit_train_batches=2 --trainer.limit_val_batches=2",
     "validate": "--trainer.limit_val_batches=2",
@@ -67,7 +81,11 @@ def run_shell(block: Block, request: pytest.FixtureRequest) -> None:
 @pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=label)
 def test_the_code_of_a_page_runs(
-    page: Path, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    page: Path,
+    folder: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = "page_" + re.sub(r"\W", "_", page.stem)
     module = types.ModuleType(name)  # classes of a checkpoint are found by their module

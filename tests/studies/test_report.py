@@ -99,22 +99,6 @@ def test_fifty_runs_of_two_hundred_epochs_are_a_small_page(tmp_path: Path) -> No
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
 
 
-@pytest.fixture
-def browser() -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("chromium and its driver are not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    for word in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
-        options.add_argument(word)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield found
-    found.quit()
-
-
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
