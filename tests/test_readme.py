@@ -10,7 +10,7 @@ import pytest
 
 from lit_sparse.testing import check_estimator
 
-from .conftest import ROOT
+from .conftest import CONFIGS, ROOT
 
 TEXT = (ROOT / "README.md").read_text()
 SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
@@ -43,7 +43,7 @@ def test_configs_that_are_named_exist() -> None:
     named = set(re.findall(r"configs/[\w/]+\.yaml", TEXT))
     assert len(named) >= 4
     assert all((ROOT / name).is_file() for name in named)
-    for folder in (ROOT / "configs").iterdir():
+    for folder in CONFIGS.iterdir():
         assert f"`configs/{folder.name}`" in TEXT, "the table of configs names each folder"
 
 

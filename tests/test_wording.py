@@ -13,7 +13,7 @@ from .support.prose import Passage, number_of_words, passages, sentences
 
 LONGEST = 35  # words of a sentence
 
-FOLDERS = {"lit_sparse": (".py",), "scripts": (".py",), "tests": (".py",), "docs": (".md",), "configs": (".yaml",)}
+FOLDERS = {"lit_sparse": (".py", ".yaml"), "scripts": (".py",), "tests": (".py",), "docs": (".md",)}
 
 WORDS = {
     r"\b(who|whom|whoever|nobody|somebody|someone|anybody)\b": "code is not a person: name the part",

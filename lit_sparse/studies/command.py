@@ -76,7 +76,7 @@ def find_study(name: str) -> Path:
     """Return the path of a study file, or of the package's study of that name."""
     if Path(name).is_file():
         return Path(name)
-    folders = [Path("configs/studies"), Path(str(files("lit_sparse"))).parent / "configs" / "studies"]
+    folders = [Path("configs/studies"), Path(str(files("lit_sparse"))) / "configs" / "studies"]
     known = {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob("*.yaml"))}
     if name not in known:
         raise ConfigurationError(

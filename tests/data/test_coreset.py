@@ -26,7 +26,7 @@ from lit_sparse.coresets import (
 )
 from lit_sparse.data import CoresetDataModule, DigitsDataModule, SyntheticRegressionDataModule
 from lit_sparse.errors import ConfigurationError, DataError
-from tests.conftest import ROOT, Command
+from tests.conftest import CONFIGS, ROOT, Command
 
 CORESET = ("-c", str(ROOT / "tests" / "support" / "coreset.yaml"))
 PROXY = (
@@ -282,7 +282,7 @@ def test_killed_and_resumed_goes_on_with_its_coreset(lit_sparse: Command, proxy:
 @pytest.mark.process
 def test_two_processes_train_on_the_coreset_of_one(lit_sparse: Command, proxy: Path, tmp_path: Path) -> None:
     shutil.copy(proxy, tmp_path / "proxy.ckpt")
-    two = ("-c", str(ROOT / "configs" / "trainer" / "ddp_cpu.yaml"), "--trainer.accelerator=cpu")
+    two = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"), "--trainer.accelerator=cpu")
     for name, overlay, options in (
         ("one", (), ()),
         ("two", two, ("--data.init_args.base.init_args.batch_size=5",)),

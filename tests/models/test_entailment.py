@@ -22,8 +22,9 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Fusedmax, LearnableEntmax, Oscarmax, Softmax, SparseMapping, Sparsemax
 from lit_sparse.models import EntailmentClassifier
 from lit_sparse.text import VocabularyOptions
+from tests.conftest import CONFIGS
 
-CONFIG = Path(__file__).parents[2] / "configs" / "entailment" / "snli_small.yaml"
+CONFIG = CONFIGS / "entailment" / "snli_small.yaml"
 MAPPINGS = [Softmax(), Sparsemax(gamma=0.2), Fusedmax(gamma=0.2), Oscarmax(0.05, gamma=0.2)]
 
 

@@ -19,8 +19,9 @@ from lit_sparse.estimators import Marginalize
 from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax, TopKSparsemax
 from lit_sparse.models import SemiSupervisedVAE
 from lit_sparse.random import seeded_normal
+from tests.conftest import CONFIGS
 
-DIGITS = Path(__file__).parents[2] / "configs" / "ssvae" / "digits.yaml"
+DIGITS = CONFIGS / "ssvae" / "digits.yaml"
 
 
 def small(mapping: SparseMapping, **options: object) -> SemiSupervisedVAE:

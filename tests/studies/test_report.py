@@ -14,7 +14,7 @@ import torch
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.cli import main
-from tests.conftest import ROOT
+from tests.conftest import CONFIGS, ROOT
 
 pytest.importorskip("jinja2", reason="reports need the extra 'report'")
 
@@ -71,10 +71,7 @@ def test_the_page_of_runs(page: Path, tmp_path: Path) -> None:
 def test_the_page_of_a_study(study: str, tmp_path: Path) -> None:
     path = tmp_path / "report.html"
     assert (
-        main(
-            ["report", str(ROOT / "configs" / "studies" / f"{study}.yaml"), "--results", str(ROOT / "results"), "-o", str(path)]
-        )
-        == 0
+        main(["report", str(CONFIGS / "studies" / f"{study}.yaml"), "--results", str(ROOT / "results"), "-o", str(path)]) == 0
     )
     text = path.read_text()
     assert "<svg" in text

@@ -21,7 +21,7 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
-from tests.conftest import ROOT
+from tests.conftest import CONFIGS, ROOT
 
 optuna = pytest.importorskip("optuna", reason="sweeps need the extra 'sweep'")
 
@@ -76,7 +76,7 @@ def test_two_metrics_give_a_front(tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.process
 def test_folds_give_the_mean_of_their_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "space.yaml").write_text(yaml.safe_dump({RATE: [0.003]}))
-    words = ["sweep", "-c", str(ROOT / "configs" / "ssvae" / "digits.yaml"), "-s", str(tmp_path / "space.yaml")]
+    words = ["sweep", "-c", str(CONFIGS / "ssvae" / "digits.yaml"), "-s", str(tmp_path / "space.yaml")]
     words += ["--metric", "val/nelbo", "--folds", "2", "--sampler", "grid", "--output", str(tmp_path)]
     once = ["--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.check_val_every_n_epoch=1"]
     assert main([*words, "--", *once]) == 0
@@ -155,7 +155,7 @@ def test_the_sweep_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Monk
     (values,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (command,) = re.findall(r"```bash\nlit-sparse (.*?)\n```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    (tmp_path / "configs").symlink_to(CONFIGS)
     (tmp_path / "space.yaml").write_text(values)
     words = command.replace("--trials 12", "--trials 2").split()
     assert main([*words, "--trainer.limit_train_batches=2"]) == 0
