@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
+from torch.nn import functional as nnf
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.shared_categorical import log_likelihood
+from lit_sparse.torch_internals import can_read_values, forward_mode_active, is_legacy_batch
 
 __all__ = ["SharedCategorical"]
 
-# Number of logits in memory at a time: on the CPU as many as fit into its caches, elsewhere enough to occupy the device.
-CPU_LOGITS, OTHER_LOGITS = 2**18, 2**26
+#: Number of logits in memory at a time for means.
+MOST_LOGITS = 2**22
 
 
 class SharedCategorical(nn.Linear):
     """Log-likelihood of N categorical variables with V values, whose logits are a shared linear function of F features.
 
-    ``log p(x) = sum over n of log softmax(W h_n + b)[x_n]``, for example for the grey levels of an image's pixels. Logits are
-    computed for a few rows at a time and not stored. The backward pass stores tensors of the size of the features, instead of
-    N V probabilities per row. It has no second derivative.
+    ``log p(x) = sum over n of log softmax(W h_n + b)[x_n]``, for example for the grey levels of an image's pixels. One pass
+    computes the value and its derivative for a few variables at a time. It stores tensors of the size of the features and of
+    the layer, instead of N V probabilities per row. Second derivatives, transforms of ``torch.func``, forward mode and graphs
+    of ``torch.compile`` and ``torch.export`` use plain torch operations, which store the logits.
 
     Args:
         features: F, number of features per variable.
@@ -52,6 +54,8 @@ class SharedCategorical(nn.Linear):
                 f"Expected features (R, N, {self.in_features}) and values (R, N) but got {tuple(features.shape)} and"
                 f" {tuple(values.shape)}."
             )
+        if not can_read_values() or forward_mode_active() or _stands_for_others(features):
+            return _plain(features, self.weight, self.bias, values)
         likelihood: Tensor = _LogLikelihood.apply(features, self.weight, self.bias, values, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
         return likelihood
 
@@ -59,63 +63,49 @@ class SharedCategorical(nn.Linear):
     def mean(self, features: Tensor) -> Tensor:
         """Return the expected values (R, N) of variables with these features (R, N, F); no gradient."""
         levels = torch.arange(self.out_features, device=features.device, dtype=features.dtype)
-        expected = features.new_empty(features.shape[:2])
-        for part in _parts(features, self.out_features):
-            expected[part] = super().forward(features[part]).softmax(-1) @ levels
-        return expected
+        rows = max(1, MOST_LOGITS // max(1, features.shape[1] * self.out_features))
+        return torch.cat(
+            [super(SharedCategorical, self).forward(part).softmax(-1) @ levels for part in torch.split(features, rows)]
+        )
 
 
 class _LogLikelihood(torch.autograd.Function):
-    """The log-likelihood, and its derivative, which one pass over the logits gives for each row."""
+    """The log-likelihood; the pass that computes it for a row computes the derivative too."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, weight: Tensor, bias: Tensor, values: Tensor, differentiable: bool) -> Tensor:
-        wide = torch.float64 if features.dtype == torch.float64 else torch.float32
         with torch.autocast(features.device.type, enabled=False):
-            h, layer = nn.functional.pad(features.to(wide), (0, 1), value=1.0), torch.cat([weight, bias[:, None]], 1).to(wide)
-            if not differentiable:
-                return _likelihood(h, layer, values)
-            likelihood, slopes, layer_slopes = _with_slopes(h, layer, values)
-        ctx.save_for_backward(slopes, layer_slopes)
+            h, weights, biases = _widened(features, weight, bias)
+            likelihood, slopes, layer_slopes = log_likelihood(h, weights, biases, values, slopes=differentiable)
+        if slopes is not None:
+            ctx.save_for_backward(features, weight, bias, values, slopes, layer_slopes)
         return likelihood
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator, unused-ignore]
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        slopes, layer_slopes = ctx.saved_tensors
-        layer = torch.einsum("r,rfv->vf", gradient, layer_slopes)
-        return gradient[:, None, None] * slopes, layer[:, :-1], layer[:, -1], None, None
+        features, weight, bias, values, slopes, layer_slopes = ctx.saved_tensors
+        if torch.is_grad_enabled():  # a second derivative may follow
+            inputs = (features, weight, bias)
+            needed = [x for x in inputs if x.requires_grad]
+            grads = iter(torch.autograd.grad(_plain(*inputs, values), needed, gradient, create_graph=True))
+            return (*[next(grads) if x.requires_grad else None for x in inputs], None, None)
+        layer = (gradient @ layer_slopes.flatten(1)).view(layer_slopes.shape[1:])
+        return gradient[:, None, None] * slopes, layer[1:].t(), layer[0], None, None
 
 
-def _parts(features: Tensor, values: int) -> Iterator[slice]:
-    """Cut rows into parts whose logits are held together."""
-    most = CPU_LOGITS if features.device.type == "cpu" else OTHER_LOGITS
-    step = max(1, most // max(1, features.shape[1] * values))
-    return (slice(start, start + step) for start in range(0, len(features), step))
+def _stands_for_others(x: Tensor) -> bool:
+    """Return whether a tensor is fake or a batch of the legacy vmap, so that only plain operations work."""
+    return type(x) not in (Tensor, nn.Parameter) or is_legacy_batch(x)
 
 
-def _likelihood(h: Tensor, layer: Tensor, values: Tensor) -> Tensor:
-    """Return the log-likelihood (R,) of features (R, N, F + 1), the last of them 1, under a layer (V, F + 1)."""
-    likelihood = h.new_empty(len(h))
-    for part in _parts(h, len(layer)):
-        logs = (h[part] @ layer.t()).log_softmax(-1)
-        likelihood[part] = logs.gather(-1, values[part].unsqueeze(-1)).squeeze(-1).sum(-1)
-    return likelihood
+def _widened(features: Tensor, weight: Tensor, bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return tensors in float64 if the features are, else in float32."""
+    wide = torch.float64 if features.dtype == torch.float64 else torch.float32
+    return features.to(wide), weight.to(wide), bias.to(wide)
 
 
-def _with_slopes(h: Tensor, layer: Tensor, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the same, its derivative (R, N, F) in the features, and each row's (R, F + 1, V) in the layer."""
-    rows, places, width = h.shape
-    likelihood, slopes = h.new_empty(rows), h.new_empty(rows, places, width - 1)
-    layer_slopes = h.new_empty(rows, width, len(layer))
-    for part in _parts(h, len(layer)):
-        logits, seen = h[part] @ layer.t(), values[part].unsqueeze(-1)
-        chosen, top = logits.gather(-1, seen), logits.amax(-1, keepdim=True)
-        odds = logits.sub_(top).exp_()
-        total = odds.sum(-1, keepdim=True)
-        likelihood[part] = (chosen - top - total.log()).squeeze(-1).sum(-1)
-        excess = odds.div_(-total).scatter_add_(-1, seen, torch.ones_like(total))  # one-hot less probabilities
-        # The layer from the left: from the right, CPU libraries take four times as long for so few columns.
-        slopes[part] = (layer[:, :-1].t() @ excess.transpose(1, 2)).transpose(1, 2)
-        torch.matmul(h[part].transpose(1, 2), excess, out=layer_slopes[part])
-    return likelihood, slopes, layer_slopes
+def _plain(features: Tensor, weight: Tensor, bias: Tensor, values: Tensor) -> Tensor:
+    """Return the log-likelihood in torch operations that have all derivatives."""
+    with torch.autocast(features.device.type, enabled=False):
+        logs = nnf.linear(*_widened(features, weight, bias)).log_softmax(-1)
+        return logs.gather(-1, values.unsqueeze(-1)).squeeze(-1).sum(-1)

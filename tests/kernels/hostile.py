@@ -26,6 +26,7 @@ from lit_sparse.kernels.hoyer import project_hoyer
 from lit_sparse.kernels.hoyer_backward import hoyer_product
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.oscarmax import map_oscar
+from lit_sparse.kernels.shared_categorical import log_likelihood
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
 from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
 from lit_sparse.mappings import functional as F
@@ -189,6 +190,18 @@ def bits(x: Tensor, k: int) -> None:
     assert torch.equal(counts[~broken], (2**allowed).clamp_max(k)), ("bits", k)
 
 
+def categorical(x: Tensor, width: int, values: int) -> None:
+    width = min(width, x.shape[-1])
+    h = x[:, : x.shape[-1] // width * width].reshape(len(x), -1, width)
+    layer = x.flatten().repeat(values).nan_to_num(0.0, 1e4, -1e30)
+    weight, bias = layer[: values * width].reshape(values, width), layer[:values]
+    chosen = torch.arange(h.shape[0] * h.shape[1]).reshape(h.shape[:2]) % values
+    for slopes in (False, True):
+        likelihood = log_likelihood(h, weight, bias, chosen, slopes=slopes).values
+        assert bool((likelihood.isnan() | (likelihood <= 1e-3)).all()), ("categorical", width, values)
+        assert bool(likelihood.isnan()[(h.isnan() | (h == torch.inf)).any(-1).any(-1)].all()), ("categorical", width, values)
+
+
 def trees(x: Tensor, single_root: bool) -> None:
     nodes = min(int(x.shape[-1] ** 0.5), 17)
     x = x[:, : nodes * nodes].double().nan_to_num(0.0, 1e6, -np.inf)
@@ -213,6 +226,7 @@ def main() -> None:
     structures = [BitVector(), Budget(None, 0), Budget(None, 5), Sequence(tags=3), Sequence(tags=1)]
     fuzz("active_set", active_set, gamma=GAMMAS, structure=st.sampled_from(structures), linked=st.booleans())
     fuzz("bits", bits, k=st.sampled_from([1, 2, 10, 70]))
+    fuzz("categorical", categorical, width=st.sampled_from([1, 2, 5]), values=st.sampled_from([1, 2, 33]))
     fuzz("trees", trees, single_root=st.booleans())
     for name, rows in seen.items():
         assert rows >= 20_000, (name, rows)

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.mappings import functional as F
+from lit_sparse.nn import SharedCategorical
 from lit_sparse.structures import Budget, Tree
 from tests.support.processes import run_python
 
@@ -39,8 +40,8 @@ def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     script = str(Path(__file__).with_name("hostile.py"))
     printed = run_python("-W", "error", script, timeout=880, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
     seen = dict(line.split() for line in printed.splitlines())
-    kernels = {"simplex", "entmax", "pnorm", "capped", "fused", "oscar", "hoyer", "hard", "active_set", "bits", "trees"}
-    assert set(seen) == kernels
+    mappings = {"simplex", "entmax", "pnorm", "capped", "fused", "oscar", "hoyer", "hard", "active_set"}
+    assert set(seen) == mappings | {"bits", "trees", "categorical"}
     assert all(int(rows) >= 20_000 for rows in seen.values())
 
 
@@ -89,6 +90,16 @@ def sparsemap(x: Tensor) -> Tensor:
     return 0 * x[:1024] + found.reshape(1024, 256)
 
 
+def categorical(x: Tensor) -> Tensor:
+    """The likelihood of a row's first 254 scores as 127 variables of two features."""
+    weight, bias = x[:33, 254:], x[33:66, 255]
+    values = torch.arange(127).expand(len(x), -1) % 33
+    likelihood: Tensor = torch.func.functional_call(
+        SharedCategorical(2, 33), {"weight": weight, "bias": bias}, (x[:, :254].reshape(-1, 127, 2), values)
+    )
+    return 0 * x + likelihood.unsqueeze(-1)
+
+
 #: One function of each kernel.
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "sparsemax": F.sparsemax,
@@ -102,6 +113,7 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "hoyer": lambda x: F.hoyer_projection(x, 0.75),
     "hard": lambda x: F.hard_threshold(x, 8),
     "sparsemap": lambda x: sparsemap(x),
+    "categorical": lambda x: categorical(x),
     "trees": lambda x: 0 * x + Tree().maximize(x.detach()),
 }
 

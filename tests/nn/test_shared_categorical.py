@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
+from torch.func import grad, hessian, jvp, vmap
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn import SharedCategorical, shared_categorical
@@ -21,12 +24,11 @@ def case(dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Shared
     return layer, (torch.randn(7, 13, 4, dtype=dtype) * scale).requires_grad_(), torch.randint(9, (7, 13))
 
 
-@pytest.fixture(params=[1, 300, 10**6], ids=lambda logits: f"{logits} logits at once")
-def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_categorical, "CPU_LOGITS", request.param)
+def functional(layer: SharedCategorical, values: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return the layer as a function of features, weight and bias."""
+    return lambda h, w, b: torch.func.functional_call(layer, {"weight": w, "bias": b}, (h, values))
 
 
-@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("scale", [1.0, 300.0])
 def test_value_and_gradients_equal_those_of_the_naive_form(scale: float) -> None:
     layer, features, values = case(scale=scale)
@@ -43,17 +45,68 @@ def test_value_and_gradients_equal_those_of_the_naive_form(scale: float) -> None
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.usefixtures("parts")
-def test_mean() -> None:
+@pytest.mark.parametrize("most", [1, 300, 10**6])
+def test_mean(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_categorical, "MOST_LOGITS", most)
     layer, features, _ = case()
     probs = torch.nn.functional.linear(features, layer.weight, layer.bias).softmax(-1)
     torch.testing.assert_close(layer.mean(features), (probs * torch.arange(9)).sum(-1).detach())
 
 
-def test_gradcheck() -> None:
+def test_derivatives_of_both_orders() -> None:
     layer, features, values = case()
-    assert torch.autograd.gradcheck(lambda h, w, b: shared_categorical._LogLikelihood.apply(h, w, b, values, True),
-                                    (features, layer.weight, layer.bias))  # fmt: skip
+    inputs = (features, layer.weight, layer.bias)
+    torch.autograd.gradcheck(functional(layer, values), inputs, check_forward_ad=True)
+    torch.autograd.gradgradcheck(functional(layer, values), inputs)
+
+
+def test_second_derivative_of_a_part_of_the_inputs() -> None:
+    layer, features, values = case()
+    layer.requires_grad_(False)
+    torch.autograd.gradgradcheck(lambda h: layer(h, values), features)
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, grad, hessian], ids=["value", "grad", "hessian"])
+def test_vmap_equals_the_loop(transform: Callable[[Callable[..., Tensor]], Callable[..., Tensor]]) -> None:
+    layer, features, values = case()
+    weight, bias, rows = layer.weight.detach(), layer.bias.detach(), features.detach().unsqueeze(1)
+
+    def squared(w: Tensor, h: Tensor, seen: Tensor) -> Tensor:
+        return functional(layer, seen)(h, w, bias).square().sum()
+
+    def by_hand(w: Tensor, h: Tensor, seen: Tensor) -> Tensor:
+        logs = torch.nn.functional.linear(h, w, bias).log_softmax(-1)
+        return logs.gather(-1, seen.unsqueeze(-1)).sum().square()
+
+    got = vmap(transform(squared), (None, 0, 0))(weight, rows, values.unsqueeze(1))
+    expected = [transform(by_hand)(weight, h, seen) for h, seen in zip(rows, values.unsqueeze(1), strict=True)]
+    torch.testing.assert_close(got, torch.stack(expected))
+
+
+def test_jvp() -> None:
+    layer, features, values = case()
+    tangent = torch.randn_like(features)
+    _, got = jvp(lambda h: layer(h, values), (features.detach(),), (tangent,))
+    (slope,) = torch.autograd.grad(layer(features, values).sum(), features)
+    torch.testing.assert_close(got, (slope * tangent).sum((1, 2)))
+
+
+def test_vectorized_jacobian() -> None:
+    layer, features, values = case()
+    together = torch.autograd.functional.jacobian(lambda h: layer(h, values), features, vectorize=True)
+    torch.testing.assert_close(together, torch.autograd.functional.jacobian(lambda h: layer(h, values), features))
+
+
+def test_graphs() -> None:
+    layer, features, values = case()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (7, 3):
+        h, seen = features.detach()[:rows].requires_grad_(), values[:rows]
+        got, expected = compiled(h, seen), layer(h, seen)
+        torch.testing.assert_close(got, expected)
+        torch.testing.assert_close(*[torch.autograd.grad(likelihood.sum(), h)[0] for likelihood in (got, expected)])
+    exported = torch.export.export(layer, (features, values)).module()
+    torch.testing.assert_close(exported(features, values), layer(features, values))
 
 
 def test_half_precision_computes_in_single() -> None:
@@ -61,6 +114,8 @@ def test_half_precision_computes_in_single() -> None:
     expected = layer(features, values)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(layer(features, values), expected)
+        plain = vmap(lambda h, seen: layer(h.unsqueeze(0), seen.unsqueeze(0))[0])(features, values)
+    torch.testing.assert_close(plain, expected)
     low = features.detach().bfloat16().requires_grad_()
     layer(low, values).sum().backward()
     assert low.grad is not None
@@ -73,7 +128,8 @@ def test_memory_kept_does_not_grow_with_the_logits() -> None:
     kept: list[int] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         layer(features, torch.randint(256, (4, 784)))
-    assert sum(kept) <= features.numel() + 4 * 6 * 256
+    inputs, slopes = features.numel() + 6 * 256 + 4 * 784, features.numel() + 4 * 6 * 256
+    assert sum(kept) <= inputs + slopes
 
 
 def test_a_broken_row_harms_no_other() -> None:

@@ -182,3 +182,11 @@ def test_benchmark_training_compares_the_same_mathematics(capsys: pytest.Capture
     finally:
         torch.set_num_threads(threads)
     assert "| sparse | 1." in capsys.readouterr().out
+
+
+def test_benchmark_categorical_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    threads = str(torch.get_num_threads())
+    load("benchmark_categorical").main(["--rounds", "1", "--threads", threads, "--rows", "2", "--calls", "1"])
+    printed = capsys.readouterr().out
+    assert "| 2 | " in printed
+    assert "| 1 | " in printed
