@@ -63,6 +63,10 @@ def warnings_of(run: Path, *, config: bool = True) -> AbstractContextManager[obj
     return pytest.warns(DeprecationWarning, match=WARNINGS) if former else nullcontext()
 
 
+#: Relative change of the second epoch's numbers by rounding, where it is above 1e-4. Pixels summed in another order change the
+#: rate of this model by 1e-4, as its gradient is a difference of likelihoods that are a thousand times larger.
+ROUNDING = {"bitvector_vae": 3e-4}
+
 each_run = pytest.mark.parametrize("run", RUNS, indirect=True, ids=lambda path: f"{path.parent.name}-{path.name}")
 
 
@@ -106,7 +110,8 @@ def test_an_old_run_goes_on(run: Path) -> None:
     with (run / "metrics.csv").open(newline="") as file:
         got = {name: float(value) for row in csv.DictReader(file) for name, value in row.items() if value}
     for name, value in expected.items():
-        assert got[name] == pytest.approx(value, rel=1e-4, abs=1e-6, nan_ok=True), name
+        tolerance = ROUNDING.get(run.parent.name, 1e-4)
+        assert got[name] == pytest.approx(value, rel=tolerance, abs=1e-6, nan_ok=True), name
 
 
 @pytest.mark.slow
