@@ -110,7 +110,8 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of a few sentence pairs, articles and entailments, and word vectors."""
     folder = tmp_path_factory.mktemp("texts")
-    for split in ("train", "val", "valid", "validation", "dev", "test", "test_2016_flickr"):
+    snli = ("snli_1.0_train", "snli_1.0_dev", "snli_1.0_test")
+    for split in ("train", "val", "valid", "validation", "dev", "test", "test_2016_flickr", *snli):
         lines = write_pairs(folder / "pairs", split, 40)
         write_table(folder / f"{split}.jsonl", lines)
     vectors = [" ".join([word, *(f"{(i * j) % 7 / 7}" for j in range(1, 7))]) for i, word in enumerate(WORDS, 1)]
@@ -125,6 +126,9 @@ def write_table(path: Path, lines: list[str]) -> None:
         {"article": line, "title": line[:9], "premise": line, "hypothesis": line[:9], "label": LABELS[number % 3]}
         for number, line in enumerate(lines)
     ]
+    for row in rows:
+        trees = {f"sentence{i}_binary_parse": f"( {row[role]} )" for i, role in enumerate(("premise", "hypothesis"), 1)}
+        row |= {**trees, "gold_label": row["label"]}
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 

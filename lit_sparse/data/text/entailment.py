@@ -25,6 +25,8 @@ __all__ = ["EntailmentDataModule"]
 
 #: Columns of SNLI's own files with trees, ``( ( A man ) ( sleeps . ) )``, whose leaves are the published tokens.
 TREES = "_binary_parse"
+#: Kinds of vocabularies that split the leaves of trees, such as ``-LRB-``, again.
+SPLITTING = ("words", "moses")
 
 
 class EntailmentDataModule(TextDataModule):
@@ -63,7 +65,8 @@ class EntailmentDataModule(TextDataModule):
         options: further options of :class:`~lit_sparse.data.TextDataModule`.
 
     Raises:
-        ConfigurationError: for fewer than two different labels, or vectors with a ``bpe`` vocabulary.
+        ConfigurationError: for fewer than two different labels, vectors with a ``bpe`` vocabulary, or trees with one that
+            splits their leaves.
     """
 
     roles: ClassVar[Mapping[str, str]] = {"premise": "text", "hypothesis": "text"}
@@ -95,6 +98,12 @@ class EntailmentDataModule(TextDataModule):
         if vectors is not None and getattr(vocabulary, "kind", None) == "bpe":
             raise ConfigurationError(
                 "Expected a `vocabulary` of kind words, spaces or moses with `vectors` but got kind bpe. Change the kind."
+            )
+        kind = getattr(vocabulary, "kind", None)
+        if kind in SPLITTING and any(column.endswith(TREES) for column in (premise, hypothesis)):
+            raise ConfigurationError(
+                f"Expected a `vocabulary` of kind spaces for the leaves of the trees in {premise!r} and {hypothesis!r} but got"
+                f" kind {kind}. Set `vocabulary: {{kind: spaces}}`."
             )
 
     @override

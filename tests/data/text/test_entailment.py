@@ -215,6 +215,20 @@ def test_the_tokens_of_trees_are_their_leaves(folder: Path) -> None:
     columns = {"premise": "sentence1_binary_parse", "hypothesis": "sentence2_binary_parse", "label": "gold_label"}
     module = data(folder, vocabulary=VocabularyOptions("spaces"), **columns)
     assert module.texts("val") == {"premise": ["A man is n't -LRB- here"], "hypothesis": ["No ."], "label": [2]}
+    write(folder, "train", [{**tree, "gold_label": "contradiction"}])
+    assert {"is", "n't", "-lrb-"} <= set(module.vocabularies["text"])
+    write(folder, "val", [{**tree, "gold_label": "neutral"}, {"sentence1_binary_parse": "( A )", "gold_label": "neutral"}])
+    with pytest.raises(DataError, match="has no value in column 'sentence2_binary_parse' in line 2"):
+        data(folder, vocabulary=VocabularyOptions("spaces"), **columns).texts("val")
+    write(folder, "val", rows(["neutral"]))
+    with pytest.raises(DataError, match="has no column 'sentence1_binary_parse'"):
+        data(folder, vocabulary=VocabularyOptions("spaces"), **columns).texts("val")
+
+
+@pytest.mark.parametrize("vocabulary", [VocabularyOptions(), VocabularyOptions("moses"), Vocabulary.build(["a"])])
+def test_the_tokens_of_trees_are_not_split_again(vocabulary: Any, folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="kind spaces for the leaves of the trees in 'premise' and 'b_binary_parse'"):
+        data(folder, hypothesis="b_binary_parse", vocabulary=vocabulary)
 
 
 def test_longer_sentences_are_left_out_or_cut(folder: Path) -> None:
