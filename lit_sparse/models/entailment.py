@@ -54,6 +54,7 @@ class EntailmentClassifier(TextModule):
         width: number of hidden units of the GRUs and of the attention.
         vector_size: width of the word vectors, as in the data.
         dropout: dropout probability of the projected word vectors and of the last hidden layer.
+        gate_bias: number added to the initial bias of the update gates; see the network.
         labels: names of the classes by their numbers, as in the data.
         options: risk, optimizer, learning rate scheduler and initial weights (these include word vectors); see
             :class:`LitSparseModule`.
@@ -85,6 +86,7 @@ class EntailmentClassifier(TextModule):
         width: int = 100,
         vector_size: int = 300,
         dropout: float = 0.1,
+        gate_bias: float = 1.0,
         labels: Sequence[str] = LABELS,
         **options: Any,
     ) -> None:
@@ -93,7 +95,7 @@ class EntailmentClassifier(TextModule):
         self.mapping = mapping
         self.labels = check_labels(labels)
         self.vector_size = check_count("vector_size", vector_size, most=MOST_FEATURES)
-        self.network = EntailmentNetwork(mapping, vector_size, width, len(self.labels), dropout)
+        self.network = EntailmentNetwork(mapping, vector_size, width, len(self.labels), dropout, gate_bias)
 
     def make_layers(self) -> None:
         """Make the embedding."""

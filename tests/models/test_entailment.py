@@ -280,6 +280,7 @@ def test_pictures_and_predictions_are_written(trained: tuple[EntailmentClassifie
         (lambda: small(width=0), "`width`"),
         (lambda: small(vector_size=0), "`vector_size`"),
         (lambda: small(dropout=1.0), "`dropout`"),
+        (lambda: small(gate_bias=float("nan")), "`gate_bias`"),
         (lambda: small(labels=("yes",)), "`labels` to be at least two different names"),
         (lambda: small(labels=("yes", "yes")), "`labels` to be at least two different names"),
         (lambda: small(labels="yes"), "`labels` to be at least two different names"),

@@ -96,6 +96,21 @@ def test_padding_and_other_rows_change_nothing(mapping: SparseMapping) -> None:
         torch.testing.assert_close(looked[0], weights[row, :p], atol=1e-6, rtol=0)
 
 
+@pytest.mark.parametrize("bias", [0.0, -2.0, None])
+def test_the_bias_of_the_update_gates(bias: float | None) -> None:
+    """It is added to torch's initialization in the second third of the entries, by default 1."""
+    torch.manual_seed(0)
+    net = EntailmentNetwork(Softmax(), 6, 7, **({} if bias is None else {"gate_bias": bias}))
+    torch.manual_seed(0)
+    nn.Linear(6, 7)  # drawn first
+    for gru in (net.premise, net.hypothesis):
+        plain = nn.GRU(7, 7).bias_ih_l0
+        added = torch.tensor([0.0, 1.0 if bias is None else bias, 0.0]).repeat_interleave(7)
+        torch.testing.assert_close(gru.bias_ih_l0, plain + added, rtol=0, atol=0)
+    with pytest.raises(ConfigurationError, match="`gate_bias` to be a number"):
+        EntailmentNetwork(Softmax(), 6, 7, gate_bias=float("nan"))
+
+
 def test_dropout_is_of_inputs_and_of_the_last_layer() -> None:
     """Half of them are zero in training, none elsewhere; the states that are attended to are whole."""
     torch.manual_seed(0)
