@@ -21,7 +21,7 @@ from lit_sparse.studies.cluster import Cluster, forget_job
 from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all, try_lock
 from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Rows, provenance
-from lit_sparse.studies.study import Study, changes, digest
+from lit_sparse.studies.study import Study, changes, digest, written
 
 __all__ = ["Runner", "read_metrics", "summarized"]
 
@@ -59,6 +59,7 @@ class Runner:
         if self.schedule is not None:
             check_names([self.schedule], self.study.schedules, f"--schedule of {self.study.path}")
         check_names(self.inputs, self.study.inputs, f"--input of {self.study.path}")
+        self.study = self.study.scheduled(self.schedule)
         self.name = self.study.path.stem + (f"_{self.schedule}" if len(self.study.schedules) > 1 else "")
         self.folder = self.output / self.name
         lock = self.results / f".{self.name}.lock"
@@ -70,11 +71,13 @@ class Runner:
         """Run what is not finished; return the messages of what failed.
 
         Args:
-            cells: names of cells; by default all.
+            cells: names of cells; by default all. The name of a cell with a grid stands for all points.
             seeds: seeds in place of those of the study.
         """
-        check_names(cells or (), self.study.cells, f"--cells of {self.study.path}")
-        asked = list(cells or (name for name, cell in self.study.cells.items() if not cell.hidden))
+        known = dict.fromkeys(part for name in self.study.cells for part in (written(name), name))
+        check_names(cells or (), known, f"--cells of {self.study.path}")
+        visible = [name for name, cell in self.study.cells.items() if not cell.hidden]
+        asked = visible if not cells else [name for name in self.study.cells if {name, written(name)} & set(cells)]
         pairs = [(name, seed) for name in asked for seed in seeds or self.study.seeds_of(name, self.schedule)]
         pairs.sort(key=lambda pair: pair[1])  # all cells with the first seed come first
         pending = [pair for pair in pairs if not self.finished(*pair)]
@@ -180,7 +183,7 @@ class Runner:
     def missing(self, name: str, seed: int) -> list[dict[str, Any]]:
         """Return the points of a cell's grid that have no row."""
         stored = [row for row in self.rows.read() if row["cell"] == name and row["seed"] == str(seed)]
-        points = self.study.points(name)
+        points = self.study.cells[name].points
         return [point for point in points if not any(all(row.get(k) == str(v) for k, v in point.items()) for row in stored)]
 
     def _changed(self, name: str) -> str:

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Canvas
 
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Figure, Panel, Study
-from lit_sparse.studies.tables import head, selected
+from lit_sparse.studies.tables import head, least, selected
 
 __all__ = ["COLORS", "STYLES", "draw", "draw_front", "svg_of"]
 
@@ -56,6 +56,9 @@ def svg_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[R
 
 def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row]) -> Canvas | None:
     """Return a drawn figure, or None if there is nothing to draw."""
+    if figure.least is not None:
+        rows = least(study, rows, study.columns[figure.least])
+        curves = selected(curves, {"cell": [row["cell"] for row in rows]})
     labels = {name: {key: str(value) for key, value in cell.labels.items()} for name, cell in study.cells.items()}
     rows, curves = (selected([labels[row["cell"]] | row for row in some], figure.where) for some in (rows, curves))
     parts = list(dict.fromkeys(row[figure.by] for row in rows if row.get(figure.by))) if figure.by else [None]

@@ -94,7 +94,12 @@ def _check(study: Study) -> None:
         if above:
             raise ConfigurationError(f"{study.path}: cell {name!r} needs checkpoints in a circle.")
         check_names(cell.schedules, study.schedules, f"`schedules` of cell {name!r} in {study.path}")
-        check_names(cell.published, study.columns, f"`published` of cell {name!r} in {study.path}")
+        for change in (cell, *cell.schedules.values()):
+            check_names(change.published, study.columns, f"`published` of cell {name!r} in {study.path}")
+    for schedule in (None, *study.schedules):
+        cells = study.scheduled(schedule).cells
+        for name, cell in cells.items():
+            check_names(cell.checkpoints.values(), cells, f"`checkpoints` of cell {name!r} in {study.path}")
     for comparison in (study.ranks, study.compare):
         check_names([] if comparison is None else [comparison.column], study.columns, f"a comparison of {study.path}")
     for column in study.columns.values():
@@ -102,8 +107,9 @@ def _check(study: Study) -> None:
             check_names([column.show], ("mean", "median", "min", "max", "range"), f"`show` of a column of {study.path}")
         check_names([column.best] if column.best else [], ("min", "max"), f"`best` of a column of {study.path}")
     check_names([study.checkpoint], ("best", "last"), f"`checkpoint` of {study.path}")
+    least = [*(table.least for table in study.tables), *(figure.least for figure in study.figures)]
+    check_names([name for name in least if name], study.columns, f"`least` of a table or figure of {study.path}")
     for table in study.tables:
-        check_names([table.least] if table.least else [], study.columns, f"`least` of a table of {study.path}")
         check_names([*(table.columns or ()), *table.value], study.columns, f"a table of {study.path}")
 
 

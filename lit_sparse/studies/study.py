@@ -6,7 +6,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -17,6 +17,7 @@ from lit_sparse.runs import differences
 
 __all__ = [
     "Cell",
+    "CellChange",
     "Change",
     "Column",
     "Compare",
@@ -27,6 +28,7 @@ __all__ = [
     "Table",
     "changes",
     "digest",
+    "written",
 ]
 
 Scalar: TypeAlias = str | int | float | bool | None
@@ -41,6 +43,7 @@ class Change:
         overlays: paths of configs that follow it, relative to the study file.
         options: option of the command line -> value, such as ``trainer.max_epochs: 2``.
         arguments: arguments of a function that differ.
+        grid: option, or argument of a function -> values; a cell is run at each combination.
         seeds: seeds in place of those of the study.
     """
 
@@ -48,33 +51,46 @@ class Change:
     overlays: list[str] = field(default_factory=list)
     options: dict[str, Scalar] = field(default_factory=dict)
     arguments: dict[str, Scalar | list[Scalar]] = field(default_factory=dict)
+    grid: dict[str, list[Scalar]] = field(default_factory=dict)
     seeds: list[int] | None = None
 
 
 @dataclass(frozen=True)
-class Cell(Change):
+class CellChange(Change):
+    """A config and changes of it, and what was published for them.
+
+    Attributes:
+        published: column -> published value.
+    """
+
+    published: dict[str, Scalar] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cell(CellChange):
     """A line of a table: a config with changes, or a function, run with each seed.
 
     Attributes:
         title: text in tables and figures; by default the cell's name.
         function: path of a function ``f(seed, **arguments)`` that returns a dictionary of numbers or a list of such, used in
             place of a config.
-        grid: argument of the function -> values; the function is called at each combination.
         checkpoints: option -> name of the cell whose last checkpoint of the same seed is its value.
         schedules: schedule -> changes of this cell.
         hidden: whether the cell is only trained, for the checkpoints of others.
         labels: column -> text or number, a column of tables and a key of the rows.
-        published: column -> published value.
     """
 
     title: str = ""
     function: str | None = None
-    grid: dict[str, list[Scalar]] = field(default_factory=dict)
     checkpoints: dict[str, str] = field(default_factory=dict)
-    schedules: dict[str, Change] = field(default_factory=dict)
+    schedules: dict[str, CellChange] = field(default_factory=dict)
     hidden: bool = False
     labels: dict[str, Scalar] = field(default_factory=dict)
-    published: dict[str, Scalar] = field(default_factory=dict)
+
+    @property
+    def points(self) -> list[dict[str, Scalar]]:
+        """The combinations of the grid."""
+        return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
 
 
 @dataclass(frozen=True)
@@ -179,6 +195,7 @@ class Figure:
         lines: key of the rows with a line for each value, by default the titles of the cells; None for one line.
         suffix: end of the file's name.
         where: key of the rows -> values; other rows are left out.
+        least: column; each cell is drawn at the point of its grid where the column's median over the seeds is least.
         alt: description of the figure for screen readers.
     """
 
@@ -187,6 +204,7 @@ class Figure:
     lines: str | None = "title"
     suffix: str = ""
     where: dict[str, list[Scalar]] = field(default_factory=dict)
+    least: str | None = None
     alt: str = ""
 
 
@@ -282,12 +300,34 @@ class Study(Change):
             overlays=[self.file(path) for change in found for path in change.overlays],
             options={key: value for change in found for key, value in change.options.items()},
             arguments={key: value for change in found for key, value in change.arguments.items()},
+            grid={key: values for change in found for key, values in change.grid.items()},
         )
 
-    def points(self, name: str) -> list[dict[str, Any]]:
-        """Return the combinations of a cell's grid."""
-        grid = self.cells[name].grid
-        return [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
+    def scheduled(self, schedule: str | None) -> Study:
+        """Return the study with the grids and published values of a schedule.
+
+        A cell of a config becomes one cell for each point of its grid, with the point's values as labels. Hidden cells have no
+        grid.
+        """
+        cells: dict[str, Cell] = {}
+        for name, cell in self.cells.items():
+            change = cell.schedules.get(schedule or "", CellChange())
+            grid = {} if cell.hidden else self.change_of(name, schedule).grid
+            cell = replace(cell, grid=grid, published=cell.published | change.published)
+            if cell.function is not None or not grid:
+                cells[name] = cell
+                continue
+            for point in cell.points:
+                labels = _short(point)
+                last = replace(change, options=change.options | point)
+                cells[f"{name}/{','.join(f'{key}={value}' for key, value in labels.items())}"] = replace(
+                    cell,
+                    title=cell.title or name,
+                    grid={},
+                    labels=cell.labels | labels,
+                    schedules=cell.schedules | {schedule or "": last},
+                )
+        return replace(self, cells=cells)
 
     def published_value(self, cell: str, column: str) -> str | None:
         """Return the published value of a cell in a column, or None."""
@@ -297,7 +337,7 @@ class Study(Change):
         if self.published is None or key is None:
             return None
         with Path(self.file(self.published)).open(newline="", encoding="utf-8") as file:
-            return next((line.get(cell) or None for line in csv.DictReader(file) if line["key"] == key), None)
+            return next((line.get(written(cell)) or None for line in csv.DictReader(file) if line["key"] == key), None)
 
     @property
     def keys(self) -> list[str]:
@@ -330,6 +370,17 @@ class Study(Change):
         if not cell.hidden:
             settings |= {"tests": self.tests, "scores": self.scores, "checkpoint": self.checkpoint}
         return settings
+
+
+def written(name: str) -> str:
+    """Return the name of a cell in the study file, for a point of its grid."""
+    return name.partition("/")[0]
+
+
+def _short(point: Mapping[str, Scalar]) -> dict[str, Scalar]:
+    """Return the values of a point by the last parts of their options, or by the whole options where these are equal."""
+    last = [key.rpartition(".")[2] for key in point]
+    return {(end if last.count(end) == 1 else key): value for end, (key, value) in zip(last, point.items(), strict=True)}
 
 
 def changes(begun: Any, asked: Any) -> list[str]:

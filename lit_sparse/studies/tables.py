@@ -7,9 +7,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from lit_sparse.studies.rows import Row
-from lit_sparse.studies.study import Column, Study, Table
+from lit_sparse.studies.study import Column, Study, Table, written
 
-__all__ = ["head", "markdown", "numbers", "page", "selected"]
+__all__ = ["head", "least", "markdown", "numbers", "page", "selected"]
 
 MISSING = "-"
 BOOTSTRAP = (
@@ -122,14 +122,20 @@ def selected(rows: Iterable[Row], where: Mapping[str, Sequence[object]]) -> list
 
 
 def least(study: Study, rows: Sequence[Row], column: Column) -> list[Row]:
-    """Return the rows of each cell at the point of its grid where the median of a column is least."""
+    """Return the rows of each cell at the point of its grid where the median of a column is least.
+
+    A cell with one point keeps it, also without numbers of the column.
+    """
     kept = []
-    for name, cell in study.cells.items():
+    for name in dict.fromkeys(map(written, study.cells)):
         points: dict[tuple[str, ...], list[Row]] = {}
-        for row in _of(rows, name):
-            points.setdefault(tuple(row[key] for key in cell.grid), []).append(row)
+        for row in rows:
+            if written(row["cell"]) == name:
+                grid = study.cells[row["cell"]].grid
+                points.setdefault((row["cell"], *(row[key] for key in grid)), []).append(row)
         medians = {point: statistics.median(found) for point, some in points.items() if (found := numbers(some, column))}
-        kept += points[min(medians, key=medians.__getitem__)] if medians else []
+        chosen = medians if len(points) > 1 else dict.fromkeys(points, 0.0)
+        kept += points[min(chosen, key=chosen.__getitem__)] if chosen else []
     return kept
 
 

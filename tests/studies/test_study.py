@@ -1,0 +1,105 @@
+"""Grids and published values of a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.studies.engine import Runner
+from lit_sparse.studies.figures import svg_of
+from lit_sparse.studies.load import load_study
+from lit_sparse.studies.tables import page
+
+RATE, EPOCHS = "model.init_args.optimizer.init_args.lr", "trainer.max_epochs"
+CELLS = {
+    "slow": {"title": "small step", "published": {"nelbo": 1.5}, "schedules": {"taste": {"published": {"nelbo": 2.5}}}},
+    "long": {
+        "grid": {EPOCHS: [7, 8]},
+        "checkpoints": {"model.init_args.initial_weights": "warm"},
+        "schedules": {"taste": {"options": {EPOCHS: 5}}},
+    },
+    "warm": {"hidden": True},
+}
+SCHEDULES = {"full": {"grid": {RATE: [0.1, 0.2]}}, "taste": {"options": {RATE: 9.0, EPOCHS: 1}, "grid": {RATE: [0.3]}}}
+
+
+@pytest.fixture
+def grids(write_study: Callable[..., Path]) -> Path:
+    figures = [{"alt": "NELBO", "least": "nelbo", "panels": [{"value": "val/nelbo"}]}]
+    return write_study(cells=CELLS, schedules=SCHEDULES, tables=[{"least": "nelbo"}], figures=figures)
+
+
+def test_a_cell_is_repeated_at_each_point_of_its_grid(grids: Path) -> None:
+    full = load_study(grids).scheduled("full")
+    points = [f"long/max_epochs={epochs},lr={rate}" for epochs in (7, 8) for rate in (0.1, 0.2)]
+    assert list(full.cells) == ["slow/lr=0.1", "slow/lr=0.2", *points, "warm"]
+    assert {full.title_of(name) for name in full.cells} == {"small step", "long", "warm"}
+    assert full.cells[points[2]].labels == {"max_epochs": 8, "lr": 0.1}
+    options = full.change_of(points[2], "full").options
+    assert (options[EPOCHS], options[RATE]) == (8, 0.1)
+    assert full.change_of("warm", "full").options[EPOCHS] == 2, "a hidden cell is trained once"
+    taste = load_study(grids).scheduled("taste")
+    assert list(taste.cells)[:2] == ["slow/lr=0.3", "long/max_epochs=7,lr=0.3"]
+    options = taste.change_of("long/max_epochs=7,lr=0.3", "taste").options
+    assert (options[EPOCHS], options[RATE]) == (7, 0.3), "the grid comes after the options of the schedule"
+
+
+def test_options_of_one_name_have_labels_of_their_own(write_study: Callable[..., Path]) -> None:
+    study = load_study(write_study(cells={"a": {"grid": {"model.d": [1], "data.d": [2], "data.k": [3]}}})).scheduled(None)
+    assert study.cells["a/model.d=1,data.d=2,k=3"].labels == {"model.d": 1, "data.d": 2, "k": 3}
+
+
+def test_checkpoints_come_from_one_run(write_study: Callable[..., Path]) -> None:
+    cells = {"a": {"checkpoints": {"model.init_args.initial_weights": "b"}}, "b": {"grid": {RATE: [0.1]}}}
+    with pytest.raises(ConfigurationError, match=r"`checkpoints` of cell 'a'.* to be among a, b/lr=0.1 but got 'b'"):
+        load_study(write_study(cells=cells))
+
+
+def test_a_schedule_has_its_published_values(grids: Path, write_study: Callable[..., Path]) -> None:
+    for schedule, value in (("full", "1.5"), ("taste", "2.5")):
+        study = load_study(grids).scheduled(schedule)
+        assert study.published_value(next(iter(study.cells)), "nelbo") == value
+    with pytest.raises(ConfigurationError, match="Did you mean 'nelbo'"):
+        load_study(write_study(cells={"a": {"schedules": {"taste": {"published": {"nelb": 1}}}}}, schedules={"taste": {}}))
+    (Path(grids).parent / "table.csv").write_text("key,slow\nx,3.5\n")
+    columns = {"nelbo": {"value": "test/nelbo", "published": "x"}}
+    cells = {"slow": {"grid": {RATE: [0.1]}}}
+    study = load_study(write_study(published="table.csv", columns=columns, cells=cells)).scheduled(None)
+    assert study.published_value("slow/lr=0.1", "nelbo") == "3.5"
+
+
+def test_the_best_points_are_shown(grids: Path, runner: Callable[..., Runner]) -> None:
+    study = runner(grids, schedule="full").study
+    values = {"slow/lr=0.1": 4, "slow/lr=0.2": 3, "long/max_epochs=7,lr=0.1": 1, "long/max_epochs=8,lr=0.2": 2}
+    rows = [{"cell": cell, "seed": "0", "test/nelbo": str(value)} for cell, value in values.items()]
+    assert page(study, rows)[2:] == [
+        "| | lr | max_epochs | seeds | nelbo | nelbo, published | calls |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| small step | 0.2 | | 1 | 3.00 | 1.5 | - |",
+        "| long | 0.1 | 7 | 1 | **1.00** | - | - |",
+    ]
+    curves = [{"cell": cell, "seed": "0", "epoch": str(epoch), "val/nelbo": "1"} for cell in values for epoch in (1, 2)]
+    best = [row for row in curves if row["cell"] in ("slow/lr=0.2", "long/max_epochs=7,lr=0.1")]
+    (figure,) = study.figures
+    for row in curves:
+        row["val/nelbo"] = str(values[row["cell"]])
+    assert svg_of(study, figure, rows, curves) == svg_of(study, figure, rows, best)
+    assert svg_of(study, figure, rows, curves) != svg_of(study, figure, rows, curves[:2])
+    unknown = [{"cell": "slow/lr=0.1", "seed": "0", "test/nelbo": ""}]
+    assert page(study, unknown)[4] == "| small step | 0.1 | 1 | - | 1.5 | - |", (
+        "a point without the number is shown if it is alone"
+    )
+
+
+def test_the_name_of_a_cell_stands_for_all_points(grids: Path, runner: Callable[..., Runner]) -> None:
+    study = runner(grids, schedule="full")
+    ran: list[str] = []
+    study.run_cell = lambda name, *_, **__: ran.append(name)  # type: ignore[method-assign]
+    study._usable = lambda *_: True  # type: ignore[method-assign]
+    study.run(cells=["slow", "long/max_epochs=8,lr=0.1"])
+    assert [name for name in ran if name != "warm"] == ["slow/lr=0.1", "slow/lr=0.2", "long/max_epochs=8,lr=0.1"]
+    with pytest.raises(ConfigurationError, match="Did you mean 'slow'"):
+        study.run(cells=["slw"])
