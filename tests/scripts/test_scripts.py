@@ -71,6 +71,20 @@ def test_values_in_two_dimensions_touch_the_hinge() -> None:
         torch.testing.assert_close(value, torch.tensor([-60 * (1 - cap), 60 * cap], dtype=torch.float64))
 
 
+@pytest.mark.parametrize("rho", [1.0, 0.2, 0.0])
+def test_the_generator_of_safe_kl_and_its_conjugate_are_a_pair(rho: float) -> None:
+    """The conjugate is the maximum of ``s t - f(t)``, here over a fine grid."""
+    script = load("plot_safe_kl")
+    t, s = torch.linspace(0, 1 / rho if rho else 20, 20_001, dtype=torch.float64), torch.linspace(-3, 2, 11).double()
+    values = s.unsqueeze(1) * t - script.generator(t, rho)
+    torch.testing.assert_close(values.amax(1), script.conjugate(s, rho), atol=1e-6, rtol=0)
+
+
+def test_plot_safe_kl_draws(tmp_path: Path) -> None:
+    load("plot_safe_kl").main(["--output", str(tmp_path / "new" / "safe_kl.png")])
+    assert_picture(tmp_path / "new" / "safe_kl.png")
+
+
 def test_benchmark_hoyer_prints_tables_and_draws(hoyer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     hoyer.main(["--quick", "--rounds", "1", "--vectors", "2", "--folder", str(tmp_path)])
