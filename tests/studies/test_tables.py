@@ -148,8 +148,9 @@ def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
 )
 def test_every_overlay_of_a_table_is_in_its_study(study: str, folder: str) -> None:
     cells = load_study(CONFIGS / "studies" / f"{study}.yaml").cells.values()
-    used = {Path(path).stem for cell in cells for path in cell.overlays if Path(path).parent.name == Path(folder).name}
-    assert used == {path.stem for path in (CONFIGS / folder).glob("*.yaml") if not path.stem.endswith("_128")}
+    named = {path for cell in cells for change in (cell, *cell.schedules.values()) for path in change.overlays}
+    used = {Path(path).stem for path in named if Path(path).parent.name == Path(folder).name}
+    assert used == {path.stem for path in (CONFIGS / folder).glob("*.yaml")}
 
 
 RESULTS = ROOT / "results"
