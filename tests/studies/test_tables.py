@@ -135,6 +135,10 @@ def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
             study.settings(name, schedule, [])  # reads all configs
             assert study.seeds_of(name, schedule)
     assert all(figure.alt for figure in written.figures), "every figure has a text"
+    shown = [column.value for column in written.columns.values()]
+    assert not any("seconds" in value and not value.startswith("count") for value in shown), (
+        "runs may share a machine: only benchmarks show times"
+    )
 
 
 @pytest.mark.parametrize(
