@@ -52,6 +52,30 @@ def shared() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of tables, and of idx files with a few images of noise."""
+    from tests.support.stand_ins import make_images
+
+    return make_images(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="session")
+def features(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of a few short feature vectors."""
+    from tests.support.stand_ins import make_features
+
+    return make_features(tmp_path_factory.mktemp("features"))
+
+
+@pytest.fixture(scope="session")
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of a few sentence pairs, articles and entailments, and word vectors."""
+    from tests.support.stand_ins import make_texts
+
+    return make_texts(tmp_path_factory.mktemp("texts"))
+
+
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 

@@ -60,7 +60,8 @@ class Runner:
             check_names([self.schedule], self.study.schedules, f"--schedule of {self.study.path}")
         check_names(self.inputs, self.study.inputs, f"--input of {self.study.path}")
         self.study = self.study.scheduled(self.schedule)
-        self.name = self.study.path.stem + (f"_{self.schedule}" if len(self.study.schedules) > 1 else "")
+        suffix = f"_{self.schedule}" if self.schedule and len(self.study.schedules) > 1 else ""
+        self.name = f"{self.study.path.stem}{suffix}"
         self.folder = self.output / self.name
         lock = self.results / f".{self.name}.lock"
         self.rows = Rows(self.results / f"{self.name}.csv", lock, self.study.cells)

@@ -245,7 +245,7 @@ class Study(Change):
         cells: name -> cell.
         source: where the published values stand.
         seed_options: options that a seed sets.
-        schedules: schedule -> changes of all runs; the first one is the default.
+        schedules: schedule -> changes of all runs; the first one is the default. Files of the schedule "" have no suffix.
         inputs: name -> description of a path that ``--input NAME=PATH`` gives; options refer to it as ``{NAME}``.
         published: path of a CSV file of published values, relative to the study file: a column ``key`` and one for each cell.
         tests: test -> options of ``lit-sparse test``; the numbers of one that is not called ``test`` begin with its name. A

@@ -94,6 +94,14 @@ def test_the_best_points_are_shown(grids: Path, runner: Callable[..., Runner]) -
     )
 
 
+def test_files_of_a_schedule_without_a_name_have_no_suffix(
+    write_study: Callable[..., Path], runner: Callable[..., Runner]
+) -> None:
+    path = write_study(schedules={"": {}, "taste": {}})
+    names = {schedule: runner(path, schedule=schedule).name for schedule in (None, "", "taste")}
+    assert names == {None: "toy", "": "toy", "taste": "toy_taste"}
+
+
 def test_the_name_of_a_cell_stands_for_all_points(grids: Path, runner: Callable[..., Runner]) -> None:
     study = runner(grids, schedule="full")
     ran: list[str] = []

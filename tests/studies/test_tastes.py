@@ -1,0 +1,85 @@
+"""Every study of the package runs, cut to a taste of some seconds, on small stand-ins for its data."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lit_sparse.cli import main
+from lit_sparse.studies import engine
+from lit_sparse.studies.command import write
+from lit_sparse.studies.engine import Runner
+from lit_sparse.studies.load import load_study
+from lit_sparse.studies.study import CellChange, Study, written
+from tests.conftest import CONFIGS
+from tests.support.stand_ins import stand_in
+
+STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
+TASTES = [(path, name) for path in STUDIES for name in load_study(path).schedules if name.endswith("taste")]
+
+
+@pytest.fixture
+def inputs(images: Path, features: Path, texts: Path) -> dict[str, str]:
+    """Name -> path of all inputs of the studies."""
+    files = {"labels": images / "train-labels-idx1-ubyte", "california": images / "houses.csv", "features": features}
+    folders = {"mnist": images, "fashion_mnist": images, "regression": images, "snli": texts, "gigaword": texts}
+    others = {"vectors": texts / "vectors.txt", "corpus": texts / "pairs"}
+    return {name: str(path) for name, path in {**files, **folders, **others}.items()}
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runners call what they would start in processes, which have tests of their own."""
+
+    def call(command: Sequence[str], *_: object) -> None:
+        assert main(list(command[3:])) == 0
+
+    monkeypatch.setattr(engine, "call", call)
+    monkeypatch.setattr(Runner, "_call", lambda self, name, seed, *_: self.call_functions(name, seed))
+
+
+def with_stand_ins(study: Study, schedule: str, *folders: Path) -> Study:
+    """Return a study whose configs take small data."""
+    cells = {}
+    for name, cell in study.cells.items():
+        change, its = study.change_of(name, schedule), cell.schedules.get(schedule, CellChange())
+        paths = tuple(Path(path).resolve() for path in (change.config, *change.overlays) if path)
+        given = stand_in(paths, *folders) if paths else []
+        options = dict(option.removeprefix("--").split("=", 1) for option in given)
+        cells[name] = replace(cell, schedules={**cell.schedules, schedule: replace(its, options=its.options | options)})
+    return replace(study, cells=cells)
+
+
+def test_every_study_has_a_taste() -> None:
+    assert {path for path, _ in TASTES} == set(STUDIES)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not reach its end", "ignore:TemperatureAnnealing")  # the runs are too short
+@pytest.mark.usefixtures("in_this_process")
+@pytest.mark.parametrize(("path", "schedule"), TASTES, ids=lambda value: getattr(value, "stem", value))
+def test_a_taste_of_a_study(
+    path: Path,
+    schedule: str,
+    inputs: dict[str, str],
+    images: Path,
+    features: Path,
+    texts: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first cell of a study of configs, or all cells of a study of functions, with the first seed."""
+    monkeypatch.chdir(tmp_path)
+    study = with_stand_ins(load_study(path), schedule, images, features, texts)
+    quiet = ["--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]
+    runner = Runner(study, schedule, inputs={name: inputs[name] for name in study.inputs}, extra=quiet)
+    visible = [name for name, cell in study.cells.items() if not cell.hidden]
+    cells = visible if all(cell.function for cell in study.cells.values()) else visible[:1]
+    assert runner.run(cells, study.seeds_of(cells[0], schedule)[:1]) == []
+    rows = runner.rows.read()
+    assert {written(row["cell"]) for row in rows} == set(cells)
+    assert [column for column in study.columns.values() if not all(row.get(column.value) for row in rows)] == []
+    suffixes = {file.suffix for file in write(runner)}
+    assert suffixes == ({".csv", ".md", ".png"} if study.figures else {".csv", ".md"})
