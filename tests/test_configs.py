@@ -18,7 +18,8 @@ from lit_sparse.cli.app import LitSparseCLI
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.study import written
 
-from .conftest import CONFIGS
+from .conftest import CONFIGS, metrics_of
+from .data.images.test_mnist import idx
 from .support.stand_ins import ATTEND, content, stand_in
 
 #: Runs are shorter here than the schedulers of their configs.
@@ -124,6 +125,23 @@ def test_a_config_runs(
     options = [*(f"-c={path}" for path in paths), *stand_in(paths, images, features, texts), *quiet]
     assert main(["fit", *options, "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1"]) == 0
     assert main(["test", *options, "--ckpt_path", "best"]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:`ModelCheckpoint.monitor")  # nothing is validated
+def test_the_published_auto_encoder_ends_by_its_loss(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It trains on all images, and its result is the last checkpoint."""
+    monkeypatch.chdir(tmp_path)
+    path = CONFIGS / "soae" / "mnist_online.yaml"
+    options = ["-c", str(path), f"--data.init_args.folder={images}", "--data.init_args.epoch_size=40"]
+    options += ["--model.init_args.width=10", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
+    stop = ["--trainer.callbacks.threshold=10", "--trainer.callbacks.patience=2", "--trainer.log_every_n_steps=1"]
+    assert main(["fit", *options, *stop, "--name=one"]) == 0
+    run = tmp_path / "runs" / "one" / "0"
+    found = metrics_of(run)
+    assert len(found["train/loss"]) == 3
+    assert not any(name.startswith("val/") for name in found)
+    assert [file.name for file in (run / "checkpoints").iterdir()] == ["last.ckpt"]
+    assert main(["test", "-c", str(run / "config.yaml"), "--ckpt_path", "last"]) == 0
 
 
 @pytest.fixture(scope="session")

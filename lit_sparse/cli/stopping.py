@@ -114,4 +114,5 @@ def quiet() -> Iterator[None]:
         warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")
         warnings.filterwarnings("ignore", message=r"The dirpath has changed from")  # a run continues in a new folder
         warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty")
+        warnings.filterwarnings("ignore", message=r"Total length of `list` across ranks is zero")  # no validation
         yield

@@ -199,8 +199,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         self._train_loader = loader
         return loader
 
-    def val_dataloader(self) -> EpochLoader:
-        """Return the loader of the validation split."""
+    def val_dataloader(self) -> EpochLoader | list[EpochLoader]:
+        """Return the loader of the validation split, or an empty list for no validation."""
         return self._in_order("val")
 
     def test_dataloader(self) -> EpochLoader:

