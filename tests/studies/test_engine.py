@@ -20,6 +20,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.engine import Runner, read_metrics, summarized
 from lit_sparse.studies.jobs import locked
 from lit_sparse.studies.rows import PROVENANCE, Row, Rows, provenance
+from lit_sparse.studies.tables import page
 from tests.conftest import CONFIGS, ROOT
 from tests.data.images.test_mnist import idx
 
@@ -279,6 +280,21 @@ def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None
     assert float(row["marginalized/decoder_calls_mean"]) == 10.0, "scored exactly"
     warm = torch.load(study.checkpoint("warm_softmax", 0), weights_only=True)
     assert warm["global_step"] > 0
+
+
+@pytest.mark.process
+def test_step_sizes_are_compared_by_the_median_of_both_halves(runner: Make) -> None:
+    study = runner(CONFIGS / "studies" / "soae_step_size.yaml", schedule="taste", jobs=2)
+    cells = [f"lr0_3_half{half}" for half in (1, 2)]
+    assert study.run(cells=cells, seeds=[0]) == []
+    errors = [100 - 100 * float(row["val/accuracy"]) for row in study.rows.read()]
+    assert len(errors) == 2
+    assert errors[0] != errors[1]
+    assert not any(name.startswith("test/") for row in study.rows.read() for name in row), "no test image is used"
+    line = next(line for line in page(study.study, study.rows.read()) if line.startswith("| 0.3 |"))
+    assert float(line.split()[3]) == pytest.approx(sum(errors) / 2, abs=0.01)
+    sizes = [summarized(read_metrics(study.run_folder(cell, 0)), "val/examples") for cell in cells]
+    assert sizes == [719, 718], "each image but those of the test is validated once"
 
 
 @pytest.mark.process
