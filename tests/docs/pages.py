@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 #: Pages with code, README first. Those that are made in the build have none of their own.
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
 
-_FENCE = re.compile(r"(?P<notes>(?:^% .*\n)*)^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"(?P<notes>(?:^% [^\n]*\n)*)^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/]+\.(?:py|yaml|csv|jsonl|txt))\n")
 
 
