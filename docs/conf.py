@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent))
 
-from _ext import reference  # noqa: E402
+from _ext import explanation_figures, reference  # noqa: E402
 
 import lit_sparse  # noqa: E402
 
@@ -81,3 +81,5 @@ if os.environ.get("LIT_SPARSE_DOCS") == "pages":  # a quick look at the pages, w
     suppress_warnings = ["toc", "ref"]
 else:
     reference.write_pages(HERE / "reference" / "api")
+
+explanation_figures.draw(HERE / "explanation" / "pictures")
