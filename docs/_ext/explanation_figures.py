@@ -187,7 +187,7 @@ def sparsemap_polytope() -> Figure:
     structure = Budget(2, budget=1)
     every = structure.enumerate().numpy()
     outline = every[[0, 1, 2, 0]]
-    for axis, x in zip(axes, ((0.9, 0.65), (0.35, 0.3)), strict=True):
+    for axis, x in zip(axes, ((1.0, 0.75), (0.35, 0.3)), strict=True):
         scores = torch.tensor(x, dtype=torch.float64)
         out = F.sparsemap(scores, structure)
         dense = torch.softmax(structure.enumerate() @ scores, 0) @ structure.enumerate()
