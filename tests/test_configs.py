@@ -19,7 +19,6 @@ from lit_sparse.studies.load import load_study
 from lit_sparse.studies.study import written
 
 from .conftest import CONFIGS, metrics_of
-from .data.images.test_mnist import idx
 from .support.stand_ins import ATTEND, content, stand_in
 
 #: Runs are shorter here than the schedulers of their configs.

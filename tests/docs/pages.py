@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..conftest import ROOT
+from tests.conftest import ROOT
 
 DOCS = ROOT / "docs"
 #: Pages with code, README first. Those that are made in the build have none of their own.

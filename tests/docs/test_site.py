@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from lit_sparse.studies.jobs import locked
-
-from ..conftest import ROOT
+from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
 

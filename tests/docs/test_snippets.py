@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from lit_sparse.cli import main
+from tests.conftest import ROOT
 
-from ..conftest import ROOT
 from .pages import DOCS, PAGES, Block, blocks, label
 
 #: Programs that a page may name and that other tests run: the gate, the test of the wheel, and those of the scripts.
