@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,25 @@ def test_attention_of_checkpoints_is_drawn(ending: str, checkpoints: dict[str, s
         assert_picture(path)
 
 
+def test_cells_have_one_size_and_lines_are_chosen_by_a_rule(checkpoints: dict[str, str], tmp_path: Path) -> None:
+    script = load("plot_attention")
+    path = tmp_path / "lines.txt"
+    path.write_text("ein\n\nein Hund\ndie Straße läuft über\nein Hund läuft über die Straße\nder Hund\n", encoding="utf-8")
+    assert script.lines_of(str(path), 2, 4) == ["ein Hund", "die Straße läuft über", "der Hund"]
+    assert len(script.lines_of(str(path), 0, 9)) == 5
+    models = {name: script.model_of(checkpoints[name]) for name in ("fusedmax", "sparsemax")}
+    with torch.no_grad():
+        rows = [[script.panel_of(*pair, line, None) for pair in models.items()] for line in ("ein Hund", "die Straße läuft")]
+    figure = script.figure_of(rows)
+    assert [axis.get_title("left") for axis in figure.axes] == ["fusedmax", "sparsemax"] * 2
+    for axis, (_, panel, _) in zip(figure.axes, [panel for row in rows for panel in row], strict=True):
+        box = axis.get_window_extent()
+        inches = box.width / figure.dpi / len(panel.source), box.height / figure.dpi / len(panel.output)
+        assert inches == pytest.approx((script.CELL, script.CELL))
+    boxes = [axis.get_window_extent() for axis in figure.axes]
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
 def test_mistakes_are_explained(checkpoints: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("plot_attention")
     (tmp_path / "lines.txt").write_text("no tab\n", encoding="utf-8")
@@ -91,7 +111,8 @@ def test_mistakes_are_explained(checkpoints: dict[str, str], tmp_path: Path, cap
         (str(tmp_path / "none.ckpt"), "not a checkpoint"),
         (str(tmp_path / "game.ckpt"), "does not attend to text"),
         ("", "Expected NAME=CHECKPOINT"),
+        (f"{checkpoints['fusedmax']} --words 3 9", "Expected lines of 3 to 9 words"),
     ):
-        arguments = [f"x={checkpoint}", "--examples", str(tmp_path / "lines.txt"), "--output", str(tmp_path / "x.png")]
+        arguments = [*f"x={checkpoint}".split(), "--examples", str(tmp_path / "lines.txt"), "--output", str(tmp_path / "x.png")]
         assert script.main(arguments) == 2
         assert words in capsys.readouterr().err
