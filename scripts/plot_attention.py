@@ -31,7 +31,7 @@ from lit_sparse.data.readers.text_files import read_lines
 from lit_sparse.errors import LitSparseError
 from lit_sparse.models import EntailmentClassifier, Seq2Seq, TextModule
 
-#: Inches: the room of a token's letter beside a heat map, and of a title above it.
+#: Inches: the width for each letter of a token left of a heat map, and the height of a title.
 LETTER, TITLE = 0.08, 0.25
 Panel: TypeAlias = tuple[str, Attention, Groups]
 
