@@ -4,9 +4,33 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from lit_sparse.checkpoint_files import read_torch_file
 
-__all__ = ["marginalized", "resampled", "zeros"]
+__all__ = ["activity", "marginalized", "resampled", "zeros"]
+
+
+def activity(checkpoint: Path) -> dict[str, float]:
+    """Count the active hidden units of a supervised online auto-encoder for each training example.
+
+    Args:
+        checkpoint: a checkpoint in a run folder.
+
+    Returns:
+        ``mean`` and ``std`` of the numbers, and their sum and difference ``high`` and ``low``.
+
+    Source: Thom & Palm (2013), Sparse Activity and Sparse Connectivity in Supervised Learning, section 5.
+    """
+    from lit_sparse.cli import build_cli
+
+    cli = build_cli(["test", "-c", str(checkpoint.parents[1] / "config.yaml"), "--ckpt_path", str(checkpoint)])
+    cli.datamodule.setup("fit")
+    batches = (cli.datamodule.fetch("train", 0, some)["pixels"] for some in cli.datamodule.train_indices().split(1000))
+    with torch.inference_mode():
+        active = torch.cat([cli.model.encode(pixels).ne(0).sum(-1) for pixels in batches]).double()
+    mean, std = float(active.mean()), float(active.std(correction=0))
+    return {"mean": mean, "std": std, "low": mean - std, "high": mean + std}
 
 
 def marginalized(checkpoint: Path) -> dict[str, float]:

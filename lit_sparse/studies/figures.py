@@ -72,7 +72,7 @@ def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequenc
     for line, part in zip(axes, parts, strict=True):
         for axis, panel in zip(line, figure.panels, strict=True):
             lines: dict[str, list[Row]] = {}
-            for row in rows if study.stores(panel.x) else curves:
+            for row in curves if panel.over_training else _placed(study, rows, panel.x):
                 if part is None or row.get(str(figure.by)) == part:
                     title = study.title_of(row["cell"]) if figure.lines == "title" else row.get(figure.lines or "", "")
                     lines.setdefault(title, []).append(row)
@@ -106,6 +106,16 @@ def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: 
     axis.set(xlabel=labels[0], ylabel=labels[1])
     axis.legend(frameon=False)
     canvas.savefig(path, dpi=110, metadata={"Software": None})
+
+
+def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
+    """Return rows whose measured number x is its median over the seeds of a cell, so that a cell is one point."""
+    if study.stores(x):
+        return rows
+    found: dict[str, list[float]] = {}
+    for row in (row for row in rows if row.get(x)):
+        found.setdefault(row["cell"], []).append(float(row[x]))
+    return [row | {x: str(statistics.median(found[row["cell"]]))} for row in rows if row.get(x)]
 
 
 def series(rows: Sequence[Row], panel: Panel) -> dict[float, tuple[float, float, float]]:

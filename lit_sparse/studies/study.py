@@ -155,7 +155,8 @@ class Panel:
     Attributes:
         value: name of a logged value, or of a number in the rows.
         label: label of the axis.
-        x: ``epoch``, ``cumulative NAME`` for the sum of a logged value up to an epoch, or a key of the rows.
+        x: ``epoch``, ``step``, ``cumulative NAME`` for the sum of a logged value up to an epoch, a key of the rows, or a
+            number in the rows, whose median over the seeds of a cell is drawn.
         x_label: label of the horizontal axis; by default x.
         factor: factor of the value.
         offset: added to it.
@@ -173,6 +174,11 @@ class Panel:
     log: bool | str = False
     band: list[float | str] = field(default_factory=lambda: [0.0, 1.0])
     limits: list[float | None] | None = None
+
+    @property
+    def over_training(self) -> bool:
+        """Whether x is a place in training, so that logged values are drawn and not rows."""
+        return self.x in ("epoch", "step") or bool(self.cumulative)
 
     @property
     def cumulative(self) -> str:
@@ -345,7 +351,7 @@ class Study(Change):
         return ["cell", "seed", *dict.fromkeys(key for cell in self.cells.values() for key in cell.grid)]
 
     def stores(self, key: str) -> bool:
-        """Return whether the rows have a key; the logged values of runs are stored apart from them."""
+        """Return whether a column of the rows is a key, not a measured number."""
         return key in self.keys or key in self.series or any(key in cell.labels for cell in self.cells.values())
 
     def title_of(self, name: str) -> str:

@@ -11,10 +11,11 @@ import torch
 import yaml
 
 from lit_sparse.cli import main
-from lit_sparse.cli.scores import zeros
+from lit_sparse.cli.scores import activity, zeros
 from lit_sparse.coresets import NonnegativeOMP, SparseVI
 from lit_sparse.coresets.posteriors import reverse_kl
-from lit_sparse.models import RobustClassifier
+from lit_sparse.data import DigitsDataModule
+from lit_sparse.models import RobustClassifier, SupervisedOnlineAutoencoder
 from lit_sparse.nn import ConvNet
 from lit_sparse.studies import coreset_problems, kernel_transport, kl_regression
 from lit_sparse.studies.label_noise import robust_loss
@@ -82,6 +83,25 @@ def test_zeros_of_weights(tmp_path: Path) -> None:
     path = tmp_path / "x.ckpt"
     torch.save({"state_dict": {"w": torch.tensor([[0.0, 1.0], [0.0, 0.0]]), "b": torch.zeros(2)}}, path)
     assert zeros(path) == {"w": 0.75}
+
+
+def test_activity_is_counted_for_each_training_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    brief = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1")
+    options = ("--data.init_args.shift_augmentation=true", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false")
+    assert main(["fit", "-c", str(CONFIGS / "soae" / "digits.yaml"), "--name=one", *brief, *options]) == 0
+    path = tmp_path / "runs" / "one" / "0" / "checkpoints" / "last.ckpt"
+    found = activity(path)
+    data = DigitsDataModule(labelled=1.0, binarize=False, shift_augmentation=True)
+    data.setup()
+    batch = data.fetch("train", 0, torch.arange(9 * 1257))
+    active = np.count_nonzero(
+        SupervisedOnlineAutoencoder.load_from_checkpoint(path).encode(batch["pixels"]).numpy(force=True), 1
+    )
+    expected = {"mean": active.mean(), "std": active.std()}
+    expected |= {"low": expected["mean"] - expected["std"], "high": expected["mean"] + expected["std"]}
+    assert found == pytest.approx(expected, rel=1e-4)
+    assert 20 < found["low"] < found["high"] < 70
 
 
 def test_sparse_vi_of_all_sizes_is_one_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from lit_sparse.cli import main
 from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.figures import series
+from lit_sparse.studies.figures import canvas_of, series
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.study import Column, Panel, digest
 from lit_sparse.studies.tables import cell_text, page
@@ -124,6 +124,22 @@ def test_bands_and_costs_of_curves() -> None:
     assert series(rows, Panel("v", band=[0.5, 0.75])) == {1.0: (2.0, 2.0, 2.5), 2.0: (3.0, 3.0, 3.5)}
     assert list(series(rows[:2], Panel("v", x="cumulative c"))) == [2.0, 4.0]
     assert series(rows[:2], Panel("v", factor=-100, offset=100, band=["c", "c"]))[1.0] == (0.0, -100.0, -100.0)
+
+
+def test_measured_numbers_may_be_the_axis(write_study: Callable[..., Path]) -> None:
+    cells = {name: {"labels": {"kind": kind}} for name, kind in (("a", "one"), ("b", "one"), ("c", "two"))}
+    figure = {"lines": "kind", "panels": [{"value": "y", "x": "size"}]}
+    study = load_study(write_study(cells=cells, figures=[figure]))
+    sizes = {"a": (1, 2, 6), "b": (7, 9, 8), "c": (3, 3, 3)}
+    rows = [
+        {"cell": cell, "seed": str(seed), "size": str(size), "y": str(seed)}
+        for cell, several in sizes.items()
+        for seed, size in enumerate(several)
+    ]
+    canvas = canvas_of(study, study.figures[0], rows, [])
+    assert canvas is not None
+    assert [list(line.get_xdata()) for line in canvas.axes[0].lines] == [[2.0, 8.0], [3.0]]
+    assert [list(line.get_ydata()) for line in canvas.axes[0].lines] == [[1.0, 1.0], [1.0]]
 
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
