@@ -31,6 +31,7 @@ extensions = [
     "sphinx_design",
     "sphinxcontrib.bibtex",
     "_ext.reference",
+    "_ext.gallery",
 ]
 exclude_patterns = ["_build", "_ext"]
 
