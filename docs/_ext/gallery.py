@@ -56,7 +56,8 @@ def bars(axis: Any, weights: np.ndarray, colour: str, size: float = 5.5) -> None
     positions = np.arange(len(weights))
     there = weights > 0
     axis.bar(positions[there], weights[there], width=0.72, color=colour)
-    axis.plot(positions[~there], np.zeros((~there).sum()), "o", mfc="white", mec=GREY, mew=1.2, ms=size, clip_on=False, zorder=3)
+    if not there.all():  # an empty line that is not clipped would upset the layout
+        axis.plot(positions[~there], 0 * positions[~there], "o", mfc="white", mec=GREY, mew=1.2, ms=size, clip_on=False, zorder=3)
     axis.set_xticks([])
     axis.set_xlim(-0.6, len(weights) - 0.4)
 
