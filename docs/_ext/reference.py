@@ -133,4 +133,5 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("missing-reference", resolve)
     app.connect("autodoc-process-docstring", cite)
     app.connect("env-before-read-docs", read_keys)
+    app.setup_extension("_ext.configs")
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -22,7 +22,7 @@ _FILE = re.compile(r"# ([\w/]+\.(?:py|yaml|csv|jsonl|txt))\n")
 class Block:
     """Fenced code, and the comments of the line before it.
 
-    The comments tell how it is tested. ``% data: NAME=path`` gives a placeholder, of the folder with real data.
+    The comments describe its test. ``% data: NAME=path`` gives a placeholder, of the folder with real data.
     ``% options: ...`` adds options to each command. ``% not run: reason`` excludes it.
     """
 

@@ -14,6 +14,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.plugins.precision import MixedPrecision
 
+from lit_sparse.callbacks import LanguageLogger
 from lit_sparse.cli.callbacks import measures, pictures
 from lit_sparse.coresets import LogisticLikelihood
 from lit_sparse.data import (
@@ -45,6 +46,7 @@ from lit_sparse.risks import SafeKLDRO, UnbalancedOTDRO
 from lit_sparse.testing import concrete_subclasses
 from lit_sparse.transport import GaussianMixture, KernelPotentials, MLPPotentials
 from tests.data.pairs import WORDS, write_pairs
+from tests.docs import log_keys
 
 Pair = tuple[LitSparseModule, pl.LightningDataModule]
 #: The rate is so small that a step in half precision does no harm; fused, as in most configs.
@@ -180,12 +182,16 @@ def test_a_model_takes_a_precision(name: str, precision: str, tmp_path: Path) ->
     """Gradients are clipped, as in the configs of text models; the kernel's own optimizer has none to clip."""
     pl.seed_everything(0)
     model, data = MADE[name](tmp_path)
-    used = trainer(precision, gradient_clip_val=None if "Kernel" in name else 1.0)
+    clip = None if "Kernel" in name else 1.0
+    used = trainer(precision, callbacks=[*measures(), LanguageLogger(folder=str(tmp_path))], gradient_clip_val=clip)
     used.fit(model, data)
+    logged = set(used.callback_metrics)
     for stage in (used.validate, used.test):
         (scores,) = stage(model, data, verbose=False)
+        logged |= set(scores)
         losses = [value for key, value in scores.items() if key.endswith("/loss")]
         assert losses and all(math.isfinite(value) for value in losses), scores
+    log_keys.check(name.split(",")[0], logged, model.count_name)
     outputs = used.predict(model, data)
     assert outputs
     assert all(parameter.isfinite().all() for parameter in model.parameters())

@@ -101,7 +101,7 @@ class LanguageLogger(Picture):
 
     @override
     def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
-        if self._counts is None or self._structure is None:
+        if stage == "train" or self._counts is None or self._structure is None:  # training ends after its validation
             return
         found = self._counts.compute() | self._structure.compute()
         with self._counts.sync_context():
