@@ -1,4 +1,4 @@
-"""The code of the README runs, and the names in it exist."""
+"""The README is one page, its links lead somewhere, and its numbers are those of the benchmarks; its code is run with the pages."""
 
 from __future__ import annotations
 
@@ -10,21 +10,46 @@ import pytest
 
 from lit_sparse.testing import check_estimator
 
-from .conftest import CONFIGS, ROOT
+from .conftest import ROOT
+from .docs.pages import PAGES, blocks
 
-TEXT = (ROOT / "README.md").read_text()
-SNIPPETS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+TEXT = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")
-@pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_a_snippet_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    exec(compile(SNIPPETS[number], f"README snippet {number}", "exec"), {"__name__": "readme"})
+def test_it_is_one_page() -> None:
+    assert len(TEXT.splitlines()) <= 150
+
+
+def test_links_lead_to_files() -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if not link.startswith("http")]
+    assert len(links) > 10
+    assert not [link for link in links if not (ROOT / link).is_file()]
+
+
+def test_modules_that_are_named_exist() -> None:
+    named = set(re.findall(r"`(lit_sparse\.\w+)`", TEXT))
+    rooms = {path.parent.name for path in (ROOT / "lit_sparse").glob("*/__init__.py")} - {"cli", "studies"}
+    assert named == {f"lit_sparse.{room}" for room in rooms}
+    for name in named:
+        importlib.import_module(name)
+
+
+def test_numbers_of_speed_are_in_the_benchmarks() -> None:
+    benchmarks = (ROOT / "docs" / "results" / "benchmarks.md").read_text(encoding="utf-8")
+    benchmarks += (ROOT / "results" / "benchmark_training.md").read_text(encoding="utf-8")
+    table = re.search(r"\| what \| factor.*?\n\n", TEXT, re.DOTALL)
+    assert table is not None
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table[0].strip().splitlines()[2:]]
+    assert len(rows) == 4
+    for _, factor, command in rows:
+        for number in re.findall(r"\d+(?:\.\d+)?", factor):
+            assert re.search(rf"(?<![\d.]){re.escape(number)}(?!\d)", benchmarks), factor
+        assert command == "the same" or command.strip("`").split()[1] in benchmarks
 
 
 def test_recipes_of_estimators_keep_their_promises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipes = [snippet for snippet in SNIPPETS if re.search(r"class \w+\((Estimator|Sampler)\)", snippet)]
+    python = [block.text for page in PAGES for block in blocks(page) if block.language == "python"]
+    recipes = [text for text in python if re.search(r"class \w+\((Estimator|Sampler)\)", text)]
     assert len(recipes) >= 3
     (tmp_path / "recipes.py").write_text("\n".join(recipes))
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -33,20 +58,3 @@ def test_recipes_of_estimators_keep_their_promises(tmp_path: Path, monkeypatch: 
     for estimator in found:
         for example in estimator.examples():
             check_estimator(example)
-
-
-def test_there_are_snippets() -> None:
-    assert len(SNIPPETS) >= 4
-
-
-def test_configs_that_are_named_exist() -> None:
-    named = set(re.findall(r"configs/[\w/]+\.yaml", TEXT))
-    assert len(named) >= 4
-    assert all((ROOT / name).is_file() for name in named)
-    for folder in CONFIGS.iterdir():
-        assert f"`configs/{folder.name}`" in TEXT, "the table of configs names each folder"
-
-
-def test_modules_that_are_named_exist() -> None:
-    for name in set(re.findall(r"`(lit_sparse\.\w+)`", TEXT)):
-        importlib.import_module(name)
