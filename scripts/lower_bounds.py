@@ -41,7 +41,14 @@ def _order(version: str) -> tuple[int, ...]:
 
 
 def main() -> None:
-    print("\n".join([HEADER, *(f"{name}=={version}" for name, version in sorted(lower_bounds().items(), key=lambda pair: pair[0].lower()))]))
+    print(
+        "\n".join(
+            [
+                HEADER,
+                *(f"{name}=={version}" for name, version in sorted(lower_bounds().items(), key=lambda pair: pair[0].lower())),
+            ]
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -71,14 +71,26 @@ def page(configs: Path) -> str:
         configs: folder of the configs.
     """
     lines = ["Configs", "=======", ""]
-    lines += ["All configs of the package, with the command that each begins with. A base trains by itself. An overlay goes behind a"]
-    lines += ["base, as in ``lit-sparse fit -c BASE -c OVERLAY``. Capital words stand for paths of your own. This page is made from"]
+    lines += [
+        "All configs of the package, with the command that each begins with. A base trains by itself. An overlay goes behind a"
+    ]
+    lines += [
+        "base, as in ``lit-sparse fit -c BASE -c OVERLAY``. Capital words stand for paths of your own. This page is made from"
+    ]
     lines += ["the comments of the files.", ""]
     found = {folder.name for folder in configs.iterdir() if folder.is_dir() and any(folder.rglob("*.yaml"))}
     for folder in [*FOLDERS, *sorted(found - FOLDERS.keys())]:
         title, about = FOLDERS[folder]  # a new folder needs its line above
         lines += ["", title, "-" * len(title), "", about, ""]
-        lines += [".. list-table::", "   :header-rows: 1", "   :widths: 24 8 68", "", "   * - config", "     - kind", "     - content"]
+        lines += [
+            ".. list-table::",
+            "   :header-rows: 1",
+            "   :widths: 24 8 68",
+            "",
+            "   * - config",
+            "     - kind",
+            "     - content",
+        ]
         for path in sorted((configs / folder).rglob("*.yaml"), key=lambda path: (len(path.parts), path)):
             text = path.read_text(encoding="utf-8")
             name = path.relative_to(configs).with_suffix("").as_posix()

@@ -57,7 +57,9 @@ def bars(axis: Any, weights: np.ndarray, colour: str, size: float = 5.5) -> None
     there = weights > 0
     axis.bar(positions[there], weights[there], width=0.72, color=colour)
     if not there.all():  # an empty line that is not clipped would upset the layout
-        axis.plot(positions[~there], 0 * positions[~there], "o", mfc="white", mec=GREY, mew=1.2, ms=size, clip_on=False, zorder=3)
+        axis.plot(
+            positions[~there], 0 * positions[~there], "o", mfc="white", mec=GREY, mew=1.2, ms=size, clip_on=False, zorder=3
+        )
     axis.set_xticks([])
     axis.set_xlim(-0.6, len(weights) - 0.4)
 
@@ -157,7 +159,9 @@ def penalties() -> Figure:
         ("oscarmax, $\\lambda = 0.3$", Oscarmax(0.3)),
     ]
     steps = np.linspace(0, 1, 81)
-    points = torch.tensor([(a, b, 1 - a - b) for a in steps for b in steps if a + b <= 1 + 1e-9], dtype=torch.float64).clamp_min(0)
+    points = torch.tensor(
+        [(a, b, 1 - a - b) for a in steps for b in steps if a + b <= 1 + 1e-9], dtype=torch.float64
+    ).clamp_min(0)
     across, up = (points[:, 1] + 0.5 * points[:, 2]).numpy(), (points[:, 2] * 3**0.5 / 2).numpy()
     made = blank(10.4, 2.9)
     for axis, (name, mapping) in zip(made.subplots(1, len(chosen)), chosen, strict=True):
@@ -166,7 +170,11 @@ def penalties() -> Figure:
         axis.tricontour(across, up, heights, levels=14, colors="white", linewidths=0.5, linestyles="solid")
         axis.plot([0, 1, 0.5, 0], [0, 0, 3**0.5 / 2, 0], color="#444444", lw=1)
         axis.plot(0.5, 3**0.5 / 6, "o", color="black", ms=3)
-        for place, text, where in (((0, 0), "$y_1$", (-9, -9)), ((1, 0), "$y_2$", (9, -9)), ((0.5, 3**0.5 / 2), "$y_3$", (0, 8))):
+        for place, text, where in (
+            ((0, 0), "$y_1$", (-9, -9)),
+            ((1, 0), "$y_2$", (9, -9)),
+            ((0.5, 3**0.5 / 2), "$y_3$", (0, 8)),
+        ):
             axis.annotate(text, place, xytext=where, textcoords="offset points", ha="center", va="center")
         axis.set(title=name, aspect="equal", xlim=(-0.12, 1.12), ylim=(-0.13, 1.0))
         axis.title.set_fontsize(10)
@@ -178,7 +186,10 @@ def penalties() -> Figure:
 def decoder_calls() -> Figure:
     """Draw the decoder calls of the tutorial's VAE, from ``decoder_calls.csv``."""
     with (HERE / "decoder_calls.csv").open(encoding="utf-8") as file:
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(line for line in file if line[0] != "#")]
+        rows = [
+            {name: float(value) for name, value in row.items()}
+            for row in csv.DictReader(line for line in file if line[0] != "#")
+        ]
     epochs = [row["epoch"] + 1 for row in rows]
     made = blank(6.4, 3.4)
     axis = made.subplots()

@@ -17,7 +17,7 @@ from lit_sparse.coresets import Uniform
 from lit_sparse.data import CoresetDataModule, ReferentialGameDataModule, SymmetricNoise
 from tests.models.test_precision import digits, entailment, pairs, regression, transport
 
-from ..conftest import CONFIGS
+from tests.conftest import CONFIGS
 from .pages import DOCS
 
 REFERENCE = DOCS / "reference"
