@@ -1,4 +1,4 @@
-"""Draw the pictures of the site: SVG files in ``docs/gallery/pictures``, drawn again only when this file or the package changes."""
+"""Draw the pictures of the site into ``docs/gallery/pictures``, again only when this file or the package changes."""
 
 from __future__ import annotations
 
