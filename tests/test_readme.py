@@ -1,4 +1,4 @@
-"""The README is one page, its links lead somewhere, and its numbers are those of the benchmarks; its code is run with the pages."""
+"""The README is one page, its links lead somewhere, and its numbers are those of the benchmarks."""
 
 from __future__ import annotations
 

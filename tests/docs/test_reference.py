@@ -15,9 +15,9 @@ import torch
 from lit_sparse.cli import COMMANDS, main
 from lit_sparse.coresets import Uniform
 from lit_sparse.data import CoresetDataModule, ReferentialGameDataModule, SymmetricNoise
+from tests.conftest import CONFIGS
 from tests.models.test_precision import digits, entailment, pairs, regression, transport
 
-from tests.conftest import CONFIGS
 from .pages import DOCS
 
 REFERENCE = DOCS / "reference"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.conftest import ROOT
+
 from .test_scripts import load
 
 
