@@ -1,4 +1,4 @@
-"""The command line: ``lit-sparse {fit,validate,test,predict,compare,report,sweep,study}``, and :func:`build_cli` for notebooks.
+"""The command line ``lit-sparse``, and :func:`build_cli` for notebooks.
 
 This module imports nothing heavy, so that ``--help`` and ``--version`` answer at once.
 """
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["build_cli", "main", "wait_passively"]
 
 COMMANDS = {
-    "fit": "train a model: lit-sparse fit -c configs/ssvae/digits.yaml",
+    "fit": "train a model: lit-sparse fit -c ssvae/digits",
     "validate": "score a checkpoint on the validation data: lit-sparse validate -c CONFIG --ckpt_path CHECKPOINT",
     "test": "score a checkpoint on the test data: lit-sparse test -c CONFIG --ckpt_path CHECKPOINT",
     "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
@@ -30,10 +30,21 @@ COMMANDS = {
     "report": "write one page about runs or a study: lit-sparse report RUN_FOLDER RUN_FOLDER -o report.html",
     "sweep": "search over values of a config: lit-sparse sweep -c CONFIG -s SPACE --metric val/nelbo",
     "study": "train and test many models, and tabulate the results: lit-sparse study ssvae --schedule taste",
+    "configs": "list, print or copy the configs: lit-sparse configs ssvae/digits",
+    "list": "list the mappings, models, data modules and other parts: lit-sparse list mappings",
+    "completion": "print the script by which a shell completes commands: lit-sparse completion bash",
 }
 
-#: Command -> module of the studies with its main function.
-STUDIES = {"compare": "compare", "report": "report", "study": "command", "sweep": "sweep"}
+#: Command that does not run a model -> module with its ``main`` and ``parser``.
+MODULES = {
+    "compare": "lit_sparse.studies.compare",
+    "report": "lit_sparse.studies.report",
+    "sweep": "lit_sparse.studies.sweep",
+    "study": "lit_sparse.studies.command",
+    "configs": "lit_sparse.cli.show_configs",
+    "list": "lit_sparse.cli.show_parts",
+    "completion": "lit_sparse.cli.completion",
+}
 #: Environment variables that set how OpenMP threads wait: of the standard, GNU and LLVM.
 WAIT_VARIABLES = {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"}
 
@@ -44,11 +55,11 @@ HELP = "\n".join(
         "Neural networks that decide sparsely.",
         "",
         "commands:",
-        *(f"  {name:<10}{what}" for name, what in COMMANDS.items()),
+        *(f"  {name:<12}{what}" for name, what in COMMANDS.items()),
         "",
         "options:",
-        "  --help      this list; `lit-sparse COMMAND --help` has the options of a command",
-        "  --version   the version",
+        "  --help        this list; `lit-sparse COMMAND --help` has the options of a command",
+        "  --version     the version",
     ]
 )
 
@@ -80,8 +91,8 @@ def main(args: Sequence[str] | None = None) -> int:
                 f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"
             )
         _find_parts_here()
-        if args[0] in STUDIES:
-            command: Callable[[Sequence[str]], int] = import_module(f"lit_sparse.studies.{STUDIES[args[0]]}").main
+        if args[0] in MODULES:
+            command: Callable[[Sequence[str]], int] = import_module(MODULES[args[0]]).main
             return command(args[1:])
         from lit_sparse.cli.app import run
 
@@ -113,7 +124,7 @@ def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:
     """Build model, data and trainer as the command line would, for a notebook or a script.
 
     Args:
-        args: arguments after ``lit-sparse``, e.g. ``["fit", "-c", "configs/ssvae/digits.yaml"]``.
+        args: arguments after ``lit-sparse``, e.g. ``["fit", "-c", "ssvae/digits"]``.
         run: also run the command.
 
     Returns:

@@ -32,11 +32,14 @@ from lit_sparse.cli.arguments import (
     model_named_by_user,
     named_by_user,
     value_of,
+    with_config_files,
     without,
 )
-from lit_sparse.cli.callbacks import OptimizerOptions, SaveConfig, checkpoints, measures, not_named, pictures
+from lit_sparse.cli.best_metrics import best_metrics
+from lit_sparse.cli.callbacks import OptimizerOptions, SaveConfig, checkpoints, measures, monitor_of, not_named, pictures
 from lit_sparse.cli.checkpoints import MergedModel, changes_of_run, check_model, is_restoring, load_weights, read_for
 from lit_sparse.cli.files import DISK_IS_FULL, DiskError, WholeFiles
+from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import about_checkpoint
 from lit_sparse.cli.parser import Parser
@@ -55,6 +58,7 @@ from lit_sparse.runs import (
     next_command,
     run_of,
 )
+from lit_sparse.studies.engine import read_metrics
 from lit_sparse.trust import trusting
 
 __all__ = ["LitSparseCLI", "run"]
@@ -83,6 +87,7 @@ class LitSparseCLI(LightningCLI):
     """
 
     def __init__(self, args: list[str], execute: bool = True) -> None:
+        args = [args[0], *with_config_files(args[1:])]
         self.command = args[0]
         self._args = args
         self._execute = execute
@@ -99,6 +104,7 @@ class LitSparseCLI(LightningCLI):
                 save_config_callback=SaveConfig,
                 seed_everything_default=0,
                 parser_class=Parser,
+                parser_kwargs={self.command: {"usage": USAGES[self.command], "description": None}},
                 subclass_mode_model=True,
                 subclass_mode_data=True,
                 auto_configure_optimizers=False,
@@ -111,21 +117,22 @@ class LitSparseCLI(LightningCLI):
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add the arguments for the run folder, the checkpoints and the trusted classes."""
-        parser.add_argument("--output_dir", type=str, default="runs", help="Folder of all runs.")
-        parser.add_argument(
+        group = parser.add_argument_group("run folder")
+        group.add_argument("--output_dir", type=str, default="runs", help="Folder of all runs.")
+        group.add_argument(
             "--name",
             type=str | None,
             default=None,
             help="Name of the experiment; by default the name of its config, as in ssvae/digits.",
         )
-        parser.add_argument(
+        group.add_argument(
             "--checkpoint_every_n_steps",
             type=int | None,
             default=None,
             help="Number of steps after which the last checkpoint is also written, besides after each epoch.",
         )
 
-        parser.add_argument(
+        group.add_argument(
             "--trust",
             type=list[str] | str | None,
             default=None,
@@ -340,10 +347,13 @@ class LitSparseCLI(LightningCLI):
         return "" if self.run_folder is None else next_command(self.run_folder, command, names)
 
     def _print_end(self, *, continue_it: bool) -> None:
-        """Print the next command and the run folder."""
+        """Print the best metrics of a training, the next command and the run folder."""
         if self.run_folder is None or not self.trainer.is_global_zero or not self.run_folder.is_dir():
             return
         if self.command == "fit":
+            if not continue_it:
+                for line in best_metrics(read_metrics(self.run_folder), *monitor_of(self.model)):
+                    print(line)
             line = self._next("fit", "last") if continue_it else self._next("test", "best", "last")
             print(line or "no checkpoint was written")
         if self.command == "predict":

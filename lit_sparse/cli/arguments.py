@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from lit_sparse.config_files import find_config
 from lit_sparse.trust import names_in
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "split_model_options",
     "value_of",
     "values_of",
+    "with_config_files",
     "without",
 ]
 
@@ -73,6 +75,34 @@ def configs_first(args: list[str]) -> list[str]:
         if named and waiting:
             chosen.append(waiting.pop(0))
     return configs + others
+
+
+def with_config_files(args: list[str]) -> list[str]:
+    """Return the arguments with the files of configs in place of their names.
+
+    Args:
+        args: arguments after the command. The value of ``-c`` may also be the content of a config.
+
+    Raises:
+        ConfigurationError: for an unknown name.
+    """
+    found, named = [], False
+    for arg in args:
+        sign = next((sign for sign in ("-c=", "--config=") if arg.startswith(sign)), "")
+        value = arg.removeprefix(sign)
+        if (named or sign) and not _is_content(value):
+            arg = f"{sign}{find_config(value)}"
+        found.append(arg)
+        named = arg in ("-c", "--config")
+    return found
+
+
+def _is_content(value: str) -> bool:
+    """Return whether a text is YAML of a mapping, not a name."""
+    try:
+        return isinstance(yaml.safe_load(value), dict)
+    except (yaml.YAMLError, RecursionError):
+        return False
 
 
 def split_model_options(args: list[str]) -> tuple[list[str], list[str]]:

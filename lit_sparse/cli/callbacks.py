@@ -28,7 +28,7 @@ from lit_sparse.callbacks import (
 )
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "not_named", "pictures"]
+__all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "monitor_of", "not_named", "pictures"]
 
 
 #: Options of an optimizer that do not apply to the dual variable of a risk.
@@ -110,6 +110,12 @@ def pictures(folder: str | None) -> list[pl.Callback]:
     ]
 
 
+def monitor_of(model: pl.LightningModule) -> tuple[str, str]:
+    """Return the metric that selects the best checkpoint of a model, and its mode, ``"min"`` or ``"max"``."""
+    key, mode = getattr(model, "monitor", ("val/loss", "min"))
+    return key, mode
+
+
 def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | None) -> list[pl.Callback]:
     """Return the callbacks that write the best and the last checkpoint.
 
@@ -118,7 +124,7 @@ def checkpoints(folder: Path, model: pl.LightningModule, every_n_steps: int | No
         model: model whose ``monitor`` names the metric for the best checkpoint.
         every_n_steps: number of steps after which the last checkpoint is also written, besides after each epoch.
     """
-    key, mode = getattr(model, "monitor", ("val/loss", "min"))
+    key, mode = monitor_of(model)
     common: dict[str, Any] = {"dirpath": folder, "enable_version_counter": False, "auto_insert_metric_name": False}
     callbacks: list[pl.Callback] = [
         ModelCheckpoint(filename="best", monitor=key, mode=mode, **common),

@@ -208,17 +208,8 @@ def _no_union_member(key: str, kinds: str, value: str) -> str:
 def _missing(key: str, names: str) -> str:
     missing = ", ".join(name.split(".", 1)[-1] for name in names.strip().split(", "))
     if {"model", "data"} & set(missing.split(", ")):
-        return f"Missing: {missing}. Give a config, as in -c configs/ssvae/digits.yaml, or the options one by one."
+        return f"Missing: {missing}. Give a config, as in -c ssvae/digits, or the options one by one."
     return f"Missing: {missing}, which has no default. Set it in the init_args of the class."
-
-
-def _no_config(_: str, name: str) -> str:
-    asked = Path(name)
-    if asked.is_relative_to(Path.cwd()):
-        asked = asked.relative_to(Path.cwd())
-    near = sorted(str(path.relative_to(asked.parent)) for path in asked.parent.glob("*.yaml"))
-    configs = f" {str(asked.parent)!r} holds {', '.join(near)}." if near else ""
-    return f"There is no config {str(asked)!r}.{did_you_mean(asked.name, near)}{configs}"
 
 
 def _not_utf8(key: str, byte: str, position: str) -> str:
@@ -251,7 +242,6 @@ PATTERNS: list[tuple[str, Callable[..., str]]] = [
     (r"codec can't decode byte (\w+) in position (\d+)", _not_utf8),
     (r"Invalid content in sub-config file (\S+): (.*)", _not_yaml),
     (r"Unable to load config ('[^']*')\s*-?\s*(.*)", _not_yaml),
-    (r"config\": File does not exist: '([^']+)'", _no_config),
     (r"Expected a dot import path string: (\S+)", _unknown_class),
     (r"module '[\w.]+' has no attribute '[^']+'\. Got value: ([^\n]+)", _unknown_class),
     (r"Problem with given class_path ['\"]?([\w.]+)", _unknown_class),

@@ -11,6 +11,7 @@ from pytorch_lightning.cli import LightningArgumentParser
 
 from lit_sparse.aliases import renamed
 from lit_sparse.cli.configs import MODE, read_config, with_full_name
+from lit_sparse.cli.help import grouped
 from lit_sparse.cli.messages import plain_message, started_in
 from lit_sparse.errors import ConfigurationError
 
@@ -66,7 +67,9 @@ class Parser(LightningArgumentParser):
         raise ConfigurationError(plain_message(message, ex, options)) from ex
 
     def format_help(self, *args: Any) -> str:
-        """Return the help with only this package's classes, and one line about the help of classes."""
+        """Return the help with groups, only this package's classes, and one line about the help of classes."""
+        if self.usage:  # of a command, not of a class
+            self._action_groups = grouped(self._action_groups, self._actions)
         text = re.sub(
             rf"^  --\S+\.help [^\n]*\n(?: {{{INDENT - 4}}}[^\n]*\n)*", "", super().format_help(*args), flags=re.MULTILINE
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
-from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.config_files import find_config
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw
@@ -16,16 +16,16 @@ from lit_sparse.studies.load import load_study
 from lit_sparse.studies.statistics import draw_ranks, ranks_page
 from lit_sparse.studies.tables import page
 
-__all__ = ["find_study", "main", "write"]
+__all__ = ["main", "parser", "write"]
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run a study and write its tables; the exit status is 1 if a cell failed."""
     arguments = list(arguments)
     place = arguments.index("--") if "--" in arguments else len(arguments)
-    options = _parser().parse_args(arguments[:place])
+    options = parser().parse_args(arguments[:place])
     runner = Runner(
-        load_study(find_study(options.study)),
+        load_study(find_config(options.study, kind="studies")),
         options.schedule,
         options.output,
         options.results,
@@ -45,24 +45,25 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    found = argparse.ArgumentParser(
         prog="lit-sparse study",
         description="Run what is not finished of a study, and write its tables and figures.",
         epilog="Options after -- are given to every run: lit-sparse study STUDY -- --trainer.accelerator gpu",
         allow_abbrev=False,
     )
-    parser.add_argument("study", help="path of a study file, or the name of one in configs/studies")
-    parser.add_argument("--cells", nargs="+", help="cells to run; all by default")
-    parser.add_argument("--seeds", nargs="+", type=int, help="seeds in place of those of the study")
-    parser.add_argument("--schedule", help="how long to train; the study's first schedule by default")
-    parser.add_argument("--jobs", type=int, default=1, help="number of cells at a time; they share the cores")
-    parser.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
-    parser.add_argument("--input", action="append", default=[], metavar="NAME=PATH", help="a file or folder of data")
-    parser.add_argument("--output", type=Path, default=Path("runs/studies"), help="folder of the runs")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder of rows, tables and figures")
-    parser.add_argument("--tables", action="store_true", help="run nothing; write the tables and figures")
-    return parser
+    found.add_argument("study", help="path of a study file, or the name of a study")
+    found.add_argument("--cells", nargs="+", help="cells to run; all by default")
+    found.add_argument("--seeds", nargs="+", type=int, help="seeds in place of those of the study")
+    found.add_argument("--schedule", help="how long to train; the study's first schedule by default")
+    found.add_argument("--jobs", type=int, default=1, help="number of cells at a time; they share the cores")
+    found.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
+    found.add_argument("--input", action="append", default=[], metavar="NAME=PATH", help="a file or folder of data")
+    found.add_argument("--output", type=Path, default=Path("runs/studies"), help="folder of the runs")
+    found.add_argument("--results", type=Path, default=Path("results"), help="folder of rows, tables and figures")
+    found.add_argument("--tables", action="store_true", help="run nothing; write the tables and figures")
+    return found
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -70,20 +71,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not given:
         raise ConfigurationError(f"Expected --input NAME=PATH but got {text!r}.")
     return name, path
-
-
-def find_study(name: str) -> Path:
-    """Return the path of a study file, or of the package's study of that name."""
-    if Path(name).is_file():
-        return Path(name)
-    folders = [Path("configs/studies"), Path(str(files("lit_sparse"))) / "configs" / "studies"]
-    known = {path.stem: path for folder in reversed(folders) for path in sorted(folder.glob("*.yaml"))}
-    if name not in known:
-        raise ConfigurationError(
-            f"Expected the path of a study file, or one of {', '.join(known) or 'no study'}, but got {name!r}."
-            f"{did_you_mean(name, known)}"
-        )
-    return known[name]
 
 
 def write(runner: Runner) -> list[Path]:

@@ -16,7 +16,7 @@ from lit_sparse.studies.rows import Row, shown
 from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
 from lit_sparse.studies.tables import by_cell, markdown
 
-__all__ = ["comparison", "main", "named"]
+__all__ = ["comparison", "main", "named", "parser"]
 
 #: Metrics that are drawn, those that come first preferred.
 PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
@@ -26,13 +26,18 @@ COUNTS = ("_p10", "_p90", "_median", "_total", "/examples")
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    found = argparse.ArgumentParser(prog="lit-sparse compare", description=__doc__, allow_abbrev=False)
+    found.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="run folders")
+    found.add_argument("--metric", help="metric of the curves, such as nelbo; by default the usual one of the models")
+    found.add_argument("--output", type=Path, default=Path("comparison"), help="files without their endings")
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print and write a table and curves of runs."""
-    parser = argparse.ArgumentParser(prog="lit-sparse compare", description=__doc__, allow_abbrev=False)
-    parser.add_argument("runs", nargs="+", metavar="[NAME=]RUN", help="run folders")
-    parser.add_argument("--metric", help="metric of the curves, such as nelbo; by default the usual one of the models")
-    parser.add_argument("--output", type=Path, default=Path("comparison"), help="files without their endings")
-    options = parser.parse_args(list(arguments))
+    options = parser().parse_args(list(arguments))
     study, figure, rows, curves = comparison([named(text) for text in options.runs], options.metric)
     table = [[line[0], *line[2:]] for line in by_cell(study, rows, list(study.columns))]  # without the number of seeds
     options.output.parent.mkdir(parents=True, exist_ok=True)

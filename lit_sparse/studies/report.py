@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
+from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, MissingExtraError
-from lit_sparse.studies.command import find_study
 from lit_sparse.studies.compare import comparison, named
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import svg_of
@@ -23,7 +23,7 @@ from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Figure, Study, changes
 from lit_sparse.studies.tables import by_cell
 
-__all__ = ["main", "page_of"]
+__all__ = ["main", "page_of", "parser"]
 
 #: Options that differ between all runs.
 FREE = ("output_dir", "name", "ckpt_path")
@@ -50,18 +50,23 @@ class Run:
     maps: list[dict[str, Any]] = field(default_factory=list)
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    found = argparse.ArgumentParser(prog="lit-sparse report", description=__doc__, allow_abbrev=False)
+    found.add_argument("source", nargs="+", metavar="[NAME=]RUN or STUDY", help="run folders, or one study")
+    found.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="path of the page")
+    found.add_argument("--title", help="heading of the page")
+    found.add_argument("--metric", help="metric of the curves of runs; by default the usual one of the models")
+    found.add_argument("--schedule", help="schedule of the study; the first by default")
+    found.add_argument("--results", type=Path, default=Path("results"), help="folder with the rows of the study")
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
     """Write the page."""
-    parser = argparse.ArgumentParser(prog="lit-sparse report", description=__doc__, allow_abbrev=False)
-    parser.add_argument("source", nargs="+", metavar="[NAME=]RUN or STUDY", help="run folders, or one study")
-    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="path of the page")
-    parser.add_argument("--title", help="heading of the page")
-    parser.add_argument("--metric", help="metric of the curves of runs; by default the usual one of the models")
-    parser.add_argument("--schedule", help="schedule of the study; the first by default")
-    parser.add_argument("--results", type=Path, default=Path("results"), help="folder with the rows of the study")
-    options = parser.parse_args(list(arguments))
+    options = parser().parse_args(list(arguments))
     if len(options.source) == 1 and not Path(named(options.source[0])[1]).is_dir():
-        runner = Runner(load_study(find_study(options.source[0])), options.schedule, results=options.results)
+        runner = Runner(load_study(find_config(options.source[0], kind="studies")), options.schedule, results=options.results)
         rows, runs = runner.rows.read(), _cells(runner)
         study, figures, curves = runner.study, runner.study.figures, runner.curves.read()
         if not rows:

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from lit_sparse.config_files import find_config
 from lit_sparse.runs import differences
 
 __all__ = [
@@ -39,8 +40,8 @@ class Change:
     """A config and changes of it.
 
     Attributes:
-        config: path of a config, relative to the study file.
-        overlays: paths of configs that follow it, relative to the study file.
+        config: path of a config, relative to the study file, or name of a config of the package.
+        overlays: paths or names of configs that follow it.
         options: option of the command line -> value, such as ``trainer.max_epochs: 2``.
         arguments: arguments of a function that differ.
         grid: option, or argument of a function -> values; a cell is run at each combination.
@@ -287,8 +288,8 @@ class Study(Change):
     path: Path = Path()
 
     def file(self, path: str) -> str:
-        """Return a path that is relative to the study file."""
-        return str((self.path.parent / path).absolute())
+        """Return the file of a path that is relative to the study file, or of a config of the package."""
+        return str(find_config(path, folder=self.path.parent, kind="studies").absolute())
 
     def seeds_of(self, name: str, schedule: str | None) -> list[int]:
         """Return the seeds of a cell."""

@@ -18,6 +18,7 @@ from typing import IO, Any
 
 import yaml
 
+from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, LitSparseError, MissingExtraError, did_you_mean
 from lit_sparse.runs import experiment_name
 from lit_sparse.studies.cluster import Cluster
@@ -27,7 +28,7 @@ from lit_sparse.studies.jobs import JobFailedError, JobInterruptedError, descrip
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
 
-__all__ = ["Sweep", "main"]
+__all__ = ["Sweep", "main", "parser"]
 
 #: Direction -> parts of the names of metrics that have it.
 DIRECTIONS = {
@@ -344,37 +345,42 @@ def _direction(metric: str, mode: str | None) -> str:
     return found[0]
 
 
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    found = argparse.ArgumentParser(prog="lit-sparse sweep", description=__doc__, allow_abbrev=False)
+    found.add_argument("-c", "--config", action="append", required=True, help="file or name of a config; overlays follow it")
+    found.add_argument("-s", "--space", type=Path, required=True, help="YAML file of options and their values")
+    found.add_argument("--metric", action="append", required=True, help="logged value, such as val/nelbo; two give a front")
+    found.add_argument("--mode", action="append", choices=("min", "max"), help="for each metric; known for usual ones")
+    found.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
+    found.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
+    found.add_argument("--prune", action="store_true", help="stop trials that are worse than the median")
+    found.add_argument("--folds", type=int, default=1, help="folds of the training and validation data; values are means")
+    found.add_argument("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
+    found.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
+    found.add_argument("--storage", help="URL of an Optuna storage, for several machines; a file in the folder by default")
+    found.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of the sweeps")
+    return found
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run a sweep; the exit status is 1 if a trial failed."""
-    parser = argparse.ArgumentParser(prog="lit-sparse sweep", description=__doc__, allow_abbrev=False)
-    parser.add_argument("-c", "--config", action="append", required=True, help="a config; overlays follow it")
-    parser.add_argument("-s", "--space", type=Path, required=True, help="YAML file of options and their values")
-    parser.add_argument("--metric", action="append", required=True, help="logged value, such as val/nelbo; two give a front")
-    parser.add_argument("--mode", action="append", choices=("min", "max"), help="for each metric; known for usual ones")
-    parser.add_argument("--trials", type=int, help="number of trials; 30 by default, or all of a grid")
-    parser.add_argument("--sampler", choices=("tpe", "random", "grid"), default="tpe")
-    parser.add_argument("--prune", action="store_true", help="stop trials that are worse than the median")
-    parser.add_argument("--folds", type=int, default=1, help="folds of the training and validation data; values are means")
-    parser.add_argument("--jobs", type=int, default=1, help="number of trials at a time; they share the cores")
-    parser.add_argument("--submit", metavar="CLUSTER[,KEY=VALUE]", help="submit the runs, such as slurm,timeout_min=600")
-    parser.add_argument("--storage", help="URL of an Optuna storage, for several machines; a file in the folder by default")
-    parser.add_argument("--output", type=Path, default=Path("runs/sweep"), help="folder of the sweeps")
     words = list(arguments)
     place = words.index("--") if "--" in words else len(words)
-    options = parser.parse_args(words[:place])
-    for path in (*options.config, options.space):
-        if not Path(path).is_file():
-            raise ConfigurationError(f"There is no file {str(path)!r}.")
+    options = parser().parse_args(words[:place])
+    configs = [str(find_config(name)) for name in options.config]
+    if not options.space.is_file():
+        raise ConfigurationError(f"There is no file {str(options.space)!r}. Give a file of options and their values by -s.")
     space = yaml.safe_load(options.space.read_text(encoding="utf-8"))
     if not isinstance(space, dict) or not space:
         raise ConfigurationError(f"Expected options and their values in {options.space} but got {space!r}.")
     modes = [*(options.mode or []), *[None] * len(options.metric)]
     sweep = Sweep(
-        options.config,
+        configs,
         space,
         options.metric,
         [_direction(metric, mode) for metric, mode in zip(options.metric, modes, strict=False)],
-        options.output / experiment_name(options.config[0], ""),
+        options.output / experiment_name(configs[0], ""),
         storage=options.storage,
         sampler=options.sampler,
         prune=options.prune,

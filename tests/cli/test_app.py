@@ -227,7 +227,7 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *DIGITS, *QUIET, "--model.init_args.optimizer.init_args.lr=-1"], "The optimizer does not accept"),
         (["fit", *DIGITS, "--output_dir", "/proc/nowhere"], "Choose another --output_dir"),
         (["fit"], "Give a config"),
-        (["fit", "-c", "nowhere.yaml"], "There is no config 'nowhere.yaml'."),
+        (["fit", "-c", "nowhere.yaml"], "the name of a config but got 'nowhere.yaml'."),
         (["fit", "-c", str(CONFIGS / "ssvae/digit.yaml")], "Did you mean 'digits.yaml'?"),
         (["fit", *DIGITS, "--trainer.max_epoch", "1"], "no option '--trainer.max_epoch'. Did you mean 'max_epochs'?"),
         (["fit", *GAME, "--model.init_args.sender", "MPL"], "There is no 'MPL' for `sender`. Name a module by its full path"),

@@ -197,7 +197,7 @@ def test_names_that_are_unknown_are_explained(
     assert main(["study", "bad.yaml"]) == 2
     assert "is not a study file" in capsys.readouterr().err
     assert main(["study", "nothing"]) == 2
-    assert "Expected the path of a study file, or one of" in capsys.readouterr().err
+    assert "Expected a file or the name of a study but got 'nothing'. Choose from: bitvector, " in capsys.readouterr().err
 
 
 def test_a_missing_input_is_asked_for(write_study: Callable[..., Path], runner: Make) -> None:
@@ -299,14 +299,13 @@ def test_step_sizes_are_compared_by_the_median_of_both_halves(runner: Make) -> N
 
 @pytest.mark.process
 def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a new user would: the files of the page in a folder next to ``configs``, and the command of the page."""
+    """As a new user would: the files of the page in an empty folder, and the commands of the page."""
     text = (ROOT / "docs" / "how_to" / "studies.md").read_text()
     fitted, called = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     command, report = re.findall(r"```bash\nlit-sparse (.*?)\n", text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
-    (tmp_path / "configs").symlink_to(CONFIGS)
     (tmp_path / "mappings.yaml").write_text(fitted)
     (tmp_path / "support.yaml").write_text(called)
     (tmp_path / "my_functions.py").write_text(program)

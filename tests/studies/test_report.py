@@ -83,7 +83,7 @@ def test_mistakes_are_explained(write_study: Callable[..., Path], tmp_path: Path
     for words, text in (
         ([str(tmp_path / "empty")], "is not a run folder"),
         ([str(write_study()), "--results", str(tmp_path)], "nothing of the study is finished yet"),
-        (["nowhere"], "Expected the path of a study file"),
+        (["nowhere"], "Expected a file or the name of a study"),
     ):
         assert main(["report", *words, "-o", str(tmp_path / "x.html")]) == 2
         assert text in capsys.readouterr().err

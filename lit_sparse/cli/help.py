@@ -1,0 +1,81 @@
+"""The help of the commands that run a model: examples first, then the options in groups."""
+
+from __future__ import annotations
+
+from argparse import Action, _ArgumentGroup
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+__all__ = ["USAGES", "grouped"]
+
+Group = TypeVar("Group", bound=_ArgumentGroup)
+
+_SCORED = """\
+lit-sparse {0} -c CONFIG --ckpt_path CHECKPOINT [options]
+
+examples:
+  lit-sparse {0} -c ssvae/digits --ckpt_path best
+      use the best checkpoint of the newest run of this config
+  lit-sparse {0} -c RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
+      use the last checkpoint of the run folder RUN
+  lit-sparse {0} -c ssvae/digits --ckpt_path best --data.eval_batch_size 100
+      change an option of the data"""
+
+#: Command -> usage with examples.
+USAGES = {
+    "fit": """\
+lit-sparse fit -c CONFIG [-c OVERLAY ...] [options]
+
+examples:
+  lit-sparse fit -c ssvae/digits
+      train with a config; `lit-sparse configs` lists them
+  lit-sparse fit -c ssvae/digits -c ssvae/estimator/sfe
+      change a config by an overlay
+  lit-sparse fit -c ssvae/digits --model.mapping Softmax --model.optimizer.lr 1e-4 --trainer.max_epochs 5
+      change single options; `lit-sparse list mappings` lists the mappings
+  lit-sparse fit -c ssvae/digits --ckpt_path last
+      continue the newest run of this config""",
+    **{command: _SCORED.format(command) for command in ("validate", "test", "predict")},
+}
+
+#: An option of a group -> its heading and a sentence about it; in the order of the help.
+_GROUPS = {
+    "help": ("config", "A config sets the options below; an option of the command line changes it."),
+    "output_dir": ("run folder", "A run writes its config, metrics, pictures and checkpoints to OUTPUT_DIR/NAME/NUMBER."),
+    "ckpt_path": ("checkpoint", None),
+    "model": (
+        "model and optimizer",
+        "Parts of a model and their arguments are options: --model.mapping Entmax --model.mapping.alpha 1.3. So are its"
+        " optimizer and scheduler: --model.optimizer Adam --model.optimizer.lr 1e-3.",
+    ),
+    "data": ("data", "Arguments of the data module are options: --data DigitsDataModule --data.batch_size 32."),
+    "trainer": ("trainer", "These are arguments of Lightning's Trainer, such as epochs, devices and callbacks."),
+}
+_HELP = {
+    "config": "File of a config, or its name in `lit-sparse configs`; later ones change earlier ones.",
+    "seed_everything": "Seed of all random numbers, or true for a random seed.",
+    "model": "Class of the model; `lit-sparse list models` lists them. A config may be given in its place.",
+    "data": "Class of the data module; `lit-sparse list data` lists them. A config may be given in its place.",
+    "ckpt_path": "Path of a checkpoint, or `best` or `last` for one of the newest run of the config.",
+}
+
+
+def grouped(groups: Sequence[Group], actions: Iterable[Action]) -> list[Group]:
+    """Return the groups of a command's options in the order of its help, with headings.
+
+    Args:
+        groups: groups of a parser.
+        actions: options of the parser; some of them get a shorter help.
+    """
+    for action in actions:
+        action.help = _HELP.get(action.dest, action.help)
+    found = {name: group for group in groups for name in _names(group) if name in _GROUPS}
+    for name, group in found.items():
+        group.title, group.description = _GROUPS[name]
+    ordered = [found[name] for name in _GROUPS if name in found]
+    return ordered + [group for group in groups if group not in ordered]
+
+
+def _names(group: _ArgumentGroup) -> list[str]:
+    """Return the names of a group's options, of which ``--model.help`` is a part of ``--model``."""
+    return [action.dest.split(".")[0] for action in group._group_actions]
