@@ -30,7 +30,7 @@ FOLDERS = {
     "mapping": ("Mappings", "Overlays with a mapping, behind a base whose model takes one."),
     "soae": (
         "Supervised online auto-encoder",
-        "``mnist`` trains in batches, ``mnist_online`` with one image per update. The overlays are the other variants.",
+        "``mnist`` trains in batches and ``mnist_online`` with one image per update. The overlays are the other variants.",
     ),
     "coreset": (
         "Training on a coreset",
