@@ -18,7 +18,7 @@ __all__ = ["main", "parser"]
 
 #: Shell -> function that completes the name of a config, or a file.
 CONFIGS = {
-    "bash": "_lit_sparse_configs() {{ local IFS=$' \\n'; compgen -W '{0}' -- \"$1\"; compgen -f -- \"$1\"; }}",
+    "bash": "_lit_sparse_configs() {{\n  local IFS=$' \\n'\n  compgen -W '{0}' -- \"$1\"\n  compgen -f -- \"$1\"\n}}",
     "zsh": "_lit_sparse_configs() {{ _alternative 'configs:config:({0})' 'files:file:_files' }}",
 }
 

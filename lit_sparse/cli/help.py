@@ -10,32 +10,30 @@ __all__ = ["USAGES", "grouped"]
 
 Group = TypeVar("Group", bound=_ArgumentGroup)
 
-_SCORED = """\
-lit-sparse {0} -c CONFIG --ckpt_path CHECKPOINT [options]
+#: Options -> their effect.
+_FIT = {
+    "-c ssvae/digits": "train with a config; `lit-sparse configs` lists them",
+    "-c ssvae/digits -c ssvae/estimator/sfe": "change a config by an overlay",
+    "-c ssvae/digits --model.mapping Softmax --model.optimizer.lr 1e-4 --trainer.max_epochs 5": "change single options",
+    "-c ssvae/digits --ckpt_path last": "continue the newest run of this config",
+}
+_SCORE = {
+    "-c ssvae/digits --ckpt_path best": "use the best checkpoint of the newest run of this config",
+    "-c RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt": "use the last checkpoint of the run folder RUN",
+    "-c ssvae/digits --ckpt_path best --data.eval_batch_size 100": "change an option of the data",
+}
 
-examples:
-  lit-sparse {0} -c ssvae/digits --ckpt_path best
-      use the best checkpoint of the newest run of this config
-  lit-sparse {0} -c RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt
-      use the last checkpoint of the run folder RUN
-  lit-sparse {0} -c ssvae/digits --ckpt_path best --data.eval_batch_size 100
-      change an option of the data"""
+
+def _usage(command: str, options: str, examples: dict[str, str]) -> str:
+    """Return the usage of a command, followed by examples."""
+    shown = [f"  lit-sparse {command} {example}\n      {effect}" for example, effect in examples.items()]
+    return "\n".join([f"lit-sparse {command} {options} [options]", "", "examples:", *shown])
+
 
 #: Command -> usage with examples.
 USAGES = {
-    "fit": """\
-lit-sparse fit -c CONFIG [-c OVERLAY ...] [options]
-
-examples:
-  lit-sparse fit -c ssvae/digits
-      train with a config; `lit-sparse configs` lists them
-  lit-sparse fit -c ssvae/digits -c ssvae/estimator/sfe
-      change a config by an overlay
-  lit-sparse fit -c ssvae/digits --model.mapping Softmax --model.optimizer.lr 1e-4 --trainer.max_epochs 5
-      change single options; `lit-sparse list mappings` lists the mappings
-  lit-sparse fit -c ssvae/digits --ckpt_path last
-      continue the newest run of this config""",
-    **{command: _SCORED.format(command) for command in ("validate", "test", "predict")},
+    "fit": _usage("fit", "-c CONFIG [-c OVERLAY ...]", _FIT),
+    **{name: _usage(name, "-c CONFIG --ckpt_path CHECKPOINT", _SCORE) for name in ("validate", "test", "predict")},
 }
 
 #: An option of a group -> its heading and a sentence about it; in the order of the help.
