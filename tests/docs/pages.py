@@ -14,7 +14,7 @@ DOCS = ROOT / "docs"
 #: Pages with code, README first. Those that are made in the build have none of their own.
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
 
-_FENCE = re.compile(r"(?P<notes>(?:^% [^\n]*\n)*)^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(r"(?P<notes>(?:^(?:% [^\n]*|<!-- [^\n]* -->)\n)*)^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/]+\.(?:py|yaml|csv|jsonl|txt))\n")
 
 
@@ -23,7 +23,7 @@ class Block:
     """Fenced code, and the comments of the line before it.
 
     The comments describe its test. ``% data: NAME=path`` gives a placeholder, of the folder with real data.
-    ``% options: ...`` adds options to each command. ``% not run: reason`` excludes it.
+    ``% options: ...`` adds options to each command. ``% not run: reason`` excludes it. README has HTML comments instead.
     """
 
     language: str
@@ -48,7 +48,8 @@ def blocks(page: Path) -> list[Block]:
     """Return the fenced code of a page."""
     found = []
     for match in _FENCE.finditer(page.read_text(encoding="utf-8")):
-        notes = dict(line[2:].split(": ", 1) for line in match["notes"].splitlines() if ": " in line)
+        comments = [line.removeprefix("<!-- ").removesuffix(" -->").removeprefix("% ") for line in match["notes"].splitlines()]
+        notes = dict(comment.split(": ", 1) for comment in comments if ": " in comment)
         found.append(Block(match["language"], match["text"], notes))
     return found
 
