@@ -1,63 +1,17 @@
-"""Scaled dot-product attention with any mapping in place of softmax."""
+"""Multi-head attention with any mapping in place of softmax, as torch's layer."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, check_count, check_mask
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
+from lit_sparse.nn.dot_product import attention, check_mapping, scores_of
 
 __all__ = ["MultiheadAttention", "attention"]
-
-
-def attention(
-    query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, mask: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Attend to values by the similarity of queries and keys: ``mapping(Q K^T / sqrt(E)) V``.
-
-    A query without allowed positions gets a zero output and zero gradients. Values at positions that are masked for all
-    queries, including NaN, affect neither outputs nor gradients.
-
-    Args:
-        query: (..., L, E).
-        key: (..., S, E).
-        value: (..., S, Ev).
-        mapping: mapping from scores to weights along S; its own ``dim`` is ignored.
-        mask: boolean, broadcastable to (..., L, S); True at allowed positions.
-
-    Returns:
-        The output (..., L, Ev) and the weights (..., L, S).
-
-    Raises:
-        ConfigurationError: if the shapes do not fit, the mask is not boolean, or ``mapping`` is not a SparseMapping.
-
-    Source: Vaswani et al. (2017), Attention Is All You Need, eq. (1).
-
-    Example:
-        >>> from lit_sparse.mappings import Sparsemax
-        >>> query, key, value = torch.randn(3, 5, 8), torch.randn(3, 7, 8), torch.randn(3, 7, 4)
-        >>> causal = torch.ones(5, 7, dtype=torch.bool).tril()
-        >>> output, weights = attention(query, key, value, Sparsemax(), causal)
-        >>> bool((weights[:, ~causal] == 0).all()), torch.equal(output, weights @ value)
-        (True, True)
-    """
-    _check_mapping(mapping)
-    shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
-    if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
-        raise ConfigurationError(f"Expected query (..., L, E), key (..., S, E) and value (..., S, Ev) but got shapes {shapes}.")
-    if mask is not None:
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
-        mask = _fitted(mask, (*leading, query.shape[-2], key.shape[-2]))
-        query = torch.where(mask.any(-1, keepdim=True), query, 0.0)
-        seen = mask.any(-2).unsqueeze(-1)
-        key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)  # 0 * NaN in a product would be NaN
-    weights = mapping.map_block(_scores(query, key), mask)
-    return weights @ value, weights
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -131,7 +85,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if not 0.0 <= dropout <= 1.0:
             raise ConfigurationError(f"Expected argument `dropout` to be a probability in 0 .. 1 but got {dropout!r}.")
         if mapping is not None:
-            _check_mapping(mapping)
+            check_mapping(mapping)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
@@ -201,7 +155,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             v = torch.cat([v, self.bias_v.view(self.num_heads, 1, -1).expand(len(v), -1, -1, -1)], -2)
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        scores = _scores(q, k)
+        scores = scores_of(q, k)
         if bias is not None:
             scores = scores + bias.to(scores.dtype)
         if query_is_key and mask is not None and self.mapping.couples_queries:  # padding takes no key from the others
@@ -236,7 +190,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         Returns:
             The output, of the query's shape, and the weights (N, num_heads, L, S).
         """
-        return self._attend(_scores(self._heads(self._project(query, 0)), key), value, mask)
+        return self._attend(scores_of(self._heads(self._project(query, 0)), key), value, mask)
 
     def _attend(self, scores: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         weights = F.dropout(self.mapping.map_block(scores, mask), self.dropout, self.training)
@@ -333,25 +287,3 @@ class MultiheadAttention(nn.MultiheadAttention):
                     f"Expected `{name}` to be boolean, True where to ignore, or floating, added to the scores, but got"
                     f" {tensor.dtype}. Convert it with `.bool()`."
                 )
-
-
-def _scores(query: Tensor, key: Tensor) -> Tensor:
-    """Return (..., L, S), scaled so that their variance does not grow with the width."""
-    scale = 1.0 / math.sqrt(query.shape[-1])
-    return query * scale @ key.mT
-
-
-def _check_mapping(mapping: object) -> None:
-    if not isinstance(mapping, SparseMapping):
-        got = f"the class {mapping.__name__}" if isinstance(mapping, type) else f"{full_name(mapping)}"
-        raise ConfigurationError(
-            f"Expected `mapping` to be a SparseMapping, such as `lit_sparse.mappings.Sparsemax()`, but got {got}."
-        )
-
-
-def _fitted(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return a boolean mask with as many dimensions as ``shape``, to which it must be broadcastable."""
-    mask = check_mask(mask, "a query may look")
-    if mask.dim() > len(shape) or any(m not in (1, s) for m, s in zip(mask.shape[::-1], shape[::-1], strict=False)):
-        raise ConfigurationError(f"Expected a mask that can be broadcast to {shape} but got shape {tuple(mask.shape)}.")
-    return mask[(None,) * (len(shape) - mask.dim())]

@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.mappings import Softmax, SparseMapping, Sparsemax, TopKSparsemax
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import LearnableEntmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
 from lit_sparse.nn import MultiheadAttention, attention
 
 N, L, S, E, H = 3, 4, 5, 8, 2
@@ -102,6 +103,72 @@ def test_the_function_is_torchs_with_softmax() -> None:
     torch.testing.assert_close(attention(query, key, value, Softmax())[0], F.scaled_dot_product_attention(query, key, value))
     shared = attention(query, key[0], value[0], Softmax())[0]  # one memory for all queries
     torch.testing.assert_close(shared[1], F.scaled_dot_product_attention(query[1], key[0], value[0]))
+
+
+def test_scale_and_bias_are_torchs() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(N, H, n, w, dtype=torch.float64) for n, w in ((L, E), (S, E), (S, 3)))
+    bias = torch.randn(H, L, S, dtype=torch.float64)
+    bias[:, 1, 2:] = -torch.inf
+    mask = torch.rand(N, 1, L, S) < 0.7
+    mask[..., 0] = True
+    ours, weights = attention(query, key, value, Softmax(), mask, scale=0.7, bias=bias)
+    both = bias.masked_fill(~mask, -torch.inf)
+    torch.testing.assert_close(ours, F.scaled_dot_product_attention(query, key, value, both, scale=0.7))
+    assert bool((weights[:, :, 1, 2:] == 0).all())
+    nowhere, _ = attention(query, key, value, Sparsemax(), bias=torch.full((L, 1), -torch.inf))
+    assert bool((nowhere == 0).all())
+
+
+@pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), LearnableEntmax(shape=(6, 1, 1)).double()], ids=repr)
+@pytest.mark.parametrize("shape", [None, (L, S), (6, L, S), (N, 1, 1, S), (N, 6, L, S)])
+def test_grouped_queries_are_repeated_keys(mapping: SparseMapping, shape: tuple[int, ...] | None) -> None:
+    torch.manual_seed(0)
+    query = torch.randn(N, 6, L, E, dtype=torch.float64, requires_grad=True)
+    key, value = (torch.randn(N, 2, S, w, dtype=torch.float64, requires_grad=True) for w in (E, 3))
+    mask = None if shape is None else torch.rand(shape) < 0.7
+    ours, weights = attention(query, key, value, mapping, mask)
+    theirs, expected = attention(query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), mapping, mask)
+    torch.testing.assert_close((ours, weights), (theirs, expected))
+    slopes = [torch.autograd.grad(output.square().sum(), (query, key, value)) for output in (ours, theirs)]
+    torch.testing.assert_close(*slopes)
+    if isinstance(mapping, Softmax) and mask is None:
+        torch.testing.assert_close(ours, F.scaled_dot_product_attention(query, key, value, enable_gqa=True))
+
+
+def test_nan_of_keys_that_no_head_of_a_group_may_see_stays_out() -> None:
+    query, key, value = torch.randn(N, 4, L, E), torch.randn(N, 2, S, E), torch.randn(N, 2, S, 3)
+    mask = torch.ones(4, L, S, dtype=torch.bool)
+    mask[2:, :, 1] = False
+    key[:, 1, 1] = value[:, 1, 1] = torch.nan
+    assert bool(attention(query, key, value, Sparsemax(), mask)[0].isfinite().all())
+
+
+def test_dropout_of_the_function() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(8, 50, E), torch.randn(8, 60, E), torch.randn(8, 60, 3)
+    _, whole = attention(query, key, value, Softmax())
+    output, weights = attention(query, key, value, Softmax(), dropout=0.25)
+    dropped = weights == 0
+    assert abs(float(dropped.double().mean()) - 0.25) < 0.02
+    torch.testing.assert_close(weights[~dropped], whole[~dropped] / 0.75)
+    torch.testing.assert_close(output, weights @ value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bias": torch.ones(L, S, dtype=torch.bool)}, "`bias` to be a floating tensor but got torch.bool"),
+        ({"bias": torch.ones(L, S + 1)}, "a bias that can be broadcast"),
+        ({"dropout": 1.5}, "`dropout`"),
+        ({"key": torch.randn(3, S, E), "value": torch.randn(3, S, 3)}, "a number that divides that of the queries"),
+        ({"value": torch.randn(4, S, 3)}, "as many heads of keys as of values"),
+    ],
+)
+def test_bad_arguments_of_the_function(options: dict[str, Any], message: str) -> None:
+    given = {"query": torch.randn(4, L, E), "key": torch.randn(2, S, E), "value": torch.randn(2, S, 3)} | options
+    with pytest.raises(ConfigurationError, match=message):
+        attention(mapping=Softmax(), **given)
 
 
 @pytest.mark.parametrize("mapping", [Softmax(), Sparsemax()], ids=repr)
