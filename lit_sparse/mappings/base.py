@@ -122,6 +122,19 @@ class SparseMapping(nn.Module, ABC):
         """In attention, the queries' weights depend on one another: :meth:`map_block` maps all of them together."""
         return False
 
+    @property
+    def entmax_alpha(self) -> float | Tensor | None:
+        """The alpha of the entmax that this mapping is, at least for its largest entries; None for other mappings.
+
+        The support then has a threshold, and more entries cannot lower it. Attention uses this to skip most entries.
+        """
+        return None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "map" in vars(cls) and "entmax_alpha" not in vars(cls):  # a mapping of its own is not its base's entmax
+            cls.entmax_alpha = SparseMapping.entmax_alpha  # type: ignore[method-assign]
+
     def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores of attention (..., queries, keys): each query's by itself, unless a mapping couples the queries.
 

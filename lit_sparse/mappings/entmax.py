@@ -145,6 +145,11 @@ class Entmax(SparseMapping):
         """Return instances between the special cases, at them, and one with an alpha to learn."""
         return [cls(), cls(1.25, gamma=0.5), cls(1.0), cls(2.0), cls(1.0001), cls(nn.Parameter(torch.tensor([1.7])))]
 
+    @property
+    @override
+    def entmax_alpha(self) -> float | Tensor:
+        return self.alpha
+
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """See :func:`entmax`."""
         return entmax(scores, self.alpha, gamma=self.gamma, dim=dim, mask=mask)

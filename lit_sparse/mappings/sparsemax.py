@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from lit_sparse.checks import check_positive
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
@@ -83,6 +84,11 @@ class Sparsemax(SparseMapping):
         >>> int((y[0] > 0).sum()), bool((y[1] == 1 / 3).all())
         (2, True)
     """
+
+    @property
+    @override
+    def entmax_alpha(self) -> float:
+        return 2.0
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """See :func:`sparsemax`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.mappings.base import SparseMapping
@@ -67,6 +67,11 @@ class TopKSparsemax(SparseMapping):
     def examples(cls) -> list[Self]:
         """Return instances with a small k, k = 1, and one that rarely cuts."""
         return [cls(3), cls(1, gamma=0.5), cls(50, gamma=2.0)]
+
+    @property
+    @override
+    def entmax_alpha(self) -> float:
+        return 2.0
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """See :func:`topk_sparsemax`."""

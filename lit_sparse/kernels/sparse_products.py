@@ -1,0 +1,128 @@
+"""Products of queries with some of their keys, and sums over some of their values, without a matrix of all pairs.
+
+Each query has a list of keys. Three bilinear operations of such lists are closed under differentiation: the products of a row
+with the listed rows, the weighted sum of the listed rows, and the sum of rows into the listed places. The results do not depend
+on the number of threads.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.threads import over_rows
+
+__all__ = ["Lists", "listed_products", "listed_sums", "sums_to_listed"]
+
+#: Seconds a multiplication takes.
+COST = 1.5e-10
+#: Parts of all places, at least: threads add to different parts.
+PARTS = 8
+
+
+@compile_rows(frozenset({"reassoc", "contract"}))
+def _products(start: Any, stop: Any, out: Any, rows: Any, matrix: Any, lists: Any, blocks: Any) -> None:
+    width = rows.shape[1]
+    for row in range(start, stop):
+        block = blocks[row]
+        for slot in range(lists.shape[1]):
+            place = lists[row, slot]
+            if place < 0:
+                break
+            product = rows.dtype.type(0)
+            for i in range(width):
+                product += rows[row, i] * matrix[block, place, i]
+            out[row, slot] = product
+
+
+@compile_rows(frozenset({"contract"}))
+def _sums(start: Any, stop: Any, out: Any, weights: Any, matrix: Any, lists: Any, blocks: Any) -> None:
+    width = matrix.shape[2]
+    for row in range(start, stop):
+        block = blocks[row]
+        for slot in range(lists.shape[1]):
+            place = lists[row, slot]
+            if place < 0:
+                break
+            weight = weights[row, slot]
+            for i in range(width):
+                out[row, i] += weight * matrix[block, place, i]
+
+
+@compile_rows(frozenset({"contract"}))
+def _scatter(start: Any, stop: Any, out: Any, weights: Any, rows: Any, lists: Any, starts: Any, parts: Any) -> None:
+    """Add to the places of parts ``start .. stop - 1``; each block has ``parts`` parts."""
+    width, size = rows.shape[1], out.shape[1]
+    for part in range(start, stop):
+        block, number = part // parts, part % parts
+        first, last = size * number // parts, size * (number + 1) // parts
+        for row in range(starts[block], starts[block + 1]):
+            for slot in range(lists.shape[1]):
+                place = lists[row, slot]
+                if place < 0:
+                    break
+                if first <= place < last:
+                    weight = weights[row, slot]
+                    for i in range(width):
+                        out[block, place, i] += weight * rows[row, i]
+
+
+class Lists(NamedTuple):
+    """Lists of places, one per row.
+
+    Attributes:
+        places: (R, C) int32, in 0 .. S - 1, then -1.
+        blocks: (R,) int64, the block of the matrix that each row refers to, in increasing order.
+        shape: number of blocks B, and S.
+    """
+
+    places: Tensor
+    blocks: Tensor
+    shape: tuple[int, int]
+
+    @property
+    def flat(self) -> Tensor:
+        """Places (R, C) in the matrix as one long block; 0 past a list's end."""
+        return torch.where(self.places < 0, 0, self.places.long() + self.blocks.unsqueeze(1) * self.shape[1])
+
+
+def listed_products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
+    """Return the products (R, C) of each row (R, E) with the rows of the matrix (B, S, E) that it lists, else 0."""
+    if rows.is_cpu:
+        out = rows.new_zeros(lists.places.shape)
+        over_rows(_products, (len(rows), out.shape[1] * rows.shape[1]), COST, *_arrays(out, rows, matrix, *lists[:2]))
+        return out
+    return torch.einsum("re,rce->rc", rows, matrix.flatten(0, 1)[lists.flat]).masked_fill(lists.places < 0, 0.0)
+
+
+def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
+    """Return the sums (R, E) of the rows of the matrix (B, S, E) that each row lists, times its weights (R, C)."""
+    if weights.is_cpu:
+        out = weights.new_zeros(len(weights), matrix.shape[2])
+        shape = (len(weights), weights.shape[1] * matrix.shape[2])
+        over_rows(_sums, shape, COST, *_arrays(out, weights, matrix, *lists[:2]))
+        return out
+    kept = weights.masked_fill(lists.places < 0, 0.0)
+    return torch.einsum("rc,rce->re", kept, matrix.flatten(0, 1)[lists.flat])
+
+
+def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
+    """Return (B, S, E): at each place the sum of the rows (R, E) that list it, times their weights (R, C) there."""
+    blocks = lists.shape[0]
+    out = rows.new_zeros(*lists.shape, rows.shape[1])
+    if rows.is_cpu:
+        parts = max(1, PARTS // max(1, blocks))
+        starts = torch.searchsorted(lists.blocks, torch.arange(blocks + 1))
+        cells = len(rows) * weights.shape[1] * rows.shape[1] // max(1, blocks * parts)
+        arrays = _arrays(out, weights, rows, lists.places, starts)
+        over_rows(_scatter, (blocks * parts, max(1, cells)), COST, *arrays, parts)
+        return out
+    terms = (weights.masked_fill(lists.places < 0, 0.0).unsqueeze(-1) * rows.unsqueeze(1)).flatten(0, 1)
+    return out.flatten(0, 1).index_add(0, lists.flat.flatten(), terms).view(out.shape)
+
+
+def _arrays(*tensors: Tensor) -> list[Any]:
+    return [x.detach().contiguous().numpy() for x in tensors]
