@@ -47,8 +47,6 @@ def _maxima(start: Any, stop: Any, keys: Any, bits: Any, invalid: Any) -> None:
         invalid[row] = most >= highest or least < lowest
 
 
-
-
 @compile_rows()
 def _list(start: Any, stop: Any, lists: Any, counts: Any, x: Any, maxima: Any, floor: Any, invalid: Any) -> None:
     most = lists.shape[1]
@@ -84,7 +82,7 @@ def block_maxima(scores: Tensor) -> tuple[Tensor, Tensor]:
         over_rows(_maxima, (len(scores), scores.shape[1]), MAXIMA_COST, *arrays)
         return maxima, invalid
     padded = torch.nn.functional.pad(scores, (0, blocks * WIDTH - scores.shape[1]), value=-torch.inf)
-    return padded.unflatten(1, (blocks, WIDTH)).amax(-1), ~(scores < torch.inf).all(-1)
+    return padded.view(-1, blocks, WIDTH).amax(-1), ~(scores < torch.inf).all(-1)
 
 
 def list_above(scores: Tensor, maxima: Tensor, floor: Tensor, invalid: Tensor, lists: Tensor) -> Tensor:
@@ -108,5 +106,9 @@ def list_above(scores: Tensor, maxima: Tensor, floor: Tensor, invalid: Tensor, l
     above &= ~invalid.unsqueeze(1) | (above.cumsum(-1) == 1)
     places = torch.where(above, torch.arange(scores.shape[1], device=scores.device), scores.shape[1])
     first = places.sort(-1).values[:, : lists.shape[1]].int()
-    lists.copy_(torch.nn.functional.pad(torch.where(first == scores.shape[1], -1, first), (0, lists.shape[1] - first.shape[1]), value=-1))
+    lists.copy_(
+        torch.nn.functional.pad(
+            torch.where(first == scores.shape[1], -1, first), (0, lists.shape[1] - first.shape[1]), value=-1
+        )
+    )
     return above.sum(-1, dtype=torch.int32)

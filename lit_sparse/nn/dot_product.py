@@ -78,7 +78,7 @@ def attention(
         query = torch.where(mask.any(-1, keepdim=True), query, 0.0)
         seen = mask.any(-2).unsqueeze(-1)
         if groups > 1 and seen.shape[-3] > 1:
-            seen = seen.unflatten(-3, (-1, groups)).any(-3)
+            seen = seen.unflatten(-3, (-1, groups)).any(-3)  # type: ignore[no-untyped-call]
         key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)  # 0 * NaN in a product would be NaN
     scores = _apart(scores_of(_together(query, groups), key, scale), groups)
     if bias is not None:
@@ -102,12 +102,12 @@ def _groups(query: Tensor, key: Tensor, value: Tensor, shapes: str) -> int:
 
 def _together(x: Tensor, groups: int) -> Tensor:
     """Turn (..., H, L, E) into (..., H / groups, groups * L, E): the queries that share keys are one longer sequence."""
-    return x if groups == 1 else x.unflatten(-3, (-1, groups)).flatten(-3, -2)
+    return x if groups == 1 else x.unflatten(-3, (-1, groups)).flatten(-3, -2)  # type: ignore[no-untyped-call]
 
 
 def _apart(x: Tensor, groups: int) -> Tensor:
     """Undo :func:`_together`."""
-    return x if groups == 1 else x.unflatten(-2, (groups, -1)).flatten(-4, -3)
+    return x if groups == 1 else x.unflatten(-2, (groups, -1)).flatten(-4, -3)  # type: ignore[no-untyped-call]
 
 
 def _check_bias(bias: object) -> Tensor:

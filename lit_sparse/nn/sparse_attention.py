@@ -1,13 +1,13 @@
 """Attention that computes with the support of its weights alone: time and memory beyond the scores grow with the support.
 
-Scores are computed for a block of queries at a time and forgotten. What is kept is a list of candidates per query: the keys
+Scores are computed for a block of queries at a time and forgotten. Each query keeps a list of candidates: the keys
 whose scores are above a bound of the threshold. The scores of the candidates are computed again, mapped, and multiplied with
 their values, in operations whose derivatives of each order are such operations, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,7 +17,8 @@ from typing_extensions import override
 
 from lit_sparse.kernels.candidates import block_maxima, list_above
 from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_sums, sums_to_listed
-from lit_sparse.mappings import SparseMapping, functional as mappings
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.mappings import functional as mappings
 
 __all__ = ["candidates", "sparse_attention"]
 
@@ -25,8 +26,6 @@ __all__ = ["candidates", "sparse_attention"]
 BLOCK = 1 << 20
 #: Candidates per query, on average, above which dense attention is faster, as a fraction of the keys.
 DENSE = 0.125
-#: Smallest alpha whose threshold is far enough from the mean for lists to be short.
-SMALLEST_ALPHA = 1.2
 
 
 class _Products(torch.autograd.Function):
@@ -41,9 +40,9 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     @override
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         rows, matrix = ctx.saved_tensors
-        return _Sums.apply(slope, matrix, ctx.lists), _Scatter.apply(slope, rows, ctx.lists), None
+        return _sums(slope, matrix, ctx.lists), _scatter(slope, rows, ctx.lists), None
 
 
 class _Sums(torch.autograd.Function):
@@ -58,9 +57,9 @@ class _Sums(torch.autograd.Function):
 
     @staticmethod
     @override
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, matrix = ctx.saved_tensors
-        return _Products.apply(slope, matrix, ctx.lists), _Scatter.apply(weights, slope, ctx.lists), None
+        return _products(slope, matrix, ctx.lists), _scatter(weights, slope, ctx.lists), None
 
 
 class _Scatter(torch.autograd.Function):
@@ -75,9 +74,14 @@ class _Scatter(torch.autograd.Function):
 
     @staticmethod
     @override
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, rows = ctx.saved_tensors
-        return _Products.apply(rows, slope, ctx.lists), _Sums.apply(weights, slope, ctx.lists), None
+        return _products(rows, slope, ctx.lists), _sums(weights, slope, ctx.lists), None
+
+
+_products: Callable[[Tensor, Tensor, Lists], Tensor] = _Products.apply
+_sums: Callable[[Tensor, Tensor, Lists], Tensor] = _Sums.apply
+_scatter: Callable[[Tensor, Tensor, Lists], Tensor] = _Scatter.apply
 
 
 def sparse_attention(
@@ -112,11 +116,11 @@ def sparse_attention(
     share = max(1, len(rows) // max(1, len(keys)))
     blocks = torch.arange(len(rows), device=rows.device) // share
     lists = Lists(places.flatten(0, -2), blocks, (keys.shape[0], keys.shape[1]))
-    scores = _Products.apply(rows, keys, lists).view(places.shape)
+    scores = _products(rows, keys, lists).view(places.shape)
     if bias is not None:
         scores = scores + bias.expand(*leading, length, keys.shape[1]).gather(-1, places.clamp_min(0).long()).to(dtype)
     weights = F.dropout(mapping.map_block(scores, places >= 0), dropout)
-    output = _Sums.apply(weights.flatten(0, -2), values, lists).view(*leading, length, -1)
+    output = _sums(weights.flatten(0, -2), values, lists).view(*leading, length, -1)
     return output.to(query.dtype), places, weights.to(query.dtype)
 
 
@@ -137,7 +141,7 @@ def candidates(
     heads = query.reshape(-1, length, query.shape[-1])
     most = min(size, max(64, int(size * DENSE) * 2))
     places = torch.full((len(heads), length, most), -1, dtype=torch.int32, device=query.device)
-    alphas = alpha.detach().expand(*leading, 1, 1).reshape(-1) if isinstance(alpha, Tensor) else None
+    alphas = torch.as_tensor(alpha).detach().expand(*leading, 1, 1).flatten().tolist()
     shape = (*leading, length, size)
     masks, biases = (None if x is None else x.expand(*x.shape[:-2], *shape[-2:]) for x in (mask, bias))
     total = 0
@@ -157,7 +161,7 @@ def candidates(
         if allowed is not None and not bool(allowed[:, low:high].all()):
             scores.masked_fill_(~allowed[:, low:high], -torch.inf)
         maxima, invalid = block_maxima(scores)
-        floor = _floor(maxima, alpha if alphas is None else float(alphas[head]), gamma)
+        floor = _floor(maxima, alphas[head], gamma)
         lists = places[head, first:last]
         counts = list_above(scores, maxima, floor, invalid, lists)
         if low:
