@@ -14,7 +14,8 @@ DOCS = ROOT / "docs"
 #: Pages with code, README first. Those that are made in the build have none of their own.
 PAGES = [ROOT / "README.md", *sorted(page for page in DOCS.rglob("*.md") if "_build" not in page.parts)]
 
-_FENCE = re.compile(r"(?P<notes>(?:^(?:% [^\n]*|<!-- [^\n]* -->)\n)*)^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_COMMENT = r"(?:% [^\n]*|<!-- [^\n]* -->)"
+_FENCE = re.compile(rf"(?P<notes>(?:^{_COMMENT}\n)*)^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# ([\w/]+\.(?:py|yaml|csv|jsonl|txt))\n")
 
 
