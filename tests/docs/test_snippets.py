@@ -114,7 +114,7 @@ def test_code_that_is_not_run_has_a_reason() -> None:
 
 def test_configs_that_are_named_exist() -> None:
     for page in PAGES:
-        for name in re.findall(r"configs/[\w/]+\.yaml", page.read_text(encoding="utf-8")):
+        for name in re.findall(r"configs/[a-z0-9_/]+\.yaml", page.read_text(encoding="utf-8")):
             assert (ROOT / name).is_file(), f"{label(page)}: {name}"
 
 
