@@ -33,7 +33,8 @@ ELSEWHERE = (
     "mypy",
 )
 LIMITS = {
-    "fit": "--trainer.max_epochs=1 --trainer.check_val_every_n_epoch=1 --trainer.limit_train_batches=2 --trainer.limit_val_batches=2",
+    "fit": "--trainer.max_epochs=1 --trainer.check_val_every_n_epoch=1 --trainer.limit_train_batches=2"
+    " --trainer.limit_val_batches=2",
     "validate": "--trainer.limit_val_batches=2",
     "test": "--trainer.limit_test_batches=2",
     "predict": "--trainer.limit_predict_batches=2",
