@@ -45,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
         import shtab
     except ImportError as error:
         raise MissingExtraError("Scripts for shells", "completion") from error
-    print(shtab.complete(_everything(), shell, preamble={shell: CONFIGS[shell].format(" ".join(config_names()))}))
+    print(shtab.complete(_everything(), shell, preamble={shell: CONFIGS[shell].format(" ".join(config_names()))}))  # type: ignore[arg-type]
     return 0
 
 
