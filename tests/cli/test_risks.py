@@ -13,7 +13,7 @@ from lit_sparse.cli import main
 from lit_sparse.models import SupervisedOnlineAutoencoder
 from lit_sparse.risks import SafeKLDRO
 from tests.conftest import CONFIGS, ROOT, Command, metrics_of
-from tests.test_configs import write_table
+from tests.support.stand_ins import write_table
 
 SOAE = ("-c", str(ROOT / "tests" / "support" / "soae.yaml"))
 TWO = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"))
