@@ -281,7 +281,7 @@ class Runner:
         for column in self.study.columns.values():
             if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
                 numbers[column.value] = value
-        panels = [panel for figure in self.study.figures for panel in figure.panels if panel.over_training]
+        panels = [panel for figure in self.study.figures for panel in figure.panels if self.study.over_training(panel)]
         logged = {key for panel in panels for key in (panel.value, panel.cumulative, *panel.band_keys)}
         axis = "step" if any(panel.x == "step" for panel in panels) else "epoch"
         points: dict[int, dict[str, Any]] = {}

@@ -72,7 +72,7 @@ def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequenc
     for line, part in zip(axes, parts, strict=True):
         for axis, panel in zip(line, figure.panels, strict=True):
             lines: dict[str, list[Row]] = {}
-            for row in curves if panel.over_training else _placed(study, rows, panel.x):
+            for row in curves if study.over_training(panel) else _placed(study, rows, panel.x):
                 if part is None or row.get(str(figure.by)) == part:
                     title = study.title_of(row["cell"]) if figure.lines == "title" else row.get(figure.lines or "", "")
                     lines.setdefault(title, []).append(row)

@@ -177,11 +177,6 @@ class Panel:
     limits: list[float | None] | None = None
 
     @property
-    def over_training(self) -> bool:
-        """Whether x is a place in training, so that logged values are drawn and not rows."""
-        return self.x in ("epoch", "step") or bool(self.cumulative)
-
-    @property
     def cumulative(self) -> str:
         """Name of the logged value whose sum is x, or an empty string."""
         return self.x.removeprefix("cumulative ") if self.x.startswith("cumulative ") else ""
@@ -354,6 +349,10 @@ class Study(Change):
     def stores(self, key: str) -> bool:
         """Return whether a column of the rows is a key, not a measured number."""
         return key in self.keys or key in self.series or any(key in cell.labels for cell in self.cells.values())
+
+    def over_training(self, panel: Panel) -> bool:
+        """Return whether a panel draws logged values over training, which are stored apart from the rows."""
+        return not self.stores(panel.x) and (panel.x in ("epoch", "step") or bool(panel.cumulative))
 
     def title_of(self, name: str) -> str:
         """Return the title of a cell."""
