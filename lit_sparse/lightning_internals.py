@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
 from torch import Tensor
+
+from lit_sparse.lightning import _given_hyperparameters, pl
 
 __all__ = ["after_restore", "continue_training", "describe_progress", "given_hyperparameters", "next_row", "settle_counters"]
 

@@ -6,13 +6,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import pytorch_lightning as pl
 import yaml
-from pytorch_lightning.cli import instantiate_module
 
 from lit_sparse.aliases import with_new_names
 from lit_sparse.checkpoint_files import load_trusted, restoring_error
 from lit_sparse.errors import CheckpointError
+from lit_sparse.lightning import instantiate_module, pl
 from lit_sparse.trust import check_hyperparameters, trusting
 
 __all__ = ["load"]

@@ -36,7 +36,8 @@ DEPENDENCIES = {"datasets", "jsonargparse", "lightning", "lightning_fabric", "nu
 #: Parts of this package that no checkpoint needs.
 PROGRAMS = ("lit_sparse.cli", "lit_sparse.testing", "lit_sparse.__main__")
 #: Builders of modules that a checkpoint may name: only Lightning's.
-BUILDERS = ("pytorch_lightning.cli.instantiate_module", "lightning.pytorch.cli.instantiate_module")
+LIGHTNING_CLI = ("pytorch_lightning.cli", "lightning.pytorch.cli")
+BUILDERS = tuple(f"{module}.instantiate_module" for module in LIGHTNING_CLI)
 #: Largest number of values, and largest depth, of a description; a larger one may contain itself or expand aliases.
 MOST_VALUES, MOST_LEVELS = 1_000_000, 60
 #: Texts that the parser can only read as a name, a word or a number, neither as YAML nor as the path of a file.
@@ -249,7 +250,7 @@ def _is_allowed(found: type) -> bool:
         known = any(vars(one).get(found.__name__) is found for one in public)
         return known and issubclass(found, nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)
     if root in DEPENDENCIES or root in sys.stdlib_module_names:
-        return module == "pytorch_lightning.cli" and issubclass(found, torch.optim.lr_scheduler.LRScheduler)
+        return module in LIGHTNING_CLI and issubclass(found, torch.optim.lr_scheduler.LRScheduler)
     if issubclass(found, nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler):
         return True
     above = [f"{kind.__module__}.{kind.__qualname__}" for kind in found.__mro__[1:]]

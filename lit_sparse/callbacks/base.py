@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
-import pytorch_lightning as pl
 from typing_extensions import override
+
+from lit_sparse.lightning import pl
 
 __all__ = ["Stage", "StageCallback", "artifacts_of"]
 

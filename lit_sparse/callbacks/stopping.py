@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from pytorch_lightning.callbacks import EarlyStopping
-from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor
 
 from lit_sparse.checks import check_count, check_positive
+from lit_sparse.lightning import EarlyStopping, EarlyStoppingReason
 
 __all__ = ["RelativeChangeStopping"]
 

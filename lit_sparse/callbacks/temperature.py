@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.utilities import rank_zero_warn
 from typing_extensions import override
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import GumbelSoftmax
+from lit_sparse.lightning import pl, rank_zero_warn
 
 __all__ = ["TemperatureAnnealing"]
 

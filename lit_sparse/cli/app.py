@@ -11,15 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import yaml
 from jsonargparse import Namespace
-from lightning_fabric.plugins import TorchCheckpointIO
-from pytorch_lightning import LightningDataModule, LightningModule
-from pytorch_lightning.callbacks import RichProgressBar
-from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
-from pytorch_lightning.utilities import rank_zero_only
-from pytorch_lightning.utilities.exceptions import MisconfigurationException  # type: ignore[attr-defined]
 
 import lit_sparse.data
 import lit_sparse.estimators
@@ -47,6 +40,15 @@ from lit_sparse.cli.refusals import build_error, check_numbers, refusal
 from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stop_status, stoppable
 from lit_sparse.distributed import group_for_run
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
+from lit_sparse.lightning import (
+    LightningArgumentParser,
+    LightningCLI,
+    MisconfigurationException,
+    RichProgressBar,
+    TorchCheckpointIO,
+    pl,
+    rank_zero_only,
+)
 from lit_sparse.models.base import SHOWN_EVERY
 from lit_sparse.runs import (
     CHECKPOINTS,
@@ -99,8 +101,8 @@ class LitSparseCLI(LightningCLI):
         self._trusted, texts, self._classes = named_by_user(args[1:])
         with trusting(texts):
             super().__init__(
-                model_class=LightningModule,
-                datamodule_class=LightningDataModule,
+                model_class=pl.LightningModule,
+                datamodule_class=pl.LightningDataModule,
                 save_config_callback=SaveConfig,
                 seed_everything_default=0,
                 parser_class=Parser,

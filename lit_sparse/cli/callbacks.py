@@ -5,10 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.callbacks import ModelCheckpoint
-from pytorch_lightning.cli import SaveConfigCallback
-
 from lit_sparse.callbacks import (
     ActivityHistogram,
     AttentionPlot,
@@ -27,6 +23,7 @@ from lit_sparse.callbacks import (
     TransportPlot,
 )
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import ModelCheckpoint, SaveConfigCallback, pl
 
 __all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "monitor_of", "not_named", "pictures"]
 

@@ -12,8 +12,6 @@ from typing import Any
 
 import yaml
 from jsonargparse import Namespace
-from pytorch_lightning import LightningModule
-from pytorch_lightning.cli import LightningArgumentParser
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import (
@@ -25,6 +23,7 @@ from lit_sparse.checkpoint_files import (
 )
 from lit_sparse.cli.arguments import as_yaml_file, chosen_options, split_model_options
 from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.lightning import LightningArgumentParser, pl
 from lit_sparse.runs import differences
 from lit_sparse.trust import find_imported
 
@@ -69,7 +68,7 @@ def check_model(asked: str | None, kept: str, path: Path) -> None:
         )
 
 
-def load_weights(model: LightningModule, path: Path) -> None:
+def load_weights(model: pl.LightningModule, path: Path) -> None:
     """Load the weights of a checkpoint into a model, and set it to evaluation mode.
 
     Raises:

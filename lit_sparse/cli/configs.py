@@ -11,13 +11,14 @@ from jsonargparse import get_loader, set_loader
 
 from lit_sparse.aliases import new_path
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import NAME, chosen_path
 
 __all__ = ["MODE", "read_config", "with_full_name"]
 
 #: Name of the parser mode that loads values by :func:`_load`. The mode "yaml" stays unchanged for the user's own parsers.
 MODE = "lit_sparse_yaml"
 #: A name that is short for two classes, of which Lightning's has a ``monitor``; torch's class cannot be used without it.
-FULL_NAMES = {"ReduceLROnPlateau": "pytorch_lightning.cli.ReduceLROnPlateau"}
+FULL_NAMES = {"ReduceLROnPlateau": f"{NAME}.cli.ReduceLROnPlateau"}
 MAX_BYTES = 2**20
 MAX_DEPTH = 50
 MAX_VALUES = 100_000
@@ -140,18 +141,18 @@ def _with_full_names(value: Any) -> Any:
         return {key: _with_full_names(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_with_full_names(entry) for entry in value]
-    return new_path(FULL_NAMES.get(value, value)) if isinstance(value, str) else value
+    return chosen_path(new_path(FULL_NAMES.get(value, value))) if isinstance(value, str) else value
 
 
 def with_full_name(arg: str) -> str:
     """Return an argument of the command line with the full class name in place of an ambiguous short name.
 
     Example:
-        >>> with_full_name("--model.init_args.lr_scheduler=ReduceLROnPlateau")
-        '--model.init_args.lr_scheduler=pytorch_lightning.cli.ReduceLROnPlateau'
+        >>> with_full_name("--model.init_args.lr_scheduler=ReduceLROnPlateau").removesuffix(".cli.ReduceLROnPlateau")
+        '--model.init_args.lr_scheduler=pytorch_lightning'
     """
     option, sign, value = arg.rpartition("=")
-    return option + sign + new_path(FULL_NAMES.get(value, value))
+    return option + sign + chosen_path(new_path(FULL_NAMES.get(value, value)))
 
 
 set_loader(MODE, _load, (yaml.YAMLError,))

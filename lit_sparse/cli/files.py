@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning_fabric.plugins import TorchCheckpointIO
 
 from lit_sparse.checkpoint_files import check_written, read_checkpoint
 from lit_sparse.errors import LitSparseError
+from lit_sparse.lightning import TorchCheckpointIO
 from lit_sparse.runs import replaced
 
 __all__ = ["DISK_IS_FULL", "DiskError", "WholeFiles"]

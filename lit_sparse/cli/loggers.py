@@ -7,11 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
-from pytorch_lightning.loggers.csv_logs import ExperimentWriter
-from pytorch_lightning.utilities import rank_zero_only
-
+from lit_sparse.lightning import CSVLogger, ExperimentWriter, Logger, TensorBoardLogger, pl, rank_zero_only
 from lit_sparse.lightning_internals import next_row
 from lit_sparse.runs import replaced
 

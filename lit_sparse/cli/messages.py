@@ -12,12 +12,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, get_origin
 
-import pytorch_lightning as pl
 import torch
 
 from lit_sparse.data import LabelNoise
 from lit_sparse.errors import LitSparseError, did_you_mean, error_chain
 from lit_sparse.estimators import Estimator
+from lit_sparse.lightning import pl
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import TextMetric
 from lit_sparse.nn import EncoderDecoder

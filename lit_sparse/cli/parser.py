@@ -7,13 +7,12 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning.cli import LightningArgumentParser
-
 from lit_sparse.aliases import renamed
 from lit_sparse.cli.configs import MODE, read_config, with_full_name
 from lit_sparse.cli.help import grouped
 from lit_sparse.cli.messages import plain_message, started_in
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import LightningArgumentParser
 
 __all__ = ["Parser"]
 

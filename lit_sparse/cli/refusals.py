@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jsonargparse import Namespace
-from pytorch_lightning.utilities.exceptions import MisconfigurationException  # type: ignore[attr-defined]
 
 from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, error_chain
+from lit_sparse.lightning import MisconfigurationException
 
 __all__ = ["build_error", "check_numbers", "refusal"]
 
-LIGHTNING = ("pytorch_lightning", "lightning_fabric")
+LIGHTNING = ("pytorch_lightning", "lightning_fabric", "lightning")
 #: Options that Lightning does not check -> their smallest value.
 LEAST = {
     "checkpoint_every_n_steps": 1,

@@ -10,6 +10,7 @@ from importlib import import_module
 
 from lit_sparse.cli import show_configs
 from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.lightning import NAME
 
 __all__ = ["KINDS", "described", "main", "parser"]
 
@@ -20,9 +21,9 @@ KINDS = {
     "risks": ("--model.risk NAME", "lit_sparse.risks", "lit_sparse.risks.Risk"),
     "selectors": ("--data.selector NAME", "lit_sparse.coresets", "lit_sparse.coresets.CoresetSelector"),
     "structures": ("--model.estimator.structure NAME", "lit_sparse.structures", "lit_sparse.structures.Structure"),
-    "models": ("--model NAME", "lit_sparse.models", "pytorch_lightning.LightningModule"),
-    "data": ("--data NAME", "lit_sparse.data", "pytorch_lightning.LightningDataModule"),
-    "callbacks": ("--trainer.callbacks+ NAME", "lit_sparse.callbacks", "pytorch_lightning.Callback"),
+    "models": ("--model NAME", "lit_sparse.models", f"{NAME}.LightningModule"),
+    "data": ("--data NAME", "lit_sparse.data", f"{NAME}.LightningDataModule"),
+    "callbacks": ("--trainer.callbacks+ NAME", "lit_sparse.callbacks", f"{NAME}.Callback"),
     "configs": ("-c NAME", "", ""),
 }
 

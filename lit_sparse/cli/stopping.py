@@ -11,13 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import pytorch_lightning as pl
-from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
-from pytorch_lightning.utilities import rank_zero_warn
-from pytorch_lightning.utilities.exceptions import SIGTERMException
-
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.errors import INTERRUPTED, LitSparseError
+from lit_sparse.lightning import NAME, SIGTERMException, SLURMEnvironment, pl, rank_zero_warn
 
 __all__ = ["DrawWhenStopped", "Terminated", "own_error", "quiet", "stop_status", "stoppable"]
 
@@ -108,7 +104,7 @@ def own_error(error: BaseException) -> LitSparseError | None:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence deprecation warnings and hints of dependencies."""
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.getMessage())
+    logging.getLogger(f"{NAME}.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.getMessage())
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)
         warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")

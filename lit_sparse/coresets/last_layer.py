@@ -149,13 +149,13 @@ class LastLayerGradients(Projection):
         return layers[list(layers)[-1] if self.layer is None else self.layer]
 
     def _read(self) -> nn.Module:
-        from pytorch_lightning import LightningModule
+        from lit_sparse.lightning import pl
 
         if not Path(str(self.checkpoint)).is_file():
             what = "is a folder" if Path(str(self.checkpoint)).is_dir() else "does not exist"
             raise CheckpointError(f"The checkpoint {self.checkpoint!r} of the network for the vectors {what}.")
         try:
-            return load_trusted(LightningModule.load_from_checkpoint, str(self.checkpoint), map_location="cpu")
+            return load_trusted(pl.LightningModule.load_from_checkpoint, str(self.checkpoint), map_location="cpu")
         except CheckpointError as error:
             raise CheckpointError(f"The checkpoint {self.checkpoint!r} cannot be read: {error}") from error
 

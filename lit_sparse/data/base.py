@@ -6,15 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, Literal
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import load_trusted
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
 
 __all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled", "warn_without_test"]
 
@@ -100,6 +99,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         fold: tuple[int, int] | None = None,
     ) -> None:
         super().__init__()
+        check_pairing()
         for name, value, least in (
             ("batch_size", batch_size, 1),
             ("eval_batch_size", eval_batch_size, 1),

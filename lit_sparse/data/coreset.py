@@ -7,9 +7,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.utils.data import DataLoader
 from typing_extensions import override
@@ -30,6 +28,7 @@ from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
 from lit_sparse.distributed import rank, world_size
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.lightning import pl, rank_zero_info
 
 __all__ = ["CoresetDataModule"]
 

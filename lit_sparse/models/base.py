@@ -7,11 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from typing import Any, ClassVar, Literal, TypeAlias
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
-from pytorch_lightning.plugins.precision import Precision
-from pytorch_lightning.utilities.enums import GradClipAlgorithmType
 from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import Self, override
@@ -19,6 +15,7 @@ from typing_extensions import Self, override
 from lit_sparse.arguments import KeepsArguments
 from lit_sparse.checkpoint_files import load_trusted
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
+from lit_sparse.lightning import GradClipAlgorithmType, LRSchedulerCallable, OptimizerCallable, Precision, check_pairing, pl
 from lit_sparse.lightning_internals import (
     after_restore,
     continue_training,
@@ -79,6 +76,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         initial_weights: str | None = None,
     ) -> None:
         super().__init__()
+        check_pairing()
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.initial_weights = initial_weights

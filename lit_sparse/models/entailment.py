@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pad_sequence
@@ -15,6 +14,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import rank_zero_info
 from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput

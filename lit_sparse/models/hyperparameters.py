@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lit_sparse.arguments import constructor_parameters
+from lit_sparse.lightning import NAME
 from lit_sparse.structures import Structure
 
 __all__ = ["describe", "describe_arguments", "describe_parts"]
@@ -56,7 +57,7 @@ def describe_arguments(model: nn.Module, arguments: Mapping[str, Any]) -> dict[s
         model: model that is being built.
         arguments: arguments of its constructor.
     """
-    described: dict[str, Any] = {"_class_path": _path(type(model)), "_instantiator": "pytorch_lightning.cli.instantiate_module"}
+    described: dict[str, Any] = {"_class_path": _path(type(model)), "_instantiator": f"{NAME}.cli.instantiate_module"}
     for name, value in arguments.items():
         try:
             described[name] = describe(value)

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from pytorch_lightning.plugins.precision import MixedPrecision, Precision
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import nn
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import MixedPrecision, Precision, rank_zero_warn
 from lit_sparse.risks import Risk
 
 __all__ = ["build_optimizer", "clips_by_itself", "renew_dual_rates", "warn_of_other_rates"]

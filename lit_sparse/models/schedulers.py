@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 from torch.optim import lr_scheduler
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import LRSchedulerCallable, pl, rank_zero_warn
 
 __all__ = ["StepwiseLR", "check_end", "describe_scheduler"]
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 from torchmetrics import Metric
@@ -16,6 +15,7 @@ from typing_extensions import override
 from lit_sparse.aliases import former_arguments, former_method
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import rank_zero_info
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, TypeGuard
 
 import torch
-from pytorch_lightning.cli import OptimizerCallable
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 from torchmetrics import Metric
@@ -16,6 +14,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.lightning import OptimizerCallable, rank_zero_info
 from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
-from pytorch_lightning import LightningModule
 from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lit_sparse.distributed import is_first
+from lit_sparse.lightning import pl
 from lit_sparse.metrics import MeanOverExamples
 
 __all__ = ["StageMetrics", "mean_metrics"]
@@ -53,7 +53,7 @@ class StageMetrics(nn.ModuleDict):
             if name in per_example:
                 metric.update(per_example[name])
 
-    def log(self, model: LightningModule, stage: str, count_name: str) -> None:
+    def log(self, model: pl.LightningModule, stage: str, count_name: str) -> None:
         """Log the metrics of an epoch, except means without values.
 
         Args:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
-from pytorch_lightning.cli import LRSchedulerCallable, OptimizerCallable
 from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_positive
 from lit_sparse.distributed import gather_unequal
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.lightning import LRSchedulerCallable, OptimizerCallable
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.transport import KernelPotentials, MLPPotentials, Potentials
 from lit_sparse.transport.dual import (

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lit_sparse.checkpoint_files import check_finite, read_torch_file
 from lit_sparse.errors import CheckpointError
 from lit_sparse.estimators import Sampler
+from lit_sparse.lightning import rank_zero_info
 
 __all__ = ["RISK", "load_initial_weights", "read_weights"]
 

@@ -6,11 +6,11 @@ import math
 from functools import partial
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lit_sparse.lightning import pl
 from lit_sparse.risks import UnbalancedOTDRO
 
 __all__ = ["LabelNoiseCurves"]

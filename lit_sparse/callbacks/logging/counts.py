@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytorch_lightning as pl
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, StageCallback
 from lit_sparse.distributed import is_first
+from lit_sparse.lightning import pl
 from lit_sparse.metrics import CountHistogram, DecoderCalls, SupportSize
 
 __all__ = ["CountLogger"]

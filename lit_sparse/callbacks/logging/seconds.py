@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-import pytorch_lightning as pl
 from typing_extensions import override
+
+from lit_sparse.lightning import pl
 
 __all__ = ["SecondsLogger"]
 

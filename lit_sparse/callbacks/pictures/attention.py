@@ -8,9 +8,6 @@ import os
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-import pytorch_lightning as pl
-from pytorch_lightning.loggers import TensorBoardLogger
-from pytorch_lightning.utilities import rank_zero_warn
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, artifacts_of
@@ -19,6 +16,7 @@ from lit_sparse.callbacks.pictures.heat_maps import Attention, Groups, figure_of
 from lit_sparse.checks import check_choice, check_count
 from lit_sparse.distributed import gather_to_first
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import TensorBoardLogger, pl, rank_zero_warn
 
 __all__ = ["AttentionPlot", "check_folder"]
 

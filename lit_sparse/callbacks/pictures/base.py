@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
-from pytorch_lightning.loggers import TensorBoardLogger
-
 from lit_sparse.callbacks.base import StageCallback
+from lit_sparse.lightning import TensorBoardLogger, pl
 
 __all__ = ["Picture", "new_figure"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -14,6 +13,7 @@ from lit_sparse.callbacks.base import Stage
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import pl
 from lit_sparse.metrics import SupportSize
 
 __all__ = ["ActivityHistogram", "BasesPlot"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytorch_lightning as pl
-
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
+from lit_sparse.lightning import pl
 
 __all__ = ["DecoderCallsPlot", "NegativeELBOPlot", "SuccessPlot", "SupportSizePlot"]
 

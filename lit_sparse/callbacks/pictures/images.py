@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, Protocol, runtime_checkable
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
+from lit_sparse.lightning import pl
 
 __all__ = ["ClassSamplesPlot", "ReconstructionPlot"]
 

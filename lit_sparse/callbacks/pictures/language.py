@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol, get_args, runtime_checkable
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from typing_extensions import override
@@ -12,6 +11,7 @@ from typing_extensions import override
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
 from lit_sparse.checks import check_choice
+from lit_sparse.lightning import pl
 from lit_sparse.metrics import MessageCounts, MessageStructure
 from lit_sparse.metrics.language import InputDistance
 

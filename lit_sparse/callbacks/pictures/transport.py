@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-import pytorch_lightning as pl
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
 from lit_sparse.checks import check_count
+from lit_sparse.lightning import pl
 
 __all__ = ["TransportPlot"]
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Protocol, TypeGuard
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lit_sparse.callbacks.weights.named_weights import find_weights
 from lit_sparse.checks import check_count, check_number
 from lit_sparse.distributed import is_first, reduce
 from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.lightning import pl, rank_zero_info
 
 __all__ = ["OptimalBrainDamage"]
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-import pytorch_lightning as pl
 import torch
-from pytorch_lightning.utilities import rank_zero_warn
 from torch import Tensor
 
 from lit_sparse.callbacks.weights.named_weights import find_weights
 from lit_sparse.checks import check_choice, check_count, check_integer, check_number, check_positive
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import pl, rank_zero_warn
 from lit_sparse.mappings.functional import hoyer_projection
 
 __all__ = ["SparseConnectivity"]

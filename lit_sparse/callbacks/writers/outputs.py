@@ -10,12 +10,12 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytorch_lightning as pl
 from typing_extensions import override
 
 from lit_sparse.callbacks.pictures.attention import check_folder
 from lit_sparse.distributed import gather_objects, gather_to_first
 from lit_sparse.errors import DataError
+from lit_sparse.lightning import pl
 
 __all__ = ["Writer", "check_indices", "gather_in_order", "write_files"]
 

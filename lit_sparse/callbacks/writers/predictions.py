@@ -9,11 +9,11 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 from typing_extensions import override
 
 from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order, write_files
 from lit_sparse.errors import DataError
+from lit_sparse.lightning import pl
 
 __all__ = ["PredictionWriter"]
 

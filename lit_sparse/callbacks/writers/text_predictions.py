@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.callbacks.writers.outputs import Writer, gather_in_order, write_files
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.lightning import pl
 
 __all__ = ["TextPredictionWriter"]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
@@ -24,6 +23,7 @@ from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.idx import read_idx
 from lit_sparse.data.readers.text_files import ending_of, in_folder, read_lines
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.lightning import rank_zero_info
 
 __all__ = ["FeatureDependentNoise", "LabelNoise", "LabelsFromFile", "SymmetricNoise"]
 

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import torch
-from pytorch_lightning.utilities import rank_zero_info
 from torch import Tensor
 from typing_extensions import override
 
@@ -18,6 +17,7 @@ from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.word_vectors import read_vectors, read_words
 from lit_sparse.data.text.base import WORDS, TextDataModule
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
+from lit_sparse.lightning import rank_zero_info
 from lit_sparse.text import Vocabulary, VocabularyOptions
 from lit_sparse.text.labels import LABELS, UNDECIDED, check_labels
 

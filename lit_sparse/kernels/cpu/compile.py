@@ -32,7 +32,7 @@ class _Notice(event.Listener):
         if self.given or not getattr(function, "__module__", "").startswith("lit_sparse."):
             return
         self.given = True
-        lightning = sys.modules.get("pytorch_lightning.utilities.rank_zero")  # never imported for a notice
+        lightning = sys.modules.get("lightning_utilities.core.rank_zero")  # never imported for a notice
         say = lightning.rank_zero_info if lightning else logging.getLogger(__name__).warning
         say("Compiling kernels for this processor, which may take up to a minute. Later runs load them from Numba's cache.")
 

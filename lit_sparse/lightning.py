@@ -1,0 +1,115 @@
+"""The Lightning that this package uses, ``pytorch_lightning`` or ``lightning.pytorch``: the only module that imports either.
+
+The two packages have the same classes under different names, and a Trainer of one refuses models of the other. The choice is
+made once, when the first room that needs Lightning is imported:
+
+1. the one named by the environment variable ``LIT_SPARSE_LIGHTNING`` (``pytorch_lightning`` or ``lightning``), if it is set;
+2. the one that is already imported;
+3. the one that is installed, ``pytorch_lightning`` if both are.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from importlib import import_module, metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from lit_sparse.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import pytorch_lightning as pl
+    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
+    from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
+    from pytorch_lightning.cli import (
+        LightningArgumentParser,
+        LightningCLI,
+        LRSchedulerCallable,
+        OptimizerCallable,
+        SaveConfigCallback,
+        instantiate_module,
+    )
+    from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
+    from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+    from pytorch_lightning.loggers.csv_logs import ExperimentWriter
+    from pytorch_lightning.plugins import MixedPrecision, Precision, TorchCheckpointIO
+    from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
+    from pytorch_lightning.utilities.enums import GradClipAlgorithmType
+    from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException  # type: ignore[attr-defined]
+
+#: Submodule of Lightning -> the names above that it has. They are imported on first use: ``cli`` alone takes a second.
+PLACES = {
+    "callbacks": "EarlyStopping ModelCheckpoint RichProgressBar",
+    "callbacks.early_stopping": "EarlyStoppingReason",
+    "cli": "LightningArgumentParser LightningCLI LRSchedulerCallable OptimizerCallable SaveConfigCallback instantiate_module",
+    "core.mixins.hparams_mixin": "_given_hyperparameters",
+    "loggers": "CSVLogger Logger TensorBoardLogger",
+    "loggers.csv_logs": "ExperimentWriter",
+    "plugins": "MixedPrecision Precision TorchCheckpointIO",
+    "plugins.environments": "SLURMEnvironment",
+    "utilities": "rank_zero_info rank_zero_only rank_zero_warn",
+    "utilities.enums": "GradClipAlgorithmType",
+    "utilities.exceptions": "MisconfigurationException SIGTERMException",
+}
+
+#: Package to install -> name to import.
+NAMES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}
+
+#: Uploads of ``lightning`` that contain malicious code.
+MALICIOUS = {"2.6.2", "2.6.3"}
+
+VARIABLE = "LIT_SPARSE_LIGHTNING"
+
+
+def choose() -> str:
+    """Return the name of the Lightning to import.
+
+    Raises:
+        ConfigurationError: if the environment variable names neither, or the choice is not installed or is malicious.
+    """
+    asked = os.environ.get(VARIABLE, "")
+    if asked and asked not in NAMES:
+        raise ConfigurationError(f"Expected {VARIABLE} to be one of {', '.join(NAMES)} but got {asked!r}.")
+    imported = [package for package, name in NAMES.items() if name in sys.modules]
+    installed = [package for package in NAMES if find_spec(package)]
+    package = asked or (imported or installed or ["pytorch_lightning"])[0]
+    if package not in installed:
+        raise ConfigurationError(f"Expected {package} to be installed but it is not. Run `pip install {package}`.")
+    if package == "lightning" and (version := metadata.version(package)) in MALICIOUS:
+        raise ConfigurationError(f"The installed lightning {version} is a malicious upload. Remove it and take another one.")
+    return NAMES[package]
+
+
+#: ``"pytorch_lightning"`` or ``"lightning.pytorch"``.
+NAME = choose()
+
+if not TYPE_CHECKING:
+    pl = import_module(NAME)
+
+    def __getattr__(name: str) -> Any:
+        """Return a name of Lightning, and import its submodule."""
+        place = next((place for place, names in PLACES.items() if name in names.split()), None)
+        if place is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(import_module(f"{NAME}.{place}"), name)
+
+
+def chosen_path(path: str) -> str:
+    """Return the path of a class of either Lightning as that of the chosen one; other texts are returned as they are."""
+    other = next(name for name in NAMES.values() if name != NAME)
+    return NAME + path.removeprefix(other) if path.startswith(f"{other}.") else path
+
+
+def check_pairing() -> None:
+    """Warn, once a place, if the other Lightning is imported too: its Trainer refuses models and data modules of this one."""
+    other = next(name for name in NAMES.values() if name != NAME)
+    if other in sys.modules:
+        warnings.warn(
+            f"lit_sparse uses `{NAME}`, and `{other}` is imported, too, whose Trainer refuses models and data modules of"
+            f" lit_sparse. Import the Trainer from `{NAME}`, or import `{other}` before lit_sparse, or set"
+            f" {VARIABLE}={other.partition('.')[0]}.",
+            stacklevel=3,
+        )
