@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -68,6 +69,9 @@ def run_shell(block: Block, request: pytest.FixtureRequest) -> None:
         shared: Path = request.getfixturevalue("shared")
         given = {name: str(shared / "data" / path) for name, path in given.items()}
     for words in block.commands():
+        if words[0] == "python" and Path(words[1]).is_file():  # a script of the page
+            subprocess.run([sys.executable, *words[1:]], check=True, timeout=250)
+            continue
         if words[0] != "lit-sparse":
             assert words[0] in ELSEWHERE, f"{words[0]} is run by no test"
             continue
