@@ -26,6 +26,11 @@ def test_links_lead_to_files() -> None:
     assert not [link for link in links if not (ROOT / link).is_file()]
 
 
+@pytest.mark.parametrize("page", ["add_a_model", "add_a_data_module"])
+def test_it_links_to_the_pages_on_own_parts(page: str) -> None:
+    assert f"(docs/how_to/{page}.md)" in TEXT
+
+
 def test_modules_that_are_named_exist() -> None:
     named = set(re.findall(r"`(lit_sparse\.\w+)`", TEXT))
     rooms = {path.parent.name for path in (ROOT / "lit_sparse").glob("*/__init__.py")} - {"cli", "studies"}
