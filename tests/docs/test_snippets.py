@@ -128,7 +128,9 @@ def test_code_that_is_not_run_has_a_reason() -> None:
 
 def test_configs_that_are_named_exist() -> None:
     for page in PAGES:
-        for name in re.findall(r"configs/[a-z0-9_/]+\.yaml", page.read_text(encoding="utf-8")):
+        text = page.read_text(encoding="utf-8")
+        short = re.findall(r"-c ([a-z0-9_]+(?:/[a-z0-9_]+)+)(?![\w./<])", text)
+        for name in [*re.findall(r"configs/[a-z0-9_/]+\.yaml", text), *(f"configs/{name}.yaml" for name in short)]:
             assert (ROOT / name).is_file(), f"{label(page)}: {name}"
 
 
