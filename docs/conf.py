@@ -13,6 +13,7 @@ sys.path.insert(0, str(HERE))
 sys.path.insert(0, str(HERE.parent))
 
 from _ext import explanation_figures, reference  # noqa: E402
+from sphinx.application import Sphinx  # noqa: E402
 
 import lit_sparse  # noqa: E402
 
@@ -84,3 +85,14 @@ else:
     reference.write_pages(HERE / "reference" / "api")
 
 explanation_figures.draw(HERE / "explanation" / "pictures")
+
+
+def keep_colons(app: object, what: str, name: str, item: object, options: object, lines: list[str]) -> None:
+    """Let no text of an attribute up to a colon be read as its type, as Napoleon does: types are annotations here."""
+    if what in {"attribute", "data", "property"} and lines:
+        lines[0] = ": " + lines[0]
+
+
+def setup(app: Sphinx) -> None:
+    """Connect the handler, to be called before Napoleon's."""
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)

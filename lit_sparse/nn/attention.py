@@ -18,12 +18,13 @@ class MultiheadAttention(nn.MultiheadAttention):
     """Drop-in replacement of ``torch.nn.MultiheadAttention`` with any mapping.
 
     The constructor, the call, the masks (True = *not* allowed, unlike elsewhere in this package), the initial values and the
-    names in the state dict are those of torch, so torch's checkpoints load. With :class:`~lit_sparse.mappings.Softmax` the
-    results are equal, with three exceptions. A query without allowed positions gets ``out_proj`` of zeros instead of NaN. NaN
-    in padding affects neither other positions nor gradients. ``attn_mask`` is always applied; ``is_causal`` only requires it.
+    names in the state dict are those of torch. So torch's checkpoints load, with ``strict=False`` if the mapping has
+    parameters. With :class:`~lit_sparse.mappings.Softmax` the results are equal, with three exceptions. A query without allowed
+    positions gets ``out_proj`` of zeros instead of NaN. NaN in padding affects neither other positions nor gradients.
+    ``attn_mask`` is always applied; ``is_causal`` only requires it.
 
-    The mapping is called with scores (N, num_heads, L, S), so it may have a parameter of shape (num_heads, 1, 1), one per
-    head. Its output need not lie on the simplex.
+    The mapping maps scores (N, num_heads, L, S), so it may have a parameter of shape (num_heads, 1, 1), one per head; hooks of
+    the mapping are not run. Its output need not lie on the simplex.
 
     To give a ``torch.nn.TransformerEncoderLayer`` sparse attention, replace its ``self_attn``. Torch's fused inference, which
     would read the weights and take a softmax, stays off; ``torch.nn.TransformerEncoder`` warns of this when it is built
@@ -119,7 +120,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                 to the scores, where -inf means ignore.
             need_weights: whether to return the weights.
             attn_mask: (L, S) or (N * num_heads, L, S), of either kind too.
-            average_attn_weights: whether to average the weights over heads.
+            average_attn_weights: whether to average the weights over heads; a mean is zero only if all heads have a zero.
             is_causal: a hint that ``attn_mask`` is causal, which must be given along with it. It changes nothing.
 
         Returns:
