@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol, TypeGuard
 
 from torch import Tensor
@@ -9,7 +10,7 @@ from torch import Tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.models.base import Batch
 
-__all__ = ["HasRows", "check_entries", "check_features", "has_rows"]
+__all__ = ["HasRows", "check_entries", "check_features", "check_keys", "has_rows"]
 
 
 class HasRows(Protocol):
@@ -27,18 +28,32 @@ def has_rows(data: object) -> TypeGuard[HasRows]:
     return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))
 
 
+def check_keys(batch: Batch, names: Sequence[str], remedy: str) -> None:
+    """Check that a batch has some entries.
+
+    Args:
+        batch: the batch.
+        names: names of the entries.
+        remedy: last sentence of the message.
+
+    Raises:
+        ConfigurationError: if one is missing.
+    """
+    missing = [name for name in names if name not in batch]
+    if missing:
+        raise ConfigurationError(
+            f"Expected batches with {' and '.join(missing)} but got {', '.join(batch)}, from the data of another kind of model."
+            f" {remedy}"
+        )
+
+
 def check_entries(batch: Batch, in_features: int) -> None:
     """Check that a batch has features (B, D) and a target.
 
     Raises:
         ConfigurationError: if an entry is missing, or D is not ``in_features``.
     """
-    missing = [name for name in ("features", "target") if name not in batch]
-    if missing:
-        raise ConfigurationError(
-            f"Expected batches with {' and '.join(missing)} but got {', '.join(batch)}, from the data of another kind of model."
-            " Use a RegressionDataModule."
-        )
+    check_keys(batch, ["features", "target"], "Use a RegressionDataModule.")
     if batch["features"].shape[-1] != in_features:
         raise ConfigurationError(
             f"Expected in_features={in_features} features but got {batch['features'].shape[-1]}. Set `in_features` to their"

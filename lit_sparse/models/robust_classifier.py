@@ -12,7 +12,7 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
-from lit_sparse.models.data_protocols import check_features
+from lit_sparse.models.data_protocols import check_features, check_keys
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import ConvNet
 
@@ -113,6 +113,9 @@ class RobustClassifier(LitSparseModule):
 
     def _with_labels(self, batch: Batch) -> Batch:
         """Return the labelled examples of a batch."""
+        check_keys(
+            batch, ["pixels", "label"], "Use a data module of images, or BayesianRegression with `fit: map` for a table."
+        )
         label = batch["label"]
         if label.device.type != "cpu" or bool((label >= 0).all()):
             return batch
