@@ -186,7 +186,8 @@ class Estimator(nn.Module, ABC):
         """
         if self.mapping is None:
             raise ConfigurationError(
-                f"{type(self).__name__} has no mapping. Without a model it needs one, as in {type(self).__name__}(Sparsemax())."
+                f"{type(self).__name__} has no mapping. Give it one, as in {type(self).__name__}(mapping=Sparsemax()), or call"
+                " its `bind(mapping)` in the constructor of your model."
             )
         return self.mapping.map(scores, None, -1)
 
