@@ -48,6 +48,7 @@ def test_scores_equal_those_of_one_process(lit_sparse: Command, tmp_path: Path) 
             assert two[name] == (values if exact else pytest.approx(values, rel=1e-6)), name
 
 
+@pytest.mark.slow
 def test_bits_per_dimension_equal_those_of_one_process(
     lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_sampler_learns_on_two_processes_and_its_game_is_scored_alike(
         assert two[name] == pytest.approx(values, rel=1e-5), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [(), ("--trainer.callbacks=OptimalBrainDamage", "--trainer.callbacks.module=encoder", "--trainer.callbacks.every=2")],
@@ -170,6 +172,7 @@ def test_weights_are_acted_on_alike(
         assert two[name] == pytest.approx(values, rel=1e-5), name
 
 
+@pytest.mark.slow
 def test_importance_that_was_measured_goes_on(lit_sparse: Command, tmp_path: Path) -> None:
     """Killed between the measurement and the removal, two processes go on as if they had not been."""
     damage = ("--trainer.callbacks=OptimalBrainDamage", "--trainer.callbacks.module=encoder", "--trainer.callbacks.every=2")

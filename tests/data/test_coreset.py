@@ -279,6 +279,7 @@ def test_killed_and_resumed_goes_on_with_its_coreset(lit_sparse: Command, proxy:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_processes_train_on_the_coreset_of_one(lit_sparse: Command, proxy: Path, tmp_path: Path) -> None:
     shutil.copy(proxy, tmp_path / "proxy.ckpt")

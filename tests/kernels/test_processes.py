@@ -32,6 +32,7 @@ def run(code: str, **environment: str) -> str:
     return run_python("-W", "error", "-c", code, **environment)
 
 
+@pytest.mark.slow
 @pytest.mark.fuzz
 @pytest.mark.process
 @pytest.mark.timeout(900)

@@ -12,7 +12,7 @@ from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasse
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
 #: Seconds each, after another check has traced all graphs: the first example of a class now, others with the slow tests.
-SLOW = {"machine_code"}
+SLOW = {"compiles", "machine_code"}
 CASES = [
     pytest.param(check, example, id=f"{check}-{example!r}", marks=[pytest.mark.slow] if i and check in SLOW else [])
     for check in MAPPING_CHECKS

@@ -194,6 +194,7 @@ def test_warns_once_when_steps_were_too_few() -> None:
         F.regularized_argmax(x, squared_norm, max_iter=2, tol=10.0, mask=mask)
 
 
+@pytest.mark.slow
 def test_derivatives_of_an_omega_that_does_not_separate() -> None:
     matrix = scores(4, 4, seed=1)
 
@@ -278,6 +279,7 @@ class Scaled(nn.Module):
         return self.strength.exp() * squared_norm(y, 1.7)
 
 
+@pytest.mark.slow
 def test_a_learnt_omega_passes_every_check() -> None:
     check_mapping(RegularizedArgmax(Scaled()))
 

@@ -7,13 +7,17 @@ import random
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 import yaml
 
+from lit_sparse.cli import main
+from lit_sparse.studies import engine
 from lit_sparse.studies.engine import Runner
+from lit_sparse.studies.jobs import JobFailedError
 from lit_sparse.studies.load import load_study
 from tests.conftest import ROOT
 
@@ -68,6 +72,21 @@ def runner(tmp_path: Path) -> Callable[..., Runner]:
         return Runner(load_study(path), output=tmp_path / "runs", results=tmp_path / "results", **options)  # type: ignore[arg-type]
 
     return make
+
+
+@pytest.fixture
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runners call what they would start in processes, which have tests of their own."""
+
+    def call(command: Sequence[str], log: Path, *_: object) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("a") as output, redirect_stdout(output), redirect_stderr(output):
+            status = main(list(command[3:]))
+        if status:
+            raise JobFailedError(log.read_text())
+
+    monkeypatch.setattr(engine, "call", call)
+    monkeypatch.setattr(Runner, "_call", lambda self, name, seed, *_: self.call_functions(name, seed))
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from tests.studies.test_engine import measured
 pytest.importorskip("submitit", reason="jobs of a cluster need the extra 'slurm'")
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_a_killed_study_continues_the_jobs_that_it_left(write_study: Callable[..., Path], tmp_path: Path) -> None:
     """The killed command leaves a running job; the next one waits for it, and submits the others."""

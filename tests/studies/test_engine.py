@@ -59,7 +59,7 @@ def test_cells_are_run_once_and_stored(
     assert study.checkpoint("fast", 0).stat().st_mtime_ns == before
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("in_this_process")
 def test_what_is_trained_first_gives_its_checkpoint(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {
         "broken": {"hidden": True, "options": {"model.init_args.bites": 3}},
@@ -76,7 +76,7 @@ def test_what_is_trained_first_gives_its_checkpoint(write_study: Callable[..., P
     assert config["model"]["init_args"]["initial_weights"] == str(study.checkpoint("warm", 0))
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("in_this_process")
 def test_other_settings_are_refused(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {"slow": {"options": {"trainer.max_epochs": 1}}}
     assert runner(write_study(cells=cells)).run() == []
@@ -88,7 +88,7 @@ def test_other_settings_are_refused(write_study: Callable[..., Path], runner: Ma
     assert "begun with other settings: options.trainer.max_epochs: 1, now 3. Choose another --output" in message
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("in_this_process")
 def test_a_checkpoint_of_other_settings_or_of_a_killed_training_is_not_used(
     write_study: Callable[..., Path], runner: Make
 ) -> None:
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_other_settings_or_of_a_killed_training_is_not_used(
     assert study.finished("warm", 0), "it was trained to its end first"
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("in_this_process")
 def test_curves_are_those_of_the_newest_run(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {"slow": {"options": {"trainer.max_epochs": 2}}}
     study = runner(write_study(cells=cells))
@@ -126,7 +126,7 @@ def test_curves_are_those_of_the_newest_run(write_study: Callable[..., Path], ru
     assert [row["epoch"] for row in study.curves.read()] == ["1"]
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("in_this_process")
 def test_a_failed_cell_leaves_the_others(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {"wrong": {"options": {"model.init_args.bites": 3}}, "right": {"options": {"trainer.max_epochs": 1}}}
     study = runner(write_study(cells=cells))
@@ -282,9 +282,9 @@ def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None
     assert warm["global_step"] > 0
 
 
-@pytest.mark.process
+@pytest.mark.usefixtures("in_this_process")
 def test_step_sizes_are_compared_by_the_median_of_both_halves(runner: Make) -> None:
-    study = runner(CONFIGS / "studies" / "soae_step_size.yaml", schedule="taste", jobs=2)
+    study = runner(CONFIGS / "studies" / "soae_step_size.yaml", schedule="taste")
     cells = [f"lr0_3_half{half}" for half in (1, 2)]
     assert study.run(cells=cells, seeds=[0]) == []
     errors = [100 - 100 * float(row["val/accuracy"]) for row in study.rows.read()]
@@ -297,6 +297,7 @@ def test_step_sizes_are_compared_by_the_median_of_both_halves(runner: Make) -> N
     assert sizes == [719, 718], "each image but those of the test is validated once"
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new user would: the files of the page in an empty folder, and the commands of the page."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lit_sparse.cli import main
-from lit_sparse.studies import engine
 from lit_sparse.studies.command import write
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.load import load_study
@@ -28,17 +25,6 @@ def inputs(images: Path, features: Path, texts: Path) -> dict[str, str]:
     folders = {"mnist": images, "fashion_mnist": images, "regression": images, "snli": texts, "gigaword": texts}
     others = {"vectors": texts / "vectors.txt", "corpus": texts / "pairs"}
     return {name: str(path) for name, path in {**files, **folders, **others}.items()}
-
-
-@pytest.fixture
-def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let runners call what they would start in processes, which have tests of their own."""
-
-    def call(command: Sequence[str], *_: object) -> None:
-        assert main(list(command[3:])) == 0
-
-    monkeypatch.setattr(engine, "call", call)
-    monkeypatch.setattr(Runner, "_call", lambda self, name, seed, *_: self.call_functions(name, seed))
 
 
 def with_stand_ins(study: Study, schedule: str, *folders: Path) -> Study:

@@ -260,7 +260,9 @@ CHECKS: dict[str, Callable[[str], None]] = {
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name == "properties" else [pytest.mark.slow]) for name in CHECKS]
+)
 def test_in_the_interpreter(name: str) -> None:
     pytest.importorskip("triton")
     assert run_python("-m", "tests.kernels.gpu.test_triton_programs", name, TRITON_INTERPRET="1")
