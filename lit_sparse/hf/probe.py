@@ -1,0 +1,178 @@
+"""Finds the attention layers of a model by one small forward pass: which call the interface, and which keep their softmax."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.hf.adapter import attend
+from lit_sparse.hf.registry import register_function
+from lit_sparse.mappings import Softmax
+
+__all__ = ["Probe", "example_inputs", "probe", "run", "uses_interface"]
+
+#: Name of the attention that records its calls.
+RECORDING = "lit_sparse_probe"
+_FUSED = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
+_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+
+
+@dataclass
+class Probe:
+    """What one forward pass found.
+
+    Args:
+        heads: layer that called the interface -> its number of heads.
+        others: names of layers that attend by a softmax of their own.
+    """
+
+    heads: dict[nn.Module, int] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+
+
+class _OwnSoftmax(TorchFunctionMode):
+    """Records attention outside of the interface: fused calls, and softmax inside a layer that is called attention."""
+
+    def __init__(self, found: Probe, model: nn.Module) -> None:
+        super().__init__()
+        self.found = found
+        self.names = {module: name for name, module in model.named_modules()}
+        self.stack: list[nn.Module] = []
+        self.inside = False  # the interface
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.inside and (func in _FUSED or func in _SOFTMAX):
+            attention = next((each for each in reversed(self.stack) if "attention" in type(each).__name__.lower()), None)
+            place = attention if attention is not None else self.stack[-1] if self.stack and func in _FUSED else None
+            name = self.names.get(place) if place is not None else None
+            if name is not None and name not in self.found.others and place not in self.found.heads:
+                self.found.others.append(name)
+        return func(*args, **(kwargs or {}))
+
+    def enter(self, module: nn.Module, _inputs: Any) -> None:
+        self.stack.append(module)
+
+    def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self.stack.pop()
+
+
+def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:
+    """Run a model on a small example, with an attention that records its calls, and softmax as the mapping.
+
+    The model's attention is this one afterwards.
+
+    Args:
+        model: model of transformers.
+        example: arguments of its forward pass; None to make them.
+
+    Raises:
+        ConfigurationError: if the pass fails.
+    """
+    found = Probe()
+    mode = _OwnSoftmax(found, model)
+    softmax = Softmax()
+
+    def function(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        mode.inside = True
+        found.heads.setdefault(module, query.shape[1])
+        result = attend(module, query, key, value, attention_mask, softmax, **options)
+        mode.inside = False
+        return result
+
+    register_function(RECORDING, function)
+    model.set_attn_implementation(RECORDING)  # type: ignore[operator]
+    inputs = example_inputs(model) if example is None else example
+    hooks = [register_module_forward_pre_hook(mode.enter), register_module_forward_hook(mode.leave)]
+    try:
+        with mode:
+            run(model, inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def run(model: nn.Module, inputs: Mapping[str, Any]) -> None:
+    """Run a model once, in evaluation, without gradients.
+
+    Raises:
+        ConfigurationError: if the pass fails.
+    """
+    training, device = model.training, next(model.parameters()).device
+    placed = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(**placed)
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(
+            f"Expected a forward pass of {type(model).__name__} with {', '.join(inputs)} to run but got"
+            f" {type(error).__name__}: {error}. Give `example`, the arguments of a small forward pass."
+        ) from error
+    finally:
+        model.train(training)
+
+
+def uses_interface(module: nn.Module) -> bool:
+    """Return whether the forward method of a layer calls the interface of attention."""
+    try:
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(module).forward)
+    except (OSError, TypeError):
+        return False
+
+
+def example_inputs(model: Any) -> dict[str, Any]:
+    """Return arguments of a small forward pass: token ids, an image, or a sound, by the model's main input.
+
+    Args:
+        model: model of transformers.
+    """
+    name = model.main_input_name
+    make = _MAKERS.get(name)
+    inputs: dict[str, Any] = dict(model.dummy_inputs) if make is None else {name: make(model)}
+    if "input_ids" in inputs:
+        inputs["input_ids"] = inputs["input_ids"] % model.get_input_embeddings().num_embeddings
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in inputs:
+        inputs["decoder_input_ids"] = torch.tensor([[1, 2, 3]])
+    return inputs
+
+
+def _image(model: Any) -> Tensor:
+    config = getattr(model.config, "vision_config", model.config)
+    size = getattr(config, "image_size", 32)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.zeros(1, getattr(config, "num_channels", 3), height, width, dtype=model.dtype)
+
+
+def _spectrum(model: Any) -> Tensor:
+    config = model.config
+    bands = getattr(config, "num_mel_bins", getattr(config, "feature_size", 80))
+    frames = 2 * getattr(config, "max_source_positions", 50)
+    shape = (1, bands, frames) if hasattr(config, "max_source_positions") else (1, frames, bands)
+    return torch.zeros(shape, dtype=model.dtype)
+
+
+def _wave(model: Any) -> Tensor:
+    return torch.linspace(-1, 1, 4000, dtype=model.dtype).unsqueeze(0)
+
+
+_MAKERS: dict[str, Callable[[Any], Tensor]] = {
+    "pixel_values": _image,
+    "input_features": _spectrum,
+    "input_values": _wave,
+}
