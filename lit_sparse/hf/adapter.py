@@ -15,7 +15,7 @@ from lit_sparse.nn.dot_product import attention
 
 __all__ = ["HARMLESS", "attend"]
 
-#: Keywords without an effect on the result: the mask has it already, or they concern caches, outputs or other kernels.
+#: Keywords without an effect on the result: the mask has it already, or they concern caches, outputs, and other kernels.
 HARMLESS = frozenset(
     {
         "block_indices",  # in the mask
@@ -98,9 +98,7 @@ def attend(
     sink = s_aux if s_aux is not None else sinks
     if sink is not None:
         key, value, mask, bias = _with_sink(sink, query, key, value, mask, bias, mapping)
-    output, weights = attention(
-        query, key, value, mapping, mask, scale=scaling, dropout=dropout, bias=bias, softcap=softcap
-    )
+    output, weights = attention(query, key, value, mapping, mask, scale=scaling, dropout=dropout, bias=bias, softcap=softcap)
     if sink is not None:
         weights = weights[..., :-1]
     return output.transpose(1, 2).contiguous(), weights

@@ -12,7 +12,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 __all__ = ["causal_mask", "make_mask", "split_mask"]
 
 
-def make_mask(*args: Any, allow_is_causal_skip: bool = True, **options: Any) -> Tensor | None:
+def make_mask(**options: Any) -> Tensor | None:
     """Return the boolean mask of transformers' ``sdpa``, True at allowed positions.
 
     It is None for bidirectional attention without padding. A causal mask is never left out: the attention
@@ -20,7 +20,7 @@ def make_mask(*args: Any, allow_is_causal_skip: bool = True, **options: Any) -> 
     """
     from transformers.masking_utils import sdpa_mask
 
-    mask: Tensor | None = sdpa_mask(*args, allow_is_causal_skip=False, **options)
+    mask: Tensor | None = sdpa_mask(**{**options, "allow_is_causal_skip": False})
     return mask
 
 
@@ -28,7 +28,7 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     """Return which positions are allowed and what is added to the scores.
 
     Args:
-        mask: None; boolean, True at allowed positions; or floating, added to the scores. Floating values at or below half the
+        mask: boolean, True at allowed positions, or floating, added to the scores. Floating values at or below half the
             lowest number of their dtype mean "not allowed", because models use that number in place of -inf.
 
     Raises:
@@ -55,7 +55,7 @@ def causal_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool |
         module: layer of attention.
         query: (..., L, E).
         key: (..., S, E).
-        is_causal: what the layer says; None for its attribute.
+        is_causal: argument of the layer; None for its attribute.
     """
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if not is_causal or query.shape[-2] <= 1:

@@ -29,7 +29,7 @@ _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
 
 @dataclass
 class Probe:
-    """What one forward pass found.
+    """Result of one forward pass.
 
     Args:
         heads: layer that called the interface -> its number of heads.

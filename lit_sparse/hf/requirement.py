@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib import import_module
 from types import ModuleType
 
 from lit_sparse.errors import ConfigurationError, MissingExtraError
@@ -21,7 +22,7 @@ def import_transformers() -> ModuleType:
         ConfigurationError: if it is older than version 5.
     """
     try:
-        import transformers
+        transformers = import_module("transformers")
     except ImportError as error:
         raise MissingExtraError("Models of Hugging Face", "hf") from error
     major = re.match(r"\d+", transformers.__version__)
@@ -30,4 +31,4 @@ def import_transformers() -> ModuleType:
             f"Expected transformers {OLDEST} or newer but got {transformers.__version__}. Install it with:"
             " pip install 'lit-sparse[hf]'"
         )
-    return transformers  # type: ignore[no-any-return]
+    return transformers

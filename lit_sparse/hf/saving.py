@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
-from lit_sparse.hf.layer_mapping import CHILD, LayerMapping
+from lit_sparse.hf.layer_mapping import LayerMapping
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.hf.sparsify import ATTRIBUTE, attach
 from lit_sparse.trust import trusting
@@ -53,8 +53,8 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
     source = f"the config of {str(path)!r}"
     if not isinstance(described, dict) or not described:
         raise CheckpointError(
-            f"Expected {source} to describe mappings of attention but got none. Load it by {_name(model_class)}.from_pretrained,"
-            " then call `lit_sparse.hf.sparsify(model, mapping)`."
+            f"Expected {source} to describe mappings of attention but got none. Load it by"
+            f" {_name(model_class)}.from_pretrained, then call `lit_sparse.hf.sparsify(model, mapping)`."
         )
     concrete = _concrete(model_class, config)
     with trusting(trust):

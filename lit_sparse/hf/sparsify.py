@@ -106,10 +106,8 @@ def sparsify(
         >>> model = AutoModel.from_pretrained("bert-base-uncased")  # doctest: +SKIP
         >>> print(sparsify(model, Sparsemax()))  # doctest: +SKIP
     """
-    given = [mapping] if isinstance(mapping, SparseMapping) else mapping
-    if not isinstance(given, Sequence):
-        check_on_simplex(given)
-    given = [_started(each, check_choice("start", start, ("cold", "annealed"))) for each in given]
+    check_choice("start", start, ("cold", "annealed"))
+    given = [_started(each, start) for each in (mapping if isinstance(mapping, list | tuple) else [mapping])]
     _check_model(model)
     register()
     before = {module: module.config._attn_implementation for module in _pretrained(model)}
@@ -121,7 +119,8 @@ def sparsify(
             raise _refusal(model, "its forward pass never called the interface")
         if others and layers is None:
             raise _refusal(
-                model, f"{', '.join(others[:3])} attend by a softmax of their own. Give `layers` to change the other layers alone"
+                model,
+                f"{', '.join(others[:3])} attend by a softmax of their own. Give `layers` to change the other layers alone",
             )
         chosen = _chosen([name for name, _ in reached], layers)
         mappings = dict(zip(chosen, _one_per_layer(given, len(chosen)), strict=True))
@@ -187,8 +186,8 @@ def _started(mapping: object, start: str) -> SparseMapping:
             mapping = AnnealedEntmax(mapping.alpha, gamma=mapping.gamma)
         elif not isinstance(mapping, AnnealedEntmax):
             raise ConfigurationError(
-                f"Expected Entmax, LearnableEntmax or Sparsemax with start='annealed' but got {mapping!r}. Other mappings do not"
-                " start from softmax: use start='cold'."
+                f"Expected Entmax, LearnableEntmax or Sparsemax with start='annealed' but got {mapping!r}. Other mappings do"
+                " not start from softmax: use start='cold'."
             )
     try:
         restored = build("the mapping", describe(mapping))
@@ -237,7 +236,8 @@ def _chosen(names: list[str], layers: Sequence[int | str] | None) -> list[str]:
     for layer in layers:
         if isinstance(layer, str) and layer not in names:
             raise ConfigurationError(
-                f"Expected names of attention layers but got {layer!r}.{did_you_mean(layer, names)} Allowed: {', '.join(names)}."
+                f"Expected names of attention layers but got {layer!r}.{did_you_mean(layer, names)} Allowed:"
+                f" {', '.join(names)}."
             )
         if not isinstance(layer, str) and (isinstance(layer, bool) or layer not in range(-len(names), len(names))):
             raise ConfigurationError(f"Expected numbers of the {len(names)} attention layers but got {layer!r}.")

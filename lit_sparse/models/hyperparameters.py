@@ -28,7 +28,10 @@ def describe_arguments(model: nn.Module, arguments: Mapping[str, Any]) -> dict[s
         model: model that is being built.
         arguments: arguments of its constructor.
     """
-    described: dict[str, Any] = {"_class_path": class_path(type(model)), "_instantiator": "pytorch_lightning.cli.instantiate_module"}
+    described: dict[str, Any] = {
+        "_class_path": class_path(type(model)),
+        "_instantiator": "pytorch_lightning.cli.instantiate_module",
+    }
     for name, value in arguments.items():
         try:
             described[name] = describe(value)

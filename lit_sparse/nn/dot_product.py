@@ -71,6 +71,8 @@ def attention(
     if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ConfigurationError(f"Expected query (..., L, E), key (..., S, E) and value (..., S, Ev) but got shapes {shapes}.")
     groups = _groups(query, key, value, shapes)
+    if groups > 1 and query.shape[-2] > 1:  # products of one shape per head round as they do with repeated heads
+        key, value, groups = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3), 1
     leading = query.shape[:-2] if groups > 1 else torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     block = (*leading, query.shape[-2], key.shape[-2])
     if mask is not None:
