@@ -71,7 +71,10 @@ def _build(source: str, value: Any) -> Any:
         return value
     if "class_path" not in value:
         return {key: _build(source, item) for key, item in value.items()}
-    arguments = {key: _build(source, item) for key, item in (value.get("init_args") or {}).items()}
+    given = value.get("init_args", {})
+    if not isinstance(given, dict):
+        raise CheckpointError(f"Expected `init_args` of {value['class_path']} in {source} to be a dict but got {given!r}.")
+    arguments = {key: _build(source, item) for key, item in given.items()}
     try:
         return find_imported(value["class_path"])(**arguments)
     except (TypeError, ValueError) as error:
