@@ -81,6 +81,10 @@ class SparsityCallback(_Callback):
     def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
         """Log the counts of the step, and count in an evaluation that follows."""
         self._log(model, "")
+        self.on_epoch_end(args, state, control, model)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Count in an evaluation that follows."""
         if control.should_evaluate:
             _record(model, True)
 

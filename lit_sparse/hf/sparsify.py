@@ -128,6 +128,8 @@ def sparsify(
         described = {name: describe(mappings.get(name, Softmax())) for name, _ in reached}
         previous = {part: getattr(part, CHILD, None) for _, part in reached}
         attach(model, described)
+        for name, each in mappings.items():
+            getattr(dict(reached)[name], CHILD).mapping.load_state_dict(each.state_dict())
         try:
             run(model, example_inputs(model) if example is None else example)
         except Exception:

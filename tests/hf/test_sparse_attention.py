@@ -157,9 +157,11 @@ def test_heads_have_alphas_of_their_own() -> None:
 
 def test_layers_do_not_share_their_mapping() -> None:
     model, mapping = tiny.llama(), LearnableEntmax()
+    mapping.weight.data.fill_(0.3)
     sparsify(model, mapping)
     parts = [layer.self_attn.lit_sparse.mapping for layer in model.model.layers]
     assert parts[0].weight is not parts[1].weight and parts[0].weight is not mapping.weight
+    assert all(torch.equal(part.weight, mapping.weight) for part in parts)
 
 
 def test_a_second_call_replaces_the_first() -> None:
