@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,6 +62,9 @@ class _OwnSoftmax(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def enter(self, module: nn.Module, _inputs: Any) -> None:
+        if self.names.get(module) == "":  # the model itself; a pass that failed has left its layers
+            self.stack.clear()
+            self.inside = False
         self.stack.append(module)
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
@@ -94,38 +98,49 @@ def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:
 
     register_function(RECORDING, function)
     model.set_attn_implementation(RECORDING)  # type: ignore[operator]
-    inputs = example_inputs(model) if example is None else example
+    examples = example_inputs(model) if example is None else [example]
     hooks = [register_module_forward_pre_hook(mode.enter), register_module_forward_hook(mode.leave)]
     try:
         with mode:
-            run(model, inputs)
+            run(model, examples)
     finally:
         for hook in hooks:
             hook.remove()
     return found
 
 
-def run(model: nn.Module, inputs: Mapping[str, Any]) -> None:
+def run(model: nn.Module, examples: Sequence[Mapping[str, Any]]) -> None:
     """Run a model once, in evaluation, without gradients.
 
+    Args:
+        model: model of transformers.
+        examples: arguments of its forward pass; the next are tried if the pass fails.
+
     Raises:
-        ConfigurationError: if the pass fails.
+        ConfigurationError: if all passes fail, or the mapping does not fit.
     """
     training, device = model.training, next(model.parameters()).device
-    placed = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
     model.eval()
+    errors: list[Exception] = []
     try:
-        with torch.no_grad():
-            model(**placed)
-    except ConfigurationError:
-        raise
-    except Exception as error:
-        raise ConfigurationError(
-            f"Expected a forward pass of {type(model).__name__} with {', '.join(inputs)} to run but got"
-            f" {type(error).__name__}: {error}. Give `example`, the arguments of a small forward pass."
-        ) from error
+        for inputs in examples:
+            placed = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+            try:
+                with torch.no_grad():
+                    model(**placed)
+                return
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                errors.append(error)
     finally:
         model.train(training)
+    tried = " or ".join(", ".join(inputs) for inputs in examples)
+    reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else "no arguments"
+    raise ConfigurationError(
+        f"Expected a forward pass of {type(model).__name__} with {tried} to run but got {reason}. Give `example`, the"
+        " arguments of a small forward pass."
+    ) from (errors[0] if errors else None)
 
 
 def uses_interface(module: nn.Module) -> bool:
@@ -136,20 +151,32 @@ def uses_interface(module: nn.Module) -> bool:
         return False
 
 
-def example_inputs(model: Any) -> dict[str, Any]:
-    """Return arguments of a small forward pass: token ids, an image, or a sound, by the model's main input.
+def example_inputs(model: Any) -> list[dict[str, Any]]:
+    """Return arguments of small forward passes: the model's main input alone, text with an image, and other inputs alone.
 
     Args:
         model: model of transformers.
     """
-    name = model.main_input_name
-    make = _MAKERS.get(name)
-    inputs: dict[str, Any] = dict(model.dummy_inputs) if make is None else {name: make(model)}
-    if "input_ids" in inputs:
-        inputs["input_ids"] = inputs["input_ids"] % model.get_input_embeddings().num_embeddings
-    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" not in inputs:
-        inputs["decoder_input_ids"] = torch.tensor([[1, 2, 3]])
-    return inputs
+    accepted = inspect.signature(model.forward).parameters
+    names = dict.fromkeys([model.main_input_name, *(name for name in _MAKERS if name in accepted)])
+    made: dict[str, Tensor] = {}
+    for name in names:
+        with suppress(Exception):  # a config may lack the sizes of one kind of input
+            made[name] = _MAKERS[name](model)
+    kinds = [[name] for name in made]
+    kinds[1:1] = [["input_ids", "pixel_values"]] if {"input_ids", "pixel_values"} <= made.keys() else []
+    decoder: dict[str, Any] = {}
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+        decoder = {"decoder_input_ids": torch.tensor([[1, 2, 3]])}
+    return [{**{name: made[name] for name in kind}, **decoder} for kind in kinds]
+
+
+def _tokens(model: Any) -> Tensor:
+    ids: Tensor = model.dummy_inputs["input_ids"]
+    try:
+        return ids % int(model.get_input_embeddings().num_embeddings)
+    except (AttributeError, NotImplementedError):
+        return ids.clamp_max(4)
 
 
 def _image(model: Any) -> Tensor:
@@ -172,6 +199,7 @@ def _wave(model: Any) -> Tensor:
 
 
 _MAKERS: dict[str, Callable[[Any], Tensor]] = {
+    "input_ids": _tokens,
     "pixel_values": _image,
     "input_features": _spectrum,
     "input_values": _wave,

@@ -131,7 +131,7 @@ def sparsify(
         for name, each in mappings.items():
             getattr(dict(reached)[name], CHILD).mapping.load_state_dict(each.state_dict())
         try:
-            run(model, example_inputs(model) if example is None else example)
+            run(model, example_inputs(model) if example is None else [example])
         except Exception:
             for part, child in previous.items():
                 delattr(part, CHILD) if child is None else setattr(part, CHILD, child)
