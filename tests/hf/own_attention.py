@@ -65,3 +65,11 @@ class OwnModel(transformers.PreTrainedModel):
         for layer in self.layers:
             x = layer(x)
         return BaseModelOutput(x)
+
+
+class TextAndImages(OwnModel):
+    """A model whose last layer runs on images alone."""
+
+    def forward(self, input_ids: Tensor, images: Tensor | None = None) -> BaseModelOutput:
+        x = super().forward(input_ids).last_hidden_state
+        return BaseModelOutput(x if images is None else x + self.image_layer(images))

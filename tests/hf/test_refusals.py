@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 from lit_sparse.errors import ConfigurationError  # noqa: E402
 from lit_sparse.hf import register, sparsify  # noqa: E402
 from lit_sparse.hf.adapter import attend  # noqa: E402
+from lit_sparse.hf.masks import make_mask, split_mask  # noqa: E402
 from lit_sparse.mappings import (  # noqa: E402
     Entmax,
     HardThreshold,
@@ -25,7 +26,14 @@ from lit_sparse.mappings import (  # noqa: E402
 )
 
 from . import tiny  # noqa: E402
-from .own_attention import FusedAttention, InterfaceAttention, OwnAttention, OwnConfig, OwnModel  # noqa: E402
+from .own_attention import (  # noqa: E402
+    FusedAttention,
+    InterfaceAttention,
+    OwnAttention,
+    OwnConfig,
+    OwnModel,
+    TextAndImages,
+)
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
 OWN_SOFTMAX = {
@@ -65,6 +73,19 @@ def test_a_model_with_one_layer_of_its_own(other: Any) -> None:
     assert "keeps its own softmax" in str(report)
 
 
+def test_layers_that_the_small_pass_does_not_reach_are_changed_too() -> None:
+    config = OwnConfig()
+    model = TextAndImages(config, InterfaceAttention(config))
+    model.image_layer = InterfaceAttention(config)
+    report = sparsify(model, TopKSparsemax(1))
+    assert [(layer.name, layer.heads) for layer in report.layers] == [("layers.0", 1), ("image_layer", None)]
+    assert "not reached" in str(report)
+    images = torch.randn(1, 3, 4)
+    best = images @ images.mT
+    chosen = images.gather(1, best.argmax(-1, keepdim=True).expand(-1, -1, 4))
+    torch.testing.assert_close(model.image_layer(images), chosen)
+
+
 def test_keywords() -> None:
     config = OwnConfig()
     for options in ({"relative_keys": torch.ones(1)}, {"cache": object()}):
@@ -81,6 +102,16 @@ def test_masks_of_the_wrong_kind(mask: Any) -> None:
         attend(torch.nn.Identity(), x, x, x, mask, Sparsemax())
     with pytest.raises(ConfigurationError, match="can be broadcast"):
         attend(torch.nn.Identity(), x, x, x, torch.ones(1, 1, 3, 2, dtype=torch.bool), Sparsemax())
+
+
+def test_masks_are_made_and_split() -> None:
+    made = make_mask(batch_size=1, q_length=3, kv_length=3, allow_is_causal_skip=True)
+    assert made is not None and torch.equal(made[0, 0], torch.ones(3, 3, dtype=torch.bool).tril())
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        lowest = torch.finfo(dtype).min
+        allowed, bias = split_mask(torch.tensor([0.5, -10000.0, lowest / 4, lowest / 2, lowest, -torch.inf], dtype=dtype))
+        assert allowed.tolist() == [True, True, True, False, False, False]
+        assert bias[:2].tolist() == [0.5, torch.tensor(-10000.0, dtype=dtype).item()] and (bias[3:] == 0).all()
 
 
 def test_a_missing_mask_is_causal_where_the_layer_is() -> None:
