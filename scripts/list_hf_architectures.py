@@ -2,7 +2,8 @@
 
 Each architecture is built with a tiny random config, made from its default config, in a process with a time limit. The
 model must run with eager attention. Then softmax through the interface is compared with it, and the calls of a sparse mapping
-are counted. States: works; refused, with the reason; differs; no tiny config, if the model does not run at all.
+are counted. A model works, is refused with a reason, differs from eager attention, is silent (layers without their mapping),
+fails, or has no tiny config that runs.
 
 Usage: python scripts/list_hf_architectures.py [--only NAME ...] [--limit SECONDS] > architectures.csv
 """
