@@ -37,6 +37,13 @@ def test_the_package_itself_costs_nothing() -> None:
 
 
 @pytest.mark.process
+def test_models_of_hugging_face_cost_nothing_before_their_use() -> None:
+    loaded = modules_after("import lit_sparse.hf")
+    assert "torch" in loaded
+    assert not {"transformers", "accelerate", "peft", "pytorch_lightning", "lightning", "matplotlib", "sklearn"} & loaded
+
+
+@pytest.mark.process
 def test_a_selector_costs_what_a_layer_does() -> None:
     loaded = modules_after("import lit_sparse.coresets")
     assert "torch" in loaded

@@ -23,6 +23,7 @@ ROOMS = (
     "nn",
     "estimators",
     "risks",
+    "hf",
     "coresets",
     "coresets.posteriors",
     "metrics",

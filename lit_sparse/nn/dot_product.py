@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_sparse.checks import check_mask, check_number
+from lit_sparse.checks import check_mask, check_number, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 
@@ -25,6 +25,7 @@ def attention(
     scale: float | None = None,
     dropout: float = 0.0,
     bias: Tensor | None = None,
+    softcap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attend to values by the similarity of queries and keys: ``mapping(scale * Q K^T + bias) V``.
 
@@ -43,13 +44,14 @@ def attention(
         scale: factor of the scores; ``1 / sqrt(E)`` by default.
         dropout: probability with which a weight is set to zero, the others scaled up; 0 outside training.
         bias: floating, broadcastable to (..., L, S), added to the scores; -inf means not allowed.
+        softcap: bound > 0 of the scaled scores x, which become ``softcap * tanh(x / softcap)`` before the bias is added.
 
     Returns:
         The output (..., L, Ev) and the weights (..., L, S), after dropout.
 
     Raises:
         ConfigurationError: if the shapes do not fit, the mask is not boolean, the bias not floating, ``dropout`` not a
-            probability, or ``mapping`` not a SparseMapping.
+            probability, the softcap not positive, or ``mapping`` not a SparseMapping.
 
     Source: Vaswani et al. (2017), Attention Is All You Need, eq. (1).
 
@@ -63,10 +65,14 @@ def attention(
     """
     check_mapping(mapping)
     check_number("dropout", dropout, 0.0, 1.0)
+    if softcap is not None:
+        check_positive("softcap", softcap)
     shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
     if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ConfigurationError(f"Expected query (..., L, E), key (..., S, E) and value (..., S, Ev) but got shapes {shapes}.")
     groups = _groups(query, key, value, shapes)
+    if groups > 1 and query.shape[-2] > 1:  # products of one shape per head round as they do with repeated heads
+        key, value, groups = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3), 1
     leading = query.shape[:-2] if groups > 1 else torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
     block = (*leading, query.shape[-2], key.shape[-2])
     if mask is not None:
@@ -81,6 +87,8 @@ def attention(
             seen = seen.unflatten(-3, (-1, groups)).any(-3)  # type: ignore[no-untyped-call]
         key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)  # 0 * NaN in a product would be NaN
     scores = _apart(scores_of(_together(query, groups), key, scale), groups)
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     if bias is not None:
         scores = scores + bias.to(scores.dtype)
     weights = F.dropout(mapping.map_block(scores, mask), dropout)
@@ -118,8 +126,11 @@ def _check_bias(bias: object) -> Tensor:
 
 
 def scores_of(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:
-    """Return (..., L, S), by default scaled so that their variance does not grow with the width."""
-    return query * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale) @ key.mT
+    """Return (..., L, S), by default scaled so that their variance does not grow with the width.
+
+    A given scale multiplies the products, not the queries, as the models do that give it: results agree to the last bit.
+    """
+    return query * (1.0 / math.sqrt(query.shape[-1])) @ key.mT if scale is None else query @ key.mT * scale
 
 
 def check_mapping(mapping: object) -> None:

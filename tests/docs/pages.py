@@ -24,7 +24,8 @@ class Block:
     """Fenced code, and the comments of the line before it.
 
     The comments describe its test. ``% data: NAME=path`` gives a placeholder, of the folder with real data.
-    ``% options: ...`` adds options to each command. ``% not run: reason`` excludes it. README has HTML comments instead.
+    ``% options: ...`` adds options to each command. ``% not run: reason`` excludes it. ``% needs: package`` skips the
+    rest of the page without that package. README has HTML comments instead.
     """
 
     language: str

@@ -108,6 +108,8 @@ def test_the_code_of_a_page_runs(
     for number, block in enumerate(blocks(page)):
         if "not run" in block.notes:
             continue
+        if "needs" in block.notes:
+            pytest.importorskip(block.notes["needs"], reason="the page needs an extra that is not installed")
         if block.file is not None:
             (folder / block.file).parent.mkdir(parents=True, exist_ok=True)
             (folder / block.file).write_text(block.text, encoding="utf-8")

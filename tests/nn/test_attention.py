@@ -120,6 +120,31 @@ def test_scale_and_bias_are_torchs() -> None:
     assert bool((nowhere == 0).all())
 
 
+def test_a_soft_cap_bounds_the_scores_before_the_bias() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(N, n, w, dtype=torch.float64) for n, w in ((L, E), (S, E), (S, 3)))
+    bias = torch.randn(L, S, dtype=torch.float64)
+    _, weights = attention(query, key, value, Sparsemax(), scale=0.7, bias=bias, softcap=0.3)
+    scores = 0.3 * torch.tanh(0.7 * query @ key.mT / 0.3)
+    torch.testing.assert_close(weights, Sparsemax()(scores + bias))
+    for cap in (0.0, -1.0):
+        with pytest.raises(ConfigurationError, match="`softcap`"):
+            attention(query, key, value, Sparsemax(), softcap=cap)
+
+
+def test_a_given_scale_multiplies_the_products() -> None:
+    query, key, value = torch.randn(N, L, E), torch.randn(N, S, E), torch.randn(N, S, 3)
+    _, weights = attention(query, key, value, Softmax(), scale=0.3)
+    assert torch.equal(weights, torch.softmax(query @ key.mT * 0.3, -1))
+
+
+def test_grouped_queries_of_one_query() -> None:
+    query, key, value = torch.randn(N, 6, 1, E), torch.randn(N, 2, S, E), torch.randn(N, 2, S, 3)
+    ours = attention(query, key, value, Sparsemax())
+    theirs = attention(query, key.repeat_interleave(3, 1), value.repeat_interleave(3, 1), Sparsemax())
+    torch.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("mapping", [Softmax(), Sparsemax(), LearnableEntmax(shape=(6, 1, 1)).double()], ids=repr)
 @pytest.mark.parametrize("shape", [None, (L, S), (6, L, S), (N, 1, 1, S), (N, 6, L, S)])
 def test_grouped_queries_are_repeated_keys(mapping: SparseMapping, shape: tuple[int, ...] | None) -> None:

@@ -1,0 +1,34 @@
+"""Exact sparse attention in models of Hugging Face transformers, with losses and callbacks for their Trainer.
+
+It needs the extra ``hf``. Transformers is imported when a function is called.
+
+Example:
+    >>> from lit_sparse.hf import sparsify
+    >>> from lit_sparse.mappings import Sparsemax
+    >>> from transformers import AutoModel  # doctest: +SKIP
+    >>> report = sparsify(AutoModel.from_pretrained("bert-base-uncased"), Sparsemax())  # doctest: +SKIP
+"""
+
+from lit_sparse.hf.annealed import AnnealedEntmax
+from lit_sparse.hf.callbacks import AlphaAnnealing, SparsityCallback
+from lit_sparse.hf.layer_mapping import LayerMapping
+from lit_sparse.hf.loss_functions import fenchel_young_loss_func, risk_loss_func
+from lit_sparse.hf.pooling import SparseAttentionPooling
+from lit_sparse.hf.registry import register
+from lit_sparse.hf.saving import from_pretrained
+from lit_sparse.hf.sparsify import AttentionReport, LayerReport, sparsify
+
+__all__ = [
+    "AlphaAnnealing",
+    "AnnealedEntmax",
+    "AttentionReport",
+    "LayerMapping",
+    "LayerReport",
+    "SparseAttentionPooling",
+    "SparsityCallback",
+    "fenchel_young_loss_func",
+    "from_pretrained",
+    "register",
+    "risk_loss_func",
+    "sparsify",
+]

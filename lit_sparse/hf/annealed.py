@@ -1,0 +1,57 @@
+"""Entmax whose alpha rises from 1, where it is softmax, to a target."""
+
+from __future__ import annotations
+
+import torch
+from typing_extensions import Self, override
+
+from lit_sparse.checks import check_number
+from lit_sparse.mappings import Entmax
+from lit_sparse.mappings.base import SparseMapping
+
+__all__ = ["AnnealedEntmax"]
+
+
+class AnnealedEntmax(Entmax):
+    """Entmax that starts as softmax; its alpha is saved with the model's weights.
+
+    :class:`lit_sparse.hf.AlphaAnnealing` raises alpha while a Trainer runs. In a loop of your own, call :meth:`set_progress`.
+
+    Args:
+        target: alpha at the end, > 1 and <= 100; 2 is sparsemax.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+
+    Raises:
+        ConfigurationError: if ``target`` or ``gamma`` is out of its range.
+
+    Example:
+        >>> mapping, scores = AnnealedEntmax(1.5), torch.tensor([3.0, 0.0])
+        >>> bool((mapping(scores) > 0).all())
+        True
+        >>> mapping.set_progress(1.0)
+        >>> mapping(scores).tolist()
+        [1.0, 0.0]
+    """
+
+    alpha: torch.Tensor
+
+    def __init__(self, target: float = 1.5, *, gamma: float = 1.0, dim: int = -1) -> None:
+        SparseMapping.__init__(self, gamma=gamma, dim=dim)
+        self.target = check_number("target", target, 1.0, 100.0, open_low=True)
+        self.register_buffer("alpha", torch.ones(()))
+
+    def set_progress(self, progress: float) -> None:
+        """Set alpha between 1 and its target.
+
+        Args:
+            progress: number in 0 .. 1.
+        """
+        self.alpha.fill_(1.0 + (self.target - 1.0) * check_number("progress", progress, 0.0, 1.0))
+
+    @classmethod
+    @override
+    def examples(cls) -> list[Self]:
+        done = cls(1.5)
+        done.set_progress(1.0)
+        return [cls(), done]

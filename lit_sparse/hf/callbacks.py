@@ -1,0 +1,180 @@
+"""Callbacks of the Trainer of transformers: sparsity of attention, and annealing from softmax."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from lit_sparse.checks import check_count, check_number
+from lit_sparse.distributed import reduce
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.hf.annealed import AnnealedEntmax
+from lit_sparse.hf.layer_mapping import LayerMapping
+
+__all__ = ["AlphaAnnealing", "SparsityCallback"]
+
+
+class _Callback:
+    """Callback of a Trainer that ignores all events but those it handles.
+
+    It does not derive from ``TrainerCallback``, so that this module does not import transformers.
+    """
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("on_"):
+            return _ignore
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def _ignore(*_args: Any, **_options: Any) -> None:
+    """Handle an event by nothing."""
+
+
+class SparsityCallback(_Callback):
+    """Log how sparse the attention of each layer and head is, to the Trainer's loggers.
+
+    For the layer number l and the head h it logs ``attention/layer_l/head_h/support``, the mean number of nonzero weights of
+    a query, and ``attention/layer_l/head_h/zeros``, the fraction of allowed keys with a weight of exactly zero. Both are
+    also logged over all heads, as ``attention/support`` and ``attention/zeros``. Weights are counted before dropout, over all
+    processes. Layers are numbered in the order of the report of :func:`lit_sparse.hf.sparsify`. Evaluations during
+    training are logged with the prefix ``eval_``.
+
+    Args:
+        trainer: the Trainer, whose ``log`` is called.
+        every: number of optimizer steps between measurements; None for the Trainer's ``logging_steps``.
+        per_head: whether to log each layer and head, besides the means over all.
+
+    Raises:
+        ConfigurationError: if ``trainer`` cannot log, ``every`` is not a positive integer, or the model was not sparsified.
+
+    Example:
+        >>> trainer.add_callback(SparsityCallback(trainer))  # doctest: +SKIP
+    """
+
+    def __init__(self, trainer: Any, every: int | None = None, per_head: bool = True) -> None:
+        if not callable(getattr(trainer, "log", None)):
+            raise ConfigurationError(
+                f"Expected a Trainer of transformers but got {full_name(trainer)}. Write"
+                " trainer.add_callback(SparsityCallback(trainer))."
+            )
+        self.trainer = trainer
+        self.every = None if every is None else check_count("every", every)
+        self.per_head = per_head
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Refuse a model without mappings."""
+        if not _layers(model):
+            raise ConfigurationError(
+                f"SparsityCallback found no mapping in {type(model).__name__}. Call `lit_sparse.hf.sparsify(model, mapping)`"
+                " before training."
+            )
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Start to count in a step that is logged."""
+        every = self.every if self.every is not None else max(1, int(state.logging_steps))
+        if (state.global_step + 1) % every == 0:
+            _record(model, True)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Log the counts of the step, and count in an evaluation that follows."""
+        self._log(model, "")
+        self.on_epoch_end(args, state, control, model)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Count in an evaluation that follows."""
+        if control.should_evaluate:
+            _record(model, True)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Log the counts of the evaluation."""
+        self._log(model, "eval_")
+
+    def _log(self, model: nn.Module, prefix: str) -> None:
+        counts = [part.take_counts() if part.recording else None for part in _layers(model)]
+        _record(model, False)
+        values = _values([None if each is None else reduce(each) for each in counts], prefix, self.per_head)
+        if values:
+            self.trainer.log(values)
+
+
+def _values(layers: list[Tensor | None], prefix: str, per_head: bool) -> dict[str, float]:
+    """Return the numbers to log from the counts (H, 3) of each layer."""
+    values: dict[str, float] = {}
+    known = {number: counts.double().cpu() for number, counts in enumerate(layers) if counts is not None}
+    rows = [(f"layer_{number}/head_{head}/", row) for number, counts in known.items() for head, row in enumerate(counts)]
+    total = sum(row for _, row in rows) if rows else None
+    for name, row in [*(rows if per_head else []), *([] if total is None else [("", total)])]:
+        nonzero, allowed, queries = (float(x) for x in row)
+        if queries:
+            values[f"{prefix}attention/{name}support"] = nonzero / queries
+            values[f"{prefix}attention/{name}zeros"] = 1.0 - nonzero / allowed
+    return values
+
+
+class AlphaAnnealing(_Callback):
+    """Raise the alpha of ``sparsify(..., start="annealed")`` from 1, softmax, to its target, linearly in the steps.
+
+    A pretrained model loses quality if its softmax is replaced at once. The alphas are saved with the weights, and a resumed
+    run continues the schedule.
+
+    Args:
+        share: fraction of all steps after which the target is reached, in (0, 1].
+
+    Raises:
+        ConfigurationError: if ``share`` is out of its range, or the model has nothing to anneal.
+
+    Source: after Correia, Niculae & Martins (2019), Adaptively Sparse Transformers, where alpha is learnt.
+
+    Example:
+        >>> trainer.add_callback(AlphaAnnealing(share=0.5))  # doctest: +SKIP
+    """
+
+    def __init__(self, share: float = 0.5) -> None:
+        self.share = check_number("share", share, 0.0, 1.0, open_low=True)
+
+    def progress(self, step: int, steps: int) -> float:
+        """Return how far alpha is on its way at a step, in 0 .. 1."""
+        return min(1.0, step / max(1.0, self.share * steps))
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Refuse a model whose alphas do not move."""
+        if not any(True for _ in _annealed(model)):
+            raise ConfigurationError(
+                f"AlphaAnnealing found no annealed mapping in {type(model).__name__}. Call `lit_sparse.hf.sparsify(model,"
+                ' mapping, start="annealed")`. A learnable alpha needs no callback.'
+            )
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Set the alphas of the step."""
+        for mapping in _annealed(model):
+            mapping.set_progress(self.progress(state.global_step, state.max_steps))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Set the alphas for a checkpoint or an evaluation after the step."""
+        self.on_step_begin(args, state, control, model)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
+        """Warn if training stopped before the target."""
+        reached = self.progress(state.global_step, state.max_steps)
+        if reached < 1.0:
+            warnings.warn(
+                f"AlphaAnnealing is at {reached:.0%} of its way, because training stopped after {state.global_step} of"
+                f" {state.max_steps} steps. Attention is less sparse than asked for. Train longer, or decrease `share`.",
+                stacklevel=2,
+            )
+
+
+def _layers(model: nn.Module) -> list[LayerMapping]:
+    return [part for part in model.modules() if isinstance(part, LayerMapping)]
+
+
+def _annealed(model: nn.Module) -> Iterator[AnnealedEntmax]:
+    return (part for part in model.modules() if isinstance(part, AnnealedEntmax))
+
+
+def _record(model: nn.Module, on: bool) -> None:
+    for part in _layers(model):
+        part.recording = on

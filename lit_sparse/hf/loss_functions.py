@@ -1,0 +1,144 @@
+"""Losses for ``Trainer(compute_loss_func=...)``: Fenchel-Young losses, and risks over the examples of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_sparse.distributed import world_size
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
+from lit_sparse.risks import Risk
+
+__all__ = ["fenchel_young_loss_func", "risk_loss_func"]
+
+#: Label that transformers ignores.
+IGNORED = -100
+
+LossFunction = Callable[..., Tensor]
+
+
+def fenchel_young_loss_func(mapping: SparseMapping, *, shift: bool | None = None, label_smoothing: float = 0.0) -> LossFunction:
+    """Return a ``compute_loss_func`` of the Trainer: the Fenchel-Young loss of a mapping in place of cross-entropy.
+
+    The loss is the sum over labels divided by the number of labels in all accumulated batches, so that gradient
+    accumulation gives the gradient of the whole batch.
+
+    Args:
+        mapping: mapping onto the simplex that has a value, see :class:`lit_sparse.mappings.FenchelYoungLoss`.
+        shift: whether position t predicts label t + 1; None for True if the output is that of a causal language model.
+        label_smoothing: see :class:`lit_sparse.mappings.FenchelYoungLoss`.
+
+    Raises:
+        ConfigurationError: if the mapping has no such loss.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.mappings import Entmax
+        >>> loss = fenchel_young_loss_func(Entmax(1.5))
+        >>> logits, labels = torch.tensor([[9.0, 0.0], [0.0, 9.0]]), torch.tensor([0, 1])
+        >>> float(loss({"logits": logits}, labels))
+        0.0
+    """
+    loss: Callable[[Tensor, Tensor], Tensor] = FenchelYoungLoss(
+        mapping, ignore_index=IGNORED, reduction="sum", label_smoothing=label_smoothing
+    )
+
+    def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        logits, labels = _aligned(outputs, labels, shift)
+        total = loss(logits.flatten(0, -2), labels.flatten())
+        return total / (_count(labels) if num_items_in_batch is None else num_items_in_batch)
+
+    return compute
+
+
+def risk_loss_func(
+    risk: Risk, example_losses: Callable[[Tensor, Tensor], Tensor] | None = None, *, shift: bool | None = None
+) -> LossFunction:
+    """Return a ``compute_loss_func`` of the Trainer: a risk over the losses of the examples, such as CVaR.
+
+    An example's loss is its cross-entropy, averaged over its labels. Examples without a label are left out.
+
+    Gradient accumulation is right for risks whose mean over batches is the objective (``risk.unbiased``), with one label
+    per example. For other risks, such as CVaR and KL-DRO, the risk of parts is not that of the whole batch, and accumulation
+    is refused when training starts. So are several processes.
+
+    Args:
+        risk: the risk, without parameters and without an adversary.
+        example_losses: function of logits and labels that returns losses (B,); None for cross-entropy.
+        shift: as in :func:`fenchel_young_loss_func`.
+
+    Raises:
+        ConfigurationError: if the risk needs to be trained itself or perturbs inputs.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.risks import CVaR
+        >>> loss = risk_loss_func(CVaR(0.5))
+        >>> logits, labels = torch.tensor([[0.0, 0.0], [90.0, 0.0]]), torch.tensor([0, 0])
+        >>> bool(loss({"logits": logits}, labels) == torch.tensor(2.0).log())  # the worse half
+        True
+    """
+    if not isinstance(risk, Risk):
+        raise ConfigurationError(f"Expected a risk, such as lit_sparse.risks.CVaR(0.1), but got {full_name(risk)}.")
+    if risk.adversary is not None or list(risk.parameters()):
+        raise ConfigurationError(
+            f"Expected a risk without an adversary and without parameters but got {risk!r}. The Trainer gives it neither the"
+            " inputs nor an optimizer. Use Mean, CVaR or KLDRO."
+        )
+
+    def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
+        if world_size() > 1:
+            raise ConfigurationError("Expected one process, because the Trainer rescales losses over processes, but got more.")
+        logits, labels = _aligned(outputs, labels, shift)
+        losses = _cross_entropies(logits, labels) if example_losses is None else example_losses(logits, labels)
+        labelled = (labels != IGNORED).reshape(len(labels), -1).any(-1) if not labels.is_floating_point() else None
+        share = _share(risk, labels, num_items_in_batch)
+        losses = losses if labelled is None else losses[labelled]
+        return risk(losses) * share if len(losses) else logits.sum() * 0.0
+
+    return compute
+
+
+def _share(risk: Risk, labels: Tensor, num_items_in_batch: Tensor | int | None) -> float:
+    """Return the fraction of the accumulated batches' labels that are in this one."""
+    if num_items_in_batch is None:
+        return 1.0
+    here, total = int(_count(labels)), int(num_items_in_batch)
+    if here == total:
+        return 1.0
+    if not risk.unbiased or labels.dim() > 1:
+        what = f"the {type(risk).__name__} of parts" if not risk.unbiased else "the mean over parts of token labels"
+        raise ConfigurationError(
+            f"Expected `gradient_accumulation_steps=1` but got a batch with {here} of {total} accumulated labels, and {what} is"
+            " not that of the whole batch. Use a larger batch."
+        )
+    return here / total
+
+
+def _count(labels: Tensor) -> Tensor:
+    return (labels != IGNORED).sum()
+
+
+def _cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the cross-entropy of each example (B,), averaged over its labels."""
+    losses = F.cross_entropy(logits.float().flatten(0, -2), labels.flatten(), ignore_index=IGNORED, reduction="none")
+    losses = losses.view(len(labels), -1)
+    return losses.sum(-1) / (labels != IGNORED).view(len(labels), -1).sum(-1).clamp_min(1)
+
+
+def _aligned(outputs: Any, labels: Tensor, shift: bool | None) -> tuple[Tensor, Tensor]:
+    """Return logits (..., C) and their labels (...)."""
+    logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
+    if shift is None:
+        shift = "CausalLM" in type(outputs).__name__
+    if shift:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    if logits.dim() < 2 or (not labels.is_floating_point() and logits.shape[:-1] != labels.shape):
+        raise ConfigurationError(
+            f"Expected one label for each row of logits but got logits {tuple(logits.shape)} and labels {tuple(labels.shape)}."
+        )
+    return logits, labels.to(logits.device)

@@ -1,0 +1,63 @@
+"""Masks of transformers: what its models pass to an attention function, as this package's masks and biases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lit_sparse.errors import ConfigurationError, full_name
+
+__all__ = ["causal_mask", "make_mask", "split_mask"]
+
+
+def make_mask(**options: Any) -> Tensor | None:
+    """Return the boolean mask of transformers' ``sdpa``, True at allowed positions.
+
+    It is None for bidirectional attention without padding. A causal mask is never left out: the attention
+    function would not see that it is missing.
+    """
+    from transformers.masking_utils import sdpa_mask
+
+    mask: Tensor | None = sdpa_mask(**{**options, "allow_is_causal_skip": False})
+    return mask
+
+
+def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Return which positions are allowed and what is added to the scores.
+
+    Args:
+        mask: boolean, True at allowed positions, or floating, added to the scores. Floating values at or below half the
+            lowest number of their dtype mean "not allowed", because models use that number in place of -inf.
+
+    Raises:
+        ConfigurationError: for a mask of another kind.
+    """
+    if mask is None:
+        return None, None
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        got = str(mask.dtype) if isinstance(mask, Tensor) else full_name(mask)
+        raise ConfigurationError(
+            "Expected an attention mask that is boolean, True at allowed positions, or floating, added to the scores, but got"
+            f" {got}. Convert a mask of zeros and ones by `mask.bool()`."
+        )
+    if mask.dtype == torch.bool:
+        return mask, None
+    allowed = mask > torch.finfo(mask.dtype).min / 2
+    return allowed, torch.where(allowed, mask, 0.0)
+
+
+def causal_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None) -> Tensor | None:
+    """Return the mask of a layer that got none: causal where transformers' ``sdpa`` would be, else None.
+
+    Args:
+        module: layer of attention.
+        query: (..., L, E).
+        key: (..., S, E).
+        is_causal: argument of the layer; None for its attribute.
+    """
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not is_causal or query.shape[-2] <= 1:
+        return None
+    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()

@@ -1,0 +1,107 @@
+"""Pools the vectors of tokens to one vector, with sparse weights."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import Self
+
+from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.descriptions import build, describe
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import SparseMapping, Sparsemax
+from lit_sparse.nn.dot_product import check_mapping
+
+__all__ = ["SparseAttentionPooling"]
+
+
+class SparseAttentionPooling(nn.Module):
+    """Average the vectors of tokens by ``mapping(w . token + b)``; most tokens get a weight of exactly zero.
+
+    It starts as the mean over tokens, because w starts at zero. It is also a module of sentence-transformers: given its
+    features, it reads ``token_embeddings`` and ``attention_mask``, and adds ``sentence_embedding`` and ``token_weights``.
+
+    Args:
+        dim: width D of the vectors.
+        mapping: mapping onto the simplex; None for ``Sparsemax()``.
+
+    Raises:
+        ConfigurationError: if ``dim`` is not a positive integer, or the mapping is not one onto the simplex.
+
+    Example:
+        >>> pool = SparseAttentionPooling(4)
+        >>> tokens, mask = torch.randn(2, 3, 4), torch.tensor([[1, 1, 0], [1, 1, 1]])
+        >>> torch.allclose(pool(tokens, mask)[0], tokens[0, :2].mean(0))
+        True
+    """
+
+    def __init__(self, dim: int, mapping: SparseMapping | None = None) -> None:
+        super().__init__()
+        self.dim = check_count("dim", dim, most=MOST_FEATURES)
+        self.mapping = Sparsemax() if mapping is None else mapping
+        check_mapping(self.mapping)
+        if not self.mapping.on_simplex:
+            raise ConfigurationError(f"Expected a mapping onto the simplex, such as Sparsemax(), but got {mapping!r}.")
+        self.score = nn.Linear(self.dim, 1)
+        nn.init.zeros_(self.score.weight)
+        nn.init.zeros_(self.score.bias)
+
+    def forward(self, tokens: Any, mask: Tensor | None = None) -> Any:
+        """Pool.
+
+        Args:
+            tokens: (B, L, D), or the features of sentence-transformers.
+            mask: (B, L), True or 1 at tokens that count; None for all.
+
+        Returns:
+            The vectors (B, D), zero without tokens; or the features.
+
+        Raises:
+            ConfigurationError: if the shapes do not fit.
+        """
+        if isinstance(tokens, dict):
+            vectors = tokens["token_embeddings"]
+            pooled, weights = self.pool(vectors, tokens.get("attention_mask"))
+            return {**tokens, "sentence_embedding": pooled, "token_weights": weights}
+        return self.pool(tokens, mask)[0]
+
+    def pool(self, tokens: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the vectors (B, D) and the weights (B, L) of the tokens; see :meth:`forward`."""
+        if tokens.dim() != 3 or tokens.shape[-1] != self.dim:
+            raise ConfigurationError(f"Expected tokens (B, L, {self.dim}) but got shape {tuple(tokens.shape)}.")
+        if mask is not None and mask.shape != tokens.shape[:2]:
+            raise ConfigurationError(f"Expected a mask of shape {tuple(tokens.shape[:2])} but got {tuple(mask.shape)}.")
+        if mask is not None:
+            mask = mask.bool()
+            tokens = torch.where(mask.unsqueeze(-1), tokens, 0.0)  # a NaN in padding would reach the gradient
+        weights = self.mapping.map(self.score(tokens).squeeze(-1), mask, -1)
+        return (weights.unsqueeze(-2) @ tokens).squeeze(-2), weights
+
+    def get_sentence_embedding_dimension(self) -> int:
+        """Return the width of the vectors."""
+        return self.dim
+
+    def save(self, output_path: str, *_args: Any, **_options: Any) -> None:
+        """Write the arguments and the weights to a folder, as sentence-transformers asks for."""
+        folder = Path(output_path)
+        folder.mkdir(parents=True, exist_ok=True)
+        config = {"dim": self.dim, "mapping": describe(self.mapping)}
+        (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        torch.save(self.state_dict(), folder / "pooling.pt")
+
+    @classmethod
+    def load(cls, input_path: str, *_args: Any, **_options: Any) -> Self:
+        """Return a module from a folder of :meth:`save`.
+
+        Raises:
+            CheckpointError: if the config names a class that is not allowed.
+        """
+        folder = Path(input_path)
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        pool = cls(config["dim"], build(f"{str(folder / 'config.json')!r}", config["mapping"]))
+        pool.load_state_dict(torch.load(folder / "pooling.pt", map_location="cpu", weights_only=True))
+        return pool

@@ -1,0 +1,206 @@
+"""Finds the attention layers of a model by one small forward pass: which call the interface, and which keep their softmax."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from typing_extensions import override
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.hf.adapter import attend
+from lit_sparse.hf.registry import register_function
+from lit_sparse.mappings import Softmax
+
+__all__ = ["Probe", "example_inputs", "probe", "run", "uses_interface"]
+
+#: Name of the attention that records its calls.
+RECORDING = "lit_sparse_probe"
+_FUSED = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
+_SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+
+
+@dataclass
+class Probe:
+    """Result of one forward pass.
+
+    Args:
+        heads: layer that called the interface -> its number of heads.
+        others: names of layers that attend by a softmax of their own.
+    """
+
+    heads: dict[nn.Module, int] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)
+
+
+class _OwnSoftmax(TorchFunctionMode):
+    """Records attention outside of the interface: fused calls, and softmax inside a layer that is called attention."""
+
+    def __init__(self, found: Probe, model: nn.Module) -> None:
+        super().__init__()
+        self.found = found
+        self.names = {module: name for name, module in model.named_modules()}
+        self.stack: list[nn.Module] = []
+        self.inside = False  # the interface
+
+    @override
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not self.inside and (func in _FUSED or func in _SOFTMAX):
+            attention = next((each for each in reversed(self.stack) if "attention" in type(each).__name__.lower()), None)
+            place = attention if attention is not None else self.stack[-1] if self.stack and func in _FUSED else None
+            name = self.names.get(place) if place is not None else None
+            if name is not None and name not in self.found.others and place not in self.found.heads:
+                self.found.others.append(name)
+        return func(*args, **(kwargs or {}))
+
+    def enter(self, module: nn.Module, _inputs: Any) -> None:
+        if self.names.get(module) == "":  # the model itself; a pass that failed has left its layers
+            self.stack.clear()
+            self.inside = False
+        self.stack.append(module)
+
+    def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
+        self.stack.pop()
+
+
+def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:
+    """Run a model on a small example, with an attention that records its calls, and softmax as the mapping.
+
+    The model's attention is this one afterwards.
+
+    Args:
+        model: model of transformers.
+        example: arguments of its forward pass; None to make them.
+
+    Raises:
+        ConfigurationError: if the pass fails.
+    """
+    found = Probe()
+    mode = _OwnSoftmax(found, model)
+    softmax = Softmax()
+
+    def function(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        mode.inside = True
+        found.heads.setdefault(module, query.shape[1])
+        result = attend(module, query, key, value, attention_mask, softmax, **options)
+        mode.inside = False
+        return result
+
+    register_function(RECORDING, function)
+    model.set_attn_implementation(RECORDING)  # type: ignore[operator]
+    examples = example_inputs(model) if example is None else [example]
+    hooks = [register_module_forward_pre_hook(mode.enter), register_module_forward_hook(mode.leave)]
+    try:
+        with mode:
+            run(model, examples)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+def run(model: nn.Module, examples: Sequence[Mapping[str, Any]]) -> None:
+    """Run a model once, in evaluation, without gradients.
+
+    Args:
+        model: model of transformers.
+        examples: arguments of its forward pass; the next are tried if the pass fails.
+
+    Raises:
+        ConfigurationError: if all passes fail, or the mapping does not fit.
+    """
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    errors: list[Exception] = []
+    try:
+        for inputs in examples:
+            placed = {name: x.to(device) if isinstance(x, Tensor) else x for name, x in inputs.items()}
+            try:
+                with torch.no_grad():
+                    model(**placed)
+                return
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                errors.append(error)
+    finally:
+        model.train(training)
+    tried = " or ".join(", ".join(inputs) for inputs in examples)
+    reason = f"{type(errors[0]).__name__}: {errors[0]}" if errors else "no arguments"
+    raise ConfigurationError(
+        f"Expected a forward pass of {type(model).__name__} with {tried} to run but got {reason}. Give `example`, the"
+        " arguments of a small forward pass."
+    ) from (errors[0] if errors else None)
+
+
+def uses_interface(module: nn.Module) -> bool:
+    """Return whether the forward method of a layer calls the interface of attention."""
+    try:
+        return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(type(module).forward)
+    except (OSError, TypeError):
+        return False
+
+
+def example_inputs(model: Any) -> list[dict[str, Any]]:
+    """Return arguments of small forward passes: the model's main input alone, text with an image, and other inputs alone.
+
+    Args:
+        model: model of transformers.
+    """
+    accepted = inspect.signature(model.forward).parameters
+    names = dict.fromkeys([model.main_input_name, *(name for name in _MAKERS if name in accepted)])
+    made: dict[str, Tensor] = {}
+    for name in names:
+        with suppress(Exception):  # a config may lack the sizes of one kind of input
+            made[name] = _MAKERS[name](model)
+    kinds = [[name] for name in made]
+    kinds[1:1] = [["input_ids", "pixel_values"]] if {"input_ids", "pixel_values"} <= made.keys() else []
+    decoder: dict[str, Any] = {}
+    if getattr(model.config, "is_encoder_decoder", False) and "decoder_input_ids" in accepted:
+        decoder = {"decoder_input_ids": torch.tensor([[1, 2, 3]])}
+    return [{**{name: made[name] for name in kind}, **decoder} for kind in kinds]
+
+
+def _tokens(model: Any) -> Tensor:
+    ids: Tensor = model.dummy_inputs["input_ids"]
+    try:
+        return ids % int(model.get_input_embeddings().num_embeddings)
+    except (AttributeError, NotImplementedError):
+        return ids.clamp_max(4)
+
+
+def _image(model: Any) -> Tensor:
+    config = getattr(model.config, "vision_config", model.config)
+    size = getattr(config, "image_size", 32)
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return torch.zeros(1, getattr(config, "num_channels", 3), height, width, dtype=model.dtype)
+
+
+def _spectrum(model: Any) -> Tensor:
+    config = model.config
+    bands = getattr(config, "num_mel_bins", getattr(config, "feature_size", 80))
+    frames = 2 * getattr(config, "max_source_positions", 50)
+    shape = (1, bands, frames) if hasattr(config, "max_source_positions") else (1, frames, bands)
+    return torch.zeros(shape, dtype=model.dtype)
+
+
+def _wave(model: Any) -> Tensor:
+    return torch.linspace(-1, 1, 4000, dtype=model.dtype).unsqueeze(0)
+
+
+_MAKERS: dict[str, Callable[[Any], Tensor]] = {
+    "input_ids": _tokens,
+    "pixel_values": _image,
+    "input_features": _spectrum,
+    "input_values": _wave,
+}

@@ -1,0 +1,114 @@
+"""Registers mappings with transformers, as names of attention and of masks."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+import lit_sparse.mappings
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.hf.adapter import attend
+from lit_sparse.hf.layer_mapping import attend_by_layer
+from lit_sparse.hf.masks import make_mask
+from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.mappings import Entmax, SparseMapping
+from lit_sparse.nn.dot_product import check_mapping
+
+__all__ = ["BY_LAYER", "check_on_simplex", "register", "register_function"]
+
+PREFIX = "lit_sparse_"
+#: Name of the attention that uses the mapping of each layer.
+BY_LAYER = "lit_sparse_by_layer"
+
+AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def register(**mappings: SparseMapping) -> list[str]:
+    """Register mappings as attention of transformers, for ``attn_implementation``; return the names.
+
+    Without arguments, these are all mappings onto the simplex that need no argument, by their names: ``lit_sparse_softmax``,
+    ``lit_sparse_sparsemax``, ``lit_sparse_entmax15``, and so on. Each name is registered for attention and for masks. A name
+    for attention alone would attend without any mask. Registering a name again replaces it.
+
+    Transformers accepts these names for models that cannot use them, and such a model goes on with softmax.
+    :func:`lit_sparse.hf.sparsify` checks the model. Continuous batching (``generate_batch``) refuses all such names.
+
+    Args:
+        mappings: name -> mapping, registered as ``lit_sparse_<name>``, for mappings with arguments.
+
+    Raises:
+        ConfigurationError: for a mapping outside the simplex, or with parameters, which would belong to no model.
+        MissingExtraError: without transformers.
+
+    Example:
+        >>> from lit_sparse.mappings import TopKSparsemax
+        >>> register(top8=TopKSparsemax(8))  # doctest: +SKIP
+        ['lit_sparse_top8']
+    """
+    import_transformers()
+    names = []
+    for name, mapping in (mappings or _mappings_without_arguments()).items():
+        check_on_simplex(mapping)
+        if any(True for _ in mapping.parameters()):
+            raise ConfigurationError(
+                f"Expected a mapping without parameters but got {mapping!r}, whose parameters would not be trained or saved"
+                " with a model. Call `lit_sparse.hf.sparsify(model, mapping)`."
+            )
+        if not re.fullmatch(r"[a-z0-9_]+", name):
+            raise ConfigurationError(f"Expected a name of lower-case letters, digits and underscores but got {name!r}.")
+        register_function(f"{PREFIX}{name}", _by(mapping))
+        names.append(f"{PREFIX}{name}")
+    register_function(BY_LAYER, attend_by_layer)
+    return names
+
+
+def register_function(name: str, function: AttentionFunction) -> None:
+    """Register a function of attention together with its masks."""
+    import_transformers()
+    from transformers.masking_utils import AttentionMaskInterface
+    from transformers.modeling_utils import AttentionInterface
+
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, make_mask)
+
+
+def check_on_simplex(mapping: object) -> None:
+    """Refuse what is not a mapping onto the simplex."""
+    check_mapping(mapping)
+    if not mapping.on_simplex:  # type: ignore[attr-defined]
+        raise ConfigurationError(
+            f"Expected a mapping onto the simplex, because attention averages values, but got {mapping!r}, whose results do not"
+            " sum to one. Use Sparsemax() or TopKSparsemax(k)."
+        )
+
+
+def _by(mapping: SparseMapping) -> AttentionFunction:
+    def function(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> tuple[Tensor, Tensor]:
+        return attend(module, query, key, value, attention_mask, mapping, **options)
+
+    return function
+
+
+def _mappings_without_arguments() -> dict[str, SparseMapping]:
+    """Return the mappings of this package that are onto the simplex and can be built without arguments, by name."""
+    found: dict[str, SparseMapping] = {}
+    for name in lit_sparse.mappings.__all__:
+        kind = getattr(lit_sparse.mappings, name)
+        if not (isinstance(kind, type) and issubclass(kind, SparseMapping)) or kind is SparseMapping or not kind.on_simplex:
+            continue
+        try:
+            mapping = kind()
+        except TypeError:  # an argument is required
+            continue
+        if not any(True for _ in mapping.parameters()):
+            found["entmax15" if kind is Entmax else _snake_case(name)] = mapping
+    return found
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name.replace("PNorm", "Pnorm")).lower()

@@ -1,0 +1,208 @@
+"""Print, for each architecture of the installed transformers, whether `lit_sparse.hf.sparsify` changes its attention.
+
+Each architecture is built with a tiny random config, made from its default config, in a process with a time limit. The
+model must run with eager attention. Then softmax through the interface is compared with it, and the calls of a sparse mapping
+are counted. A model works, is refused with a reason, differs from eager attention, is silent (layers without their mapping),
+fails, or has no tiny config that runs.
+
+Usage: python scripts/list_hf_architectures.py [--only NAME ...] [--limit SECONDS] > architectures.csv
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import csv
+import logging
+import math
+import multiprocessing
+import os
+import resource
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+from lit_sparse.errors import LitSparseError
+from lit_sparse.hf import LayerMapping, sparsify
+from lit_sparse.hf.probe import example_inputs, uses_interface
+from lit_sparse.mappings import Softmax, TopKSparsemax
+
+#: Parts of attribute names of configs -> their tiny values, first match first.
+SIZES: list[tuple[tuple[str, ...], int]] = [
+    (("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num"), 2),
+    (("attention_heads", "num_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads"), 4),
+    (("num_hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "depth"), 2),
+    (("num_decoder_layers", "num_encoder_layers"), 2),
+    (("vocab_size",), 99),
+    (("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+    (("num_experts_per_tok", "moe_topk"), 2),
+    (("head_dim", "d_kv", "attention_head_dim"), 8),
+    (("intermediate_size", "ffn_dim", "d_ff", "n_inner", "mlp_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_inner"), 32),
+    (("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "hidden_dim", "embedding_size", "projection_dim"), 32),
+    (("image_size",), 32),
+    (("patch_size",), 8),
+]
+WITHIN = 1e-4
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=None, help="model types; all by default")
+    parser.add_argument("--limit", type=float, default=60.0, help="seconds of computing time for each architecture")
+    options = parser.parse_args()
+    os.nice(19)
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    warnings.simplefilter("ignore")
+    table = csv.writer(sys.stdout)
+    table.writerow(["model_type", "class", "state", "layers", "difference", "reason"])
+    states: Counter[str] = Counter()
+    for model_type, name in architectures(options.only):
+        row = within_limit(model_type, name, options.limit)
+        states[row[0]] += 1
+        table.writerow([model_type, name, *row])
+        sys.stdout.flush()
+    print(f"transformers {transformers.__version__}: {dict(states)}", file=sys.stderr)
+
+
+def architectures(only: list[str] | None) -> Iterator[tuple[str, str]]:
+    """Yield the types of models and the names of their base classes."""
+    for model_type, names in MODEL_MAPPING_NAMES.items():
+        if only is None or model_type in only:
+            yield model_type, names if isinstance(names, str) else names[0]
+
+
+def within_limit(model_type: str, name: str, limit: float) -> list[str]:
+    """Return the row of an architecture from a process of its own."""
+    context = multiprocessing.get_context("fork")  # transformers is imported once
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_send_row, args=(sender, model_type, name, limit))
+    process.start()
+    sender.close()
+    row = ["no tiny config", "", "", f"more than {10 * limit:g} seconds"]
+    if receiver.poll(10 * limit):  # a machine may be busy
+        with contextlib.suppress(EOFError):
+            row = ["no tiny config", "", "", f"the process died, perhaps after {limit:g} seconds"]
+            row = receiver.recv()
+    process.kill()
+    process.join()
+    return row
+
+
+def _send_row(sender: Any, model_type: str, name: str, limit: float) -> None:
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(limit), math.ceil(limit)))
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):  # noqa: PTH123
+        row = row_of(model_type, name)
+    sender.send(row)
+
+
+def row_of(model_type: str, name: str) -> list[str]:
+    """Return the state, the number of layers, the difference to eager attention, and a reason."""
+    try:
+        model = tiny_model(model_type, name)
+        inputs, reference = first_pass(model)
+    except BaseException as error:  # some models exit
+        return ["no tiny config", "", "", f"{type(error).__name__}: {error}".replace("\n", " ")[:200]]
+    try:
+        report = sparsify(model, Softmax(), example=inputs)
+        difference = float((run(model, inputs) - reference).abs().max() / reference.abs().max().clamp_min(1e-6))
+        sparsify(model, TopKSparsemax(1), example=inputs)
+    except LitSparseError as error:
+        return ["refused", "", "", str(error).replace("\n", " ")]
+    except Exception as error:
+        return ["fails", "", "", f"{type(error).__name__}: {error}".replace("\n", " ")[:300]]
+    silent = silent_layers(model, inputs)
+    state = "silent" if silent else "works" if difference < WITHIN else "differs"
+    return [state, str(len(report.layers)), f"{difference:.1e}", " ".join(silent)]
+
+
+def first_pass(model: Any) -> tuple[dict[str, Any], Tensor]:
+    """Return the first example that the model runs on, and its output."""
+    examples = example_inputs(model)
+    for inputs in examples[:-1]:
+        with contextlib.suppress(Exception):
+            return inputs, run(model, inputs)
+    return examples[-1], run(model, examples[-1])
+
+
+def silent_layers(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
+    """Return the layers that ran without their mapping: they use the interface, or have a mapping, and counted nothing."""
+    ran: set[str] = set()
+    hooks = []
+    for name, part in model.named_modules():
+        if uses_interface(part) or hasattr(part, "lit_sparse"):
+            hooks.append(part.register_forward_hook(lambda *_, name=name: ran.add(name)))
+        if isinstance(part, LayerMapping):
+            part.recording = True
+    run(model, inputs)
+    for hook in hooks:
+        hook.remove()
+    found = []
+    for name in sorted(ran):
+        mapping = getattr(model.get_submodule(name), "lit_sparse", None)
+        if mapping is None or mapping.take_counts() is None:
+            found.append(name)
+    return found
+
+
+def run(model: Any, inputs: dict[str, Any]) -> Tensor:
+    """Return the first floating output of a model."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return next(_tensors(model(**inputs))).float()
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor) and value.is_floating_point():
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def tiny_model(model_type: str, name: str) -> Any:
+    """Return a model with random weights."""
+    config = transformers.AutoConfig.for_model(model_type)
+    shrink(config)
+    torch.manual_seed(0)
+    model = getattr(transformers, name)._from_config(config, attn_implementation="eager").eval().float()
+    if sum(p.numel() for p in model.parameters()) > 50_000_000:
+        raise ValueError("the config stays large")
+    return model
+
+
+def shrink(config: Any) -> None:
+    """Make a config tiny, by the names of its attributes, and those of its parts."""
+    for part in config.sub_configs:
+        if getattr(config, part, None) is not None:
+            shrink(getattr(config, part))
+    for key in list(vars(config)):
+        value = getattr(config, key)
+        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+            continue
+        size = next((size for keys, size in SIZES if key in keys or any(key.endswith(f"_{each}") for each in keys)), None)
+        if size is not None and size < value:
+            with contextlib.suppress(Exception):
+                setattr(config, key, size)
+    layers = getattr(config, "num_hidden_layers", None)
+    kinds = getattr(config, "layer_types", None)
+    if isinstance(layers, int) and isinstance(kinds, list) and len(kinds) > layers:
+        several = list(dict.fromkeys(kinds))
+        config.layer_types = (several + kinds)[:layers]
+    for token in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        if isinstance(getattr(config, token, None), int):
+            setattr(config, token, getattr(config, token) % 90)
+
+
+if __name__ == "__main__":
+    main()
