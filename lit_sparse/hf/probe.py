@@ -172,7 +172,7 @@ def example_inputs(model: Any) -> list[dict[str, Any]]:
 
 
 def _tokens(model: Any) -> Tensor:
-    ids: Tensor = model.dummy_inputs["input_ids"]
+    ids: Tensor = model.dummy_inputs["input_ids"][:1]
     try:
         return ids % int(model.get_input_embeddings().num_embeddings)
     except (AttributeError, NotImplementedError):

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
-import transformers
 from torch import Tensor
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50,
