@@ -16,6 +16,7 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = [
     "can_read_values",
+    "exports_without_autograd",
     "count_dispatch_modes",
     "forward_mode_active",
     "is_legacy_batch",
@@ -50,6 +51,13 @@ def can_read_values() -> bool:
 def no_autograd() -> bool:
     """Return whether no derivative and no transform is active, so that a kernel's result suffices."""
     return not (torch.is_grad_enabled() or forward_mode_active() or transforms_active())
+
+
+def exports_without_autograd() -> bool:
+    """Return whether ``torch.export`` traces, and no derivative and no transform is active."""
+    if not torch.compiler.is_compiling() or torch.compiler.is_dynamo_compiling():  # torch.compile cannot trace torch._C
+        return False
+    return no_autograd()
 
 
 def must_decompose() -> bool:
