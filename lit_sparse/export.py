@@ -1,10 +1,13 @@
-"""Exports: programs of plain torch operations, and ONNX models."""
+"""Exports of modules with sparse mappings: programs of plain torch operations, and ONNX models.
+
+An exported program holds each row kernel as one opaque operator, ``lit_sparse::<name>``. Its reference in plain torch operations
+replaces it here. A loop of the reference stays one operator, so the length of the rows may be dynamic.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
-from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError, MissingExtraError, full_name
 from lit_sparse.kernels.row_kernel import ROW_KERNELS
 from lit_sparse.mappings import SparseMapping
 
@@ -21,18 +25,25 @@ if TYPE_CHECKING:
 
 __all__ = ["OPSET", "decompose", "export_onnx"]
 
-#: Version of the ONNX operators.
-OPSET = 20
+#: Version of the ONNX operators, and the oldest one.
+OPSET, OLDEST_OPSET = 20, 18
+NAMESPACE = "lit_sparse"
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
-    """Return an exported program in which plain torch operations replace the package's operators."""
-    table: dict[Any, Callable[..., Any]] = {_operator(name): kernel.decomposed for name, kernel in ROW_KERNELS.items()}
-    return program.run_decompositions(table)
+    """Return an exported program in which plain torch operations replace the operators of this package.
 
+    Args:
+        program: result of ``torch.export.export``, called under ``torch.no_grad()``.
 
-def _operator(name: str) -> Any:
-    return getattr(torch.ops.lit_sparse, name).default
+    Example:
+        >>> from lit_sparse.mappings import Sparsemax
+        >>> with torch.no_grad():
+        ...     program = torch.export.export(Sparsemax(), (torch.randn(2, 5),))
+        >>> "lit_sparse" in str(program.graph), "lit_sparse" in str(decompose(program).graph)
+        (True, False)
+    """
+    return program.run_decompositions(_decompositions())
 
 
 def export_onnx(
@@ -44,29 +55,71 @@ def export_onnx(
     opset: int = OPSET,
     **options: Any,
 ) -> ONNXProgram:
+    """Write a module, in evaluation, as an ONNX model of standard operators.
+
+    Args:
+        module: a mapping or any module that holds mappings.
+        args: example arguments of its ``forward``.
+        path: file to write.
+        dynamic_shapes: dimensions that may change, as for ``torch.export.export``; None for fixed shapes.
+        opset: version of the ONNX operators, at least 18.
+        options: options of ``torch.onnx.export``, for example ``input_names`` and ``output_names``.
+
+    Returns:
+        The written model.
+
+    Raises:
+        MissingExtraError: if the packages of the extra ``onnx`` are not installed.
+        ConfigurationError: for an iterative mapping, which has no exact form in ONNX, or an ``opset`` below 18.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("ONNX models", "onnx") from error
+    check_count("opset", opset, OLDEST_OPSET)
+    _check_exact(module)
     with _evaluation(module), torch.no_grad():
         program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
-    table = {_operator(name): kernel.decomposed for name, kernel in ROW_KERNELS.items()}
-    table |= {torch.ops.aten.sort.stable: _sorted, torch.ops.aten.argsort.stable: _ranking}
-    program = program.run_decompositions(table)
-    onnx_program = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **options)
-    onnx_program.save(path)
-    return onnx_program
+    program = program.run_decompositions(_decompositions() | _stable_sorts())
+    model = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **options)
+    if model is None:
+        raise ConfigurationError("Expected a model from torch.onnx.export but got None. Leave its option `f` out.")
+    model.save(path)
+    return model
 
 
-def _sorted(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> tuple[Tensor, Tensor]:
-    """Sort by the operator TopK, for which ONNX specifies that ties go to the lowest index."""
-    result: tuple[Tensor, Tensor] = torch.ops.aten.topk.default(x, x.shape[dim], dim, descending, True)
-    return result
+def _decompositions() -> dict[Any, Any]:
+    return {getattr(torch.ops.lit_sparse, name).default: kernel.decomposed for name, kernel in ROW_KERNELS.items()}
 
 
-def _ranking(x: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Tensor:
-    return _sorted(x, dim=dim, descending=descending)[1]
+def _stable_sorts() -> dict[Any, Any]:
+    """Return decompositions of stable sorts to TopK, for which ONNX specifies that ties go to the lowest index."""
+
+    def sort(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+        return torch.ops.aten.topk.default(x, x.shape[dim], dim, descending, True)
+
+    def argsort(x: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:
+        return sort(x, dim=dim, descending=descending)[1]
+
+    return {torch.ops.aten.sort.stable: sort, torch.ops.aten.argsort.stable: argsort}
+
+
+def _check_exact(module: nn.Module) -> None:
+    if not isinstance(module, nn.Module):
+        raise ConfigurationError(f"Expected argument `module` to be a torch module but got {full_name(module)}. Wrap it in one.")
+    for name, part in module.named_modules():
+        if isinstance(part, SparseMapping) and part.iterative:
+            place = f" at `{name}`" if name else ""
+            raise ConfigurationError(
+                f"Expected mappings with an exact form in ONNX but got {type(part).__name__}{place}, which is solved by iteration"
+                " to a tolerance. Use another mapping, such as Sparsemax or Entmax."
+            )
 
 
 @contextmanager
 def _evaluation(module: nn.Module) -> Iterator[None]:
-    """Evaluate a module; afterwards each part is in the mode that it was in."""
+    """Set a module to evaluation. Afterwards, each part has its own mode again."""
     modes = {part: part.training for part in module.modules()}
     module.eval()
     try:

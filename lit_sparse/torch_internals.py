@@ -19,6 +19,7 @@ __all__ = [
     "exports_without_autograd",
     "count_dispatch_modes",
     "forward_mode_active",
+    "is_exporting",
     "is_legacy_batch",
     "must_decompose",
     "no_autograd",
@@ -53,11 +54,14 @@ def no_autograd() -> bool:
     return not (torch.is_grad_enabled() or forward_mode_active() or transforms_active())
 
 
+def is_exporting() -> bool:
+    """Return whether ``torch.export`` traces in its default mode, which runs Python."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
 def exports_without_autograd() -> bool:
     """Return whether ``torch.export`` traces, and no derivative and no transform is active."""
-    if not torch.compiler.is_compiling() or torch.compiler.is_dynamo_compiling():  # torch.compile cannot trace torch._C
-        return False
-    return no_autograd()
+    return is_exporting() and no_autograd()
 
 
 def must_decompose() -> bool:

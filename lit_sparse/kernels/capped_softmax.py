@@ -27,6 +27,7 @@ SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 200, 64
 DEEP = 64.0  # range of scores above which float32 loses digits of the small ones
 NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
+FARTHEST = 1e30  # from the threshold, where a sigmoid is 0 or 1
 ENOUGH = 40.0  # beyond this, a sigmoid differs from its limit by less than rounding
 
 
@@ -169,7 +170,7 @@ def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     scores = torch.where(allowed, torch.where(invalid, 0.0, x), -torch.inf)
     ranked = scores.sort(dim=-1, descending=True).values
     rank = torch.where(invalid, 0.0, target).long().clamp_max(n - 1)
-    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)
+    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(-FARTHEST, FARTHEST)
     # Farther away the sum is right up to rounding.
     upper = ENOUGH + torch.ones_like(x).sum(-1, keepdim=True).log() - torch.where(invalid, 1.0, rho).log()
     lower, _ = repeat(_halved, (-upper, upper), (z, allowed, target), REFERENCE_PASSES)

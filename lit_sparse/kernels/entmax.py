@@ -88,7 +88,7 @@ def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     constants = (z, allowed, safe, flat)
     lower, _ = repeat(halved, (torch.zeros_like(top), upper), constants, REFERENCE_PASSES)
     y = deformed(lower, *constants)
-    y = y / y.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
