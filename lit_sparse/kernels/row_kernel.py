@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from lit_sparse.aliases import former_arguments
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.torch_internals import count_dispatch_modes, is_legacy_batch
+from lit_sparse.torch_internals import count_dispatch_modes, is_exporting, is_legacy_batch
 
 __all__ = ["HALVES", "ROW_KERNELS", "RowKernel", "batch_first"]
 
@@ -143,9 +143,15 @@ class RowKernel:
     def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Give numbers among the row parameters as tensors: a number that a graph computes must not be frozen in it."""
         first = args[0]
+
+        def column(arg: float) -> Tensor:
+            if is_exporting() and type(arg) is float:  # a constant that ONNX does not round to float32
+                return torch.tensor(arg, dtype=torch.float64, device=first.device).view((1,) * first.dim())
+            return first.new_full((1,) * first.dim(), arg, dtype=torch.float64)
+
         return tuple(
             [
-                first.new_full((1,) * first.dim(), arg, dtype=torch.float64)
+                column(arg)
                 if i < self.inputs and not isinstance(arg, Tensor)
                 else arg
                 for i, arg in enumerate(args)
