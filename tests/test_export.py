@@ -130,14 +130,14 @@ def test_a_decomposed_program_needs_none_of_our_operators(mapping: SparseMapping
 
 def test_without_gradients_a_program_holds_the_operator_alone() -> None:
     with torch.no_grad():
-        program = torch.export.export(Entmax(1.5, gamma=0.5), (torch.randn(3, 5),))
+        program = torch.export.export(Entmax(1.3, gamma=0.5), (torch.randn(3, 5),))
     called = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
     assert [name for name in called if name.startswith("lit_sparse")] == ["lit_sparse.map_entmax.default"]
     assert not {"aten.sub.Tensor", "aten.mul.Tensor", "aten.where.self"} & set(called)  # nothing of its derivative
     x = torch.randn(3, 5, requires_grad=True)
-    trainable = torch.export.export(Entmax(1.5, gamma=0.5), (x,)).module()
+    trainable = torch.export.export(Entmax(1.3, gamma=0.5), (x,)).module()
     (grad,) = torch.autograd.grad(trainable(x)[:, 0].sum(), x)
-    (expected,) = torch.autograd.grad(Entmax(1.5, gamma=0.5)(x)[:, 0].sum(), x)
+    (expected,) = torch.autograd.grad(Entmax(1.3, gamma=0.5)(x)[:, 0].sum(), x)
     torch.testing.assert_close(grad, expected)
 
 

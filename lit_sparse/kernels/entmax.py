@@ -23,7 +23,7 @@ from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
-__all__ = ["entmax_jacobian", "entmax_product", "map_entmax"]
+__all__ = ["entmax_jacobian", "entmax_product", "map_entmax", "map_entmax_root"]
 
 SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
 REFERENCE_PASSES = 60
@@ -105,6 +105,34 @@ map_entmax = RowKernel(
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
 below 1, gives NaN at its allowed entries.
 """
+
+
+def _map_root_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: float) -> None:
+    _map_cpu(out, x, np.full(1, 1.5), gamma)
+
+
+def _map_root_reference(x: Tensor, gamma: float) -> Tensor:
+    """Return the closed form for alpha = 3/2, by sorting (Peters, Niculae & Martins 2019, algorithm 2)."""
+    allowed = x != -torch.inf
+    invalid = ~(x < torch.inf).all(-1, keepdim=True)
+    some = allowed.any(-1, keepdim=True)
+    z = torch.where(invalid | ~some, 0.0, (x - x.amax(-1, keepdim=True)) / (2 * gamma))
+    z = z.clamp_min(-1)  # the threshold, for a largest entry of 0, is not lower
+    ranked = z.sort(dim=-1, descending=True, stable=True).values
+    count = torch.ones_like(z).cumsum(-1)
+    mean = ranked.cumsum(-1) / count
+    spread = ranked.square().cumsum(-1) / count - mean.square()
+    tau = mean - (1 / count - spread).clamp_min(0).sqrt()
+    size = (tau <= ranked).sum(-1, keepdim=True)
+    y = torch.where(allowed, (z - tau.gather(-1, (size - 1).clamp_min(0))).clamp_min(0).square(), 0.0)
+    y = y / torch.where(some, y.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+
+
+map_entmax_root = RowKernel(
+    "map_entmax_root", "(Tensor x, float gamma) -> Tensor", _map_root_cpu, _map_root_reference, wide=False
+)
+"""Row kernel ``(x (..., d), gamma) -> y (..., d)``: 1.5-entmax of ``x / gamma``, whose reference has no loop."""
 
 
 def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:

@@ -146,7 +146,7 @@ class RowKernel:
 
         def column(arg: float) -> Tensor:
             if is_exporting() and type(arg) is float:  # a constant that ONNX does not round to float32
-                return torch.tensor(arg, dtype=torch.float64, device=first.device).view((1,) * first.dim())
+                return torch.tensor(np.full((1,) * first.dim(), arg), dtype=torch.float64, device=first.device)
             return first.new_full((1,) * first.dim(), arg, dtype=torch.float64)
 
         return tuple(

@@ -1,4 +1,4 @@
-"""Recurrent networks over padded rows: packed, or as a scan in an exported program."""
+"""Recurrent networks over padded rows: packed, or as a loop over time in an exported program."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run_recurrent(
 def _scanned(
     rnn: nn.GRU | nn.LSTM, inputs: Tensor, lengths: Tensor, start: Tensor | None
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the same by one scan over time for each layer and direction; a state does not change at padding."""
+    """Return the same by a loop over time for each layer and direction; a state does not change at padding."""
     directions, kinds = 2 if rnn.bidirectional else 1, 2 if isinstance(rnn, nn.LSTM) else 1
     mask = length_mask(lengths, inputs.shape[1]).unsqueeze(-1).transpose(0, 1)
     x, finals, outputs = inputs.transpose(0, 1), [], []
@@ -60,8 +60,13 @@ def _scanned(
 
 
 def _scan(carried: list[Tensor], series: list[Tensor], weights: tuple[Tensor, ...]) -> Any:
-    from torch._higher_order_ops.scan import scan_op
+    """Return final states and all states h (L, B, H): one operator if the length is dynamic, else unrolled.
 
+    Args:
+        carried: first states, each (B, H).
+        series: inputs (L, B, E) and mask (L, B, 1).
+        weights: weights and biases of the cell.
+    """
     kinds = len(carried)
 
     def step(*tensors: Tensor) -> list[Tensor]:
@@ -70,4 +75,12 @@ def _scan(carried: list[Tensor], series: list[Tensor], weights: tuple[Tensor, ..
         after = tuple(torch.where(mask, new, old) for new, old in zip(after, before, strict=True))
         return [*after, after[0].clone()]
 
-    return scan_op(step, carried, series, weights)
+    if not isinstance(series[0].shape[0], int):
+        from torch._higher_order_ops.scan import scan_op
+
+        return scan_op(step, carried, series, weights)
+    states = []
+    for values in zip(*series, strict=True):
+        *carried, state = step(*carried, *values, *weights)
+        states.append(state)
+    return [*carried, torch.stack(states)]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_sparse.kernels import center_on_support
 from lit_sparse.kernels.capped_softmax import capped_product, map_capped
-from lit_sparse.kernels.entmax import entmax_product, map_entmax
+from lit_sparse.kernels.entmax import entmax_product, map_entmax, map_entmax_root
 from lit_sparse.kernels.groups import group_product, label_of
 from lit_sparse.kernels.hard_threshold import threshold_hard
 from lit_sparse.kernels.hoyer import project_hoyer
@@ -41,6 +41,16 @@ def test_entmax(x: Tensor, gamma: float, alpha: float) -> None:
     whole = expected[~expected.isnan().any(-1)]
     v = directions(whole)
     same(entmax_product(v, whole, alpha, gamma), by_reference(entmax_product, v, whole, alpha, gamma), scale=1 / gamma)
+
+
+@fixed_settings(80)
+@given(rows(), GAMMAS)
+def test_entmax_in_closed_form(x: Tensor, gamma: float) -> None:
+    expected = map_entmax(x.double(), 1.5, gamma)
+    same(map_entmax_root(x, gamma), map_entmax(x, 1.5, gamma))
+    same(by_reference(map_entmax_root, x.double(), gamma), expected, scale=100.0)
+    if x.dtype == torch.float32:
+        same(by_reference(map_entmax_root, x, gamma), expected.to(x.dtype))
 
 
 @fixed_settings(40)
