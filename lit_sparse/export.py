@@ -1,7 +1,7 @@
 """Exports of modules with sparse mappings: programs of plain torch operations, and ONNX models.
 
-An exported program holds each row kernel as one opaque operator, ``lit_sparse::<name>``. Its reference in plain torch operations
-replaces it here. A loop of the reference stays one operator, so the length of the rows may be dynamic.
+An exported program holds each row kernel as one opaque operator, ``lit_sparse::<name>``. Its reference in plain torch
+operations replaces it here. A loop of the reference stays one operator, so the length of the rows may be dynamic.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def decompose(program: ExportedProgram) -> ExportedProgram:
         >>> "lit_sparse" in str(program.graph), "lit_sparse" in str(decompose(program).graph)
         (True, False)
     """
-    return program.run_decompositions(_decompositions())
+    plain: ExportedProgram = program.run_decompositions(_decompositions())
+    return plain
 
 
 def export_onnx(
@@ -107,13 +108,15 @@ def _stable_sorts() -> dict[Any, Any]:
 
 def _check_exact(module: nn.Module) -> None:
     if not isinstance(module, nn.Module):
-        raise ConfigurationError(f"Expected argument `module` to be a torch module but got {full_name(module)}. Wrap it in one.")
+        raise ConfigurationError(
+            f"Expected argument `module` to be a torch module but got {full_name(module)}. Wrap it in one."
+        )
     for name, part in module.named_modules():
         if isinstance(part, SparseMapping) and part.iterative:
             place = f" at `{name}`" if name else ""
             raise ConfigurationError(
-                f"Expected mappings with an exact form in ONNX but got {type(part).__name__}{place}, which is solved by iteration"
-                " to a tolerance. Use another mapping, such as Sparsemax or Entmax."
+                f"Expected mappings with an exact form in ONNX but got {type(part).__name__}{place}, which is solved by"
+                " iteration to a tolerance. Use another mapping, such as Sparsemax or Entmax."
             )
 
 

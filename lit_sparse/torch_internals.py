@@ -16,8 +16,8 @@ from lit_sparse.errors import ConfigurationError
 
 __all__ = [
     "can_read_values",
-    "exports_without_autograd",
     "count_dispatch_modes",
+    "exports_without_autograd",
     "forward_mode_active",
     "is_exporting",
     "is_legacy_batch",

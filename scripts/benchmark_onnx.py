@@ -3,8 +3,8 @@
 Usage:
     python scripts/benchmark_onnx.py [--rounds 9] [--threads 1] [--only Sparsemax Entmax] [--shape 64x50] [--opset 20]
 
-The models have a dynamic batch and length. Nodes are counted with those of loops. In each round onnxruntime and torch take turns,
-and the times are medians. The table also holds the largest difference between the results.
+The models have a dynamic batch and length. Nodes are counted with those of loops. In each round onnxruntime and torch take
+turns, and the times are medians. The table also holds the largest difference between the results.
 """
 
 from __future__ import annotations

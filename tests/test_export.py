@@ -178,5 +178,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_onnx_is_imported_on_use_only() -> None:
-    code = "import sys, lit_sparse.export; print([name for name in ('onnx', 'onnxscript', 'onnxruntime') if name in sys.modules])"
+    code = (
+        "import sys, lit_sparse.export; print([name for name in ('onnx', 'onnxscript', 'onnxruntime') if name in sys.modules])"
+    )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

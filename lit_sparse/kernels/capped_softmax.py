@@ -163,7 +163,6 @@ def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     """Bisect for the threshold, relative to the score at which hard caps would end."""
     rho = torch.as_tensor(rho, dtype=x.dtype, device=x.device)
     allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
     invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((rho > 0) & (rho < 1))
     n = allowed.sum(-1, keepdim=True).clamp_min(1)
     target = rho * n

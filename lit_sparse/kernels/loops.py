@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,5 +58,5 @@ def repeat_while(
 def _loop(condition: Callable[..., Tensor], body: Callable[..., Tensors], carried: Tensors, constants: Tensors) -> Tensors:
     from torch._higher_order_ops.while_loop import while_loop_op
 
-    results: Tensors = while_loop_op(condition, body, carried, constants)
-    return tuple(results)
+    loop: Any = while_loop_op  # whose annotations are too narrow
+    return tuple(loop(condition, body, carried, constants))

@@ -147,16 +147,10 @@ class RowKernel:
         def column(arg: float) -> Tensor:
             if is_exporting() and type(arg) is float:  # a constant that ONNX does not round to float32
                 return torch.tensor(np.full((1,) * first.dim(), arg), dtype=torch.float64, device=first.device)
-            return first.new_full((1,) * first.dim(), arg, dtype=torch.float64)
+            numbers: Tensor = first.new_full((1,) * first.dim(), arg, dtype=torch.float64)
+            return numbers
 
-        return tuple(
-            [
-                column(arg)
-                if i < self.inputs and not isinstance(arg, Tensor)
-                else arg
-                for i, arg in enumerate(args)
-            ]
-        )
+        return tuple([column(arg) if i < self.inputs and not isinstance(arg, Tensor) else arg for i, arg in enumerate(args)])
 
     def _on_cpu(self, args: tuple[Any, ...]) -> Any:
         first = args[0]

@@ -154,8 +154,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def configure_predictor(self) -> nn.Module:
         """Return a plain torch module that computes the model's predictions; it may share the model's parts."""
         raise ConfigurationError(
-            f"Expected a model with a predictor but got {type(self).__name__}. Override `configure_predictor`, or use one of its"
-            " modules."
+            f"Expected a model with a predictor but got {type(self).__name__}. Override `configure_predictor`, or use one of"
+            " its modules."
         )
 
     def predictor(self) -> nn.Module:

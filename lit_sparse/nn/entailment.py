@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.encoder_decoder.base import length_mask
-from lit_sparse.nn.recurrent import run_recurrent
+from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
 
 __all__ = ["EntailmentNetwork"]
 

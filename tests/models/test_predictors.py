@@ -148,7 +148,10 @@ def test_a_predictor_is_the_same_in_onnxruntime(case: str, tmp_path: Path) -> No
     [
         (entailment(), pairs(5, 3, 2)),
         (RobustRegressor(in_features=3), (torch.randn(4, 3),)),
-        (RobustClassifier(in_features=3, classes=2, network=nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))), (torch.randn(4, 3),)),
+        (
+            RobustClassifier(in_features=3, classes=2, network=nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))),
+            (torch.randn(4, 3),),
+        ),
     ],
     ids=lambda value: type(value).__name__,
 )
@@ -204,7 +207,7 @@ def test_models_without_a_predictor_name_themselves() -> None:
     class Plain(SemiSupervisedVAE):
         configure_predictor = LitSparseModule.configure_predictor  # type: ignore[assignment]
 
-    with pytest.raises(ConfigurationError, match="a model with a predictor but got Plain. Override `configure_predictor`"):
+    with pytest.raises(ConfigurationError, match="a model with a predictor but got Plain"):
         Plain(Sparsemax(), ScoreFunction(), in_features=4).predictor()
     with pytest.raises(ConfigurationError, match="vocabularies"):
         EntailmentClassifier(Sparsemax()).predictor()

@@ -12,7 +12,7 @@ from typing_extensions import override
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
-from lit_sparse.nn.recurrent import run_recurrent
+from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
 
 __all__ = ["RecurrentBody"]
 
@@ -90,7 +90,8 @@ class RecurrentBody(EncoderDecoder):
         keys = self.score(states)
         memory = {"states": states, "keys": keys / math.sqrt(self.width) if self.scaled else keys, "mask": mask}
         for name, tensor in zip(("h", "c"), last, strict=False):
-            both = tensor.unflatten(0, (self.layers, -1)).transpose(1, 2).flatten(2)  # (layers, B, E), directions side by side
+            parts = tensor.reshape(self.layers, -1, *tensor.shape[1:])
+            both = parts.transpose(1, 2).flatten(2)  # (layers, B, E), directions side by side
             memory[name] = torch.where(mask[:, :1, None], both.transpose(0, 1), 0.0)
         return memory
 

@@ -38,9 +38,7 @@ def run_recurrent(
     return states, last if isinstance(last, tuple) else (last,)
 
 
-def _scanned(
-    rnn: nn.GRU | nn.LSTM, inputs: Tensor, lengths: Tensor, start: Tensor | None
-) -> tuple[Tensor, tuple[Tensor, ...]]:
+def _scanned(rnn: nn.GRU | nn.LSTM, inputs: Tensor, lengths: Tensor, start: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return the same by a loop over time for each layer and direction; a state does not change at padding."""
     directions, kinds = 2 if rnn.bidirectional else 1, 2 if isinstance(rnn, nn.LSTM) else 1
     mask = length_mask(lengths, inputs.shape[1]).unsqueeze(-1).transpose(0, 1)
@@ -71,11 +69,12 @@ def _scan(carried: list[Tensor], series: list[Tensor], weights: tuple[Tensor, ..
 
     def step(*tensors: Tensor) -> list[Tensor]:
         before, (x, mask), parameters = tensors[:kinds], tensors[kinds : kinds + 2], tensors[kinds + 2 :]
-        after = torch.lstm_cell(x, before, *parameters) if kinds == 2 else (torch.gru_cell(x, before[0], *parameters),)
-        after = tuple(torch.where(mask, new, old) for new, old in zip(after, before, strict=True))
+        cell = torch.lstm_cell(x, before, *parameters) if kinds == 2 else (torch.gru_cell(x, before[0], *parameters),)
+        after = [torch.where(mask, new, old) for new, old in zip(cell, before, strict=True)]
         return [*after, after[0].clone()]
 
-    if not isinstance(series[0].shape[0], int):
+    length: Any = series[0].shape[0]
+    if not isinstance(length, int):
         from torch._higher_order_ops.scan import scan_op
 
         return scan_op(step, carried, series, weights)
