@@ -29,11 +29,6 @@ EXACT = [
 ]
 ANY = {0: Dim.DYNAMIC, 1: Dim.DYNAMIC}
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning:onnxscript"),
-    pytest.mark.filterwarnings("ignore::FutureWarning:torch.onnx"),
-]
-
 
 class Masked(nn.Module):
     """A mapping that always gets a mask."""

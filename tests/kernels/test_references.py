@@ -169,3 +169,9 @@ def test_a_broken_row_has_a_broken_derivative(name: str, dtype: torch.dtype) -> 
         assert bool(got[0, :2].isnan().all())
         assert bool(got[1].isfinite().all())
         assert bool((got[:, 2] == 0).all())
+
+
+def test_parameters_of_hoyer_may_be_tensors() -> None:
+    x = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    sparseness, norm = torch.tensor([[0.6]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)
+    same(by_reference(project_hoyer, x, sparseness, norm, True), project_hoyer(x, 0.6, 2.0, True))

@@ -184,13 +184,16 @@ def test_decoding_steps_are_those_of_search() -> None:
     (best, *_), *_ = model.search(model.encode(source, lengths), lengths, beam_size=1)
     memory, state = predictor.encoder(source, lengths)
     tokens = torch.full((2,), WORDS.bos)
-    written = []
+    written, total = [], 0.0
     for _ in best.tokens:
         scores, _, state = predictor(tokens, memory, state)
         scores[:, [WORDS.pad, WORDS.bos]] = -torch.inf
         tokens = scores.argmax(-1)
         written.append(int(tokens[0]))
-    assert written == best.tokens
+        total += float(scores[0, tokens[0]])
+    assert written == best.tokens and written
+    end = float(predictor(tokens, memory, state)[0][0, WORDS.eos])
+    assert best.score in (pytest.approx(total, abs=1e-5), pytest.approx(total + end, abs=1e-5))
 
 
 def test_a_predictor_loads_without_lightning(tmp_path: Path) -> None:
