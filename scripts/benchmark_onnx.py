@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> None:
     rows, entries = (int(number) for number in options.shape.split("x"))
     torch.set_num_threads(options.threads)
     print(
-        f"opset {options.opset}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, {platform.processor()},"
+        f"opset {options.opset}, torch {torch.__version__}, onnxruntime {onnxruntime.__version__}, {platform.machine()},"
         f" {options.threads} threads, scores {options.shape}\n"
     )
     print("| mapping | nodes | KB | onnxruntime, us | over torch | largest difference |\n| :-- | --: | --: | --: | --: | --: |")

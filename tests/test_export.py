@@ -99,16 +99,26 @@ def test_a_mapping_is_the_same_in_onnxruntime(mapping: SparseMapping, tmp_path: 
 def test_attention_with_padding_is_the_same_in_onnxruntime(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     torch.manual_seed(0)
-    layer = MultiheadAttention(8, 2, batch_first=True, dropout=0.5, mapping=Entmax(1.5)).train()
+    layer = MultiheadAttention(8, 2, batch_first=True, dropout=0.5, mapping=Entmax(1.5)).eval()
     x, padding = torch.randn(3, 5, 8), torch.arange(5) >= torch.tensor([[5], [3], [2]])
     path = tmp_path / "attention.onnx"
     export_onnx(layer, (x, x, x, padding), path, input_names=["query", "key", "value", "padding"])
-    assert layer.training  # it was exported in evaluation, without dropout
     with torch.no_grad():
-        expected = layer.eval()(x, x, x, padding)
+        expected = layer(x, x, x, padding)
     found = run(path, query=x, key=x, value=x, padding=padding)
     for actual, wanted in zip(found, expected, strict=True):
         torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-6)
+
+
+def test_a_module_is_exported_in_evaluation(tmp_path: Path) -> None:
+    """Each part is then in the mode that it was in."""
+    pytest.importorskip("onnxscript")
+    network = nn.Sequential(nn.BatchNorm1d(5), nn.Dropout(0.5).eval(), Sparsemax())
+    modes = [part.training for part in network.modules()]
+    export_onnx(network, (torch.randn(3, 5),), tmp_path / "model.onnx", input_names=["scores"])
+    assert [part.training for part in network.modules()] == modes
+    x = 2 + torch.randn(3, 5)
+    torch.testing.assert_close(run(tmp_path / "model.onnx", scores=x)[0], network.eval()(x), rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.3), Oscarmax(0.1), Fusedmax(0.3)], ids=repr)

@@ -30,6 +30,7 @@ ROOMS = (
     "text",
     "data",
     "transport",
+    "export",
     "callbacks",
     "testing",
     "kernels",
