@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,14 +27,13 @@ __all__ = ["OPSET", "decompose", "export_onnx"]
 
 #: Version of the ONNX operators, and the oldest one.
 OPSET, OLDEST_OPSET = 20, 18
-NAMESPACE = "lit_sparse"
 
 
 def decompose(program: ExportedProgram) -> ExportedProgram:
     """Return an exported program in which plain torch operations replace the operators of this package.
 
     Args:
-        program: result of ``torch.export.export``, called under ``torch.no_grad()``.
+        program: result of ``torch.export.export``. One exported under ``torch.no_grad()`` holds no derivatives, and is smaller.
 
     Example:
         >>> from lit_sparse.mappings import Sparsemax
@@ -83,9 +82,8 @@ def export_onnx(
     with _evaluation(module), torch.no_grad():
         program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
     program = program.run_decompositions(_decompositions() | _stable_sorts())
-    model = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **options)
-    if model is None:
-        raise ConfigurationError("Expected a model from torch.onnx.export but got None. Leave its option `f` out.")
+    exported = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **options)
+    model = cast("ONNXProgram", exported)
     model.save(path)
     return model
 

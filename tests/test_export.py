@@ -19,6 +19,9 @@ from lit_sparse.nn import MultiheadAttention
 from lit_sparse.structures import Budget
 from lit_sparse.testing import concrete_subclasses
 
+if not hasattr(Dim, "DYNAMIC"):
+    pytest.skip("exports need a newer torch", allow_module_level=True)
+
 ROWS = 1000
 NAN, INF = float("nan"), float("inf")
 EXACT = [
