@@ -247,7 +247,7 @@ def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tenso
     neighbours = allowed[..., 1:] & allowed[..., :-1]
     joined = torch.zeros_like(neighbours)  # whether entry i + 1 belongs to the run of entry i
     joined, _, step = repeat_while(
-        lambda joined, reached, step, z, lam, neighbours: ((reached < lam) & neighbours.any(-1, keepdim=True)).any(),
+        lambda joined, reached, step, z, lam, neighbours: (reached < lam) & (neighbours.sum(-1, keepdim=True) > 0),
         _merged,
         (joined, torch.zeros_like(lam), torch.where(neighbours, torch.sign(z[..., :-1] - z[..., 1:]), 0.0)),
         (z, lam, neighbours),

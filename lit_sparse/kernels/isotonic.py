@@ -94,7 +94,7 @@ def isotonic_blocks(a: Tensor, tied: Tensor) -> tuple[Tensor, Tensor]:
         tied: (..., d - 1), where neighbours share a block in any case.
     """
     (joined,) = repeat_while(
-        lambda joined, a: _violating(a, joined).any(),
+        lambda joined, a: _violating(a, joined),
         lambda joined, a: (joined | _violating(a, joined),),
         (tied,),
         (a,),

@@ -40,17 +40,17 @@ def repeat(body: Callable[..., Tensors], carried: Tensors, constants: Tensors, p
 def repeat_while(
     condition: Callable[..., Tensor], body: Callable[..., Tensors], carried: Tensors, constants: Tensors
 ) -> Tensors:
-    """Return ``carried`` after ``carried = body(*carried, *constants)``, as long as a condition holds.
+    """Return ``carried`` after ``carried = body(*carried, *constants)``, as long as a condition holds anywhere.
 
     Args:
-        condition: function of the same tensors that returns one boolean, as a tensor.
+        condition: function of the same tensors that returns booleans.
         body: function of tensors that returns as many new tensors as are carried, of the same shapes and dtypes.
         carried: tensors that change. Tensors without values, on the device ``meta``, are returned unchanged.
         constants: all other tensors that the functions use.
     """
-    if is_fake(carried[0]):
-        return _loop(condition, body, carried, constants)
-    while not carried[0].is_meta and bool(condition(*carried, *constants)):
+    if is_fake(carried[0]):  # a sum, because `any` of an empty tensor is true in onnxruntime
+        return _loop(lambda *tensors: condition(*tensors).sum() > 0, body, carried, constants)
+    while not carried[0].is_meta and bool(condition(*carried, *constants).any()):
         carried = body(*carried, *constants)
     return carried
 
