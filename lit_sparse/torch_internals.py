@@ -17,7 +17,9 @@ from lit_sparse.errors import ConfigurationError
 __all__ = [
     "can_read_values",
     "count_dispatch_modes",
+    "exports_without_autograd",
     "forward_mode_active",
+    "is_exporting",
     "is_legacy_batch",
     "must_decompose",
     "no_autograd",
@@ -50,6 +52,16 @@ def can_read_values() -> bool:
 def no_autograd() -> bool:
     """Return whether no derivative and no transform is active, so that a kernel's result suffices."""
     return not (torch.is_grad_enabled() or forward_mode_active() or transforms_active())
+
+
+def is_exporting() -> bool:
+    """Return whether ``torch.export`` traces in its default mode, which runs Python."""
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
+def exports_without_autograd() -> bool:
+    """Return whether ``torch.export`` traces, and no derivative and no transform is active."""
+    return is_exporting() and no_autograd()
 
 
 def must_decompose() -> bool:

@@ -71,8 +71,8 @@ def test_the_variable_decides(package: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_wrong_choices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     only(monkeypatch, "pytorch_lightning")
-    monkeypatch.setenv(VARIABLE, "lightnin")
-    with pytest.raises(ConfigurationError, match="one of pytorch_lightning, lightning but got 'lightnin'"):
+    monkeypatch.setenv(VARIABLE, "torch_lightning")
+    with pytest.raises(ConfigurationError, match="one of pytorch_lightning, lightning but got 'torch_lightning'"):
         choose()
     monkeypatch.setenv(VARIABLE, "lightning")
     with pytest.raises(ConfigurationError, match="pip install lightning"):

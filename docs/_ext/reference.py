@@ -31,6 +31,7 @@ ROOMS = (
     "text",
     "data",
     "transport",
+    "export",
     "callbacks",
     "testing",
     "kernels",

@@ -18,6 +18,7 @@ from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
 from lit_sparse.kernels.cpu.rows import row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
+from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["capped_product", "map_capped"]
@@ -26,6 +27,7 @@ SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 200, 64
 DEEP = 64.0  # range of scores above which float32 loses digits of the small ones
 NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
+FARTHEST = 1e30  # from the threshold, where a sigmoid is 0 or 1
 ENOUGH = 40.0  # beyond this, a sigmoid differs from its limit by less than rounding
 
 
@@ -150,25 +152,27 @@ def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rhos: np.ndarra
     over_rows(map_block, x.shape, SECONDS, out, x, rhos, gamma)
 
 
+def _halved(lower: Tensor, upper: Tensor, z: Tensor, allowed: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the half of a bracket that holds the threshold."""
+    middle = lower + 0.5 * (upper - lower)
+    above = torch.where(allowed, torch.sigmoid(z - middle), 0.0).sum(-1, keepdim=True) >= target
+    return torch.where(above, middle, lower), torch.where(above, upper, middle)
+
+
 def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     """Bisect for the threshold, relative to the score at which hard caps would end."""
     rho = torch.as_tensor(rho, dtype=x.dtype, device=x.device)
     allowed = x != -torch.inf
-    top = x.amax(-1, keepdim=True)
-    invalid = ~(top < torch.inf) | ~((rho > 0) & (rho < 1))
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((rho > 0) & (rho < 1))
     n = allowed.sum(-1, keepdim=True).clamp_min(1)
     target = rho * n
     scores = torch.where(allowed, torch.where(invalid, 0.0, x), -torch.inf)
     ranked = scores.sort(dim=-1, descending=True).values
     rank = torch.where(invalid, 0.0, target).long().clamp_max(n - 1)
-    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(torch.finfo(x.dtype).min, torch.finfo(x.dtype).max)
+    z = ((scores - ranked.gather(-1, rank)) / gamma).clamp(-FARTHEST, FARTHEST)
     # Farther away the sum is right up to rounding.
-    upper = ENOUGH + math.log(x.shape[-1]) - torch.where(invalid, 1.0, rho).log()
-    lower = -upper
-    for _ in range(REFERENCE_PASSES):
-        middle = lower + 0.5 * (upper - lower)
-        above = torch.where(allowed, torch.sigmoid(z - middle), 0.0).sum(-1, keepdim=True) >= target
-        lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
+    upper = ENOUGH + torch.ones_like(x).sum(-1, keepdim=True).log() - torch.where(invalid, 1.0, rho).log()
+    lower, _ = repeat(_halved, (-upper, upper), (z, allowed, target), REFERENCE_PASSES)
     y = torch.where(allowed, torch.sigmoid(z - lower), 0.0)
     y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)

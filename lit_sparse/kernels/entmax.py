@@ -20,9 +20,10 @@ from lit_sparse.kernels.entmax_backward import product_block, root_product_block
 from lit_sparse.kernels.entmax_forward import map_block, map_squares_block
 from lit_sparse.kernels.entmax_steep import CEILING_DOUBLE, CEILING_SINGLE, map_steep_block, steep_product_block
 from lit_sparse.kernels.gpu import triton_rows
+from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
-__all__ = ["entmax_jacobian", "entmax_product", "map_entmax"]
+__all__ = ["entmax_jacobian", "entmax_product", "map_entmax", "map_entmax_root"]
 
 SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
 REFERENCE_PASSES = 60
@@ -66,27 +67,28 @@ def _map_reference(x: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:
     eps = torch.as_tensor(alpha, dtype=x.dtype, device=x.device) - 1
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    invalid = ~(top < torch.inf) | ~(eps >= 0)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~(eps >= 0)
     z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
     safe = eps.clamp_min(1e-6)
     flat = eps < 1e-6
 
-    def deformed(t: Tensor) -> Tensor:
+    def deformed(t: Tensor, z: Tensor, allowed: Tensor, safe: Tensor, flat: Tensor) -> Tensor:
         m = safe * (z - t)
         power = torch.exp(torch.log1p(m.clamp_min(-1 + 1e-7 if x.dtype == torch.float32 else -1 + 1e-15)) / safe)
         power = torch.where(m > -1, power, torch.zeros_like(power))
         return torch.where(allowed, torch.where(flat, torch.exp(z - t), power), torch.zeros_like(z))
 
-    size = float(x.shape[-1])
-    lower = torch.zeros_like(top)
-    upper = torch.where(flat, math.log(size), -torch.expm1(-safe * math.log(size)) / safe) + 1e-3
-    upper = upper.expand_as(lower)
-    for _ in range(REFERENCE_PASSES):
+    def halved(lower: Tensor, upper: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
         middle = 0.5 * (lower + upper)
-        above = deformed(middle).sum(-1, keepdim=True) >= 1
-        lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
-    y = deformed(lower)
-    y = y / y.sum(-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+        above = deformed(middle, *constants).sum(-1, keepdim=True) >= 1
+        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+
+    size = torch.ones_like(x).sum(-1, keepdim=True).log()
+    upper = torch.where(flat, size, -torch.expm1(-safe * size) / safe) + 1e-3
+    constants = (z, allowed, safe, flat)
+    lower, _ = repeat(halved, (torch.zeros_like(top), upper), constants, REFERENCE_PASSES)
+    y = deformed(lower, *constants)
+    y = y / torch.where(allowed.any(-1, keepdim=True), y.sum(-1, keepdim=True), 1.0)
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
@@ -103,6 +105,34 @@ map_entmax = RowKernel(
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or an alpha
 below 1, gives NaN at its allowed entries.
 """
+
+
+def _map_root_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: float) -> None:
+    _map_cpu(out, x, np.full(1, 1.5), gamma)
+
+
+def _map_root_reference(x: Tensor, gamma: float) -> Tensor:
+    """Return the closed form for alpha = 3/2, by sorting (Peters, Niculae & Martins 2019, algorithm 2)."""
+    allowed = x != -torch.inf
+    invalid = ~(x < torch.inf).all(-1, keepdim=True)
+    some = allowed.any(-1, keepdim=True)
+    z = torch.where(invalid | ~some, 0.0, (x - x.amax(-1, keepdim=True)) / (2 * gamma))
+    z = z.clamp_min(-1)  # the threshold, for a largest entry of 0, is not lower
+    ranked = z.sort(dim=-1, descending=True, stable=True).values
+    count = torch.ones_like(z).cumsum(-1)
+    mean = ranked.cumsum(-1) / count
+    spread = ranked.square().cumsum(-1) / count - mean.square()
+    tau = mean - (1 / count - spread).clamp_min(0).sqrt()
+    size = (tau <= ranked).sum(-1, keepdim=True)
+    y = torch.where(allowed, (z - tau.gather(-1, (size - 1).clamp_min(0))).clamp_min(0).square(), 0.0)
+    y = y / torch.where(some, y.sum(-1, keepdim=True), 1.0)
+    return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
+
+
+map_entmax_root = RowKernel(
+    "map_entmax_root", "(Tensor x, float gamma) -> Tensor", _map_root_cpu, _map_root_reference, wide=False
+)
+"""Row kernel ``(x (..., d), gamma) -> y (..., d)``: 1.5-entmax of ``x / gamma``, whose reference has no loop."""
 
 
 def entmax_jacobian(v: Tensor, y: Tensor, alpha: float | Tensor, gamma: float) -> Tensor:

@@ -22,6 +22,7 @@ from lit_sparse.kernels.cpu.rows import is_broken, plain_top, row_views, top_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
 from lit_sparse.kernels.groups import label_of, write_invalid_labels
+from lit_sparse.kernels.loops import repeat_while
 from lit_sparse.kernels.row_kernel import RowKernel
 from lit_sparse.kernels.simplex import project_simplex
 
@@ -235,65 +236,67 @@ def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tenso
     """Return ``argmin_w 1/2 ||w - z||^2 + lam sum |w_(i+1) - w_i|`` over maximal runs of allowed entries, and the labels.
 
     As lam grows from zero, runs of equal values only ever merge: this follows their values from merger to merger, one of each
-    row at a time, in d steps.
+    row at a time, in at most d steps.
 
     Args:
         z: (..., d), finite.
         lam: (..., 1), >= 0.
         allowed: (..., d); a run ends where an entry is not allowed.
     """
-    d = z.shape[-1]
     lam = lam.to(z.dtype).expand(*z.shape[:-1], 1)
-    joined = torch.zeros_like(allowed[..., 1:])  # whether entry i + 1 belongs to the run of entry i
     neighbours = allowed[..., 1:] & allowed[..., :-1]
-    reached = torch.zeros_like(lam)
-    edge = torch.zeros_like(z[..., :1])
-
-    def runs(joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        starts = torch.cat([torch.ones_like(joined[..., :1]), ~joined], -1) if d > 1 else torch.ones_like(allowed)
-        ids = starts.long().cumsum(-1) - 1
-        size = torch.zeros_like(z).scatter_add(-1, ids, torch.ones_like(z)).gather(-1, ids)
-        mean = torch.zeros_like(z).scatter_add(-1, ids, z).gather(-1, ids) / size
-        return ids, size, mean
-
-    def steps(w: Tensor, joined: Tensor) -> Tensor:
-        return torch.where(neighbours & ~joined, torch.sign(w[..., :-1] - w[..., 1:]), 0.0)
-
-    def codes(step: Tensor, ids: Tensor) -> Tensor:
-        left, right = torch.cat([edge, step], -1), torch.cat([step, edge], -1)
-        return torch.zeros_like(z).scatter_add(-1, ids, left - right).gather(-1, ids)
-
-    w, step = z, steps(z, joined)
-    ids, size, mean = runs(joined)
-    for _ in range(d - 1):
-        code = codes(step, ids)
-        w = mean + reached * code / size
-        rate = code / size
-        gap, closing = (w[..., :-1] - w[..., 1:]) * step, (rate[..., 1:] - rate[..., :-1]) * step
-        open_ = neighbours & ~joined
-        wait = torch.where(open_ & (closing > 0), gap.clamp_min(0) / torch.where(closing > 0, closing, 1.0), torch.inf)
-        wait = torch.where(open_ & (step == 0) & (lam > 0), 0.0, wait)  # equal neighbours are one run
-        soonest, which = wait.min(-1, keepdim=True)
-        merges = reached + soonest <= lam
-        chosen = torch.zeros_like(wait).scatter(-1, which, 1.0) > 0
-        joined = joined | (chosen & merges)
-        reached = torch.where(merges, reached + soonest, lam)
-        ids, size, mean = runs(joined)
-        step = torch.where(joined, 0.0, step)
-    w = mean + lam * codes(step, ids) / size
+    joined = torch.zeros_like(neighbours)  # whether entry i + 1 belongs to the run of entry i
+    joined, _, step = repeat_while(
+        lambda joined, reached, step, z, lam, neighbours: (reached < lam) & (neighbours.sum(-1, keepdim=True) > 0),
+        _merged,
+        (joined, torch.zeros_like(lam), torch.where(neighbours, torch.sign(z[..., :-1] - z[..., 1:]), 0.0)),
+        (z, lam, neighbours),
+    )
+    ids, size, mean = _runs(z, joined)
+    w = mean + lam * _slopes(step, ids) / size
     least = torch.finfo(z.dtype).eps + ROUNDING * (1 + 4 * lam)
     joined = joined | (neighbours & (lam > 0) & (w.diff(dim=-1).abs() <= least))
-    ids, size, mean = runs(joined)
-    step = torch.where(joined, 0.0, step)
-    code = codes(step, ids)
-    return mean + lam * code / size, ((ids << 3) | (code.long() + 2)).to(torch.int32)
+    ids, size, mean = _runs(z, joined)
+    slope = _slopes(torch.where(joined, 0.0, step), ids)
+    return mean + lam * slope / size, ((ids << 3) | (slope.long() + 2)).to(torch.int32)
+
+
+def _runs(z: Tensor, joined: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the number of each entry's run, the run's size and its mean of z, all (..., d)."""
+    ids = torch.cat([torch.zeros_like(z[..., :1]).long(), (~joined).long()], -1).cumsum(-1)
+    size = torch.zeros_like(z).scatter_add(-1, ids, torch.ones_like(z)).gather(-1, ids)
+    return ids, size, torch.zeros_like(z).scatter_add(-1, ids, z).gather(-1, ids) / size
+
+
+def _slopes(step: Tensor, ids: Tensor) -> Tensor:
+    """Return the derivative (..., d) of the sum of each entry's run in the strength reached, from the signs at its ends."""
+    edge = torch.zeros_like(ids[..., :1], dtype=step.dtype)
+    left, right = torch.cat([edge, step], -1), torch.cat([step, edge], -1)
+    return torch.zeros_like(left).scatter_add(-1, ids, left - right).gather(-1, ids)
+
+
+def _merged(
+    joined: Tensor, reached: Tensor, step: Tensor, z: Tensor, lam: Tensor, neighbours: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Raise the strength of each row to its next merger of runs, or to ``lam`` if there is none before."""
+    ids, size, mean = _runs(z, joined)
+    rate = _slopes(step, ids) / size
+    w = mean + reached * rate
+    gap, closing = (w[..., :-1] - w[..., 1:]) * step, (rate[..., 1:] - rate[..., :-1]) * step
+    open_ = neighbours & ~joined
+    wait = torch.where(open_ & (closing > 0), gap.clamp_min(0) / torch.where(closing > 0, closing, 1.0), torch.inf)
+    wait = torch.where(open_ & (step == 0) & (lam > 0), 0.0, wait)  # equal neighbours are one run
+    soonest, which = wait.min(-1, keepdim=True)
+    merges = reached + soonest <= lam
+    joined = joined | ((torch.zeros_like(wait).scatter(-1, which, 1.0) > 0) & merges)
+    return joined, torch.where(merges, reached + soonest, lam), torch.where(joined, 0.0, step)
 
 
 def _map_reference(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor, Tensor]:
     lam = torch.as_tensor(lam, dtype=x.dtype, device=x.device)
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    invalid = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((lam >= 0) & (lam < torch.inf))
     plain = ~invalid & allowed.any(-1, keepdim=True)
     z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
     w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)

@@ -71,8 +71,8 @@ def _threshold_cpu(
 
 def _threshold_reference(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
     allowed = x != -torch.inf
-    invalid = ~(x.amax(-1, keepdim=True) < torch.inf) & allowed
-    size = torch.where(allowed & ((x > 0) | torch.tensor(not nonneg)), x.abs(), -1.0)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) & allowed
+    size = torch.where(allowed & (x > 0) if nonneg else allowed, x.abs(), -1.0)
     order = size.argsort(dim=-1, descending=True, stable=True)
     first = torch.zeros_like(x).scatter(-1, order[..., :k], 1.0)
     chosen = ((first > 0) & (size >= 0)) | invalid
@@ -85,6 +85,7 @@ threshold_hard = RowKernel(
     _threshold_cpu,
     _threshold_reference,
     auxiliary=(torch.uint8,),
+    wide=False,
 )
 """Row kernel ``(x (..., d), k, nonneg) -> (y, chosen)``: the k largest magnitudes (or positive entries) of a row, others zero.
 

@@ -240,9 +240,10 @@ def _project_cpu(
 
 def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Tensor:
     """Project by sorting: the support is the first d entries that keep the next one out."""
+    sparseness, norm = (torch.as_tensor(number, dtype=x.dtype, device=x.device) for number in (sparseness, norm))
     allowed = x != -torch.inf
     n = allowed.sum(-1, keepdim=True)
-    invalid = ~(x.amax(-1, keepdim=True) < torch.inf)
+    invalid = ~(x < torch.inf).all(-1, keepdim=True)
     unit = unit_of(torch.where(allowed & ~invalid, x.abs(), 0.0))
     a = (x if nonneg else x.abs()) / unit
     top = torch.where(allowed, a, -torch.inf).amax(-1, keepdim=True)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.loops import repeat_while
 
 __all__ = ["COUNTS", "KEYS", "MEANS", "ORDER", "SPARE", "STARTS", "SUMS", "isotonic_blocks", "pool_sorted", "sort_decreasing"]
 
@@ -92,15 +93,20 @@ def isotonic_blocks(a: Tensor, tied: Tensor) -> tuple[Tensor, Tensor]:
         a: (..., d).
         tied: (..., d - 1), where neighbours share a block in any case.
     """
-    joined = tied
-    for _ in range(max(a.shape[-1] - 1, 0)):
-        ids, mean = _means(a, joined)
-        violating = ~joined & (mean[..., :-1] < mean[..., 1:])
-        if not a.is_meta and not bool(violating.any()):
-            break
-        joined = joined | violating
+    (joined,) = repeat_while(
+        lambda joined, a: _violating(a, joined),
+        lambda joined, a: (joined | _violating(a, joined),),
+        (tied,),
+        (a,),
+    )
     ids, mean = _means(a, joined)
     return mean, ids
+
+
+def _violating(a: Tensor, joined: Tensor) -> Tensor:
+    """Return the neighbouring blocks (..., d - 1) whose means increase."""
+    _, mean = _means(a, joined)
+    return ~joined & (mean[..., :-1] < mean[..., 1:])
 
 
 def _means(a: Tensor, joined: Tensor) -> tuple[Tensor, Tensor]:

@@ -260,7 +260,7 @@ def _map_reference(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) ->
     allowed = x != -torch.inf
     n = allowed.sum(-1, keepdim=True)
     top = x.amax(-1, keepdim=True)
-    invalid = ~(top < torch.inf) | ~((lam >= 0) & (lam < torch.inf))
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((lam >= 0) & (lam < torch.inf))
     plain = ~invalid & (n > 0)
     use = plain & allowed
     scale = torch.ones_like(top)

@@ -17,9 +17,9 @@ from torch.nn import Parameter
 
 from lit_sparse.aliases import former_arguments
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.torch_internals import count_dispatch_modes, is_legacy_batch
+from lit_sparse.torch_internals import count_dispatch_modes, is_exporting, is_legacy_batch
 
-__all__ = ["HALVES", "RowKernel", "batch_first"]
+__all__ = ["HALVES", "ROW_KERNELS", "RowKernel", "batch_first"]
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -27,7 +27,8 @@ HALVES = (torch.float16, torch.bfloat16)
 HAS_CUSTOM_OPS = hasattr(torch.library, "custom_op")
 
 
-_OWNERS: dict[str, str] = {}  # name of an operator -> module that made it; a module may be loaded again
+#: All kernels by name. A module may be loaded again.
+ROW_KERNELS: dict[str, RowKernel] = {}
 
 
 class RowKernel:
@@ -48,6 +49,7 @@ class RowKernel:
         parameters: how many of the tensors in the schema are row parameters.
         auxiliary: dtypes of the results after the first; they have its shape.
         reduces: whether the result is one number per row; rows must not be empty.
+        wide: whether ``reference`` needs float64 to equal ``cpu`` on float32 scores up to rounding.
 
     Raises:
         ConfigurationError: if another module has a kernel of that name.
@@ -65,6 +67,7 @@ class RowKernel:
         parameters: int = 0,
         auxiliary: tuple[torch.dtype, ...] = (),
         reduces: bool = False,
+        wide: bool = True,
     ) -> None:
         self.name = name
         self.cpu = cpu
@@ -72,10 +75,11 @@ class RowKernel:
         self.cuda = cuda
         self.auxiliary = auxiliary
         self.reduces = reduces
-        if _OWNERS.setdefault(name, cpu.__module__) != cpu.__module__:
-            raise ConfigurationError(
-                f"Expected a new name for a row kernel but {_OWNERS[name]} has a `{name}`. Choose another."
-            )
+        self.wide = wide
+        owner = ROW_KERNELS.setdefault(name, self).cpu.__module__
+        if owner != cpu.__module__:
+            raise ConfigurationError(f"Expected a new name for a row kernel but {owner} has a `{name}`. Choose another.")
+        ROW_KERNELS[name] = self
         self.inputs = schema.split("->")[0].count("Tensor")
         self.tensors = self.inputs - parameters
         self._operator = self._register(schema) if HAS_CUSTOM_OPS else None
@@ -117,6 +121,16 @@ class RowKernel:
             return self._eagerly(*args)
         return self._operator(*self._with_tensors(args))
 
+    def decomposed(self, *args: Any) -> Any:
+        """Return the same in plain torch operations, as a decomposition of the operator."""
+
+        def implementation(*args: Any) -> Any:
+            if self.wide:
+                args = tuple([arg.double() if isinstance(arg, Tensor) and arg.is_floating_point() else arg for arg in args])
+            return self.reference(*args)
+
+        return self._on_tensors(implementation, args)
+
     @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
     def _eagerly(self, *args: Any) -> Any:
         return self(*args)
@@ -129,14 +143,14 @@ class RowKernel:
     def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Give numbers among the row parameters as tensors: a number that a graph computes must not be frozen in it."""
         first = args[0]
-        return tuple(
-            [
-                first.new_full((1,) * first.dim(), arg, dtype=torch.float64)
-                if i < self.inputs and not isinstance(arg, Tensor)
-                else arg
-                for i, arg in enumerate(args)
-            ]
-        )
+
+        def column(arg: float) -> Tensor:
+            if is_exporting() and type(arg) is float:  # a constant that ONNX does not round to float32
+                return torch.tensor(np.full((1,) * first.dim(), arg), dtype=torch.float64, device=first.device)
+            numbers: Tensor = first.new_full((1,) * first.dim(), arg, dtype=torch.float64)
+            return numbers
+
+        return tuple([column(arg) if i < self.inputs and not isinstance(arg, Tensor) else arg for i, arg in enumerate(args)])
 
     def _on_cpu(self, args: tuple[Any, ...]) -> Any:
         first = args[0]

@@ -214,7 +214,7 @@ def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
     d = x.shape[-1]
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    invalid = ~(top < torch.inf)  # NaN compares false
+    invalid = ~(x < torch.inf).all(-1, keepdim=True)  # NaN compares false
     empty = ~allowed.any(-1, keepdim=True)
     z = torch.where(invalid | empty, torch.zeros_like(x), x - top)
     order = z.argsort(dim=-1, descending=True, stable=True)
@@ -223,7 +223,7 @@ def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
     finite = torch.where(ranked == -torch.inf, torch.zeros_like(ranked), ranked)
     inside = (gamma + count * ranked > finite.cumsum(-1)) & (ranked > -torch.inf)
     if k > 0:
-        inside &= count <= k
+        inside = inside & (count <= k)
     support = inside.sum(-1, keepdim=True)
     tau = (torch.where(inside, finite, torch.zeros_like(finite)).sum(-1, keepdim=True) - gamma) / support
     excess = torch.where(inside, ranked - tau, torch.zeros_like(ranked)).clamp_min(0)
@@ -240,6 +240,7 @@ project_simplex = RowKernel(
     _project_cpu,
     _project_reference,
     triton_rows.project_simplex,
+    wide=False,
 )
 """Row kernel ``(x (..., d), gamma, k) -> y (..., d)``: projection of ``x / gamma`` onto the simplex.
 

@@ -18,6 +18,7 @@ from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
 from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
+from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["map_pnorm", "pnorm_product"]
@@ -120,21 +121,23 @@ def _map_reference(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
     r = 1 / (p - 1)
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
-    invalid = ~(top < torch.inf) | ~((p > 1) & (p <= 2))
+    invalid = ~(x < torch.inf).all(-1, keepdim=True) | ~((p > 1) & (p <= 2))
     z = torch.where(invalid | ~allowed.any(-1, keepdim=True), torch.zeros_like(x), (x - top) / gamma)
 
-    def powers(tau: Tensor) -> tuple[Tensor, Tensor]:
+    def powers(tau: Tensor, z: Tensor, allowed: Tensor, r: Tensor) -> tuple[Tensor, Tensor]:
         m = torch.where(allowed, (1 - z / tau), 0.0).clamp_min(0)
         return m, torch.where(m > 0, m, 1.0).pow(r) * (m > 0)
 
-    lower, upper = torch.full_like(top, -1.0), torch.full_like(top, -torch.finfo(x.dtype).tiny)
-    for _ in range(REFERENCE_PASSES):
+    def halved(lower: Tensor, upper: Tensor, p: Tensor, *constants: Tensor) -> tuple[Tensor, Tensor]:
         middle = 0.5 * (lower + upper)
-        m, u = powers(middle)
+        m, u = powers(middle, *constants)
         high = (u * m).sum(-1, keepdim=True)
         above = -middle * u.sum(-1, keepdim=True) >= high ** ((2 - p) / p)
-        lower, upper = torch.where(above, middle, lower), torch.where(above, upper, middle)
-    u = powers(lower)[1]
+        return torch.where(above, middle, lower), torch.where(above, upper, middle)
+
+    bounds = torch.full_like(top, -1.0), torch.full_like(top, -torch.finfo(x.dtype).tiny)
+    lower, _ = repeat(halved, bounds, (p, z, allowed, r), REFERENCE_PASSES)
+    u = powers(lower, z, allowed, r)[1]
     y = u / torch.where(allowed.any(-1, keepdim=True), u.sum(-1, keepdim=True), 1.0)
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 

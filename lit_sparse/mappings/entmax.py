@@ -10,7 +10,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.entmax import entmax_jacobian, entmax_product, map_entmax
+from lit_sparse.kernels.entmax import entmax_jacobian, entmax_product, map_entmax, map_entmax_root
 from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.softmax import softmax
@@ -29,6 +29,15 @@ class _Entmax(RowFunction):
     kernel = map_entmax
     piecewise_linear = False
     has_parameter_gradient = True
+
+    @classmethod
+    @override
+    def value_traced(cls, x: Tensor, *args: Any) -> Tensor:
+        alpha, gamma = args
+        if isinstance(alpha, Tensor) or alpha != 1.5 or x.shape[-1] == 0:
+            return super().value_traced(x, *args)
+        root: Tensor = map_entmax_root.traced(x, gamma)
+        return root
 
     @staticmethod
     def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:

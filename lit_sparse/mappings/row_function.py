@@ -17,6 +17,7 @@ from lit_sparse.aliases import adopt_former_names
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
 from lit_sparse.mappings.masking import along_last
 from lit_sparse.torch_internals import (
+    exports_without_autograd,
     forward_mode_active,
     must_decompose,
     no_autograd,
@@ -106,6 +107,9 @@ class RowFunction:
         Raises:
             ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
         """
+        if exports_without_autograd():
+            last = options if gamma is None else (gamma, *options)
+            return along_last(scores, mask, dim, lambda x, *p: cls.value_traced(x, *p, *last), *parameters)
         if must_decompose():
             last = options if gamma is None else (1.0, *options)
             return along_last(scores, mask, dim, lambda x, *p: cls.traced(x, *p, *last, gamma=gamma, shift=shift), *parameters)
@@ -120,6 +124,14 @@ class RowFunction:
         functorch's transforms there is nothing to bind.
         """
         result = cls._all(*args)
+        return result if isinstance(result, Tensor) else result[0]
+
+    @classmethod
+    def value_traced(cls, x: Tensor, *args: Any) -> Tensor:
+        """Return the result for an exported program without derivatives: one opaque operator alone."""
+        if x.shape[-1] == 0:
+            return x
+        result = cls.kernel.traced(x, *args)
         return result if isinstance(result, Tensor) else result[0]
 
     @classmethod

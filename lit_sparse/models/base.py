@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
@@ -149,6 +150,21 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             setattr(self, name, StageMetrics(declared).to(self.device))
         metrics: StageMetrics = getattr(self, name)
         return metrics
+
+    def configure_predictor(self) -> nn.Module:
+        """Return a plain torch module that computes the model's predictions; it may share the model's parts."""
+        raise ConfigurationError(
+            f"Expected a model with a predictor but got {type(self).__name__}. Override `configure_predictor`, or use one of"
+            " its modules."
+        )
+
+    def predictor(self) -> nn.Module:
+        """Return a copy of the model for serving: a plain torch module in evaluation, without Lightning, the risk or gradients.
+
+        Raises:
+            ConfigurationError: for a model without a predictor, or one whose vocabularies are not set yet.
+        """
+        return copy.deepcopy(self.configure_predictor()).requires_grad_(False).eval()
 
     def run_step(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Return the objective of a batch as ``loss``, and the measurements of the step for callbacks.

@@ -20,7 +20,7 @@ from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, Stage, StepOutput
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
-from lit_sparse.nn import EntailmentNetwork, WordVectors
+from lit_sparse.nn import EntailmentNetwork, EntailmentPredictor, WordVectors
 from lit_sparse.random import seeded_uniform
 from lit_sparse.text.labels import LABELS, check_labels
 
@@ -161,6 +161,11 @@ class EntailmentClassifier(TextModule):
             self.words(premise), premise_length, self.words(hypothesis), hypothesis_length
         )
         return output
+
+    @override
+    def configure_predictor(self) -> EntailmentPredictor:
+        self._check_built()
+        return EntailmentPredictor(self.words, self.network)
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:

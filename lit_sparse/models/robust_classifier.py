@@ -86,6 +86,10 @@ class RobustClassifier(LitSparseModule):
         return scores
 
     @override
+    def configure_predictor(self) -> nn.Module:
+        return self.network
+
+    @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
         return mean_metrics("loss", "accuracy", "clean_accuracy")
 

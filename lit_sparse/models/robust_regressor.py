@@ -120,6 +120,10 @@ class RobustRegressor(LitSparseModule):
         return predictions.reshape(len(features))
 
     @override
+    def configure_predictor(self) -> nn.Module:
+        return self.network
+
+    @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:
         return mean_metrics("loss") | ({} if stage == "train" else {"log_mean_exp": LogMeanExp(self.lam)})
 

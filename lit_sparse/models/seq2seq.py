@@ -21,7 +21,16 @@ from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
-from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, State, beam_search, length_mask
+from lit_sparse.nn import (
+    EncoderDecoder,
+    Hypothesis,
+    RecurrentBody,
+    Seq2SeqPredictor,
+    SourceEncoder,
+    State,
+    beam_search,
+    length_mask,
+)
 from lit_sparse.text import EOS
 
 __all__ = ["Seq2Seq"]
@@ -170,6 +179,12 @@ class Seq2Seq(TextModule):
         """Return the scores (B, T, V) of the next token for each target token, and attention (B, heads, T, S)."""
         hidden, weights = self.body.decode(self.target_embedding(target), self.encode(source, source_length))
         return self.output(hidden), weights
+
+    @override
+    def configure_predictor(self) -> Seq2SeqPredictor:
+        self._check_built()
+        encoder = SourceEncoder(self.source_embedding, self.body)
+        return Seq2SeqPredictor(encoder, self.target_embedding, self.output, self.output_mapping)
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:

@@ -20,7 +20,7 @@ from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.models.data_protocols import check_features
 from lit_sparse.models.stage_metrics import mean_metrics
-from lit_sparse.nn import MLP
+from lit_sparse.nn import MLP, ClassPredictor
 from lit_sparse.random import seeded_normal
 
 __all__ = ["SemiSupervisedVAE"]
@@ -147,6 +147,10 @@ class SemiSupervisedVAE(LitSparseModule):
         one_hot = nnf.one_hot(classes, self.classes).to(dtype)
         logits: Tensor = self.generator(torch.cat([styles.to(dtype), one_hot], -1))
         return torch.sigmoid(logits)
+
+    @override
+    def configure_predictor(self) -> ClassPredictor:
+        return ClassPredictor(self.classifier, self.mapping)
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:

@@ -10,6 +10,7 @@ from lit_sparse.nn.encoder_decoder import EncoderDecoder, RecurrentBody, State, 
 from lit_sparse.nn.entailment import EntailmentNetwork
 from lit_sparse.nn.initial_bases import InitialBases, NoiseBases, SampleBases, SparseCodingBases
 from lit_sparse.nn.mlp import MLP
+from lit_sparse.nn.predictors import ClassPredictor, EntailmentPredictor, Seq2SeqPredictor, SourceEncoder
 from lit_sparse.nn.shared_categorical import SharedCategorical
 from lit_sparse.nn.signaling import Receiver, Sender
 from lit_sparse.nn.sparse_encoding import sparse_decode, sparse_encode
@@ -17,9 +18,11 @@ from lit_sparse.nn.word_vectors import WordVectors
 
 __all__ = [
     "MLP",
+    "ClassPredictor",
     "ConvNet",
     "EncoderDecoder",
     "EntailmentNetwork",
+    "EntailmentPredictor",
     "Hypothesis",
     "InitialBases",
     "MultiheadAttention",
@@ -28,7 +31,9 @@ __all__ = [
     "RecurrentBody",
     "SampleBases",
     "Sender",
+    "Seq2SeqPredictor",
     "SharedCategorical",
+    "SourceEncoder",
     "SparseCodingBases",
     "State",
     "TransformerBody",

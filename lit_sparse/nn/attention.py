@@ -152,8 +152,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
         q, k, v = (self._heads(self._project(x, place)) for place, x in enumerate((query, key, value)))
         if self.bias_k is not None and self.bias_v is not None:
-            k = torch.cat([k, self.bias_k.view(self.num_heads, 1, -1).expand(len(k), -1, -1, -1)], -2)
-            v = torch.cat([v, self.bias_v.view(self.num_heads, 1, -1).expand(len(v), -1, -1, -1)], -2)
+            k = torch.cat([k, self.bias_k.view(self.num_heads, 1, -1).expand(k.shape[0], -1, -1, -1)], -2)
+            v = torch.cat([v, self.bias_v.view(self.num_heads, 1, -1).expand(v.shape[0], -1, -1, -1)], -2)
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
         scores = scores_of(q, k)
@@ -223,7 +223,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if key_padding_mask is not None:
             key_padding_mask = torch.atleast_2d(key_padding_mask)[:, None, None]  # type: ignore[no-untyped-call]
         if attn_mask is not None and attn_mask.dim() == 3:
-            attn_mask = attn_mask.reshape(len(attn_mask) // self.num_heads, self.num_heads, *attn_mask.shape[1:])
+            attn_mask = attn_mask.reshape(attn_mask.shape[0] // self.num_heads, self.num_heads, *attn_mask.shape[1:])
         for given in (key_padding_mask, attn_mask):
             if given is not None and given.is_floating_point():
                 bias = given if bias is None else bias + given

@@ -64,5 +64,5 @@ class ConvNet(nn.Module):
 
     def forward(self, pixels: Tensor) -> Tensor:
         """Return scores (B, outputs) of images (B, colors * height * width)."""
-        scores: Tensor = self.head(self.features(pixels.reshape(len(pixels), self.colors, self.height, self.width)))
+        scores: Tensor = self.head(self.features(pixels.reshape(pixels.shape[0], self.colors, self.height, self.width)))
         return scores

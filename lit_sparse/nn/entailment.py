@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.encoder_decoder.base import length_mask
+from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
 
 __all__ = ["EntailmentNetwork"]
 
@@ -95,7 +95,7 @@ class EntailmentNetwork(nn.Module):
             hypothesis_length: (B,) how many of the T there are.
         """
         inputs = self.drop(self.project(premise))
-        states, read = _run(self.premise, inputs, premise_length, inputs.new_zeros(len(inputs), self.width))
+        states, read = _run(self.premise, inputs, premise_length, inputs.new_zeros(inputs.shape[0], self.width))
         _, last = _run(self.hypothesis, self.drop(self.project(hypothesis)), hypothesis_length, read)
         weights = self.attend(states, last, premise_length)
         mean = (weights.unsqueeze(1) @ states).squeeze(1)
@@ -123,8 +123,5 @@ def _run(gru: nn.GRU, inputs: Tensor, lengths: Tensor, start: Tensor) -> tuple[T
         lengths: (B,); a row of length 0 keeps its first state.
         start: (B, H) first state.
     """
-    # Packing takes no empty row: such a row runs over its padding, and what it finds there is masked or thrown away.
-    packed = pack_padded_sequence(inputs, lengths.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False)
-    outputs, last = gru(packed, start.unsqueeze(0))
-    states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
+    states, (last,) = run_recurrent(gru, inputs, lengths, start.unsqueeze(0))
     return states, torch.where((lengths > 0).unsqueeze(-1), last.squeeze(0), start)

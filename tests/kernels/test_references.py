@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_sparse.kernels import center_on_support
 from lit_sparse.kernels.capped_softmax import capped_product, map_capped
-from lit_sparse.kernels.entmax import entmax_product, map_entmax
+from lit_sparse.kernels.entmax import entmax_product, map_entmax, map_entmax_root
 from lit_sparse.kernels.groups import group_product, label_of
 from lit_sparse.kernels.hard_threshold import threshold_hard
 from lit_sparse.kernels.hoyer import project_hoyer
@@ -41,6 +41,16 @@ def test_entmax(x: Tensor, gamma: float, alpha: float) -> None:
     whole = expected[~expected.isnan().any(-1)]
     v = directions(whole)
     same(entmax_product(v, whole, alpha, gamma), by_reference(entmax_product, v, whole, alpha, gamma), scale=1 / gamma)
+
+
+@fixed_settings(80)
+@given(rows(), GAMMAS)
+def test_entmax_in_closed_form(x: Tensor, gamma: float) -> None:
+    expected = map_entmax(x.double(), 1.5, gamma)
+    same(map_entmax_root(x, gamma), map_entmax(x, 1.5, gamma))
+    same(by_reference(map_entmax_root, x.double(), gamma), expected, scale=100.0)
+    if x.dtype == torch.float32:
+        same(by_reference(map_entmax_root, x, gamma), expected.to(x.dtype))
 
 
 @fixed_settings(40)
@@ -159,3 +169,9 @@ def test_a_broken_row_has_a_broken_derivative(name: str, dtype: torch.dtype) -> 
         assert bool(got[0, :2].isnan().all())
         assert bool(got[1].isfinite().all())
         assert bool((got[:, 2] == 0).all())
+
+
+def test_parameters_of_hoyer_may_be_tensors() -> None:
+    x = torch.randn(4, 9, generator=torch.Generator().manual_seed(0))
+    sparseness, norm = torch.tensor([[0.6]], dtype=torch.float64), torch.tensor([[2.0]], dtype=torch.float64)
+    same(by_reference(project_hoyer, x, sparseness, norm, True), project_hoyer(x, 0.6, 2.0, True))

@@ -124,6 +124,15 @@ def test_benchmark_mappings_prints_its_table(monkeypatch: pytest.MonkeyPatch, ca
     assert "| (2, 5) | sparsemax |" in capsys.readouterr().out
 
 
+def test_benchmark_onnx_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    load("benchmark_onnx").main(["--rounds", "1", "--only", "Softmax", "--shape", "2x5"])
+    opset, *_, row = capsys.readouterr().out.splitlines()
+    assert opset.startswith("opset 20, ")
+    assert re.fullmatch(r"\| Softmax\(gamma=1.0, dim=-1\) \| \d+ \| \d+ \| \d+ \| [\d.]+ \| \de[+-]\d\d \|", row)
+
+
 @pytest.mark.parametrize("sparseness", [0.05, 0.3, 0.6, 0.9, 0.97])
 @pytest.mark.parametrize("n", [2, 3, 10, 77, 1500])
 def test_algorithms_agree_with_the_package(hoyer: Any, n: int, sparseness: float) -> None:

@@ -7,12 +7,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from typing_extensions import override
 
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
+from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
 
 __all__ = ["RecurrentBody"]
 
@@ -85,14 +85,13 @@ class RecurrentBody(EncoderDecoder):
     @override
     def encode(self, embedded: Tensor, lengths: Tensor) -> State:
         size = embedded.shape[1]
-        packed = pack_padded_sequence(embedded, lengths.clamp_min(1).cpu(), batch_first=True, enforce_sorted=False)
-        found, last = self.encoder(packed)
-        states, _ = pad_packed_sequence(found, batch_first=True, total_length=size)
+        states, last = run_recurrent(self.encoder, embedded, lengths)
         mask = length_mask(lengths, size)
         keys = self.score(states)
         memory = {"states": states, "keys": keys / math.sqrt(self.width) if self.scaled else keys, "mask": mask}
-        for name, tensor in zip(("h", "c"), last if self.cell == "lstm" else (last,), strict=False):
-            both = tensor.unflatten(0, (self.layers, -1)).transpose(1, 2).flatten(2)  # (layers, B, E), directions side by side
+        for name, tensor in zip(("h", "c"), last, strict=False):
+            parts = tensor.reshape(self.layers, -1, *tensor.shape[1:])
+            both = parts.transpose(1, 2).flatten(2)  # (layers, B, E), directions side by side
             memory[name] = torch.where(mask[:, :1, None], both.transpose(0, 1), 0.0)
         return memory
 

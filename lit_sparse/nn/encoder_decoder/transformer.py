@@ -85,7 +85,7 @@ class TransformerBody(EncoderDecoder):
 
     @override
     def start(self, memory: State) -> State:
-        none = memory["states"].new_zeros(len(memory["states"]), self.heads, 0, self.width // self.heads)
+        none = memory["states"].new_zeros(memory["states"].shape[0], self.heads, 0, self.width // self.heads)
         return {f"{kind}{number}": none for number in range(self.layers) for kind in ("keys", "values")}
 
     @override

@@ -1,0 +1,130 @@
+"""Exports of modules with sparse mappings: programs of plain torch operations, and ONNX models.
+
+An exported program holds each row kernel as one opaque operator, ``lit_sparse::<name>``. Its reference in plain torch
+operations replaces it here. A loop of the reference stays one operator, so the length of the rows may be dynamic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError, MissingExtraError, full_name
+from lit_sparse.kernels.row_kernel import ROW_KERNELS
+from lit_sparse.mappings import SparseMapping
+
+if TYPE_CHECKING:
+    from torch.onnx import ONNXProgram
+
+__all__ = ["OPSET", "decompose", "export_onnx"]
+
+#: Version of the ONNX operators, and the oldest one.
+OPSET, OLDEST_OPSET = 20, 18
+
+
+def decompose(program: ExportedProgram) -> ExportedProgram:
+    """Return an exported program in which plain torch operations replace the operators of this package.
+
+    Args:
+        program: result of ``torch.export.export``. One exported under ``torch.no_grad()`` holds no derivatives, and is smaller.
+
+    Example:
+        >>> from lit_sparse.mappings import Sparsemax
+        >>> with torch.no_grad():
+        ...     program = torch.export.export(Sparsemax(), (torch.randn(2, 5),))
+        >>> "lit_sparse" in str(program.graph), "lit_sparse" in str(decompose(program).graph)
+        (True, False)
+    """
+    plain: ExportedProgram = program.run_decompositions(_decompositions())
+    return plain
+
+
+def export_onnx(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    path: str | PathLike[str],
+    *,
+    dynamic_shapes: Any = None,
+    opset: int = OPSET,
+    **options: Any,
+) -> ONNXProgram:
+    """Write a module, in evaluation, as an ONNX model of standard operators.
+
+    Args:
+        module: a mapping or any module that holds mappings.
+        args: example arguments of its ``forward``.
+        path: file to write.
+        dynamic_shapes: dimensions that may change, as for ``torch.export.export``; None for fixed shapes.
+        opset: version of the ONNX operators, at least 18.
+        options: options of ``torch.onnx.export``, for example ``input_names`` and ``output_names``.
+
+    Returns:
+        The written model.
+
+    Raises:
+        MissingExtraError: if the packages of the extra ``onnx`` are not installed.
+        ConfigurationError: for an iterative mapping, which has no exact form in ONNX, or an ``opset`` below 18.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise MissingExtraError("ONNX models", "onnx") from error
+    check_count("opset", opset, OLDEST_OPSET)
+    _check_exact(module)
+    with _evaluation(module), torch.no_grad():
+        program = torch.export.export(module, args, dynamic_shapes=dynamic_shapes)
+    program = program.run_decompositions(_decompositions() | _stable_sorts())
+    exported = torch.onnx.export(program, (), dynamo=True, verbose=False, opset_version=opset, **options)
+    model = cast("ONNXProgram", exported)
+    model.save(path)
+    return model
+
+
+def _decompositions() -> dict[Any, Any]:
+    return {getattr(torch.ops.lit_sparse, name).default: kernel.decomposed for name, kernel in ROW_KERNELS.items()}
+
+
+def _stable_sorts() -> dict[Any, Any]:
+    """Return decompositions of stable sorts to TopK, for which ONNX specifies that ties go to the lowest index."""
+
+    def sort(x: Tensor, *, stable: bool | None = None, dim: int = -1, descending: bool = False) -> Any:
+        return torch.ops.aten.topk.default(x, x.shape[dim], dim, descending, True)
+
+    def argsort(x: Tensor, *, stable: bool, dim: int = -1, descending: bool = False) -> Any:
+        return sort(x, dim=dim, descending=descending)[1]
+
+    return {torch.ops.aten.sort.stable: sort, torch.ops.aten.argsort.stable: argsort}
+
+
+def _check_exact(module: nn.Module) -> None:
+    if not isinstance(module, nn.Module):
+        raise ConfigurationError(
+            f"Expected argument `module` to be a torch module but got {full_name(module)}. Wrap it in one."
+        )
+    for name, part in module.named_modules():
+        if isinstance(part, SparseMapping) and part.iterative:
+            place = f" at `{name}`" if name else ""
+            raise ConfigurationError(
+                f"Expected mappings with an exact form in ONNX but got {type(part).__name__}{place}, which is solved by"
+                " iteration to a tolerance. Use another mapping, such as Sparsemax or Entmax."
+            )
+
+
+@contextmanager
+def _evaluation(module: nn.Module) -> Iterator[None]:
+    """Set a module to evaluation. Afterwards, each part has its own mode again."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training

@@ -1,0 +1,62 @@
+"""Loops over tensors that are one operator of a traced graph, which neither unrolls them nor reads values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
+
+__all__ = ["repeat", "repeat_while"]
+
+Tensors = tuple[Tensor, ...]
+
+
+def repeat(body: Callable[..., Tensors], carried: Tensors, constants: Tensors, passes: int) -> Tensors:
+    """Return ``carried`` after ``carried = body(*carried, *constants)``, a number of times.
+
+    Args:
+        body: function of tensors that returns as many new tensors as are carried, of the same shapes and dtypes.
+        carried: tensors that change.
+        constants: all other tensors that the body uses.
+        passes: number of repetitions.
+    """
+    if not is_fake(carried[0]):
+        for _ in range(passes):
+            carried = body(*carried, *constants)
+        return carried
+    first = torch.zeros((), dtype=torch.int64, device=carried[0].device)
+    _, *results = _loop(
+        lambda count, *_: count < passes,
+        lambda count, *tensors: (count + 1, *body(*tensors)),
+        (first, *carried),
+        constants,
+    )
+    return tuple(results)
+
+
+def repeat_while(
+    condition: Callable[..., Tensor], body: Callable[..., Tensors], carried: Tensors, constants: Tensors
+) -> Tensors:
+    """Return ``carried`` after ``carried = body(*carried, *constants)``, as long as a condition holds anywhere.
+
+    Args:
+        condition: function of the same tensors that returns booleans.
+        body: function of tensors that returns as many new tensors as are carried, of the same shapes and dtypes.
+        carried: tensors that change. Tensors without values, on the device ``meta``, are returned unchanged.
+        constants: all other tensors that the functions use.
+    """
+    if is_fake(carried[0]):  # a sum, because `any` of an empty tensor is true in onnxruntime
+        return _loop(lambda *tensors: condition(*tensors).sum() > 0, body, carried, constants)
+    while not carried[0].is_meta and bool(condition(*carried, *constants).any()):
+        carried = body(*carried, *constants)
+    return carried
+
+
+def _loop(condition: Callable[..., Tensor], body: Callable[..., Tensors], carried: Tensors, constants: Tensors) -> Tensors:
+    from torch._higher_order_ops.while_loop import while_loop_op
+
+    loop: Any = while_loop_op  # whose annotations are too narrow
+    return tuple(loop(condition, body, carried, constants))

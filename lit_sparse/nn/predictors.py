@@ -1,0 +1,93 @@
+"""Plain torch modules for serving, made of the parts of trained models."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.encoder_decoder import EncoderDecoder, State
+from lit_sparse.nn.entailment import EntailmentNetwork
+
+__all__ = ["ClassPredictor", "EntailmentPredictor", "Seq2SeqPredictor", "SourceEncoder"]
+
+
+class ClassPredictor(nn.Module):
+    """Class probabilities (B, K) of inputs (B, D), by any mapping of a network's scores.
+
+    Args:
+        network: network from inputs to scores.
+        mapping: mapping from scores to probabilities.
+    """
+
+    def __init__(self, network: nn.Module, mapping: SparseMapping) -> None:
+        super().__init__()
+        self.network, self.mapping = network, mapping
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return the probabilities."""
+        return self.mapping.map(self.network(inputs), None, -1)
+
+
+class EntailmentPredictor(nn.Module):
+    """Class scores (B, C) and attention (B, S) of pairs of sentences, given as numbers of words.
+
+    Args:
+        words: embedding of the words.
+        network: network of word vectors.
+    """
+
+    def __init__(self, words: nn.Module, network: EntailmentNetwork) -> None:
+        super().__init__()
+        self.words, self.network = words, network
+
+    def forward(
+        self, premise: Tensor, premise_length: Tensor, hypothesis: Tensor, hypothesis_length: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return scores and attention; arguments as for :class:`lit_sparse.models.EntailmentClassifier`."""
+        found: tuple[Tensor, Tensor] = self.network(
+            self.words(premise), premise_length, self.words(hypothesis), hypothesis_length
+        )
+        return found
+
+
+class SourceEncoder(nn.Module):
+    """Encoder of a :class:`Seq2SeqPredictor`.
+
+    Args:
+        embedding: embedding of the source's tokens.
+        body: encoder and decoder.
+    """
+
+    def __init__(self, embedding: nn.Module, body: EncoderDecoder) -> None:
+        super().__init__()
+        self.embedding, self.body = embedding, body
+
+    def forward(self, source: Tensor, lengths: Tensor) -> tuple[State, State]:
+        """Return the memory and the state before the first token, for sources (B, S) with lengths (B,)."""
+        memory = self.body.encode(self.embedding(source), lengths)
+        return self.body.prepare(memory), self.body.start(memory)
+
+
+class Seq2SeqPredictor(nn.Module):
+    """One decoding step of a sequence-to-sequence model. Its part ``encoder`` returns the arguments of the first step.
+
+    Args:
+        encoder: encoder of sources.
+        embedding: embedding of the target's tokens.
+        output: layer from hidden vectors to scores of the next token.
+        mapping: mapping from these scores to probabilities; None for softmax.
+    """
+
+    def __init__(
+        self, encoder: SourceEncoder, embedding: nn.Module, output: nn.Module, mapping: SparseMapping | None = None
+    ) -> None:
+        super().__init__()
+        self.encoder, self.embedding, self.output, self.mapping = encoder, embedding, output, mapping
+
+    def forward(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
+        """Return log-probabilities (R, V) of the tokens after tokens (R,), attention (R, heads, S) and the next state."""
+        hidden, weights, state = self.encoder.body.step(self.embedding(tokens), memory, state)
+        scores = self.output(hidden).float()
+        if self.mapping is None:
+            return scores.log_softmax(-1), weights, state
+        return self.mapping.map(scores, None, -1).log(), weights, state
