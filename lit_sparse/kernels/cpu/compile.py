@@ -32,8 +32,10 @@ class _Notice(event.Listener):
         if self.given or not getattr(function, "__module__", "").startswith("lit_sparse."):
             return
         self.given = True
-        lightning = sys.modules.get("lightning_utilities.core.rank_zero")  # never imported for a notice
-        say = lightning.rank_zero_info if lightning else logging.getLogger(__name__).warning
+        say = logging.getLogger(__name__).warning
+        ranks = sys.modules.get("lightning_utilities.core.rank_zero")  # never imported for a notice
+        if ranks is not None and getattr(ranks.rank_zero_only, "rank", None) is not None:  # set by Lightning alone
+            say = ranks.rank_zero_info
         say("Compiling kernels for this processor, which may take up to a minute. Later runs load them from Numba's cache.")
 
     def on_end(self, event: Any) -> None:
