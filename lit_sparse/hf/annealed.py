@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number
@@ -19,11 +20,12 @@ class AnnealedEntmax(Entmax):
 
     Args:
         target: alpha at the end, > 1 and <= 100; 2 is sparsemax.
+        progress: how far alpha is on its way, in 0 .. 1.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
 
     Raises:
-        ConfigurationError: if ``target`` or ``gamma`` is out of its range.
+        ConfigurationError: if an argument is out of its range.
 
     Example:
         >>> mapping, scores = AnnealedEntmax(1.5), torch.tensor([3.0, 0.0])
@@ -34,12 +36,18 @@ class AnnealedEntmax(Entmax):
         [1.0, 0.0]
     """
 
-    alpha: torch.Tensor
+    alpha: nn.Parameter
 
-    def __init__(self, target: float = 1.5, *, gamma: float = 1.0, dim: int = -1) -> None:
+    def __init__(self, target: float = 1.5, progress: float = 0.0, *, gamma: float = 1.0, dim: int = -1) -> None:
         SparseMapping.__init__(self, gamma=gamma, dim=dim)
         self.target = check_number("target", target, 1.0, 100.0, open_low=True)
-        self.register_buffer("alpha", torch.ones(()))
+        self.alpha = nn.Parameter(torch.ones(()), requires_grad=False)  # in the state dict, and not trained
+        self.set_progress(progress)
+
+    @property
+    def progress(self) -> float:
+        """How far alpha is on its way from 1 to its target."""
+        return float(self.alpha.detach().double() - 1.0) / (self.target - 1.0)
 
     def set_progress(self, progress: float) -> None:
         """Set alpha between 1 and its target.
@@ -47,11 +55,9 @@ class AnnealedEntmax(Entmax):
         Args:
             progress: number in 0 .. 1.
         """
-        self.alpha.fill_(1.0 + (self.target - 1.0) * check_number("progress", progress, 0.0, 1.0))
+        self.alpha.data.fill_(1.0 + (self.target - 1.0) * check_number("progress", progress, 0.0, 1.0))
 
     @classmethod
     @override
     def examples(cls) -> list[Self]:
-        done = cls(1.5)
-        done.set_progress(1.0)
-        return [cls(), done]
+        return [cls(), cls(progress=1.0)]

@@ -115,9 +115,10 @@ def _values(layers: list[Tensor | None], prefix: str, per_head: bool) -> dict[st
 
 
 class AlphaAnnealing(_Callback):
-    """Raise the alpha of ``sparsify(..., start="annealed")`` from 1, softmax, to its target, linearly in the steps.
+    """Raise the alpha of annealed mappings from 1, softmax, to its target, linearly in the steps.
 
-    A pretrained model loses quality if its softmax is replaced at once. The alphas are saved with the weights, and a resumed
+    Call :func:`lit_sparse.hf.sparsify` with ``start="annealed"`` first. A pretrained model loses quality if its softmax is
+    replaced at once. The alphas are saved with the weights, and a resumed
     run continues the schedule.
 
     Args:

@@ -260,7 +260,7 @@ def under_the_cap(mapping: SparseMapping, q: Tensor) -> Tensor:
 
 def by_definition(mapping: SparseMapping, x: Tensor, q: Tensor) -> float:
     """``<y, x> - gamma Omega(y) + gamma Omega(q) - <q, x>`` for one row, y the mapping of x."""
-    omega = OMEGAS[type(mapping).__name__]
+    omega = next(OMEGAS[cls.__name__] for cls in type(mapping).__mro__ if cls.__name__ in OMEGAS)
     y = mapping.map(x, None, -1).detach()
     return float((y - q) @ x) + mapping.gamma * (omega(mapping, q.numpy()) - omega(mapping, y.numpy()))
 
