@@ -89,7 +89,8 @@ def export_onnx(
 
 
 def _decompositions() -> dict[Any, Any]:
-    return {getattr(torch.ops.lit_sparse, name).default: kernel.decomposed for name, kernel in ROW_KERNELS.items()}
+    known = {name: kernel for name, kernel in ROW_KERNELS.items() if hasattr(torch.ops.lit_sparse, name)}
+    return {getattr(torch.ops.lit_sparse, name).default: kernel.decomposed for name, kernel in known.items()}
 
 
 def _stable_sorts() -> dict[Any, Any]:

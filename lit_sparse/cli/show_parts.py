@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import pkgutil
 import re
 from collections.abc import Sequence
 from importlib import import_module
 
 from lit_sparse.cli import show_configs
 from lit_sparse.errors import ConfigurationError, did_you_mean
-from lit_sparse.lightning import NAME
 
 __all__ = ["KINDS", "described", "main", "parser"]
 
@@ -21,9 +21,9 @@ KINDS = {
     "risks": ("--model.risk NAME", "lit_sparse.risks", "lit_sparse.risks.Risk"),
     "selectors": ("--data.selector NAME", "lit_sparse.coresets", "lit_sparse.coresets.CoresetSelector"),
     "structures": ("--model.estimator.structure NAME", "lit_sparse.structures", "lit_sparse.structures.Structure"),
-    "models": ("--model NAME", "lit_sparse.models", f"{NAME}.LightningModule"),
-    "data": ("--data NAME", "lit_sparse.data", f"{NAME}.LightningDataModule"),
-    "callbacks": ("--trainer.callbacks+ NAME", "lit_sparse.callbacks", f"{NAME}.Callback"),
+    "models": ("--model NAME", "lit_sparse.models", "lit_sparse.lightning.pl.LightningModule"),
+    "data": ("--data NAME", "lit_sparse.data", "lit_sparse.lightning.pl.LightningDataModule"),
+    "callbacks": ("--trainer.callbacks+ NAME", "lit_sparse.callbacks", "lit_sparse.lightning.pl.Callback"),
     "configs": ("-c NAME", "", ""),
 }
 
@@ -65,8 +65,7 @@ def _aligned(entries: dict[str, str]) -> list[str]:
 
 def described(room: str, base: str) -> dict[str, str]:
     """Return the concrete classes that a room exports and that derive from a base, with the first sentence of each."""
-    module, _, name = base.rpartition(".")
-    kind = getattr(import_module(module), name)
+    kind = pkgutil.resolve_name(base)
     parts = import_module(room)
     exported = {name: getattr(parts, name) for name in parts.__all__}
     return {

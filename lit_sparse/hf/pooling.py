@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
+from lit_sparse.checkpoint_files import read_torch_file
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.descriptions import build, describe
 from lit_sparse.errors import ConfigurationError
@@ -103,5 +104,5 @@ class SparseAttentionPooling(nn.Module):
         folder = Path(input_path)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         pool = cls(config["dim"], build(f"{str(folder / 'config.json')!r}", config["mapping"]))
-        pool.load_state_dict(torch.load(folder / "pooling.pt", map_location="cpu", weights_only=True))
+        pool.load_state_dict(read_torch_file(folder / "pooling.pt", str(folder / "pooling.pt")))
         return pool

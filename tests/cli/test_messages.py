@@ -141,7 +141,7 @@ def test_help_of_a_class_fits_a_screen(capsys: pytest.CaptureFixture[str], monke
     with pytest.raises(SystemExit):
         main(["fit", "--model.help", "SignalingGame"])
     out = capsys.readouterr().out
-    assert len(out.splitlines()) <= 50
+    assert len(out.splitlines()) <= 51
     assert "TopKSparsemax" in out
     assert "torch.nn." not in out
     assert "torchmetrics" not in out

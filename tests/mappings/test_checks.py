@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import lit_sparse.hf  # noqa: F401  # a mapping of its own is tested, too
 from lit_sparse import mappings
 from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import lit_sparse.hf  # noqa: F401  # a mapping of its own is tested, too
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import (
     CappedSoftmax,
@@ -235,6 +236,7 @@ OMEGAS: dict[str, Callable[..., float]] = {
     "Sparsemax": lambda m, y: 0.5 * (y**2).sum(),
     "TopKSparsemax": lambda m, y: math.inf if (y > 0).sum() > m.k else 0.5 * (y**2).sum(),
     "Entmax": lambda m, y: tsallis(y, m.alpha),
+    "AnnealedEntmax": lambda m, y: tsallis(y, m.alpha),
     "LearnableEntmax": lambda m, y: tsallis(y, m.alpha),
     "SqPNormMax": lambda m, y: 0.5 * (y**m.p).sum() ** (2 / m.p),
     "Fusedmax": lambda m, y: 0.5 * (y**2).sum() + number(m.lam) * np.abs(np.diff(y)).sum(),
@@ -260,7 +262,7 @@ def under_the_cap(mapping: SparseMapping, q: Tensor) -> Tensor:
 
 def by_definition(mapping: SparseMapping, x: Tensor, q: Tensor) -> float:
     """``<y, x> - gamma Omega(y) + gamma Omega(q) - <q, x>`` for one row, y the mapping of x."""
-    omega = next(OMEGAS[cls.__name__] for cls in type(mapping).__mro__ if cls.__name__ in OMEGAS)
+    omega = OMEGAS[type(mapping).__name__]
     y = mapping.map(x, None, -1).detach()
     return float((y - q) @ x) + mapping.gamma * (omega(mapping, q.numpy()) - omega(mapping, y.numpy()))
 
