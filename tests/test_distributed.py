@@ -118,6 +118,7 @@ def test_no_process_group_is_left_after_a_run(tmp_path: Path) -> None:
     assert done.stderr.count("status 0, group False") == 2, done.stderr
 
 
+@pytest.mark.slow
 def test_a_sampler_learns_on_two_processes_and_its_game_is_scored_alike(
     lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -194,6 +195,7 @@ def test_importance_that_was_measured_goes_on(lit_sparse: Command, tmp_path: Pat
         torch.testing.assert_close(cut[name], tensor, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_scores_of_text_equal_those_of_one_process(
     lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

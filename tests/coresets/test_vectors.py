@@ -16,6 +16,7 @@ from lit_sparse.errors import ConfigurationError
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.process
 def test_two_processes_select_what_one_does(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.coresets.two_processes"]
