@@ -21,7 +21,7 @@ __all__ = ["SparseAttentionPooling"]
 
 
 class SparseAttentionPooling(nn.Module):
-    """Average the vectors of tokens by ``mapping(w . token + b)``; most tokens get a weight of exactly zero.
+    """Average the vectors of tokens by ``mapping(token @ w + b)``; most tokens get a weight of exactly zero.
 
     It starts as the mean over tokens, because w starts at zero. It is also a module of sentence-transformers: given its
     features, it reads ``token_embeddings`` and ``attention_mask``, and adds ``sentence_embedding`` and ``token_weights``.
