@@ -112,7 +112,7 @@ def main() -> None:
     rows = rows_of(options.test)
     began, pretrained = time.monotonic(), Encoder(options.model or packaged())
     print(
-        f"{len(pairs):,} pairs, {options.steps} steps of {options.batch}; {len(rows):,} test pairs; torch {torch.__version__}"
+        f"{len(pairs):,} pairs, {options.steps} steps of {options.batch}, {len(rows):,} test pairs, torch {torch.__version__}"
     )
     print("| attention | training | correlation | zeros |\n| --- | --- | ---: | ---: |")
     for title, mapping, start in (
