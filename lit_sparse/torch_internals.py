@@ -1,4 +1,4 @@
-"""All uses of torch's internal interface ``torch._C``, and the conditions that depend on it.
+"""All uses of torch's internal interfaces ``torch._C`` and ``torch._higher_order_ops``, and the conditions that depend on it.
 
 The conditions describe the running code: whether a functorch transform (``torch.func``) is active, whether a dispatch mode
 records operations, and whether forward-mode derivatives are computed.
@@ -7,9 +7,11 @@ records operations, and whether forward-mode derivatives are computed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 
 from lit_sparse.errors import ConfigurationError
@@ -20,11 +22,14 @@ __all__ = [
     "exports_without_autograd",
     "forward_mode_active",
     "is_exporting",
+    "is_fake",
     "is_legacy_batch",
     "must_decompose",
     "no_autograd",
+    "scan",
     "transforms_active",
     "unwrap_if_dead",
+    "while_loop",
 ]
 
 #: Return whether a functorch transform is active.
@@ -57,6 +62,21 @@ def no_autograd() -> bool:
 def is_exporting() -> bool:
     """Return whether ``torch.export`` traces in its default mode, which runs Python."""
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
+def while_loop(condition: Callable[..., Tensor], body: Callable[..., Any], carried: Any, constants: Any) -> tuple[Tensor, ...]:
+    """Return ``carried`` after ``carried = body(*carried, *constants)`` while a condition holds: one operator of a graph."""
+    from torch._higher_order_ops.while_loop import while_loop_op
+
+    loop: Any = while_loop_op  # whose annotations are too narrow
+    return tuple(loop(condition, body, carried, constants))
+
+
+def scan(step: Callable[..., list[Tensor]], carried: list[Tensor], series: list[Tensor], constants: tuple[Tensor, ...]) -> Any:
+    """Return the last carried tensors and the stacked results of a step along the first dimension: one operator of a graph."""
+    from torch._higher_order_ops.scan import scan_op
+
+    return scan_op(step, carried, series, constants)
 
 
 def exports_without_autograd() -> bool:

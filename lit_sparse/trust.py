@@ -35,8 +35,9 @@ DEPENDENCIES = {"datasets", "jsonargparse", "lightning", "lightning_fabric", "nu
 }  # fmt: skip
 #: Parts of this package that no checkpoint needs.
 PROGRAMS = ("lit_sparse.cli", "lit_sparse.testing", "lit_sparse.__main__")
-#: Builders of modules that a checkpoint may name: only Lightning's.
+#: Module of both Lightnings that builds modules and wraps a scheduler.
 LIGHTNING_CLI = ("pytorch_lightning.cli", "lightning.pytorch.cli")
+#: Builders of modules that a checkpoint may name: only Lightning's.
 BUILDERS = tuple(f"{module}.instantiate_module" for module in LIGHTNING_CLI)
 #: Largest number of values, and largest depth, of a description; a larger one may contain itself or expand aliases.
 MOST_VALUES, MOST_LEVELS = 1_000_000, 60

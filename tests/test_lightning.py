@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +20,12 @@ from tests.support.processes import run_python
 BOTH = pytest.mark.parametrize("name", NAMES.values())
 
 
+def skip_without(package: str) -> None:
+    """Skip a test without a package; ``importorskip`` would import it, and later tests of this process would warn."""
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+
+
 def only(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     """Let only these be installed, and none be imported."""
     monkeypatch.setattr(lightning, "find_spec", lambda package: package in packages or None)
@@ -29,13 +36,13 @@ def only(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
 @pytest.mark.process
 @BOTH
 def test_a_trainer_takes_parts_of_the_user_and_of_this_package(name: str) -> None:
-    pytest.importorskip(name.partition(".")[0])
+    skip_without(name.partition(".")[0])
     assert "trained three times" in run_python("tests/support/either_lightning.py", name)
 
 
 @pytest.mark.process
 def test_the_command_line_runs_on_the_lightning_that_is_asked_for() -> None:
-    pytest.importorskip("lightning")
+    skip_without("lightning")
     code = "import sys; from lit_sparse.cli import main; main(sys.argv[1:]); assert 'pytorch_lightning' not in sys.modules"
     quick = ["--trainer.fast_dev_run=true", "--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false"]
     scheduled = ["--model.init_args.lr_scheduler=ReduceLROnPlateau", "--model.init_args.lr_scheduler.monitor=val/loss"]

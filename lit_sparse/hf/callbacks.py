@@ -118,8 +118,7 @@ class AlphaAnnealing(_Callback):
     """Raise the alpha of annealed mappings from 1, softmax, to its target, linearly in the steps.
 
     Call :func:`lit_sparse.hf.sparsify` with ``start="annealed"`` first. A pretrained model loses quality if its softmax is
-    replaced at once. The alphas are saved with the weights, and a resumed
-    run continues the schedule.
+    replaced at once. The alphas are saved with the weights, and a resumed run continues the schedule.
 
     Args:
         share: fraction of all steps after which the target is reached, in (0, 1].

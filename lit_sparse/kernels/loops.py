@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
+
+from lit_sparse.torch_internals import is_fake, while_loop
 
 __all__ = ["repeat", "repeat_while"]
 
@@ -28,7 +28,7 @@ def repeat(body: Callable[..., Tensors], carried: Tensors, constants: Tensors, p
             carried = body(*carried, *constants)
         return carried
     first = torch.zeros((), dtype=torch.int64, device=carried[0].device)
-    _, *results = _loop(
+    _, *results = while_loop(
         lambda count, *_: count < passes,
         lambda count, *tensors: (count + 1, *body(*tensors)),
         (first, *carried),
@@ -49,14 +49,7 @@ def repeat_while(
         constants: all other tensors that the functions use.
     """
     if is_fake(carried[0]):  # a sum, because `any` of an empty tensor is true in onnxruntime
-        return _loop(lambda *tensors: condition(*tensors).sum() > 0, body, carried, constants)
+        return while_loop(lambda *tensors: condition(*tensors).sum() > 0, body, carried, constants)
     while not carried[0].is_meta and bool(condition(*carried, *constants).any()):
         carried = body(*carried, *constants)
     return carried
-
-
-def _loop(condition: Callable[..., Tensor], body: Callable[..., Tensors], carried: Tensors, constants: Tensors) -> Tensors:
-    from torch._higher_order_ops.while_loop import while_loop_op
-
-    loop: Any = while_loop_op  # whose annotations are too narrow
-    return tuple(loop(condition, body, carried, constants))

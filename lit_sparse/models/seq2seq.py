@@ -21,16 +21,7 @@ from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
-from lit_sparse.nn import (
-    EncoderDecoder,
-    Hypothesis,
-    RecurrentBody,
-    Seq2SeqPredictor,
-    SourceEncoder,
-    State,
-    beam_search,
-    length_mask,
-)
+from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, Seq2SeqPredictor, State, beam_search, length_mask
 from lit_sparse.text import EOS
 
 __all__ = ["Seq2Seq"]
@@ -183,8 +174,7 @@ class Seq2Seq(TextModule):
     @override
     def configure_predictor(self) -> Seq2SeqPredictor:
         self._check_built()
-        encoder = SourceEncoder(self.source_embedding, self.body)
-        return Seq2SeqPredictor(encoder, self.target_embedding, self.output, self.output_mapping)
+        return Seq2SeqPredictor(self.source_embedding, self.body, self.target_embedding, self.output, self.output_mapping)
 
     @override
     def configure_metrics(self, stage: Stage) -> dict[str, Metric]:

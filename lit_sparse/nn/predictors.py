@@ -72,17 +72,24 @@ class Seq2SeqPredictor(nn.Module):
     """One decoding step of a sequence-to-sequence model. Its part ``encoder`` returns the arguments of the first step.
 
     Args:
-        encoder: encoder of sources.
+        source_embedding: embedding of the source's tokens.
+        body: encoder and decoder.
         embedding: embedding of the target's tokens.
         output: layer from hidden vectors to scores of the next token.
         mapping: mapping from these scores to probabilities; None for softmax.
     """
 
     def __init__(
-        self, encoder: SourceEncoder, embedding: nn.Module, output: nn.Module, mapping: SparseMapping | None = None
+        self,
+        source_embedding: nn.Module,
+        body: EncoderDecoder,
+        embedding: nn.Module,
+        output: nn.Module,
+        mapping: SparseMapping | None = None,
     ) -> None:
         super().__init__()
-        self.encoder, self.embedding, self.output, self.mapping = encoder, embedding, output, mapping
+        self.encoder = SourceEncoder(source_embedding, body)
+        self.embedding, self.output, self.mapping = embedding, output, mapping
 
     def forward(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
         """Return log-probabilities (R, V) of the tokens after tokens (R,), attention (R, heads, S) and the next state."""

@@ -102,13 +102,18 @@ def test_left_padding_changes_nothing() -> None:
     assert (unmasked - alone).abs().max() > 1e-2
 
 
-def test_sliding_windows() -> None:
-    config = {**tiny.TEXT, "num_key_value_heads": 2, "sliding_window": 3}
-    model = tiny._seeded(lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**config)))
+def both(model: Any) -> tuple[Any, Any]:
+    """Return a model's outputs by softmax through the interface, and by eager attention."""
     model.set_attn_implementation("eager")
     eager = tiny.outputs_of(model)
     model.set_attn_implementation(SOFTMAX)
-    assert torch.equal(tiny.outputs_of(model), eager)
+    return tiny.outputs_of(model), eager
+
+
+def test_sliding_windows() -> None:
+    config = {**tiny.TEXT, "num_key_value_heads": 2, "sliding_window": 3}
+    model = tiny._seeded(lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**config)))
+    assert torch.equal(*both(model))
     model.set_attn_implementation("lit_sparse_sparsemax")
     weights = model(**tiny.tokens(), output_attentions=True).attentions
     assert all((layer[1, :, 6, :4] == 0).all() and (layer[1, :, 6, 4:] != 0).any() for layer in weights)
@@ -116,10 +121,8 @@ def test_sliding_windows() -> None:
 
 def test_soft_caps() -> None:
     model = tiny.gemma2()
-    model.set_attn_implementation("eager")
-    eager = tiny.outputs_of(model)
-    model.set_attn_implementation(SOFTMAX)
-    torch.testing.assert_close(tiny.outputs_of(model), eager, rtol=1e-5, atol=1e-5)
+    ours, eager = both(model)
+    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
     for layer in model.model.layers:
         layer.self_attn.attn_logit_softcapping = None
     assert (tiny.outputs_of(model) - eager).abs().max() > 1e-2
@@ -127,10 +130,7 @@ def test_soft_caps() -> None:
 
 def test_sinks() -> None:
     model = tiny.gpt_oss()
-    model.set_attn_implementation("eager")
-    eager = tiny.outputs_of(model)
-    model.set_attn_implementation(SOFTMAX)
-    torch.testing.assert_close(tiny.outputs_of(model), eager, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(*both(model), rtol=1e-4, atol=1e-4)
     weights = model(**tiny.tokens(), output_attentions=True).attentions
     assert weights[0].shape[-1] == 7
     assert (weights[0][1].sum(-1) < 0.999).all()
@@ -154,19 +154,14 @@ def test_a_bias_of_positions_has_a_gradient() -> None:
 
 def test_upcast_attention_of_gpt2() -> None:
     model = tiny.gpt2(reorder_and_upcast_attn=True, scale_attn_by_inverse_layer_idx=True)
-    model.set_attn_implementation("eager")
-    eager = tiny.outputs_of(model)
-    model.set_attn_implementation(SOFTMAX)
-    torch.testing.assert_close(tiny.outputs_of(model), eager, rtol=1e-5, atol=1e-5)
+    ours, eager = both(model)
+    torch.testing.assert_close(ours, eager, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_mapped_in_float32(dtype: torch.dtype) -> None:
     model = tiny.llama().to(dtype)
-    model.set_attn_implementation("eager")
-    eager = tiny.outputs_of(model)
-    model.set_attn_implementation(SOFTMAX)
-    assert torch.equal(tiny.outputs_of(model), eager)
+    assert torch.equal(*both(model))
     report = sparsify(model, Sparsemax())
     assert report.layers
     assert tiny.outputs_of(model).dtype == dtype

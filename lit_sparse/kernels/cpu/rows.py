@@ -150,10 +150,7 @@ def unit_of(size: Tensor) -> Tensor:
     """Return a power of two (..., 1) for rows of magnitudes (..., d): 1, unless squares would overflow or vanish without it."""
     exponent = round(math.log2(torch.finfo(size.dtype).max))
     largest = size.detach().amax(-1, keepdim=True)
-    one, two = (
-        torch.ones_like(largest),
-        torch.full_like(largest, 2.0),
-    )  # exports round constants to float32, whose range is less
+    one, two = torch.ones_like(largest), torch.full_like(largest, 2.0)  # exports round constants to float32's smaller range
     step, bound = two ** (exponent * 3 // 4), two ** (exponent // 2)
     unit = torch.where(largest > bound, step, one)
     return torch.where((largest < 1 / bound) & (largest > 0), 1 / step, unit)

@@ -10,7 +10,7 @@ from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lit_sparse.nn.encoder_decoder.base import length_mask
-from lit_sparse.torch_internals import is_exporting
+from lit_sparse.torch_internals import is_exporting, scan
 
 __all__ = ["run_recurrent"]
 
@@ -75,9 +75,7 @@ def _scan(carried: list[Tensor], series: list[Tensor], weights: tuple[Tensor, ..
 
     length: Any = series[0].shape[0]
     if not isinstance(length, int):
-        from torch._higher_order_ops.scan import scan_op
-
-        return scan_op(step, carried, series, weights)
+        return scan(step, carried, series, weights)
     states = []
     for values in zip(*series, strict=True):
         *carried, state = step(*carried, *values, *weights)
