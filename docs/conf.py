@@ -45,6 +45,7 @@ bibtex_reference_style = "author_year"
 
 napoleon_custom_sections = ["Source"]
 napoleon_use_rtype = False
+napoleon_numpy_docstring = False  # all docstrings are in the style of Google
 autosummary_generate = True
 autosummary_ignore_module_all = False
 autodoc_typehints = "description"

@@ -41,6 +41,11 @@ def requests(browser: Any) -> list[str]:
     return [entry["params"]["request"]["url"] for entry in entries if entry["method"] == "Network.requestWillBeSent"]
 
 
+def test_a_colon_in_the_text_of_an_attribute_is_text(site: Path) -> None:
+    page = (site / "reference/api/objects/lit_sparse.mappings.SparseMapping.html").read_text(encoding="utf-8")
+    assert "Results are probabilities: not negative" in page
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_every_page_opens_without_an_error_or_another_host(site: Path, browser: Any) -> None:
     pages = sorted(page for page in site.rglob("*.html") if "_static" not in page.parts)

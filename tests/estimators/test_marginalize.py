@@ -39,3 +39,8 @@ def test_decoding_all_compiles_whole() -> None:
 def test_a_wrong_choice_is_explained() -> None:
     with pytest.raises(ConfigurationError, match="'support', 'all'"):
         Marginalize(decode="some")  # type: ignore[arg-type]
+
+
+def test_without_a_mapping_it_says_where_to_give_one() -> None:
+    with pytest.raises(ConfigurationError, match=r"Marginalize\(mapping=Sparsemax\(\)\), or call its `bind\(mapping\)`"):
+        Marginalize()(torch.zeros(2, 3), lambda latent: latent.values.sum(-1))
