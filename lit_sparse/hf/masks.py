@@ -9,11 +9,22 @@ from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError, full_name
 
-__all__ = ["causal_mask", "make_mask", "split_mask"]
+__all__ = ["added_mask", "boolean_mask", "causal_mask", "split_mask"]
 
 
-def make_mask(**options: Any) -> Tensor | None:
-    """Return the boolean mask of transformers' ``sdpa``, True at allowed positions.
+def added_mask(**options: Any) -> Tensor | None:
+    """Return the floating mask of transformers' ``eager``: 0 at allowed positions, else the lowest number.
+
+    All models understand it. Some, such as DeepSeek-V4, extend it by values that are added to the scores.
+    """
+    from transformers.masking_utils import eager_mask
+
+    mask: Tensor | None = eager_mask(**options)
+    return mask
+
+
+def boolean_mask(**options: Any) -> Tensor | None:
+    """Return the boolean mask of transformers' ``sdpa``, True at allowed positions, which costs no addition to the scores.
 
     It is None for bidirectional attention without padding. A causal mask is never left out: the attention
     function would not see that it is missing.

@@ -12,16 +12,17 @@ import lit_sparse.mappings
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.hf.adapter import attend
 from lit_sparse.hf.layer_mapping import attend_by_layer
-from lit_sparse.hf.masks import make_mask
+from lit_sparse.hf.masks import added_mask, boolean_mask
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.mappings import Entmax, SparseMapping
 from lit_sparse.nn.dot_product import check_mapping
 
-__all__ = ["BY_LAYER", "check_on_simplex", "register", "register_function"]
+__all__ = ["BY_LAYER", "BY_LAYER_BOOLEAN", "check_on_simplex", "register", "register_function"]
 
 PREFIX = "lit_sparse_"
-#: Name of the attention that uses the mapping of each layer.
-BY_LAYER = "lit_sparse_by_layer"
+#: Names of the attention that uses the mapping of each layer: with boolean masks, for models that support ``sdpa``, and with
+#: floating masks, for all models.
+BY_LAYER_BOOLEAN, BY_LAYER = "lit_sparse_by_layer_boolean", "lit_sparse_by_layer"
 
 AttentionFunction = Callable[..., tuple[Tensor, Tensor | None]]
 
@@ -62,17 +63,18 @@ def register(**mappings: SparseMapping) -> list[str]:
         register_function(f"{PREFIX}{name}", _by(mapping))
         names.append(f"{PREFIX}{name}")
     register_function(BY_LAYER, attend_by_layer)
+    register_function(BY_LAYER_BOOLEAN, attend_by_layer, boolean_mask)
     return names
 
 
-def register_function(name: str, function: AttentionFunction) -> None:
-    """Register a function of attention together with its masks."""
+def register_function(name: str, function: AttentionFunction, mask: Callable[..., Tensor | None] = added_mask) -> None:
+    """Register a function of attention together with the function that makes its masks."""
     import_transformers()
     from transformers.masking_utils import AttentionMaskInterface
     from transformers.modeling_utils import AttentionInterface
 
     AttentionInterface.register(name, function)
-    AttentionMaskInterface.register(name, make_mask)
+    AttentionMaskInterface.register(name, mask)
 
 
 def check_on_simplex(mapping: object) -> None:

@@ -15,7 +15,7 @@ from lit_sparse.errors import CheckpointError, ConfigurationError, did_you_mean,
 from lit_sparse.hf.annealed import AnnealedEntmax
 from lit_sparse.hf.layer_mapping import CHILD, LayerMapping
 from lit_sparse.hf.probe import example_inputs, probe, run, uses_interface
-from lit_sparse.hf.registry import BY_LAYER, check_on_simplex, register
+from lit_sparse.hf.registry import BY_LAYER, BY_LAYER_BOOLEAN, check_on_simplex, register
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax
 
@@ -173,7 +173,7 @@ def attach(model: Any, described: Mapping[str, Any], source: str = "the config")
         place = next(parts[name].parameters(), torch.empty(()))
         parts[name].add_module(CHILD, part.to(place.device))
     register()
-    model.set_attn_implementation(BY_LAYER)
+    model.set_attn_implementation(BY_LAYER_BOOLEAN if all(part._supports_sdpa for part in _pretrained(model)) else BY_LAYER)
     setattr(model.config, ATTRIBUTE, dict(described))
 
 

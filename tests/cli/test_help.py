@@ -13,7 +13,7 @@ from lit_sparse.config_files import find_config
 GROUPS = ["config", "run folder", "checkpoint", "model and optimizer", "data", "trainer"]
 #: Option -> heading of its group.
 PLACES = {
-    "-c CONFIG, --config": "config",
+    "-c": "config",
     "--seed_everything": "config",
     "--output_dir": "run folder",
     "--name": "run folder",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -86,10 +87,15 @@ def test_each_entry_of_a_batch_is_listed(title: str, tmp_path: Path) -> None:
                 assert kind == "list", name
 
 
-def test_the_page_of_configs_lists_each(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def configs(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    pytest.importorskip("sphinx", reason="needs sphinx: pip install -e '.[docs]'")
     monkeypatch.syspath_prepend(str(DOCS))
-    configs = importlib.import_module("_ext.configs")
-    monkeypatch.delitem(sys.modules, "_ext.configs")
+    yield importlib.import_module("_ext.configs")
+    sys.modules.pop("_ext.configs", None)
+
+
+def test_the_page_of_configs_lists_each(configs: types.ModuleType) -> None:
     lines = configs.page(CONFIGS).splitlines()
     for path in CONFIGS.rglob("*.yaml"):
         assert f"   * - ``{path.relative_to(CONFIGS).with_suffix('').as_posix()}``" in lines
@@ -105,8 +111,6 @@ def test_the_page_of_configs_lists_each(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_a_config_is_described_by_its_comments(
-    text: str, kind: str, description: str, command: str, monkeypatch: pytest.MonkeyPatch
+    text: str, kind: str, description: str, command: str, configs: types.ModuleType
 ) -> None:
-    monkeypatch.syspath_prepend(str(DOCS))
-    configs = importlib.import_module("_ext.configs")
     assert (configs.kind(text), configs.description(text), configs.command(text)) == (kind, description, command)

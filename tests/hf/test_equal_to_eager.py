@@ -119,6 +119,17 @@ def test_sliding_windows() -> None:
     assert all((layer[1, :, 6, :4] == 0).all() and (layer[1, :, 6, 4:] != 0).any() for layer in weights)
 
 
+def test_a_model_that_appends_positions_to_its_mask() -> None:
+    model = tiny.deepseek_v4()
+    inputs = {"input_ids": torch.randint(3, 50, (1, 150), generator=torch.Generator().manual_seed(0))}
+    model.set_attn_implementation("eager")
+    eager = tiny.outputs_of(model, inputs)
+    sparsify(model, Softmax())
+    torch.testing.assert_close(tiny.outputs_of(model, inputs), eager, rtol=1e-4, atol=1e-4)
+    model.set_attn_implementation("lit_sparse_by_layer_boolean")
+    assert (tiny.outputs_of(model, inputs) - eager).abs().max() > 1e-2, "boolean masks are read as numbers"
+
+
 def test_soft_caps() -> None:
     model = tiny.gemma2()
     ours, eager = both(model)

@@ -13,7 +13,7 @@ transformers = pytest.importorskip("transformers", reason="needs transformers: p
 from lit_sparse.errors import ConfigurationError  # noqa: E402
 from lit_sparse.hf import register, sparsify  # noqa: E402
 from lit_sparse.hf.adapter import attend  # noqa: E402
-from lit_sparse.hf.masks import make_mask, split_mask  # noqa: E402
+from lit_sparse.hf.masks import added_mask, boolean_mask, split_mask  # noqa: E402
 from lit_sparse.mappings import (  # noqa: E402
     Entmax,
     HardThreshold,
@@ -105,8 +105,11 @@ def test_masks_of_the_wrong_kind(mask: Any) -> None:
 
 
 def test_masks_are_made_and_split() -> None:
-    made = make_mask(batch_size=1, q_length=3, kv_length=3, allow_is_causal_skip=True)
-    assert made is not None and torch.equal(made[0, 0], torch.ones(3, 3, dtype=torch.bool).tril())
+    causal = torch.ones(3, 3, dtype=torch.bool).tril()
+    made = boolean_mask(batch_size=1, q_length=3, kv_length=3, allow_is_causal_skip=True)
+    assert made is not None and torch.equal(made[0, 0], causal)
+    added = split_mask(added_mask(batch_size=1, q_length=3, kv_length=3, allow_is_causal_skip=True, dtype=torch.float16))
+    assert torch.equal(added[0][0, 0], causal) and not added[1].any()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         lowest = torch.finfo(dtype).min
         allowed, bias = split_mask(torch.tensor([0.5, -10000.0, lowest / 4, lowest / 2, lowest, -torch.inf], dtype=dtype))

@@ -127,6 +127,15 @@ def gpt_oss(**options: Any) -> Any:
     return model
 
 
+def deepseek_v4(**options: Any) -> Any:
+    """Return a model that appends positions to its mask."""
+    special = {"num_key_value_heads": 1, "head_dim": 16, "q_lora_rank": 16, "o_lora_rank": 16, "moe_intermediate_size": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "index_n_heads": 2, "index_head_dim": 16}
+    kinds = {"layer_types": ["heavily_compressed_attention", "compressed_sparse_attention"], "mlp_layer_types": ["moe", "moe"]}
+    config = transformers.DeepseekV4Config(**{**TEXT, **special, **experts, **kinds, **options})
+    return _seeded(lambda: transformers.DeepseekV4ForCausalLM(config))
+
+
 MODELS: dict[str, Callable[..., Any]] = {
     "llama": llama,
     "bert": bert,

@@ -22,10 +22,9 @@ POOL = 2000
 
 @runtime_checkable
 class Transports(Protocol):
-    """Interface of models whose transport plan can be drawn."""
+    """Interface of models whose transport plan can be drawn; on the line they also have ``potentials``."""
 
     held_out: tuple[Tensor, Tensor] | None
-    potentials: Any
 
     def sample_plan(self, x: Tensor, pool: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return a target point (B, d) for each source point (B, d)."""
@@ -89,7 +88,7 @@ class TransportPlot(Picture):
             self.save(trainer, _plane(*(points.float().cpu() for points in (moved, target, drawn, mapped))))
 
 
-def _line(module: Transports, data: Any, source: Tensor, target: Tensor, drawn: Tensor) -> Any:
+def _line(module: Any, data: Any, source: Tensor, target: Tensor, drawn: Tensor) -> Any:
     """Draw measures on the line, their potentials and pairs of the plan."""
     figure, axes = new_figure(1, 3, width=12.0, height=3.4)
     for points, name, color in ((source, "source", "C0"), (target, "target", "C1")):
