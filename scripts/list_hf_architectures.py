@@ -166,7 +166,10 @@ def first_pass(model: Any) -> tuple[dict[str, Any], Tensor]:
     errors: list[Exception] = []
     for inputs in example_inputs(model):
         try:
-            return inputs, run(model, inputs)
+            output = run(model, inputs)
+            if not output.isfinite().all():
+                raise ValueError("eager attention returns infinities or NaN")
+            return inputs, output
         except Exception as error:
             errors.append(error)
     raise errors[0]

@@ -71,7 +71,8 @@ def attend(
         mapping: mapping from scores to weights.
         scaling: factor of the scores; ``1 / sqrt(E)`` by default.
         dropout: probability with which a weight is set to zero.
-        is_causal: whether a missing mask means a causal one; None for the layer's attribute.
+        is_causal: whether a missing mask means a causal one. The layer's attribute of this name does not count, as in eager
+            attention: a causal model always makes a mask.
         position_bias: broadcastable to (B, H, L, S), added to the scores.
         softcap: bound of the scores, see :func:`lit_sparse.nn.attention`.
         s_aux: (H,) or (B, H, L, 1) scores of attention sinks, which take weight and have no value.
@@ -91,8 +92,8 @@ def attend(
                 " could change the result. Use another model, or another attention for this one."
             )
     mask, bias = split_mask(attention_mask)
-    if attention_mask is None:
-        mask = causal_mask(module, query, key, is_causal)
+    if attention_mask is None and is_causal:
+        mask = causal_mask(query, key)
     if position_bias is not None:
         bias = position_bias if bias is None else position_bias + bias
     sink = s_aux if s_aux is not None else sinks

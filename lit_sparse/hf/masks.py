@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
 
@@ -59,16 +59,13 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return allowed, torch.where(allowed, mask, 0.0)
 
 
-def causal_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None) -> Tensor | None:
-    """Return the mask of a layer that got none: causal where transformers' ``sdpa`` would be, else None.
+def causal_mask(query: Tensor, key: Tensor) -> Tensor | None:
+    """Return the causal mask of a layer that asks for one and got none; None for a single query, which sees all keys.
 
     Args:
-        module: layer of attention.
         query: (..., L, E).
         key: (..., S, E).
-        is_causal: argument of the layer; None for its attribute.
     """
-    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if not is_causal or query.shape[-2] <= 1:
+    if query.shape[-2] <= 1:
         return None
     return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()

@@ -130,6 +130,17 @@ def test_a_model_that_appends_positions_to_its_mask() -> None:
     assert (tiny.outputs_of(model, inputs) - eager).abs().max() > 1e-2, "boolean masks are read as numbers"
 
 
+def test_a_layer_without_a_mask_sees_all_positions() -> None:
+    sizes = {key: size for key, size in tiny.TEXT.items() if not key.endswith("token_id")}
+    model = tiny._seeded(lambda: transformers.SplinterForQuestionAnswering(transformers.SplinterConfig(**sizes)))
+    inputs = {"input_ids": torch.randint(3, 50, (1, 7), generator=torch.Generator().manual_seed(0))}
+    found = []
+    for attention in ("eager", SOFTMAX):
+        model.set_attn_implementation(attention)
+        found.append(model(**inputs).start_logits)
+    assert torch.equal(*found)
+
+
 def test_soft_caps() -> None:
     model = tiny.gemma2()
     ours, eager = both(model)

@@ -117,15 +117,13 @@ def test_masks_are_made_and_split() -> None:
         assert bias[:2].tolist() == [0.5, torch.tensor(-10000.0, dtype=dtype).item()] and (bias[3:] == 0).all()
 
 
-def test_a_missing_mask_is_causal_where_the_layer_is() -> None:
+def test_a_missing_mask_is_causal_where_the_call_says_so() -> None:
     x = torch.randn(1, 2, 3, 4)
     layer = torch.nn.Identity()
-    layer.is_causal = True
-    assert (attend(layer, x, x, x, None, Softmax())[1].triu(1) == 0).all()
-    assert (attend(layer, x, x, x, None, Softmax(), is_causal=False)[1] > 0).all()
-    assert (attend(layer, x[..., :1, :], x, x, None, Softmax())[1] > 0).all()
-    layer.is_causal = False
+    layer.is_causal = True  # eager attention does not look at it
     assert (attend(layer, x, x, x, None, Softmax())[1] > 0).all()
+    assert (attend(layer, x, x, x, None, Softmax(), is_causal=True)[1].triu(1) == 0).all()
+    assert (attend(layer, x[..., :1, :], x, x, None, Softmax(), is_causal=True)[1] > 0).all()
 
 
 def test_weights_through_the_config() -> None:
