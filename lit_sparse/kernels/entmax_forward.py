@@ -165,7 +165,8 @@ def solve_squares(z: Any, n: Any) -> Any:
     """Return the t at which the squares sum to 1, for eps = 1/2, and that sum.
 
     On a given support the sum is a quadratic in t. Its root is on the other side of the solution than the t that gave the
-    support, so that roots close in from both sides; they meet where the support stays the same.
+    support, so that roots close in from both sides; they meet where the support stays the same. A quadratic without a root is
+    not that of the solution's support: a Newton step leaves it, maybe only after several steps.
     """
     lower, upper = 0.0, 2.0 - 2.0 / math.sqrt(n)
     t, size = 0.5 * upper, 0
@@ -177,9 +178,10 @@ def solve_squares(z: Any, n: Any) -> Any:
             total, slope, count = long_squares(z, n, z.dtype.type(t))
         if count == size:
             break
-        size = count
         rest = slope * slope - count * (total - 1.0)
-        step = (slope - math.sqrt(rest)) / count if rest > 0.0 and i < NEWTON_PASSES else (total - math.sqrt(total)) / slope
+        has_root = rest > 0.0 and i < NEWTON_PASSES
+        size = count if has_root else 0
+        step = (slope - math.sqrt(rest)) / count if has_root else (total - math.sqrt(total)) / slope
         if total >= 1.0:
             lower = t
         else:

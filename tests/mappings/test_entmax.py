@@ -69,6 +69,18 @@ def test_equals_bisection_on_long_rows(alpha: float, scale: float) -> None:
         np.testing.assert_allclose(F.entmax(x.float(), alpha).numpy(), y, atol=2e-5)
 
 
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 1.75, 2.5])
+def test_equals_bisection_on_two_clusters(alpha: float) -> None:
+    """Between clusters the support stays the same while the threshold moves: a step of a solver must not end there."""
+    torch.manual_seed(0)
+    for gap in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8):
+        for upper, lower in ((9, 382), (29, 234), (14, 264), (13, 75)):
+            x = torch.cat([torch.zeros(upper), torch.full((lower,), -gap)]).double() + 1e-4 * torch.randn(upper + lower)
+            y = F.entmax(x, alpha)
+            np.testing.assert_allclose(y.numpy(), by_bisection(x, alpha), atol=1e-8)
+            torch.testing.assert_close(F.entmax(x.float(), alpha).double(), y, rtol=0, atol=2e-6)
+
+
 def test_an_exact_answer_with_a_support_of_two() -> None:
     x = torch.tensor([0.25, 0.0, -9.0], dtype=torch.float64)
     # alpha = 1.5: y = (x / 2 - tau)^2 with a + b = 1 for the squares, a difference of the roots of 1/8
