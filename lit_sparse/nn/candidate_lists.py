@@ -14,7 +14,7 @@ from lit_sparse.mappings import functional as mappings
 __all__ = ["Pairs", "list_candidates"]
 
 #: Scores that are computed at a time.
-BLOCK = 1 << 20
+BLOCK = 1 << 18
 #: Share of the keys in the lists above which dense attention is faster.
 DENSE = 0.125
 #: Listed keys per query that are always few.
@@ -62,16 +62,20 @@ def list_candidates(
     )
     most = min(size, max(FEW, size // 4))
     counts = torch.zeros(len(heads), length, dtype=torch.int32, device=query.device)
+    slot = torch.arange(most, dtype=torch.int32, device=query.device)
     listed: list[Tensor] = []
     total = cells = rows = 0
     for head, first, last in _blocks(len(heads), length, size):
         scores, low = _scores(heads[head, first:last], keys[head * len(keys) // len(heads)], wide, head, first, leading)
-        lists = scores.new_empty(len(scores), most, dtype=torch.int32)
-        maxima, invalid = block_maxima(scores)
-        number = list_above(scores, maxima, _floor(maxima, alphas[head], gamma), invalid, lists)
+        if scores.shape[1] == 0:
+            continue
+        maxima = block_maxima(scores)
+        lists = counts.new_empty(len(scores), min(most, scores.shape[1]))
+        number = list_above(scores, maxima, _floor(maxima, alphas[head], gamma), lists)
         counts[head, first:last] = number
-        lists = lists[:, : min(most, int(number.max()))] if scores.numel() else lists[:, :0]
-        listed.append(lists[(lists >= 0) & (number <= most).unsqueeze(1)] + low)
+        kept = torch.where(number > most, 0, number).unsqueeze(1)
+        slots = slot[: int(kept.max())]
+        listed.append(lists[:, : len(slots)][slots < kept] + low)
         total, cells, rows = total + int(number.sum()), cells + scores.numel(), rows + len(scores)
         if only_few and total > DENSE * cells + FEW * rows:
             return None
@@ -118,11 +122,12 @@ def _of_head(x: Tensor, head: int, leading: torch.Size) -> Tensor:
 
 
 def _floor(maxima: Tensor, alpha: float, gamma: float) -> Tensor:
-    """Return a bound (R,) below the threshold of each row that has the maxima among its entries."""
+    """Return a bound (R,) below the threshold of each row that has the maxima among its entries; NaN for an invalid row."""
     weights = mappings.sparsemax(maxima, gamma=gamma) if alpha == 2 else mappings.entmax(maxima, alpha, gamma=gamma)
-    top = maxima.amax(-1) if maxima.shape[-1] else maxima.new_full((len(maxima),), -torch.inf)
-    depth = gamma * weights.amax(-1) ** (alpha - 1) / (alpha - 1) if maxima.shape[-1] else torch.zeros_like(top)
-    return top - depth - 16 * torch.finfo(top.dtype).eps * (top.abs() + gamma)
+    top = maxima.amax(-1)
+    depth = gamma * weights.amax(-1) ** (alpha - 1) / (alpha - 1)
+    floor = top - depth - 16 * torch.finfo(top.dtype).eps * (top.abs() + gamma)
+    return torch.where(top < torch.inf, floor, torch.nan)
 
 
 def _padded(listed: Tensor, counts: Tensor, most: int, size: int) -> tuple[Tensor, Tensor]:
