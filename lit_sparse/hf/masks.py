@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError, full_name
 
-__all__ = ["causal_mask", "make_mask", "split_mask"]
+__all__ = ["is_causal_without_mask", "make_mask", "split_mask", "weights_asked"]
 
 
 def make_mask(**options: Any) -> Tensor | None:
@@ -48,16 +49,29 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return allowed, torch.where(allowed, mask, 0.0)
 
 
-def causal_mask(module: nn.Module, query: Tensor, key: Tensor, is_causal: bool | None) -> Tensor | None:
-    """Return the mask of a layer that got none: causal where transformers' ``sdpa`` would be, else None.
+def is_causal_without_mask(module: nn.Module, query: Tensor, is_causal: bool | None) -> bool:
+    """Return whether a layer that got no mask is causal, as transformers' ``sdpa`` would be.
 
     Args:
         module: layer of attention.
         query: (..., L, E).
-        key: (..., S, E).
         is_causal: argument of the layer; None for its attribute.
     """
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if not is_causal or query.shape[-2] <= 1:
-        return None
-    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    return bool(is_causal) and query.shape[-2] > 1
+
+
+def weights_asked(options: Mapping[str, Any]) -> bool:
+    """Return whether the weights of a layer may be read: by ``output_attentions``, or by a model whose outputs are not known.
+
+    Args:
+        options: keywords of the attention function.
+    """
+    if options.get("output_attentions"):
+        return True
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return True
+    collected = _active_collector.get()
+    return collected is None or any("attentions" in name for name in collected)

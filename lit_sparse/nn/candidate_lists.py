@@ -19,6 +19,8 @@ BLOCK = 1 << 18
 DENSE = 0.125
 #: Listed keys per query that are always few.
 FEW = 64
+#: Cost of a key of a query that attends to all keys, against that of a place in all lists.
+LONG = 4
 
 
 class Pairs(NamedTuple):
@@ -42,7 +44,7 @@ def list_candidates(
 ) -> tuple[Tensor, Tensor] | None:
     """Return the places (R, C) of the candidates of all queries, and which queries (R,) have too many to list.
 
-    Places are in increasing order, then -1. C is chosen so that lists and long rows together need the least memory.
+    Places are in increasing order, then -1. C is chosen so that lists and long rows together cost the least.
 
     Args:
         query: (..., L, E) float32 or float64, scaled.
@@ -65,7 +67,7 @@ def list_candidates(
     slot = torch.arange(most, dtype=torch.int32, device=query.device)
     listed: list[Tensor] = []
     total = cells = rows = 0
-    for head, first, last in _blocks(len(heads), length, size):
+    for head, first, last in _blocks(len(heads), length, size, pairs.is_causal):
         scores, low = _scores(heads[head, first:last], keys[head * len(keys) // len(heads)], wide, head, first, leading)
         if scores.shape[1] == 0:
             continue
@@ -82,12 +84,15 @@ def list_candidates(
     return _padded(torch.cat(listed) if listed else counts.new_empty(0), counts.flatten(), most, size)
 
 
-def _blocks(heads: int, length: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield a head and a range of its queries, again and again."""
-    rows = max(16, BLOCK // max(1, size))
+def _blocks(heads: int, length: int, size: int, is_causal: bool) -> Iterator[tuple[int, int, int]]:
+    """Yield a head and a range of its queries, again and again, whose scores are at most a block if the rows are several."""
     for head in range(heads):
-        for first in range(0, length, rows):
-            yield head, first, min(length, first + rows)
+        first = 0
+        while first < length:
+            seen = min(size, first + int(BLOCK**0.5)) if is_causal else size
+            last = min(length, first + max(16, BLOCK // max(1, seen)))
+            yield head, first, last
+            first = last
 
 
 def _scores(query: Tensor, key: Tensor, pairs: Pairs, head: int, first: int, leading: torch.Size) -> tuple[Tensor, int]:
@@ -142,7 +147,7 @@ def _padded(listed: Tensor, counts: Tensor, most: int, size: int) -> tuple[Tenso
     number = len(counts)
     ordered = counts.clamp_max(most).sort().values.long()
     later = torch.where(ordered < most, torch.arange(number - 1, -1, -1, device=counts.device), (counts > most).sum())
-    width = max(1, int(ordered[(ordered * number + later * size).argmin()])) if number else 1
+    width = max(1, int(ordered[(ordered * number + later * (LONG * size)).argmin()])) if number else 1
     kept = torch.where(counts > most, 0, counts).long()
     row = torch.arange(number, device=counts.device).repeat_interleave(kept)
     slot = torch.arange(len(listed), device=counts.device) - (kept.cumsum(0) - kept)[row]

@@ -107,11 +107,13 @@ def sparse_attention(
         if pairs.bias is not None:
             scores = scores + _listed_bias(pairs.bias, places, (*leading, length, size)).to(dtype)
         weights = F.dropout(mapping.map_block(scores, (places >= 0).view(scores.shape)), dropout)
-        output = sums(weights.flatten(0, -2), values, lists).view(*leading, length, value.shape[-1]).to(low)
-    rest = None
-    if bool(long.any()):
-        rest = _attend_long(query, key, value, mapping, pairs, long.view(*leading, length), scale, dropout)
-        output = output.scatter_add(-2, rest.rows.unsqueeze(-1).expand(rest.output.shape), rest.output.to(low))
+        output = sums(weights.flatten(0, -2), values, lists).view(*leading, length, value.shape[-1])
+        rest = None
+        if bool(long.any()):
+            exact = (query.to(dtype), key.to(dtype), value.to(dtype))
+            rest = _attend_long(*exact, mapping, pairs, long.view(*leading, length), scale, dropout)
+            output = output.scatter_add(-2, rest.rows.unsqueeze(-1).expand(rest.output.shape), rest.output)
+        output = output.to(low)
     if not need_weights:
         return output, None
     return output, _sparse_weights(weights.to(low), places.view(weights.shape), rest, size)

@@ -118,7 +118,7 @@ def test_lists_are_as_long_as_is_cheap() -> None:
     assert places[0].tolist() == [0, 1, 2] + [-1] * 47
     assert bool((places[2] == -1).all())
     assert torch.equal(places[4], listed[5:])
-    places, long = candidate_lists._padded(listed, counts, most=100, size=30)
+    places, long = candidate_lists._padded(listed, counts, most=100, size=8)
     assert places.tolist() == [[0, 1, 2], [-1] * 3, [-1] * 3, [3, 4, -1], [-1] * 3]
     assert long.tolist() == [False, False, True, False, True]
 
