@@ -9,9 +9,8 @@ Usage:
 tokens, in one process. It prints medians, and medians of the ratios to softmax for each batch. ``loop``: rounds of the model
 under Lightning, as on the command line, alternate with the same model written by hand. That model has a packed LSTM encoder, a
 decoder step by step with input feeding, Adam, and clipped gradients. ``search``: beam search of 1,000 sentences. ``sparse``:
-the operation of attention by the sparse method, and by the dense method up to a length, against torch's
-``scaled_dot_product_attention`` with softmax, on one thread and on several. It prints medians of ratios with the least and the
-largest, the mean support, and the peak of memory.
+the operation of attention by the sparse and the dense method, as ratios to torch's ``scaled_dot_product_attention`` with
+softmax. It prints medians of the ratios with the least and the largest, the mean support, and the peak of memory.
 """
 
 from __future__ import annotations
@@ -283,7 +282,7 @@ def peak_memory(call: Callable[[], object]) -> float:
 
 
 def sparse(options: argparse.Namespace) -> None:
-    """Print the time and the memory of the operation of attention, beside those of torch's with softmax."""
+    """Print the time of attention as ratios to torch's with softmax, and its memory."""
     columns = ["L", "deviation", "causal", "threads", "attention", "support", "forward", "forward + backward", "peak MiB"]
     print(f"| {' | '.join(columns)} |\n| {' | '.join(['---:'] * len(columns))} |")
     cases = [(n, d, c) for n in options.lengths for d in options.deviations for c in (False, True)]
