@@ -8,8 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.candidates import block_maxima, list_above
-from lit_sparse.mappings import functional as mappings
+from lit_sparse.kernels.candidates import list_candidates_of
 
 __all__ = ["Pairs", "list_candidates"]
 
@@ -24,7 +23,7 @@ LONG = 4
 
 
 class Pairs(NamedTuple):
-    """What changes the scores, beyond the products of queries and keys.
+    """Masks, bias and cap of scores.
 
     Attributes:
         mask: boolean, with as many dimensions as the scores, each of their size or 1; True at allowed positions.
@@ -71,9 +70,8 @@ def list_candidates(
         scores, low = _scores(heads[head, first:last], keys[head * len(keys) // len(heads)], wide, head, first, leading)
         if scores.shape[1] == 0:
             continue
-        maxima = block_maxima(scores)
         lists = counts.new_empty(len(scores), min(most, scores.shape[1]))
-        number = list_above(scores, maxima, _floor(maxima, alphas[head], gamma), lists)
+        number = list_candidates_of(scores, alphas[head], gamma, lists)
         counts[head, first:last] = number
         kept = torch.where(number > most, 0, number).unsqueeze(1)
         slots = slot[: int(kept.max())]
@@ -124,15 +122,6 @@ def _of_head(x: Tensor, head: int, leading: torch.Size) -> Tensor:
         index.append(head % whole if size > 1 else 0)
         head //= whole
     return x[tuple(reversed(index))] if index else x
-
-
-def _floor(maxima: Tensor, alpha: float, gamma: float) -> Tensor:
-    """Return a bound (R,) below the threshold of each row that has the maxima among its entries; NaN for an invalid row."""
-    weights = mappings.sparsemax(maxima, gamma=gamma) if alpha == 2 else mappings.entmax(maxima, alpha, gamma=gamma)
-    top = maxima.amax(-1)
-    depth = gamma * weights.amax(-1) ** (alpha - 1) / (alpha - 1)
-    floor = top - depth - 16 * torch.finfo(top.dtype).eps * (top.abs() + gamma)
-    return torch.where(top < torch.inf, floor, torch.nan)
 
 
 def _padded(listed: Tensor, counts: Tensor, most: int, size: int) -> tuple[Tensor, Tensor]:
