@@ -8,8 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_sparse.kernels.candidates import list_candidates_of
 from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_sums, sums_to_listed
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
+from lit_sparse.mappings.functional import entmax
 from lit_sparse.nn import attention, candidate_lists
 from lit_sparse.nn import sparse_attention as module
 from lit_sparse.nn.candidate_lists import Pairs, list_candidates
@@ -210,8 +212,47 @@ def test_a_mapping_of_its_own_is_not_its_bases_entmax() -> None:
     assert [mapping.entmax_alpha for mapping in (Sparsemax(), TopKSparsemax(2), Entmax(1.3))] == [2.0, 2.0, 1.3]
 
 
+class Elsewhere(Tensor):
+    """A tensor that is not on the CPU, as far as the kernels see."""
+
+    is_cpu = False
+
+
+@pytest.mark.parametrize("alpha", [1.01, 1.25, 1.4, 1.5, 1.8, 2.0, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_reference_of_the_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, 31, 64, 700])
+def test_candidates_hold_the_support_and_little_more(alpha: float, dtype: torch.dtype, size: int) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(60, size, dtype=dtype) * torch.logspace(-2, 2, 60, dtype=dtype).unsqueeze(-1)
+    scores[1] = 0.5
+    scores[2] = -torch.inf
+    scores[3, size // 2] = torch.nan
+    scores[4, size // 3] = torch.inf
+    scores[5:40] = scores[5:40].masked_fill(torch.rand(35, size) < 0.5, -torch.inf)
+    lists = torch.empty(60, size, dtype=torch.int32)
+    counts = list_candidates_of(scores, alpha, 0.7, lists)
+    support = entmax(scores, alpha, gamma=0.7).nan_to_num() != 0
+    for row in range(60):
+        places = lists[row, : int(counts[row])].tolist()
+        assert places == sorted(set(places))
+        if row in (3, 4):
+            assert places == [size // 2 if row == 3 else size // 3]
+        else:
+            assert set(support[row].nonzero().flatten().tolist()) <= set(places)
+    if alpha in (1.25, 1.5, 2.0):  # the bound is looser where 1 / (alpha - 1) is not an integer
+        assert float((counts[5:] <= 2 * support[5:].sum(-1) + 4).double().mean()) > 0.8
+    again = torch.empty_like(lists)
+    reference = list_candidates_of(scores.as_subclass(Elsewhere), alpha, 0.7, again).as_subclass(Tensor)
+    assert bool(((reference - counts).abs() <= 1 + counts // 8).all())
+    for row in (2, 3, 4):
+        assert lists[row, : int(counts[row])].tolist() == again[row, : int(reference[row])].tolist()
+    at = torch.arange(size) < torch.minimum(counts, reference).unsqueeze(-1)
+    same = (lists == again) | ~at
+    assert bool(same[counts == reference].all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_reference_of_the_kernels(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     matrix, rows = torch.randn(2, 9, 4, dtype=dtype), torch.randn(6, 4, dtype=dtype)
     places = torch.stack([torch.randperm(9)[:5] for _ in range(6)]).int()
@@ -225,11 +266,6 @@ def test_the_reference_of_the_kernels(dtype: torch.dtype, monkeypatch: pytest.Mo
             listed_sums(on(weights), on(matrix), lists),
             sums_to_listed(on(weights), on(rows), lists),
         ]
-
-    class Elsewhere(Tensor):
-        """A tensor that is not on the CPU, as far as the kernels see."""
-
-        is_cpu = False
 
     compiled = all_three(lambda x: x)
     reference = all_three(lambda x: x.as_subclass(Elsewhere))
