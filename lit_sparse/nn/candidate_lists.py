@@ -75,7 +75,7 @@ def list_candidates(
         counts[head, first:last] = number
         kept = torch.where(number > most, 0, number).unsqueeze(1)
         slots = slot[: int(kept.max())]
-        listed.append(lists[:, : len(slots)][slots < kept] + low)
+        listed.append(lists[:, : len(slots)].masked_select(slots < kept) + low)
         total, cells, rows = total + int(number.sum()), cells + scores.numel(), rows + len(scores)
         if only_few and total > DENSE * cells + FEW * rows:
             return None
@@ -137,11 +137,9 @@ def _padded(listed: Tensor, counts: Tensor, most: int, size: int) -> tuple[Tenso
     ordered = counts.clamp_max(most).sort().values.long()
     later = torch.where(ordered < most, torch.arange(number - 1, -1, -1, device=counts.device), (counts > most).sum())
     width = max(1, int(ordered[(ordered * number + later * (LONG * size)).argmin()])) if number else 1
-    kept = torch.where(counts > most, 0, counts).long()
-    row = torch.arange(number, device=counts.device).repeat_interleave(kept)
-    slot = torch.arange(len(listed), device=counts.device) - (kept.cumsum(0) - kept)[row]
     long = counts > width
-    fits = ~long[row]
-    places = counts.new_full((number, width), -1)
-    places[row[fits], slot[fits]] = listed[fits]
+    if bool((long & (counts <= most)).any()):
+        listed = listed[~long[counts <= most].repeat_interleave(counts[counts <= most])]
+    filled = torch.arange(width, device=counts.device) < torch.where(long, 0, counts).unsqueeze(1)
+    places = counts.new_full((number, width), -1).masked_scatter_(filled, listed)
     return places, long
