@@ -31,6 +31,8 @@ PASSES = 6
 STEEP = 40
 #: Margin for rounding, as a fraction of the distance within which an entry may have weight.
 MARGIN = 1e-5
+#: Blocks with candidates are many if they are more than all blocks by this.
+DENSE = 8
 #: Seconds per score.
 COST = 0.2e-9
 
@@ -89,20 +91,26 @@ def _list(start: Any, stop: Any, lists: Any, counts: Any, x: Any, maxima: Any, e
                     break
                 s += ahead
             bound = x.dtype.type(top - gamma / eps * (1.0 - s + MARGIN) - 2e-6 * abs(top))
-            for block in range(step):
-                if maxima[row, block] > bound:
-                    for i in range(block, WIDTH * step, step):
-                        if x[row, i] > bound:
-                            if count < most:
-                                lists[row, count] = i
-                            count += 1
-            for i in range(WIDTH * step, size):
-                if x[row, i] > bound:
-                    if count < most:
-                        lists[row, count] = i
-                    count += 1
-        if 1 < count <= most:
-            lists[row, :count].sort()
+            hot = 0
+            for j in range(maxima.shape[1]):
+                hot += maxima[row, j] > bound
+            if DENSE * hot > step:  # one pass in order
+                for i in range(size):
+                    if x[row, i] > bound:
+                        if count < most:
+                            lists[row, count] = i
+                        count += 1
+            else:
+                for j in range(maxima.shape[1]):
+                    if maxima[row, j] > bound:
+                        first = j if j < step else (WIDTH - 1) * step + j
+                        for i in range(first, max(first + 1, WIDTH * step), max(step, 1)):
+                            if x[row, i] > bound:
+                                if count < most:
+                                    lists[row, count] = i
+                                count += 1
+                if 1 < count <= most:
+                    lists[row, :count].sort()
         counts[row] = count
 
 
