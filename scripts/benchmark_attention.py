@@ -1,13 +1,16 @@
-"""Time attention models: a training step with each mapping, Lightning against a loop written by hand, and beam search.
+"""Time attention: a training step with each mapping, Lightning against a loop by hand, beam search, and the sparse method.
 
 Usage:
-    python scripts/benchmark_attention.py [mappings] [loop] [search] [--steps 200] [--rounds 5] [--threads 2]
+    python scripts/benchmark_attention.py [mappings] [loop] [search] [sparse] [--steps 200] [--rounds 5] [--threads 2]
         [--width 256] [--layers 1] [--vocabulary 6000] [--device cpu]
+        [--lengths 512 2048 8192] [--heads 4] [--deviations 0.3 1 3] [--dense 4096]
 
 ``mappings``: one model per mapping, all with the same weights, take steps in turn on the same batches of sentences of 8 to 20
 tokens, in one process. It prints medians, and medians of the ratios to softmax for each batch. ``loop``: rounds of the model
 under Lightning, as on the command line, alternate with the same model written by hand. That model has a packed LSTM encoder, a
-decoder step by step with input feeding, Adam, and clipped gradients. ``search``: beam search of 1,000 sentences.
+decoder step by step with input feeding, Adam, and clipped gradients. ``search``: beam search of 1,000 sentences. ``sparse``:
+the operation of attention by the sparse and the dense method, as ratios to torch's ``scaled_dot_product_attention`` with
+softmax. It prints medians of the ratios with the least and the largest, the mean support, and the peak of memory.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import timing  # noqa: F401  # isort: skip
 
 import argparse
 import contextlib
+import ctypes
 import functools
 import io
 import logging
@@ -25,6 +29,8 @@ import statistics
 import tempfile
 import time
 import warnings
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -38,9 +44,9 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from lit_sparse.callbacks import CountLogger, SecondsLogger
 from lit_sparse.data import TranslationDataModule
 from lit_sparse.data.base import Split
-from lit_sparse.mappings import Fusedmax, Oscarmax, Softmax, SparseMapping, Sparsemax, SqPNormMax
+from lit_sparse.mappings import Entmax, Fusedmax, Oscarmax, Softmax, SparseMapping, Sparsemax, SqPNormMax
 from lit_sparse.models import Seq2Seq
-from lit_sparse.nn import RecurrentBody
+from lit_sparse.nn import RecurrentBody, attention
 from lit_sparse.text import BOS, EOS, PAD, UNK, Vocabulary
 
 MAPPINGS: dict[str, type[SparseMapping]] = {
@@ -233,7 +239,87 @@ def search(options: argparse.Namespace) -> None:
         print(f"| {beam} | {wait(options.device) - began:.1f} | {tokens} |")
 
 
-PARTS = {"mappings": mappings, "loop": loop, "search": search}
+def contestants(
+    length: int, deviation: float, is_causal: bool, options: argparse.Namespace
+) -> tuple[dict[str, Callable[[], Tensor]], list[Tensor], dict[str, float]]:
+    """Return functions that attend, their inputs, and the mean support of each mapping."""
+    torch.manual_seed(0)
+    given = [torch.randn(1, options.heads, length, 64) for _ in range(3)]
+    given[0] *= deviation
+    inputs = [x.to(options.device).requires_grad_() for x in given]
+    ours: dict[str, Callable[[], Tensor]] = {
+        "SDPA, softmax": lambda: nnf.scaled_dot_product_attention(*inputs, is_causal=is_causal)
+    }
+    support = {}
+    for name, mapping in {"sparsemax": Sparsemax(), "entmax 1.5": Entmax(1.5)}.items():
+        chosen = {"is_causal": is_causal, "need_weights": False}
+        sparse = functools.partial(attention, *inputs, mapping, method="sparse", **chosen)
+        ours[f"{name}, sparse"] = lambda sparse=sparse: sparse()[0]
+        if length <= options.dense:
+            dense = functools.partial(attention, *inputs, mapping, method="dense", **chosen)
+            ours[f"{name}, dense"] = lambda dense=dense: dense()[0]
+        with torch.no_grad():
+            weights = attention(*inputs, mapping, is_causal=is_causal, method="sparse")[1]
+        support[name] = weights._nnz() / (options.heads * length)
+    return ours, inputs, support
+
+
+def peak_memory(call: Callable[[], object]) -> float:
+    """Return by how many MiB a call raises the memory of this process, on Linux."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from now on
+    except OSError:
+        return float("nan")
+
+    def status(name: str) -> int:
+        return int(Path("/proc/self/status").read_text().split(f"{name}:")[1].split()[0])
+
+    before = status("VmRSS")
+    call()
+    return (status("VmHWM") - before) / 1024
+
+
+def sparse(options: argparse.Namespace) -> None:
+    """Print the time of attention as ratios to torch's with softmax, and its memory."""
+    columns = ["L", "deviation", "causal", "threads", "attention", "support", "forward", "forward + backward", "peak MiB"]
+    print(f"| {' | '.join(columns)} |\n| {' | '.join(['---:'] * len(columns))} |")
+    cases = [(n, d, c) for n in options.lengths for d in options.deviations for c in (False, True)]
+    for length, deviation, is_causal in cases:
+        functions, inputs, support = contestants(length, deviation, is_causal, options)
+        slope = torch.randn_like(inputs[0])
+
+        def train(name: str) -> None:
+            torch.autograd.grad(functions[name](), inputs, slope)  # noqa: B023
+
+        def infer(name: str) -> None:
+            with torch.no_grad():
+                functions[name]()  # noqa: B023
+
+        for threads in sorted({1, options.threads}):
+            torch.set_num_threads(threads)
+            seconds: dict[tuple[str, Any], list[float]] = {(name, kind): [] for name in functions for kind in (infer, train)}
+            for name in functions:
+                train(name)
+            memory = {name: peak_memory(functools.partial(train, name)) for name in functions}
+            for number in range(options.rounds):
+                turns = list(seconds)
+                for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:
+                    began = wait(options.device)
+                    turn[1](turn[0])
+                    seconds[turn].append(wait(options.device) - began)
+            for name in functions:
+                cells = []
+                for kind in (infer, train):
+                    ratios = sorted(a / b for a, b in zip(seconds[name, kind], seconds["SDPA, softmax", kind], strict=True))
+                    cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
+                mean = support.get(name.split(",")[0])
+                row = [length, deviation, is_causal, threads, name, "-" if mean is None else f"{mean:.1f}", *cells]
+                print(f"| {' | '.join(map(str, row))} | {memory[name]:.0f} |", flush=True)
+
+
+PARTS = {"mappings": mappings, "loop": loop, "search": search, "sparse": sparse}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -242,6 +328,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=[], help="all of them by default")
     for name, value in {"steps": 200, "rounds": 5, "threads": 2, "width": 256, "layers": 1, "vocabulary": 6000}.items():
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096, 8192, 16384])
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--deviations", type=float, nargs="+", default=[0.3, 1.0, 3.0])
+    parser.add_argument("--dense", type=int, default=4096, help="largest length of the dense method")
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.hf.masks import causal_mask, split_mask
+from lit_sparse.hf.masks import split_mask, weights_asked
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.dot_product import attention
 
@@ -59,7 +59,7 @@ def attend(
     s_aux: Tensor | None = None,
     sinks: Tensor | None = None,
     **options: Any,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Attend as a layer of transformers asks for, by any mapping.
 
     Args:
@@ -80,7 +80,8 @@ def attend(
         options: keywords in :data:`HARMLESS`, or without a value.
 
     Returns:
-        The output (B, L, H, Ev), contiguous, and the weights (B, H, L, S), after dropout.
+        The output (B, L, H, Ev), contiguous, and the weights (B, H, L, S), after dropout, or None if the model
+        does not return them.
 
     Raises:
         ConfigurationError: for an unknown keyword, a mask of the wrong kind, or sinks with a mapping that is not separable.
@@ -92,15 +93,28 @@ def attend(
                 " could change the result. Use another model, or another attention for this one."
             )
     mask, bias = split_mask(attention_mask)
-    if attention_mask is None and is_causal:
-        mask = causal_mask(query, key)
+    causal = attention_mask is None and bool(is_causal) and query.shape[-2] > 1  # a single query sees all keys
     if position_bias is not None:
         bias = position_bias if bias is None else position_bias + bias
     sink = s_aux if s_aux is not None else sinks
     if sink is not None:
+        if causal:
+            mask, causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril(), False
         key, value, mask, bias = _with_sink(sink, query, key, value, mask, bias, mapping)
-    output, weights = attention(query, key, value, mapping, mask, scale=scaling, dropout=dropout, bias=bias, softcap=softcap)
-    if sink is not None:
+    output, weights = attention(
+        query,
+        key,
+        value,
+        mapping,
+        mask,
+        scale=scaling,
+        dropout=dropout,
+        bias=bias,
+        softcap=softcap,
+        is_causal=causal,
+        need_weights=weights_asked(options),
+    )
+    if sink is not None and weights is not None:
         weights = weights[..., :-1]
     return output.transpose(1, 2).contiguous(), weights
 

@@ -75,7 +75,7 @@ class _Recorded(SparseMapping):
 
 def attend_by_layer(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None]:
     """Attend by the mapping of the layer itself, see :func:`lit_sparse.hf.adapter.attend`.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
 
-__all__ = ["added_mask", "boolean_mask", "causal_mask", "split_mask"]
+__all__ = ["added_mask", "boolean_mask", "split_mask", "weights_asked"]
 
 
 def added_mask(**options: Any) -> Tensor | None:
@@ -59,13 +60,17 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
     return allowed, torch.where(allowed, mask, 0.0)
 
 
-def causal_mask(query: Tensor, key: Tensor) -> Tensor | None:
-    """Return the causal mask of a layer that asks for one and got none; None for a single query, which sees all keys.
+def weights_asked(options: Mapping[str, Any]) -> bool:
+    """Return whether the weights of a layer may be read: by ``output_attentions``, or by a model whose outputs are not known.
 
     Args:
-        query: (..., L, E).
-        key: (..., S, E).
+        options: keywords of the attention function.
     """
-    if query.shape[-2] <= 1:
-        return None
-    return torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
+    if options.get("output_attentions"):
+        return True
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return True
+    collected = _active_collector.get()
+    return collected is None or any("attentions" in name for name in collected)

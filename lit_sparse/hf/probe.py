@@ -89,7 +89,7 @@ def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:
 
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         mode.inside = True
         found.heads.setdefault(module, query.shape[1])
         result = attend(module, query, key, value, attention_mask, softmax, **options)

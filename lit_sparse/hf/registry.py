@@ -90,7 +90,7 @@ def check_on_simplex(mapping: object) -> None:
 def _by(mapping: SparseMapping) -> AttentionFunction:
     def function(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor | None]:
         return attend(module, query, key, value, attention_mask, mapping, **options)
 
     return function

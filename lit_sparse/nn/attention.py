@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -9,7 +11,9 @@ from torch import Tensor, nn
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
-from lit_sparse.nn.dot_product import attention, check_mapping, scores_of
+from lit_sparse.nn.dense_attention import scores_of
+from lit_sparse.nn.dot_product import Method, attend_sparsely, attention, check_mapping, check_method
+from lit_sparse.nn.sparse_attention import Pairs
 
 __all__ = ["MultiheadAttention", "attention"]
 
@@ -43,10 +47,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: device of the parameters.
         dtype: dtype of the parameters.
         mapping: mapping from scores to weights; None means ``Softmax()``.
+        method: ``"auto"``, ``"sparse"`` or ``"dense"``, see :func:`attention`. So ``need_weights=False`` makes long sequences
+            faster, and weights are a sparse tensor with ``"sparse"``.
 
     Raises:
         ConfigurationError: if a size is not a positive integer, ``num_heads`` does not divide ``embed_dim``, ``dropout`` is
-            not a probability, or ``mapping`` is not a SparseMapping.
+            not a probability, ``mapping`` is not a SparseMapping, or ``method`` not a method.
 
     Source: Vaswani et al. (2017), Attention Is All You Need, section 3.2.2.
 
@@ -74,6 +80,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: torch.dtype | None = None,
         *,
         mapping: SparseMapping | None = None,
+        method: Method = "auto",
     ) -> None:
         for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
             if size is not None or name == "embed_dim":
@@ -87,10 +94,12 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ConfigurationError(f"Expected argument `dropout` to be a probability in 0 .. 1 but got {dropout!r}.")
         if mapping is not None:
             check_mapping(mapping)
+        check_method(method)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
         self.mapping = Softmax() if mapping is None else mapping
+        self.method = method
 
     def _reset_parameters(self) -> None:
         # The base class tells by this flag which weights there are, once, here. Afterwards torch's encoder layers read it to
@@ -156,17 +165,25 @@ class MultiheadAttention(nn.MultiheadAttention):
             v = torch.cat([v, self.bias_v.view(self.num_heads, 1, -1).expand(v.shape[0], -1, -1, -1)], -2)
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        scores = scores_of(q, k)
-        if bias is not None:
-            scores = scores + bias.to(scores.dtype)
-        if query_is_key and mask is not None and self.mapping.couples_queries:  # padding takes no key from the others
-            mask = mask & mask.any(-2)[..., : q.shape[-2]].unsqueeze(-1)
-        output, weights = self._attend(scores, v, mask)
+        options: dict[str, Any] = {"need_weights": need_weights, "method": self.method}
+        dropout = self.dropout if self.training else 0.0
+        attended = attend_sparsely(q, k, v, self.mapping, Pairs(mask, bias), dropout=dropout, **options)
+        if attended is not None:
+            output, weights = self._merged(attended[0]), attended[1]
+        else:
+            scores = scores_of(q, k)
+            if bias is not None:
+                scores = scores + bias.to(scores.dtype)
+            if query_is_key and mask is not None and self.mapping.couples_queries:  # padding takes no key from the others
+                mask = mask & mask.any(-2)[..., : q.shape[-2]].unsqueeze(-1)
+            output, weights = self._attend(scores, v, mask)
         if unbatched:
-            output, weights = output.squeeze(batch_dim), weights.squeeze(0)
-        if not need_weights:
+            output = output.squeeze(batch_dim)
+        if not need_weights or weights is None:
             return output, None
-        return output, weights.mean(-3) if average_attn_weights else weights
+        if average_attn_weights:
+            weights = weights.mean(-3) if attended is None else torch.sparse.sum(weights, -3) / self.num_heads
+        return output, weights[0] if unbatched else weights
 
     def project_memory(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values as :meth:`attend_projected` takes them, both (N, num_heads, S, head_dim).
@@ -195,8 +212,12 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def _attend(self, scores: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         weights = F.dropout(self.mapping.map_block(scores, mask), self.dropout, self.training)
-        merged = (weights @ value).permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(-2)
-        return self.out_proj(merged), weights
+        return self._merged(weights @ value), weights
+
+    def _merged(self, output: Tensor) -> Tensor:
+        """Merge the heads (N, num_heads, L, head_dim) and project them."""
+        projected: Tensor = self.out_proj(output.permute((0, 2, 1, 3) if self.batch_first else (2, 0, 1, 3)).flatten(-2))
+        return projected
 
     def _project(self, x: Tensor, place: int) -> Tensor:
         """Apply the input projection of queries (place 0), keys (1) or values (2); the result has width ``embed_dim``."""
@@ -230,7 +251,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             if given is not None:
                 allowed = given != -torch.inf if given.is_floating_point() else ~given
                 mask = allowed if mask is None else mask & allowed
-        return None if mask is None else mask[(None,) * (4 - mask.dim())], bias
+        mask, bias = (None if x is None else x[(None,) * (4 - x.dim())] for x in (mask, bias))
+        return mask, bias
 
     def _attend_nested(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool

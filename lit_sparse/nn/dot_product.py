@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
-import math
+from typing import Any, Literal, get_args, overload
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lit_sparse.checks import check_mask, check_number, check_positive
+from lit_sparse.checks import check_choice, check_mask, check_number, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.dense_attention import dense_attention
+from lit_sparse.nn.sparse_attention import Pairs, refusal, sparse_attention
 
-__all__ = ["attention", "check_mapping", "scores_of"]
+__all__ = ["Method", "attend_sparsely", "attention", "check_mapping", "check_method"]
+
+Method = Literal["auto", "sparse", "dense"]
+#: Numbers of keys and of scores from which the sparse method is faster.
+LEAST_KEYS, LEAST_SCORES = 512, 1 << 16
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    is_causal: bool = False,
+    need_weights: Literal[True] = True,
+    method: Method = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    is_causal: bool = False,
+    need_weights: bool,
+    method: Method = "auto",
+) -> tuple[Tensor, Tensor | None]: ...
 
 
 def attention(
@@ -26,7 +67,10 @@ def attention(
     dropout: float = 0.0,
     bias: Tensor | None = None,
     softcap: float | None = None,
-) -> tuple[Tensor, Tensor]:
+    is_causal: bool = False,
+    need_weights: bool = True,
+    method: Method = "auto",
+) -> tuple[Tensor, Tensor | None]:
     """Attend to values by the similarity of queries and keys: ``mapping(scale * Q K^T + bias) V``.
 
     A query without allowed positions gets a zero output and zero gradients. Values at positions that are masked for all
@@ -34,6 +78,10 @@ def attention(
 
     Grouped queries: with H query heads (..., H, L, E) and a divisor of H as the number of key heads (..., H / g, S, E), each
     key head serves g query heads that follow each other.
+
+    The sparse method computes with the candidates of each query's support instead of all pairs. Its memory grows with
+    the support, and it is several times faster for long sequences. Its results are those of the dense method up to rounding. A
+    value without weight does not affect the output, even if it is NaN. Second derivatives exist, forward mode does not.
 
     Args:
         query: (..., L, E).
@@ -45,13 +93,19 @@ def attention(
         dropout: probability with which a weight is set to zero, the others scaled up; 0 outside training.
         bias: floating, broadcastable to (..., L, S), added to the scores; -inf means not allowed.
         softcap: bound > 0 of the scaled scores x, which become ``softcap * tanh(x / softcap)`` before the bias is added.
+        is_causal: whether the query at position i sees only the keys 0 .. i, in addition to the mask.
+        need_weights: whether to return the weights.
+        method: ``"dense"`` computes all weights. ``"sparse"`` computes the candidates, for sparsemax, top-k sparsemax and
+            entmax with alpha above 1. ``"auto"`` is sparse where this is faster: on a CPU, without weights, for at least 512
+            keys, if the candidates are few, and neither transforms, graphs nor forward mode are involved.
 
     Returns:
-        The output (..., L, Ev) and the weights (..., L, S), after dropout.
+        The output (..., L, Ev), and the weights (..., L, S), after dropout. The weights are a sparse tensor with
+        ``method="sparse"``, and None with ``need_weights=False``.
 
     Raises:
         ConfigurationError: if the shapes do not fit, the mask is not boolean, the bias not floating, ``dropout`` not a
-            probability, the softcap not positive, or ``mapping`` not a SparseMapping.
+            probability, the softcap not positive, ``mapping`` not a SparseMapping, or the sparse method is impossible.
 
     Source: Vaswani et al. (2017), Attention Is All You Need, eq. (1).
 
@@ -62,60 +116,88 @@ def attention(
         >>> output, weights = attention(query, key, value, Sparsemax(), causal)
         >>> bool((weights[:, ~causal] == 0).all()), torch.equal(output, weights @ value)
         (True, True)
+        >>> same, lists = attention(query, key, value, Sparsemax(), is_causal=True, method="sparse")
+        >>> torch.allclose(same, output, atol=1e-6), lists.layout
+        (True, torch.sparse_coo)
     """
     check_mapping(mapping)
+    check_method(method)
     check_number("dropout", dropout, 0.0, 1.0)
     if softcap is not None:
         check_positive("softcap", softcap)
     shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
     if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ConfigurationError(f"Expected query (..., L, E), key (..., S, E) and value (..., S, Ev) but got shapes {shapes}.")
-    groups = _groups(query, key, value, shapes)
-    if groups > 1 and query.shape[-2] > 1:  # products of one shape per head round as they do with repeated heads
-        key, value, groups = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3), 1
-    leading = query.shape[:-2] if groups > 1 else torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])  # type: ignore[no-untyped-call]
+    leading = _leading(query, key, value, shapes)
     block = (*leading, query.shape[-2], key.shape[-2])
     if mask is not None:
         mask = _fitted(check_mask(mask, "a query may look"), "mask", block)
     if bias is not None:
         bias = _fitted(_check_bias(bias), "bias", block)
         mask = bias != -torch.inf if mask is None else mask & (bias != -torch.inf)
-    if mask is not None:
-        query = torch.where(mask.any(-1, keepdim=True), query, 0.0)
-        seen = mask.any(-2).unsqueeze(-1)
-        if groups > 1 and seen.shape[-3] > 1:
-            seen = seen.unflatten(-3, (-1, groups)).any(-3)  # type: ignore[no-untyped-call]
-        key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)  # 0 * NaN in a product would be NaN
-    scores = _apart(scores_of(_together(query, groups), key, scale), groups)
-    if softcap is not None:
-        scores = torch.tanh(scores / softcap) * softcap
-    if bias is not None:
-        scores = scores + bias.to(scores.dtype)
-    weights = F.dropout(mapping.map_block(scores, mask), dropout)
-    return _apart(_together(weights, groups) @ value, groups), weights
+    options: dict[str, Any] = {"scale": scale, "dropout": dropout}
+    attended = attend_sparsely(
+        query, key, value, mapping, Pairs(mask, bias, softcap, is_causal), **options, need_weights=need_weights, method=method
+    )
+    if attended is not None:
+        return attended
+    if is_causal:
+        causal = torch.ones(block[-2:], dtype=torch.bool, device=query.device).tril()[(None,) * len(leading)]
+        mask = causal if mask is None else mask & causal
+    output, weights = dense_attention(query, key, value, mapping, mask, bias, softcap=softcap, **options)
+    return output, weights if need_weights else None
 
 
-def _groups(query: Tensor, key: Tensor, value: Tensor, shapes: str) -> int:
-    """Return the number of query heads per key head: 1 unless the heads differ and can be grouped."""
+def attend_sparsely(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    pairs: Pairs,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    need_weights: bool,
+    method: Method,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Attend as :func:`attention` does if its method is to be sparse; return None if it is to be dense.
+
+    Raises:
+        ConfigurationError: if ``method`` is ``"sparse"`` and this is impossible.
+    """
+    auto = method == "auto"
+    if method == "dense" or (auto and (need_weights or not _worthwhile(query, key))):
+        return None
+    reason = refusal(query, key, mapping)
+    if reason is not None:
+        if auto:
+            return None
+        raise ConfigurationError(f"Expected method='sparse' to be possible but got a case where {reason}. Use method='auto'.")
+    return sparse_attention(
+        query, key, value, mapping, pairs, scale=scale, dropout=dropout, need_weights=need_weights, only_few=auto
+    )
+
+
+def check_method(method: str) -> None:
+    """Refuse what is not a method of attention."""
+    check_choice("method", method, get_args(Method))
+
+
+def _worthwhile(query: Tensor, key: Tensor) -> bool:
+    return query.is_cpu and key.shape[-2] >= LEAST_KEYS and query.shape[:-1].numel() * key.shape[-2] >= LEAST_SCORES
+
+
+def _leading(query: Tensor, key: Tensor, value: Tensor, shapes: str) -> tuple[int, ...]:
+    """Return the leading dimensions of the scores; check that heads of queries can share the keys."""
     heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value)]
     if heads[1] == 1 or heads[0] in (1, heads[1]):
-        return 1
+        return tuple(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]))  # type: ignore[no-untyped-call]
     if heads[0] % heads[1] or heads[1] != heads[2]:
         raise ConfigurationError(
             f"Expected as many heads of keys as of values, and a number that divides that of the queries, but got shapes"
             f" {shapes}."
         )
-    return heads[0] // heads[1]
-
-
-def _together(x: Tensor, groups: int) -> Tensor:
-    """Turn (..., H, L, E) into (..., H / groups, groups * L, E): the queries that share keys are one longer sequence."""
-    return x if groups == 1 else x.unflatten(-3, (-1, groups)).flatten(-3, -2)  # type: ignore[no-untyped-call]
-
-
-def _apart(x: Tensor, groups: int) -> Tensor:
-    """Undo :func:`_together`."""
-    return x if groups == 1 else x.unflatten(-2, (groups, -1)).flatten(-4, -3)  # type: ignore[no-untyped-call]
+    return (*torch.broadcast_shapes(query.shape[:-3], key.shape[:-3]), heads[0])  # type: ignore[no-untyped-call]
 
 
 def _check_bias(bias: object) -> Tensor:
@@ -123,14 +205,6 @@ def _check_bias(bias: object) -> Tensor:
         got = str(bias.dtype) if isinstance(bias, Tensor) else full_name(bias)
         raise ConfigurationError(f"Expected `bias` to be a floating tensor but got {got}. A boolean tensor is the `mask`.")
     return bias
-
-
-def scores_of(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:
-    """Return (..., L, S), by default scaled so that their variance does not grow with the width.
-
-    A given scale multiplies the products, not the queries, as the models do that give it: results agree to the last bit.
-    """
-    return query * (1.0 / math.sqrt(query.shape[-1])) @ key.mT if scale is None else query @ key.mT * scale
 
 
 def check_mapping(mapping: object) -> None:

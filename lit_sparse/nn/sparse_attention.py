@@ -1,197 +1,192 @@
 """Attention that computes with the support of its weights alone: time and memory beyond the scores grow with the support.
 
-Scores are computed for a block of queries at a time and forgotten. Each query keeps a list of candidates: the keys
-whose scores are above a bound of the threshold. The scores of the candidates are computed again, mapped, and multiplied with
-their values, in operations whose derivatives of each order are such operations, too.
+Each query keeps a list of candidates: the keys whose scores are above a bound of the threshold. The scores of the candidates
+are computed again, mapped, and multiplied with their values, in operations whose derivatives of each order are such operations,
+too. The few queries with too many candidates attend to all keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from typing_extensions import override
 
-from lit_sparse.kernels.candidates import block_maxima, list_above
-from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_sums, sums_to_listed
+from lit_sparse.kernels.sparse_products import Lists
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.mappings import functional as mappings
+from lit_sparse.nn.candidate_lists import Pairs, list_candidates
+from lit_sparse.nn.dense_attention import dense_attention
+from lit_sparse.nn.listed_operations import products, sums
+from lit_sparse.torch_internals import can_read_values, forward_mode_active
 
-__all__ = ["candidates", "sparse_attention"]
-
-#: Scores that are computed at a time.
-BLOCK = 1 << 20
-#: Candidates per query, on average, above which dense attention is faster, as a fraction of the keys.
-DENSE = 0.125
+__all__ = ["Pairs", "refusal", "sparse_attention"]
 
 
-class _Products(torch.autograd.Function):
-    """Products of each query with the keys that it lists."""
+class _LongRows(NamedTuple):
+    """Queries that attend to all keys.
 
-    @staticmethod
-    @override
-    def forward(ctx: Any, rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
-        ctx.save_for_backward(rows, matrix)
-        ctx.lists = lists
-        return listed_products(rows, matrix, lists)
+    Attributes:
+        rows: (..., n) their positions.
+        output: (..., n, Ev), zero past their number.
+        weights: (..., n, S), likewise.
+    """
 
-    @staticmethod
-    @override
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        rows, matrix = ctx.saved_tensors
-        return _sums(slope, matrix, ctx.lists), _scatter(slope, rows, ctx.lists), None
+    rows: Tensor
+    output: Tensor
+    weights: Tensor
 
 
-class _Sums(torch.autograd.Function):
-    """Weighted sums of the values that each query lists."""
-
-    @staticmethod
-    @override
-    def forward(ctx: Any, weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
-        ctx.save_for_backward(weights, matrix)
-        ctx.lists = lists
-        return listed_sums(weights, matrix, lists)
-
-    @staticmethod
-    @override
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
-        weights, matrix = ctx.saved_tensors
-        return _products(slope, matrix, ctx.lists), _scatter(weights, slope, ctx.lists), None
-
-
-class _Scatter(torch.autograd.Function):
-    """Sums, at each place, of the rows that list it."""
-
-    @staticmethod
-    @override
-    def forward(ctx: Any, weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
-        ctx.save_for_backward(weights, rows)
-        ctx.lists = lists
-        return sums_to_listed(weights, rows, lists)
-
-    @staticmethod
-    @override
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
-        weights, rows = ctx.saved_tensors
-        return _products(rows, slope, ctx.lists), _sums(weights, slope, ctx.lists), None
-
-
-_products: Callable[[Tensor, Tensor, Lists], Tensor] = _Products.apply
-_sums: Callable[[Tensor, Tensor, Lists], Tensor] = _Sums.apply
-_scatter: Callable[[Tensor, Tensor, Lists], Tensor] = _Scatter.apply
+def refusal(query: Tensor, key: Tensor, mapping: SparseMapping) -> str | None:
+    """Return the reason why :func:`sparse_attention` cannot compute something, or None."""
+    if not can_read_values():
+        return "a graph is traced, a transform of torch.func is active, or a mode records operations"
+    if forward_mode_active():
+        return "derivatives in forward mode are computed"
+    if query.is_meta or query.is_nested:
+        return "it needs the values of dense tensors"
+    alpha = mapping.entmax_alpha
+    if alpha is None or (not isinstance(alpha, Tensor) and alpha <= 1):
+        return f"{mapping!r} is not sparsemax, top-k sparsemax, or entmax with alpha above 1"
+    if isinstance(alpha, Tensor) and (
+        alpha.shape[-2:].numel() > 1 or alpha.dim() > max(query.dim(), key.dim()) or not bool((alpha >= 1).all())
+    ):
+        return "each head needs one alpha of at least 1, in a tensor of shape (..., heads, 1, 1)"
+    return None
 
 
 def sparse_attention(
-    query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, mask: Tensor | None, bias: Tensor | None, dropout: float
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Attend by the candidates of each query, if they are few.
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    pairs: Pairs,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    need_weights: bool = False,
+    only_few: bool = False,
+) -> tuple[Tensor, Tensor | None] | None:
+    """Attend by the candidates of each query.
 
     Args:
-        query: (..., L, E), scaled.
+        query: (..., L, E).
         key: (..., S, E); in place of the last leading dimension H it may have a divisor of H.
         value: (..., S, Ev), with the key's leading dimensions.
-        mapping: a mapping with an ``entmax_alpha``.
-        mask: boolean, with as many dimensions as the scores, each of their size or 1; True at allowed positions.
-        bias: floating, likewise; added to the scores.
+        mapping: a mapping without a :func:`refusal`.
+        pairs: masks, bias and cap of the scores.
+        scale: factor of the scores; ``1 / sqrt(E)`` by default.
         dropout: probability with which a weight is set to zero.
+        need_weights: whether to return the weights.
+        only_few: whether to return None if the candidates are many.
 
     Returns:
-        The output (..., L, Ev), the places (..., L, C) of the candidates, -1 past their number, and their weights. None if
-        the candidates are not few.
+        The output (..., L, Ev), and the weights (..., L, S) as a sparse tensor, after dropout, or None.
     """
     alpha = mapping.entmax_alpha
     assert alpha is not None
-    leading, length = query.shape[:-2], query.shape[-2]
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    rows = query.to(dtype).reshape(-1, query.shape[-1])
-    keys, values = (x.to(dtype).flatten(0, -3) if x.dim() > 2 else x.to(dtype).unsqueeze(0) for x in (key, value))
-    with torch.no_grad():
-        found = candidates(query.to(dtype), keys, alpha, mapping.gamma, mask, bias)
-        if found is None:
+    length, size = query.shape[-2], key.shape[-2]
+    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
+    dtype = torch.promote_types(low, torch.float32) if query.dtype == low else torch.float32
+    query, key, value, leading = _aligned(query, key, value)
+    with torch.autocast(query.device.type, enabled=False):
+        scaled = query.to(dtype) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        rows = scaled.flatten(0, -2)
+        keys, values = (x.to(dtype).flatten(0, -3) if x.dim() > 2 else x.to(dtype).unsqueeze(0) for x in (key, value))
+        with torch.no_grad():
+            candidates = list_candidates(scaled, keys, alpha, mapping.gamma, pairs, only_few)
+        if candidates is None:
             return None
-        places = found[..., : max(1, int((found >= 0).sum(-1).max()) if found.numel() else 1)].contiguous()
-    share = max(1, len(rows) // max(1, len(keys)))
-    blocks = torch.arange(len(rows), device=rows.device) // share
-    lists = Lists(places.flatten(0, -2), blocks, (keys.shape[0], keys.shape[1]))
-    scores = _products(rows, keys, lists).view(places.shape)
-    if bias is not None:
-        scores = scores + bias.expand(*leading, length, keys.shape[1]).gather(-1, places.clamp_min(0).long()).to(dtype)
-    weights = F.dropout(mapping.map_block(scores, places >= 0), dropout)
-    output = _sums(weights.flatten(0, -2), values, lists).view(*leading, length, -1)
-    return output.to(query.dtype), places, weights.to(query.dtype)
+        places, long = candidates
+        share = max(1, len(rows) // max(1, len(keys)))
+        lists = Lists(places, torch.arange(len(rows), device=rows.device) // share, (keys.shape[0], size))
+        scores = products(rows, keys, lists).view(*leading, length, places.shape[-1])
+        if pairs.softcap is not None:
+            scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
+        if pairs.bias is not None:
+            scores = scores + _listed_bias(pairs.bias, places, (*leading, length, size)).to(dtype)
+        weights = F.dropout(mapping.map_block(scores, (places >= 0).view(scores.shape)), dropout)
+        output = sums(weights.flatten(0, -2), values, lists).view(*leading, length, value.shape[-1])
+        rest = None
+        if bool(long.any()):
+            exact = (query.to(dtype), key.to(dtype), value.to(dtype))
+            rest = _attend_long(*exact, mapping, pairs, long.view(*leading, length), scale, dropout)
+            output = output.scatter_add(-2, rest.rows.unsqueeze(-1).expand(rest.output.shape), rest.output)
+        output = output.to(low)
+    if not need_weights:
+        return output, None
+    return output, _sparse_weights(weights.to(low), places.view(weights.shape), rest, size)
 
 
-def candidates(
-    query: Tensor, keys: Tensor, alpha: float | Tensor, gamma: float, mask: Tensor | None, bias: Tensor | None
-) -> Tensor | None:
-    """Return the places (..., L, C) of each query's candidates in increasing order, then -1; None if there are too many.
-
-    Args:
-        query: (..., L, E) float32 or float64, scaled.
-        keys: (B, S, E); the leading dimensions of the queries share them evenly, in order.
-        alpha: number, or tensor that broadcasts to the scores with size 1 along queries and keys.
-        gamma: strength of the mapping.
-        mask: as in :func:`sparse_attention`.
-        bias: as in :func:`sparse_attention`.
-    """
-    leading, length, size = query.shape[:-2], query.shape[-2], keys.shape[1]
-    heads = query.reshape(-1, length, query.shape[-1])
-    most = min(size, max(64, int(size * DENSE) * 2))
-    places = torch.full((len(heads), length, most), -1, dtype=torch.int32, device=query.device)
-    alphas = torch.as_tensor(alpha).detach().expand(*leading, 1, 1).flatten().tolist()
-    shape = (*leading, length, size)
-    masks, biases = (None if x is None else x.expand(*x.shape[:-2], *shape[-2:]) for x in (mask, bias))
-    total = 0
-    for head, first, last in _blocks(len(heads), length, size):
-        block = keys[head // max(1, len(heads) // max(1, len(keys)))]
-        allowed = None if masks is None else _of_head(masks, head, leading)[first:last]
-        if allowed is not None:
-            columns = allowed.any(0).nonzero()
-            low, high = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 0)
-        else:
-            low, high = 0, size
-        if high == low:
-            continue
-        scores = heads[head, first:last] @ block[low:high].mT
-        if biases is not None:
-            scores = scores + _of_head(biases, head, leading)[first:last, low:high]
-        if allowed is not None and not bool(allowed[:, low:high].all()):
-            scores.masked_fill_(~allowed[:, low:high], -torch.inf)
-        maxima, invalid = block_maxima(scores)
-        floor = _floor(maxima, alphas[head], gamma)
-        lists = places[head, first:last]
-        counts = list_above(scores, maxima, floor, invalid, lists)
-        if low:
-            lists += (lists >= 0).int() * low
-        total += int(counts.sum())
-        if int(counts.max()) > most or total > DENSE * size * (head * length + last):
-            return None
-    return places.view(*leading, length, most)
+def _aligned(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
+    """Return tensors whose queries share the keys evenly, and the leading dimensions of the queries."""
+    heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key)]
+    if 1 < heads[1] < heads[0]:
+        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
+        leading, shared = (*batch, heads[0]), (*batch, heads[1])
+    else:
+        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])  # type: ignore[no-untyped-call]
+        shared = () if key.dim() == value.dim() == 2 else leading
+    query = query.expand(*leading, *query.shape[-2:])
+    key, value = (x.expand(*shared, *x.shape[-2:]) for x in (key, value))
+    return query, key, value, torch.Size(leading)
 
 
-def _blocks(heads: int, length: int, size: int) -> Iterator[tuple[int, int, int]]:
-    """Yield a head and a range of its queries, again and again."""
-    rows = max(16, BLOCK // max(1, size))
-    for head in range(heads):
-        for first in range(0, length, rows):
-            yield head, first, min(length, first + rows)
+def _listed_bias(bias: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the bias (..., L, C) at the listed places (R, C), of scores of a shape (..., L, S)."""
+    index: Tensor | int = 0
+    for dim, size in enumerate(shape[:-1]):
+        view = [1] * len(shape)
+        view[dim] = size
+        if bias.shape[dim] > 1:
+            step = bias.shape[dim + 1 :].numel()
+            index = index + torch.arange(size, device=places.device).view(view) * step
+    if bias.shape[-1] > 1:
+        index = index + places.clamp_min(0).long().view(*shape[:-1], -1)
+    whole = torch.as_tensor(index, device=places.device).expand(*shape[:-1], places.shape[-1])
+    return bias.reshape(-1).index_select(0, whole.flatten()).view(whole.shape)
 
 
-def _of_head(x: Tensor, head: int, leading: torch.Size) -> Tensor:
-    """Return the last two dimensions of a head, where the leading dimensions may have size 1."""
-    index = []
-    for size, whole in zip(reversed(x.shape[:-2]), reversed(leading), strict=True):
-        index.append(head % whole if size > 1 else 0)
-        head //= whole
-    return x[tuple(reversed(index))] if index else x
+def _attend_long(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    pairs: Pairs,
+    long: Tensor,
+    scale: float | None,
+    dropout: float,
+) -> _LongRows:
+    """Attend from the queries (..., L) that are long to all keys."""
+    number = int(long.sum(-1).max())
+    index = torch.sort(long, dim=-1, descending=True, stable=True).indices[..., :number]
+    mask = long.gather(-1, index).unsqueeze(-1)
+    if pairs.is_causal:
+        mask = mask & (torch.arange(key.shape[-2], device=key.device) <= index.unsqueeze(-1))
+    if pairs.mask is not None:
+        mask = mask & _of_rows(pairs.mask, index)
+    bias = None if pairs.bias is None else _of_rows(pairs.bias, index)
+    chosen = query.gather(-2, index.unsqueeze(-1).expand(*index.shape, query.shape[-1]))
+    output, weights = dense_attention(
+        chosen, key, value, mapping, mask, bias, scale=scale, softcap=pairs.softcap, dropout=dropout
+    )
+    return _LongRows(index, output, weights)
 
 
-def _floor(maxima: Tensor, alpha: float, gamma: float) -> Tensor:
-    """Return a bound (R,) below the threshold of each row that has the maxima among its entries."""
-    weights = mappings.sparsemax(maxima, gamma=gamma) if alpha == 2 else mappings.entmax(maxima, alpha, gamma=gamma)
-    top = maxima.amax(-1)
-    depth = gamma * weights.amax(-1) ** (alpha - 1) / (alpha - 1)
-    return top - depth - 16 * torch.finfo(top.dtype).eps * (top.abs() + gamma)
+def _of_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return some rows (..., n, S) of a tensor that broadcasts to the scores."""
+    if x.shape[-2] == 1:
+        return x
+    return x.expand(*index.shape[:-1], *x.shape[-2:]).gather(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
+
+
+def _sparse_weights(weights: Tensor, places: Tensor, rest: _LongRows | None, size: int) -> Tensor:
+    """Return the weights (..., L, S) of candidates (..., L, C), and of long rows, as a coalesced sparse tensor."""
+    at = (weights != 0).nonzero(as_tuple=True)
+    indices, values = torch.stack([*at[:-1], places[at].long()]), weights[at]
+    if rest is not None:
+        at = (rest.weights != 0).nonzero(as_tuple=True)
+        indices = torch.cat([indices, torch.stack([*at[:-2], rest.rows[at[:-1]], at[-1]])], 1)
+        values = torch.cat([values, rest.weights[at].to(values.dtype)])
+    return torch.sparse_coo_tensor(indices, values, (*weights.shape[:-1], size), check_invariants=False).coalesce()

@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from lit_sparse.kernels.candidates import list_candidates_of
 from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_sums, sums_to_listed
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
-from lit_sparse.nn import attention
+from lit_sparse.mappings.functional import entmax
+from lit_sparse.nn import attention, candidate_lists
 from lit_sparse.nn import sparse_attention as module
-from lit_sparse.nn.sparse_attention import sparse_attention
+from lit_sparse.nn.candidate_lists import Pairs, list_candidates
 
 MAPPINGS = [
     Sparsemax(),
@@ -20,15 +22,15 @@ MAPPINGS = [
     TopKSparsemax(3),
     Entmax(1.5),
     Entmax(1.25, gamma=0.5),
+    Entmax(3.0),
     LearnableEntmax(shape=(4, 1, 1)).double(),
 ]
 
 
 @pytest.fixture(autouse=True)
-def keep_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accept lists of any length, and let a block hold a few queries."""
-    monkeypatch.setattr(module, "DENSE", 1.0)
-    monkeypatch.setattr(module, "BLOCK", 1 << 11)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a block hold a few queries."""
+    monkeypatch.setattr(candidate_lists, "BLOCK", 1 << 11)
 
 
 def inputs(length: int, size: int, heads: int = 4, groups: int = 1, scale: float = 1.0) -> list[Tensor]:
@@ -37,100 +39,164 @@ def inputs(length: int, size: int, heads: int = 4, groups: int = 1, scale: float
     return [x.requires_grad_() for x in (query * scale, key, value)]
 
 
-def check(mapping: SparseMapping, given: list[Tensor], mask: Tensor | None = None, bias: Tensor | None = None) -> None:
-    found = sparse_attention(given[0] * 0.5, given[1], given[2], mapping, mask, bias, 0.0)
-    assert found is not None
-    output, places, weights = found
-    expected, dense = attention(*given, mapping, mask, scale=0.5, bias=bias)
+def check(mapping: SparseMapping, given: list[Tensor], **options: Any) -> None:
+    output, weights = attention(*given, mapping, method="sparse", **options)
+    expected, dense = attention(*given, mapping, method="dense", **options)
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
-    whole = torch.zeros_like(dense).scatter_add(-1, places.clamp_min(0).long(), torch.where(places < 0, 0.0, weights))
-    torch.testing.assert_close(whole, dense, rtol=1e-10, atol=1e-10)
-    slope = torch.randn_like(output)
-    wanted = [*given, *mapping.parameters()]
-    ours, theirs = (torch.autograd.grad(o, wanted, slope) for o in (output, expected))
+    torch.testing.assert_close(weights.to_dense(), dense, rtol=1e-10, atol=1e-10)
+    slope, other = torch.randn_like(output), torch.randn_like(dense)
+    bias = options.get("bias")
+    wanted = [*given, *mapping.parameters(), *([bias] if bias is not None and bias.requires_grad else [])]
+    ours = torch.autograd.grad((output * slope).sum() + (weights.to_dense() * other).sum(), wanted)
+    theirs = torch.autograd.grad((expected * slope).sum() + (dense * other).sum(), wanted)
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=repr)
-@pytest.mark.parametrize(("length", "size"), [(1, 1), (5, 33), (40, 200), (70, 31)])
+@pytest.mark.parametrize(("length", "size"), [(1, 1), (5, 33), (40, 200), (70, 31), (9, 700)])
 def test_it_equals_attention_by_all_pairs(mapping: SparseMapping, length: int, size: int) -> None:
     torch.manual_seed(0)
-    for scale in (0.1, 1.0, 20.0):
-        check(mapping, inputs(length, size, scale=scale))
+    for scale in (0.01, 0.1, 1.0, 20.0):
+        check(mapping, inputs(length, size, scale=scale), scale=0.5)
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=repr)
-@pytest.mark.parametrize("kind", ["causal", "padding", "pairs", "heads"])
+@pytest.mark.parametrize("kind", ["causal", "padding", "window", "pairs", "heads", "keys", "nothing"])
 def test_masks(mapping: SparseMapping, kind: str) -> None:
     torch.manual_seed(0)
+    distance = torch.arange(60).unsqueeze(-1) - torch.arange(70)
     masks = {
-        "causal": torch.ones(60, 70, dtype=torch.bool).tril()[None, None],
+        "causal": distance >= 0,
         "padding": (torch.arange(70) < torch.tensor([[40], [70]]))[:, None, None],
+        "window": distance.abs() < 5,
         "pairs": torch.rand(2, 1, 60, 70) < 0.3,
         "heads": torch.rand(2, 4, 60, 70) < 0.02,  # some queries without keys
+        "keys": torch.rand(70) < 0.5,
+        "nothing": torch.zeros(1, 1, dtype=torch.bool),
     }
-    check(mapping, inputs(60, 70), masks[kind])
+    check(mapping, inputs(60, 70), mask=masks[kind])
+    check(mapping, inputs(60, 70), mask=masks[kind], is_causal=True)
 
 
 @pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.5)], ids=repr)
-def test_bias_and_grouped_queries(mapping: SparseMapping) -> None:
+@pytest.mark.parametrize("shape", [(20, 90), (1, 4, 20, 90), (2, 1, 1, 90), (4, 20, 1), (1, 1)])
+def test_bias_and_grouped_queries(mapping: SparseMapping, shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
-    bias = torch.randn(1, 4, 20, 90, dtype=torch.float64, requires_grad=True)
-    check(mapping, inputs(20, 90, groups=2), torch.rand(2, 1, 20, 90) < 0.7, bias)
-    check(mapping, inputs(20, 90, groups=4))
+    bias = torch.randn(shape, dtype=torch.float64)
+    bias[..., 0, 0] = -torch.inf
+    check(mapping, inputs(20, 90, groups=2), mask=torch.rand(2, 1, 20, 90) < 0.7, bias=bias.requires_grad_(), softcap=0.8)
+    check(mapping, inputs(20, 90, groups=4), softcap=2.0, scale=0.3)
+
+
+def test_leading_dimensions_that_broadcast() -> None:
+    query, key, value = (x.detach() for x in inputs(20, 90))
+    many = (query, key[0], value[0]), (query, key[0, 0], value[0, 0]), (query[0], key, value), (query[0, 0], key, value)
+    for given in (*many, (query[:, :1], key, value), (query, key[:, :1], value[:, :1]), (query[0], key[:, :2], value[:, :2])):
+        check(Sparsemax(), [x.clone().requires_grad_() for x in given])
+    check(Sparsemax(), [x[0, 0].clone().requires_grad_() for x in (query, key, value)], is_causal=True)
+
+
+def test_long_rows_attend_to_all_keys() -> None:
+    torch.manual_seed(0)
+    given = [x.detach() for x in inputs(40, 600)]
+    given[0][:, ::2, 3::9] *= 1e-3  # flat scores
+    mask = torch.rand(2, 1, 40, 600) < 0.8
+    mask[:, :, 3] = False
+    places, long = list_candidates(given[0], given[1].flatten(0, 1), 2.0, 1.0, Pairs(mask), False) or ()
+    assert 0 < int(long.sum()) < 0.1 * len(long)
+    assert bool((places[long] == -1).all())
+    for options in ({"mask": mask}, {"is_causal": True, "bias": torch.randn(4, 40, 600, dtype=torch.float64)}):
+        check(Sparsemax(), [x.clone().requires_grad_() for x in given], **options)
+    grouped = [given[0], *(x[:, :2].clone() for x in given[1:])]
+    check(Entmax(1.5), [x.requires_grad_() for x in grouped], mask=mask)
+
+
+def test_lists_are_as_long_as_is_cheap() -> None:
+    counts = torch.tensor([3, 0, 900, 2, 50], dtype=torch.int32)
+    listed = torch.arange(55, dtype=torch.int32)
+    places, long = candidate_lists._padded(listed, counts, most=100, size=1000)
+    assert long.tolist() == [False, False, True, False, False]
+    assert places.shape == (5, 50)
+    assert places[0].tolist() == [0, 1, 2] + [-1] * 47
+    assert bool((places[2] == -1).all())
+    assert torch.equal(places[4], listed[5:])
+    places, long = candidate_lists._padded(listed, counts, most=100, size=8)
+    assert places.tolist() == [[0, 1, 2], [-1] * 3, [-1] * 3, [3, 4, -1], [-1] * 3]
+    assert long.tolist() == [False, False, True, False, True]
 
 
 def test_ties_and_equal_scores() -> None:
     given = [x.detach().round() for x in inputs(30, 100)]
-    check(Sparsemax(), [x.requires_grad_() for x in given])
+    check(Sparsemax(), [x.clone().requires_grad_() for x in given], scale=0.5)
+    check(TopKSparsemax(2), [x.clone().requires_grad_() for x in given], scale=0.5)
     zeros = [torch.zeros_like(given[0]), *given[1:]]
     check(Entmax(1.5), [x.clone().requires_grad_() for x in zeros])
 
 
-def test_an_invalid_query_stays_one_row() -> None:
+@pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.5)], ids=repr)
+@pytest.mark.parametrize("broken", [torch.nan, torch.inf])
+def test_an_invalid_query_stays_one_row(mapping: SparseMapping, broken: float) -> None:
     torch.manual_seed(0)
     query, key, value = (x.detach() for x in inputs(20, 50))
-    whole = sparse_attention(query, key, value, Sparsemax(), None, None, 0.0)
-    for broken in (torch.nan, torch.inf):
-        query[1, 2, 3] = broken
-        found = sparse_attention(query, key, value, Sparsemax(), None, None, 0.0)
-        assert found is not None
-        assert whole is not None
-        assert bool(found[0][1, 2, 3].isnan().all())
-        rest = torch.ones(2, 4, 20, dtype=torch.bool)
-        rest[1, 2, 3] = False
-        torch.testing.assert_close(found[0][rest], whole[0][rest], rtol=0, atol=0)
+    whole, _ = attention(query, key, value, mapping, method="sparse")
+    query[1, 2, 3] = broken
+    query.requires_grad_()
+    output, weights = attention(query, key, value, mapping, method="sparse")
+    assert bool(output[1, 2, 3].isnan().all())
+    assert bool(weights.to_dense()[1, 2, 3].isnan().any())
+    rest = torch.ones(2, 4, 20, dtype=torch.bool)
+    rest[1, 2, 3] = False
+    torch.testing.assert_close(output[rest], whole[rest], rtol=1e-12, atol=1e-12)
+    (slope,) = torch.autograd.grad(output.sum(), query)
+    assert bool(slope[rest].isfinite().all())
+    masked, _ = attention(query, key, value, mapping, rest.unsqueeze(-1), method="sparse")  # a query without keys
+    assert bool((masked[1, 2, 3] == 0).all())
 
 
-def test_second_derivatives() -> None:
+def test_keys_that_are_masked_may_be_anything() -> None:
+    torch.manual_seed(0)
+    query, key, value = inputs(20, 50)
+    mask = torch.ones(1, 1, 20, 50, dtype=torch.bool)
+    mask[..., 7] = False
+    expected, _ = attention(query, key, value, Sparsemax(), mask)
+    with torch.no_grad():
+        key[:, :, 7] = value[:, :, 7] = torch.nan
+    output, _ = attention(query, key, value, Sparsemax(), mask, method="sparse")
+    torch.testing.assert_close(output, expected)
+    assert all(bool(x.isfinite().all()) for x in torch.autograd.grad(output.sum(), (query, key, value)))
+
+
+@pytest.mark.parametrize("mapping", [Entmax(1.5), LearnableEntmax(shape=(2, 1, 1)).double()], ids=repr)
+def test_second_derivatives(mapping: SparseMapping) -> None:
     torch.manual_seed(0)
     given = [x[:1, :2].detach().contiguous().requires_grad_() for x in inputs(3, 6)]
+    bias = torch.randn(2, 1, 6, dtype=torch.float64, requires_grad=True)
 
-    def output(*given: Tensor) -> Tensor:
-        found = sparse_attention(*given, Entmax(1.5), None, None, 0.0)
-        assert found is not None
-        return found[0]
+    def output(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, *parameters: Tensor) -> Tensor:
+        return attention(query, key, value, mapping, bias=bias, softcap=3.0, is_causal=True, method="sparse")[0]
 
-    assert torch.autograd.gradcheck(output, given)
-    assert torch.autograd.gradgradcheck(output, given)
-
-
-def test_many_candidates_are_left_to_dense_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "DENSE", 0.125)
-    query, key, value = inputs(64, 512, scale=1e-3)
-    assert sparse_attention(query, key, value, Entmax(1.25), None, None, 0.0) is None
+    assert torch.autograd.gradcheck(output, (*given, bias, *mapping.parameters()))
+    assert torch.autograd.gradgradcheck(output, (*given, bias, *mapping.parameters()))
 
 
-def test_one_and_two_threads_agree() -> None:
+def test_many_candidates_are_left_to_dense_attention() -> None:
+    query, key, value = inputs(64, 1024, scale=1e-3)
+    pairs = Pairs()
+    assert module.sparse_attention(query, key, value, Entmax(1.25), pairs, only_few=True) is None
+    assert module.sparse_attention(query, key, value, Entmax(1.25), pairs) is not None
+    few = inputs(64, 1024)
+    assert module.sparse_attention(*few, Entmax(1.25), Pairs(is_causal=True), only_few=True) is not None
+
+
+@pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.5), Entmax(1.3)], ids=repr)
+def test_one_and_two_threads_agree(mapping: SparseMapping) -> None:
     torch.manual_seed(0)
     given = [x.detach().float() for x in inputs(300, 400)]
     before, results = torch.get_num_threads(), []
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found = sparse_attention(*given, Sparsemax(), None, None, 0.0)
-            assert found is not None
-            results.append(found[0])
+            results.append(attention(*given, mapping, method="sparse", need_weights=False)[0])
     finally:
         torch.set_num_threads(before)
     assert torch.equal(*results)
@@ -146,8 +212,47 @@ def test_a_mapping_of_its_own_is_not_its_bases_entmax() -> None:
     assert [mapping.entmax_alpha for mapping in (Sparsemax(), TopKSparsemax(2), Entmax(1.3))] == [2.0, 2.0, 1.3]
 
 
+class Elsewhere(Tensor):
+    """A tensor that is not on the CPU, as far as the kernels see."""
+
+    is_cpu = False
+
+
+@pytest.mark.parametrize("alpha", [1.01, 1.25, 1.4, 1.5, 1.8, 2.0, 3.0])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_reference_of_the_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("size", [1, 31, 64, 700])
+def test_candidates_hold_the_support_and_little_more(alpha: float, dtype: torch.dtype, size: int) -> None:
+    torch.manual_seed(0)
+    scores = torch.randn(60, size, dtype=dtype) * torch.logspace(-2, 2, 60, dtype=dtype).unsqueeze(-1)
+    scores[1] = 0.5
+    scores[2] = -torch.inf
+    scores[3, size // 2] = torch.nan
+    scores[4, size // 3] = torch.inf
+    scores[5:40] = scores[5:40].masked_fill(torch.rand(35, size) < 0.5, -torch.inf)
+    lists = torch.empty(60, size, dtype=torch.int32)
+    counts = list_candidates_of(scores, alpha, 0.7, lists)
+    support = entmax(scores, alpha, gamma=0.7).nan_to_num() != 0
+    for row in range(60):
+        places = lists[row, : int(counts[row])].tolist()
+        assert places == sorted(set(places))
+        if row in (3, 4):
+            assert places == [size // 2 if row == 3 else size // 3]
+        else:
+            assert set(support[row].nonzero().flatten().tolist()) <= set(places)
+    if alpha in (1.25, 1.5, 2.0):  # the bound is looser where 1 / (alpha - 1) is not an integer
+        assert float((counts[5:] <= 2 * support[5:].sum(-1) + 4).double().mean()) > 0.8
+    again = torch.empty_like(lists)
+    reference = list_candidates_of(scores.as_subclass(Elsewhere), alpha, 0.7, again).as_subclass(Tensor)
+    assert bool(((reference - counts).abs() <= 1 + counts // 8).all())
+    for row in (2, 3, 4):
+        assert lists[row, : int(counts[row])].tolist() == again[row, : int(reference[row])].tolist()
+    at = torch.arange(size) < torch.minimum(counts, reference).unsqueeze(-1)
+    same = (lists == again) | ~at
+    assert bool(same[counts == reference].all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_reference_of_the_kernels(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     matrix, rows = torch.randn(2, 9, 4, dtype=dtype), torch.randn(6, 4, dtype=dtype)
     places = torch.stack([torch.randperm(9)[:5] for _ in range(6)]).int()
@@ -161,11 +266,6 @@ def test_the_reference_of_the_kernels(dtype: torch.dtype, monkeypatch: pytest.Mo
             listed_sums(on(weights), on(matrix), lists),
             sums_to_listed(on(weights), on(rows), lists),
         ]
-
-    class Elsewhere(Tensor):
-        """A tensor that is not on the CPU, as far as the kernels see."""
-
-        is_cpu = False
 
     compiled = all_three(lambda x: x)
     reference = all_three(lambda x: x.as_subclass(Elsewhere))

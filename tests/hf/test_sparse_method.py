@@ -1,0 +1,45 @@
+"""Models of transformers attend by the sparse method where their weights are not asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+
+from lit_sparse.hf import sparsify
+from lit_sparse.mappings import Entmax
+from lit_sparse.nn import dot_product
+
+from . import tiny
+
+
+@pytest.mark.parametrize("name", tiny.MODELS)
+def test_models_attend_sparsely_without_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny.MODELS[name]().double()
+    sparsify(model, Entmax(1.5))
+    inputs = {name: x.double() if x.is_floating_point() else x for name, x in tiny.inputs_of(model).items()}
+    expected = model(**inputs)[0]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    slopes = torch.autograd.grad(expected.square().sum(), parameters, allow_unused=True)
+    calls = 0
+    sparse = dot_product.sparse_attention
+
+    def count(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return sparse(*args, **options)
+
+    monkeypatch.setattr(dot_product, "sparse_attention", count)
+    monkeypatch.setattr(dot_product, "LEAST_KEYS", 1)
+    monkeypatch.setattr(dot_product, "LEAST_SCORES", 1)
+    output = model(**inputs)[0]
+    assert calls >= 2
+    torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)
+    for ours, theirs in zip(torch.autograd.grad(output.square().sum(), parameters, allow_unused=True), slopes, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
+    before = calls
+    torch.testing.assert_close(model(**inputs, output_attentions=True)[0], expected)
+    assert calls == before
