@@ -20,7 +20,7 @@ from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_su
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings import functional as mappings
 
-__all__ = ["candidates", "sparse_attention"]
+__all__ = ["candidates", "lowest_threshold", "products", "sparse_attention"]
 
 #: Scores that are computed at a time.
 BLOCK = 1 << 20
@@ -59,7 +59,7 @@ class _Sums(torch.autograd.Function):
     @override
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, matrix = ctx.saved_tensors
-        return _products(slope, matrix, ctx.lists), _scatter(weights, slope, ctx.lists), None
+        return products(slope, matrix, ctx.lists), _scatter(weights, slope, ctx.lists), None
 
 
 class _Scatter(torch.autograd.Function):
@@ -76,10 +76,11 @@ class _Scatter(torch.autograd.Function):
     @override
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
         weights, rows = ctx.saved_tensors
-        return _products(rows, slope, ctx.lists), _sums(weights, slope, ctx.lists), None
+        return products(rows, slope, ctx.lists), _sums(weights, slope, ctx.lists), None
 
 
-_products: Callable[[Tensor, Tensor, Lists], Tensor] = _Products.apply
+#: Return the products (R, C) of rows (R, E) with the rows of a matrix (B, S, E) that they list; all derivatives exist.
+products: Callable[[Tensor, Tensor, Lists], Tensor] = _Products.apply
 _sums: Callable[[Tensor, Tensor, Lists], Tensor] = _Sums.apply
 _scatter: Callable[[Tensor, Tensor, Lists], Tensor] = _Scatter.apply
 
@@ -116,7 +117,7 @@ def sparse_attention(
     share = max(1, len(rows) // max(1, len(keys)))
     blocks = torch.arange(len(rows), device=rows.device) // share
     lists = Lists(places.flatten(0, -2), blocks, (keys.shape[0], keys.shape[1]))
-    scores = _products(rows, keys, lists).view(places.shape)
+    scores = products(rows, keys, lists).view(places.shape)
     if bias is not None:
         scores = scores + bias.expand(*leading, length, keys.shape[1]).gather(-1, places.clamp_min(0).long()).to(dtype)
     weights = F.dropout(mapping.map_block(scores, places >= 0), dropout)
@@ -161,7 +162,7 @@ def candidates(
         if allowed is not None and not bool(allowed[:, low:high].all()):
             scores.masked_fill_(~allowed[:, low:high], -torch.inf)
         maxima, invalid = block_maxima(scores)
-        floor = _floor(maxima, alphas[head], gamma)
+        floor = lowest_threshold(maxima, alphas[head], gamma)
         lists = places[head, first:last]
         counts = list_above(scores, maxima, floor, invalid, lists)
         if low:
@@ -189,7 +190,7 @@ def _of_head(x: Tensor, head: int, leading: torch.Size) -> Tensor:
     return x[tuple(reversed(index))] if index else x
 
 
-def _floor(maxima: Tensor, alpha: float, gamma: float) -> Tensor:
+def lowest_threshold(maxima: Tensor, alpha: float, gamma: float) -> Tensor:
     """Return a bound (R,) below the threshold of each row that has the maxima among its entries."""
     weights = mappings.sparsemax(maxima, gamma=gamma) if alpha == 2 else mappings.entmax(maxima, alpha, gamma=gamma)
     top = maxima.amax(-1)

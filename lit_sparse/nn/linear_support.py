@@ -1,0 +1,137 @@
+"""The support of a mapping of linear scores, found without the matrix of all scores.
+
+Scores are computed for a range of classes at a time and forgotten. Each row keeps a list of candidates, the classes whose
+scores are above a bound of the threshold, which rises with each range. The mapping of the candidates then gives the support.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.candidates import block_maxima, list_above
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.sparse_attention import lowest_threshold
+
+__all__ = ["find_support", "list_support", "rows_at_a_time"]
+
+#: For lists: rows at a time, about the number of scores in memory at a time, and the smallest number of classes at a time.
+ROWS, SCORES, RANGE = 2048, 1 << 22, 2048
+#: For all scores of some rows: about the number of scores in memory at a time, and the smallest number of rows.
+ALL_SCORES, LEAST_ROWS = 1 << 23, 128
+#: Candidates per row that are listed: this share of the classes, and at least so many.
+SHARE, LEAST = 1 / 32, 256
+#: Share of rows with more candidates, from which on no row is listed: the scores are flat.
+FLAT = 0.5
+
+
+def find_support(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, mapping: SparseMapping, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the support of each row of scores ``W h + b``, if it has few candidates; no gradient.
+
+    Args:
+        hidden: (N, F) float32 or float64.
+        weight: (V, F) of the same type or a narrower one.
+        bias: (V,), or None.
+        mapping: mapping whose ``entmax_alpha`` is this alpha.
+        alpha: number above 1.
+
+    Returns:
+        Places (N, C) int32 of the support in increasing order, then -1. Weights (N, C) there, then 0. Boolean (N,), True where
+        the support is listed. An invalid row has NaN, and the place of its first NaN or +inf.
+    """
+    parts = [_support_of(rows, weight, bias, mapping, alpha) for rows in torch.split(hidden, ROWS)]
+    width = max(part[0].shape[1] for part in parts)
+    places, weights = (
+        torch.cat([torch.nn.functional.pad(part[i], (0, width - part[i].shape[1]), value=empty) for part in parts])
+        for i, empty in ((0, -1), (1, 0))
+    )
+    return places, weights, torch.cat([part[2] for part in parts])
+
+
+def list_support(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, mapping: SparseMapping, alpha: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return the places and weights of :func:`find_support` for all rows, however large their support is.
+
+    Args:
+        hidden: (N, F).
+        weight: (V, F).
+        bias: (V,), or None.
+        mapping: any mapping along rows onto the simplex.
+        alpha: the alpha of the entmax that the mapping is; None for any other.
+    """
+    listed = torch.zeros(len(hidden), dtype=torch.bool, device=hidden.device)
+    lists = []
+    if alpha is not None and len(hidden):
+        places, weights, listed = find_support(hidden, weight, bias, mapping, alpha)
+        lists.append((listed.nonzero().squeeze(1), places[listed], weights[listed]))
+    for rows in torch.split((~listed).nonzero().squeeze(1), rows_at_a_time(len(weight))):
+        if len(rows):
+            scores = torch.nn.functional.linear(hidden[rows], weight, bias)
+            lists.append((rows, *_list_positive(mapping.map(scores, None, 1))))
+    width = max([part[1].shape[1] for part in lists], default=1)
+    places = torch.full((len(hidden), width), -1, dtype=torch.int32, device=hidden.device)
+    weights = hidden.new_zeros(len(hidden), width)
+    for rows, some, their_weights in lists:
+        places[rows, : some.shape[1]], weights[rows, : some.shape[1]] = some, their_weights
+    return places, weights
+
+
+def rows_at_a_time(classes: int) -> int:
+    """Return the number of rows whose scores of all classes may be in memory at a time."""
+    return max(LEAST_ROWS, ALL_SCORES // max(1, classes))
+
+
+def _list_positive(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the places (R, C) int32 of weights (R, S) above zero in increasing order, then -1, and these weights, then 0."""
+    maxima, invalid = block_maxima(weights)
+    most = max(1, int((weights != 0).sum(-1).max()))
+    places = torch.empty(len(weights), most, dtype=torch.int32, device=weights.device)
+    counts = list_above(weights, maxima, weights.new_zeros(len(weights)), invalid, places)
+    places = places[:, : max(1, int(counts.max()))].contiguous()
+    return places, weights.gather(1, places.clamp_min(0).long()).masked_fill(places < 0, 0.0)
+
+
+def _support_of(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, mapping: SparseMapping, alpha: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    rows, size = len(hidden), len(weight)
+    columns = max(RANGE, SCORES // rows)
+    most = min(size, max(LEAST, int(size * SHARE)))
+    listed_at_once = min(most, max(LEAST, columns // 4))
+    # The last column takes what is not listed.
+    places = torch.empty(rows, most + 1, dtype=torch.int32, device=hidden.device)
+    values = hidden.new_empty(rows, most + 1)
+    counts = torch.zeros(rows, dtype=torch.int64, device=hidden.device)
+    buffer = hidden.new_empty(rows * min(columns, size))
+    lists = torch.empty(rows, listed_at_once, dtype=torch.int32, device=hidden.device)
+    slots = torch.arange(most, device=hidden.device)
+    known = hidden.new_empty(rows, 0)
+    for first in range(0, size, columns):
+        part = weight[first : first + columns].to(hidden.dtype)
+        scores = buffer[: rows * len(part)].view(rows, len(part))
+        if bias is None:
+            torch.mm(hidden, part.t(), out=scores)
+        else:
+            torch.addmm(bias[first : first + columns].to(hidden.dtype), hidden, part.t(), out=scores)
+        maxima, invalid = block_maxima(scores)
+        floor = lowest_threshold(torch.cat([known, maxima], 1), alpha, mapping.gamma)
+        new = list_above(scores, maxima, floor, invalid, lists)
+        wide = min(int(new.max()), listed_at_once)
+        at = counts.unsqueeze(1) + slots[:wide]
+        at = torch.where((slots[:wide] < new.unsqueeze(1)) & (at < most), at, most)
+        found = lists[:, :wide].clamp_min(0).long()
+        places.scatter_(1, at, (found + first).int())
+        values.scatter_(1, at, scores.gather(1, found))
+        counts = torch.where(new > listed_at_once, most + 1, counts + new)
+        listed = counts <= most
+        if listed.sum() < (1 - FLAT) * rows:
+            return places[:, :0], values[:, :0], torch.zeros_like(listed)
+        width = int(counts[listed].max())
+        known = values[:, :width].masked_fill(~listed.unsqueeze(1) | (slots[:width] >= counts.unsqueeze(1)), -torch.inf)
+    kept, weights = (
+        _list_positive(mapping.map(known, None, -1)) if known.shape[1] else (places[:, :1] * 0 - 1, values[:, :1] * 0)
+    )
+    return torch.where(kept < 0, -1, places.gather(1, kept.clamp_min(0).long())), weights, listed
