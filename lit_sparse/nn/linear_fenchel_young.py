@@ -12,7 +12,8 @@ from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
 from lit_sparse.nn.linear_losses import linear_losses, list_alpha
-from lit_sparse.nn.linear_support import list_support, rows_at_a_time
+from lit_sparse.nn.linear_scores import rows_at_a_time
+from lit_sparse.nn.linear_support import list_support
 from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["LinearFenchelYoungLoss"]

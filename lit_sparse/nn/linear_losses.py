@@ -1,7 +1,7 @@
 """Fenchel-Young losses of linear scores, without the matrix of all scores.
 
-A row whose support is listed has its loss and gradients from the scores of the support and of its label. The scores of other
-rows are computed for some rows at a time, forgotten, and computed again for the gradients.
+A row whose support is listed has its loss and gradients from the scores of the support and of its label. Softmax keeps one
+number per row. The scores of other rows are computed for some rows at a time, forgotten, and computed again for the gradients.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 from torch.utils.checkpoint import checkpoint
 
+from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.kernels.sparse_products import Lists
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
-from lit_sparse.nn.linear_support import find_support, rows_at_a_time
+from lit_sparse.nn.linear_scores import rows_at_a_time
+from lit_sparse.nn.linear_softmax import log_partition
+from lit_sparse.nn.linear_support import find_support
 from lit_sparse.nn.sparse_attention import products
 from lit_sparse.torch_internals import can_read_values, forward_mode_active, is_legacy_batch
 
@@ -66,8 +69,15 @@ def linear_losses(
         labels: (N,) int64 class labels; the loss of one that is not a class is NaN.
         criterion: loss of the scores; its ``ignore_index`` and ``reduction`` are not used.
     """
-    mapping = criterion.mapping
-    alpha = list_alpha(mapping)
+    known = (labels >= 0) & (labels < len(weight))
+    results = _label_losses(hidden, weight, bias, torch.where(known, labels, 0), criterion)
+    return results._replace(losses=torch.where(known, results.losses, torch.nan))
+
+
+def _label_losses(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss
+) -> LabelLosses:
+    mapping, alpha = criterion.mapping, list_alpha(criterion.mapping)
     plain = not can_read_values() or forward_mode_active() or any(_is_unusual(x) for x in (hidden, weight, bias))
     if plain or (mapping.entmax_alpha is None and type(mapping) is not Softmax):
         return _of_rows(hidden, weight, bias, labels, criterion)
@@ -76,31 +86,32 @@ def linear_losses(
         hidden, weight, bias = hidden.to(wide), weight.to(wide), None if bias is None else bias.to(wide)
         if len(hidden) * len(weight) <= FEW:
             return _of_rows(hidden, weight, bias, labels, criterion)
-        smoothed_weights = criterion.label_smoothing > 0 and criterion.weight is not None
-        if alpha is None or smoothed_weights:
+        if criterion.label_smoothing > 0 and criterion.weight is not None:
+            return _in_parts(hidden, weight, bias, labels, criterion)
+        if type(mapping) is Softmax:
+            return _of_softmax(hidden, weight, bias, labels, criterion)
+        if alpha is None:
             return _in_parts(hidden, weight, bias, labels, criterion)
         with torch.no_grad():
             places, _, listed = find_support(hidden, weight, bias, mapping, alpha)
         if bool(listed.all()):
-            return _listed(hidden, weight, bias, labels, places, criterion)
+            return _of_support(hidden, weight, bias, labels, places, criterion)
         if not bool(listed.any()):
             return _in_parts(hidden, weight, bias, labels, criterion)
         few, many = listed.nonzero().squeeze(1), (~listed).nonzero().squeeze(1)
         parts = (
-            _listed(hidden[few], weight, bias, labels[few], places[few], criterion),
+            _of_support(hidden[few], weight, bias, labels[few], places[few], criterion),
             _in_parts(hidden[many], weight, bias, labels[many], criterion),
         )
         order = torch.cat([few, many]).argsort()
         return LabelLosses(*[torch.cat(field)[order] for field in zip(*parts, strict=True)])
 
 
-def _listed(
+def _of_support(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, places: Tensor, criterion: FenchelYoungLoss
 ) -> LabelLosses:
     """Return the losses of rows whose support has these places (N, C)."""
-    mapping, smoothing = criterion.mapping, criterion.label_smoothing
-    known = (labels >= 0) & (labels < len(weight))
-    labels = torch.where(known, labels, 0)
+    mapping = criterion.mapping
     together = torch.cat([labels.unsqueeze(1).int(), places], 1)
     lists = Lists(together, torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device), (1, len(weight)))
     scores = products(hidden, weight.unsqueeze(0), lists)
@@ -109,20 +120,43 @@ def _listed(
     support = scores[:, 1:].masked_fill(places < 0, -torch.inf)
     top = support.detach().amax(-1)
     center = torch.where(top.isinf(), 0.0, top)
-    support, score = support - center.unsqueeze(1), scores[:, 0] - center
+    support = support - center.unsqueeze(1)
+    value = mapping.value_along(support, None, 1)
+    losses = _losses_of_values(value, scores[:, 0] - center, center, hidden, weight, bias, labels, criterion)
+    with torch.no_grad():
+        weights = mapping.map(support, None, 1)
+        probabilities = torch.where(places == labels.unsqueeze(1), weights, weights * 0).sum(-1)
+        return LabelLosses(losses, probabilities, scores[:, 0] >= top)
+
+
+def _of_softmax(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss
+) -> LabelLosses:
+    gamma = criterion.mapping.gamma
+    value, score, top = log_partition(hidden, weight, bias, labels, gamma)
+    losses = _losses_of_values(value, score, top, hidden, weight, bias, labels, criterion)
+    return LabelLosses(losses, ((score - value) / gamma).exp().detach(), score.detach() >= 0)
+
+
+def _losses_of_values(
+    value: Tensor,
+    score: Tensor,
+    center: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    criterion: FenchelYoungLoss,
+) -> Tensor:
+    """Return the losses (N,) from ``max_Omega(x)`` and the score of the label, both less a number for each row, the center."""
+    mapping, smoothing = criterion.mapping, criterion.label_smoothing
     if smoothing:
         mean = hidden @ weight.mean(0) - center
         score = (1 - smoothing) * score + smoothing * (mean if bias is None else mean + bias.mean())
     q = hidden.new_full((1, len(weight)), smoothing / len(weight))
     q[0, 0] += 1 - smoothing  # Omega is the same for each label
-    losses = mapping.value_along(support, None, 1) + mapping.gamma * mapping.regularizer(q, 1) - score
-    if criterion.weight is not None:
-        losses = losses * criterion.weight.to(losses.dtype)[labels]
-    losses = torch.where(known, losses, torch.nan)
-    with torch.no_grad():
-        weights = mapping.map(support, None, 1)
-        probabilities = torch.where(places == labels.unsqueeze(1), weights, weights * 0).sum(-1)
-        return LabelLosses(losses, probabilities, scores[:, 0] >= top)
+    losses = value + mapping.gamma * mapping.regularizer(q, 1) - score
+    return losses if criterion.weight is None else losses * criterion.weight.to(losses.dtype)[labels]
 
 
 def _in_parts(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
@@ -140,21 +174,14 @@ def _of_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor
 
 
 def losses_of_scores(scores: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
-    """Return the losses of scores (N, V) against class labels (N,)."""
-    mapping = criterion.mapping
-    known = (labels >= 0) & (labels < scores.shape[1])
-    labels = torch.where(known, labels, 0)
-    if scores.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(scores.device.type):
+    """Return the losses of scores (N, V) against class labels (N,), all of them classes."""
+    if scores.dtype in HALVES and torch.is_autocast_enabled(scores.device.type):
         scores = scores.float()
-    if type(mapping) is Softmax and not criterion.label_smoothing:
-        losses = mapping.gamma * nnf.cross_entropy(scores / mapping.gamma, labels, criterion.weight, reduction="none")
-    else:
-        losses = criterion.of_labels(scores, labels)
-    losses = torch.where(known, losses, torch.nan)
+    losses, labels = criterion.of_labels(scores, labels), labels.unsqueeze(1)
     with torch.no_grad():
-        own = scores.gather(1, labels.unsqueeze(1))
-        probabilities = mapping.map(scores, None, 1).gather(1, labels.unsqueeze(1)).squeeze(1)
-        return LabelLosses(losses, probabilities, (own >= scores.amax(1, keepdim=True)).squeeze(1))
+        probabilities = criterion.mapping.map(scores, None, 1).gather(1, labels)
+        highest = scores.gather(1, labels) >= scores.amax(1, keepdim=True)
+        return LabelLosses(losses, probabilities.squeeze(1), highest.squeeze(1))
 
 
 def _is_unusual(x: Tensor | None) -> bool:

@@ -11,16 +11,15 @@ from torch import Tensor
 
 from lit_sparse.kernels.candidates import block_maxima, list_above
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.linear_scores import ROWS, rows_at_a_time, score_ranges
 from lit_sparse.nn.sparse_attention import lowest_threshold
 
-__all__ = ["find_support", "list_support", "rows_at_a_time"]
+__all__ = ["find_support", "list_support"]
 
-#: For lists: rows at a time, about the number of scores in memory at a time, and the smallest number of classes at a time.
-ROWS, SCORES, RANGE = 2048, 1 << 22, 2048
-#: For all scores of some rows: about the number of scores in memory at a time, and the smallest number of rows.
-ALL_SCORES, LEAST_ROWS = 1 << 23, 128
 #: Candidates per row that are listed: this share of the classes, and at least so many.
 SHARE, LEAST = 1 / 32, 256
+#: Candidates per row and range of classes that are listed.
+MOST_NEW = 512
 #: Share of rows with more candidates, from which on no row is listed: the scores are flat.
 FLAT = 0.5
 
@@ -32,7 +31,7 @@ def find_support(
 
     Args:
         hidden: (N, F) float32 or float64.
-        weight: (V, F) of the same type or a narrower one.
+        weight: (V, F) of the same type.
         bias: (V,), or None.
         mapping: mapping whose ``entmax_alpha`` is this alpha.
         alpha: number above 1.
@@ -79,11 +78,6 @@ def list_support(
     return places, weights
 
 
-def rows_at_a_time(classes: int) -> int:
-    """Return the number of rows whose scores of all classes may be in memory at a time."""
-    return max(LEAST_ROWS, ALL_SCORES // max(1, classes))
-
-
 def _list_positive(weights: Tensor) -> tuple[Tensor, Tensor]:
     """Return the places (R, C) int32 of weights (R, S) above zero in increasing order, then -1, and these weights, then 0."""
     maxima, invalid = block_maxima(weights)
@@ -98,34 +92,25 @@ def _support_of(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, mapping: SparseMapping, alpha: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     rows, size = len(hidden), len(weight)
-    columns = max(RANGE, SCORES // rows)
     most = min(size, max(LEAST, int(size * SHARE)))
-    listed_at_once = min(most, max(LEAST, columns // 4))
     # The last column takes what is not listed.
     places = torch.empty(rows, most + 1, dtype=torch.int32, device=hidden.device)
     values = hidden.new_empty(rows, most + 1)
     counts = torch.zeros(rows, dtype=torch.int64, device=hidden.device)
-    buffer = hidden.new_empty(rows * min(columns, size))
-    lists = torch.empty(rows, listed_at_once, dtype=torch.int32, device=hidden.device)
+    lists = torch.empty(rows, min(most, MOST_NEW), dtype=torch.int32, device=hidden.device)
     slots = torch.arange(most, device=hidden.device)
     known = hidden.new_empty(rows, 0)
-    for first in range(0, size, columns):
-        part = weight[first : first + columns].to(hidden.dtype)
-        scores = buffer[: rows * len(part)].view(rows, len(part))
-        if bias is None:
-            torch.mm(hidden, part.t(), out=scores)
-        else:
-            torch.addmm(bias[first : first + columns].to(hidden.dtype), hidden, part.t(), out=scores)
+    for _, classes, scores in score_ranges(hidden, weight, bias):
         maxima, invalid = block_maxima(scores)
         floor = lowest_threshold(torch.cat([known, maxima], 1), alpha, mapping.gamma)
         new = list_above(scores, maxima, floor, invalid, lists)
-        wide = min(int(new.max()), listed_at_once)
+        wide = min(int(new.max()), lists.shape[1])
         at = counts.unsqueeze(1) + slots[:wide]
         at = torch.where((slots[:wide] < new.unsqueeze(1)) & (at < most), at, most)
         found = lists[:, :wide].clamp_min(0).long()
-        places.scatter_(1, at, (found + first).int())
+        places.scatter_(1, at, (found + classes.start).int())
         values.scatter_(1, at, scores.gather(1, found))
-        counts = torch.where(new > listed_at_once, most + 1, counts + new)
+        counts = torch.where(new > lists.shape[1], most + 1, counts + new)
         listed = counts <= most
         if listed.sum() < (1 - FLAT) * rows:
             return places[:, :0], values[:, :0], torch.zeros_like(listed)

@@ -25,7 +25,7 @@ from lit_sparse.mappings import (
     Sparsemax,
     TopKSparsemax,
 )
-from lit_sparse.nn import LinearFenchelYoungLoss, linear_losses, linear_support
+from lit_sparse.nn import LinearFenchelYoungLoss, linear_losses, linear_scores, linear_support
 from lit_sparse.testing import concrete_subclasses
 
 MAPPINGS = [
@@ -43,16 +43,10 @@ MAPPINGS = [
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Use lists for small problems, in several parts of rows and classes, some of whose rows have too many candidates."""
     monkeypatch.setattr(linear_losses, "FEW", 0)
-    for name, value in {
-        "ROWS": 23,
-        "RANGE": 64,
-        "SCORES": 1,
-        "LEAST": 12,
-        "FLAT": 0.9,
-        "ALL_SCORES": 1,
-        "LEAST_ROWS": 7,
-    }.items():
+    for name, value in {"ROWS": 23, "LEAST": 12, "MOST_NEW": 9, "FLAT": 0.9}.items():
         monkeypatch.setattr(linear_support, name, value)
+    for name, value in {"ROWS": 23, "RANGE": 64, "SCORES": 1, "ALL_SCORES": 1, "LEAST_ROWS": 7}.items():
+        monkeypatch.setattr(linear_scores, name, value)
     torch.manual_seed(0)
     yield
 
