@@ -22,7 +22,7 @@ from lit_sparse.nn.linear_support import find_support
 from lit_sparse.nn.sparse_attention import products
 from lit_sparse.torch_internals import can_read_values, forward_mode_active, is_legacy_batch
 
-__all__ = ["LabelLosses", "linear_losses", "list_alpha", "losses_of_scores"]
+__all__ = ["LabelLosses", "layer_losses", "linear_losses", "list_alpha"]
 
 #: Number of scores up to which all of them are computed at once.
 FEW = 1 << 20
@@ -170,11 +170,25 @@ def _in_parts(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tenso
 
 
 def _of_rows(hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
-    return losses_of_scores(nnf.linear(hidden, weight, bias), labels, criterion)
+    return _of_scores(nnf.linear(hidden, weight, bias), labels, criterion)
 
 
-def losses_of_scores(scores: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
-    """Return the losses of scores (N, V) against class labels (N,), all of them classes."""
+def layer_losses(layer: nn.Module, hidden: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
+    """Return the losses of the scores (N, V) that a layer computes, all of them if it is not a linear layer without hooks.
+
+    Args:
+        layer: layer from hidden vectors to scores. Pruning uses hooks, for example.
+        hidden: (N, F).
+        labels: (N,) int64 class labels.
+        criterion: as in :func:`linear_losses`.
+    """
+    if type(layer) is nn.Linear and not layer._forward_pre_hooks and not layer._forward_hooks:
+        losses: LabelLosses = linear_losses(hidden, layer.weight, layer.bias, labels, criterion)
+        return losses
+    return _of_scores(layer(hidden), labels, criterion)
+
+
+def _of_scores(scores: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
     if scores.dtype in HALVES and torch.is_autocast_enabled(scores.device.type):
         scores = scores.float()
     losses, labels = criterion.of_labels(scores, labels), labels.unsqueeze(1)

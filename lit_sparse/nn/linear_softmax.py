@@ -41,19 +41,20 @@ class _LogPartition(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, gamma: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         top = hidden.new_full((len(hidden),), -torch.inf)
-        total = torch.zeros_like(top)
-        for rows, _, scores in score_ranges(hidden, weight, bias):
+        total, score = torch.zeros_like(top), torch.zeros_like(top)
+        for rows, classes, scores in score_ranges(hidden, weight, bias):
+            place = labels[rows] - classes.start
+            own = scores.gather(1, place.clamp(0, scores.shape[1] - 1).unsqueeze(1)).squeeze(1)
+            score[rows] = torch.where((place >= 0) & (place < scores.shape[1]), own, score[rows])
             largest = torch.maximum(top[rows], scores.amax(1))
             center = _center(largest)
             shrunk = total[rows] * ((top[rows] - center) / gamma).exp()
             total[rows] = shrunk + scores.sub_(center.unsqueeze(1)).div_(gamma).exp_().sum(1)
             top[rows] = largest
-        score = (hidden * weight[labels]).sum(1)
-        score = score - _center(top) if bias is None else score + bias[labels] - _center(top)
         ctx.save_for_backward(hidden, weight, bias, labels, top, total)
         ctx.gamma = gamma
         ctx.mark_non_differentiable(top)
-        return gamma * total.log(), score, top
+        return gamma * total.log(), score - _center(top), top
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor, label_slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
