@@ -11,10 +11,9 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
-from lit_sparse.nn.linear_losses import linear_losses, list_alpha
+from lit_sparse.nn.linear_losses import linear_losses, list_alpha, needs_all_scores
 from lit_sparse.nn.linear_scores import rows_at_a_time
 from lit_sparse.nn.linear_support import list_support
-from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["LinearFenchelYoungLoss"]
 
@@ -106,7 +105,7 @@ class LinearFenchelYoungLoss(nn.Linear):
         if target.is_floating_point() or target.dtype == torch.bool:
             raise ConfigurationError(f"Expected class labels of an integer type but got {target.dtype}.")
         labels, ignored = self.criterion.labels(target, hidden.shape[:1], self.out_features)
-        if can_read_values():
+        if not needs_all_scores(hidden, self.weight):
             kept = (~ignored).nonzero().squeeze(1)
             some = linear_losses(hidden[kept], self.weight, self.bias, labels[kept], self.criterion).losses
             losses = some.new_zeros(len(hidden)).index_put((kept,), some)

@@ -22,7 +22,7 @@ from lit_sparse.nn.linear_support import find_support
 from lit_sparse.nn.sparse_attention import products
 from lit_sparse.torch_internals import can_read_values, forward_mode_active, is_legacy_batch
 
-__all__ = ["LabelLosses", "layer_losses", "linear_losses", "list_alpha"]
+__all__ = ["LabelLosses", "layer_losses", "linear_losses", "list_alpha", "needs_all_scores"]
 
 #: Number of scores up to which all of them are computed at once.
 FEW = 1 << 20
@@ -78,8 +78,7 @@ def _label_losses(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss
 ) -> LabelLosses:
     mapping, alpha = criterion.mapping, list_alpha(criterion.mapping)
-    plain = not can_read_values() or forward_mode_active() or any(_is_unusual(x) for x in (hidden, weight, bias))
-    if plain or (mapping.entmax_alpha is None and type(mapping) is not Softmax):
+    if needs_all_scores(hidden, weight, bias) or (mapping.entmax_alpha is None and type(mapping) is not Softmax):
         return _of_rows(hidden, weight, bias, labels, criterion)
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     with torch.autocast(hidden.device.type, enabled=False):
@@ -198,6 +197,12 @@ def _of_scores(scores: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> L
         return LabelLosses(losses, probabilities.squeeze(1), highest.squeeze(1))
 
 
-def _is_unusual(x: Tensor | None) -> bool:
-    """Return whether a tensor is fake, distributed, on the meta device or a batch of the legacy vmap."""
-    return x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_meta or is_legacy_batch(x))
+def needs_all_scores(*tensors: Tensor | None) -> bool:
+    """Return whether only plain operations serve: in a transform, a graph or forward mode, or for unusual tensors.
+
+    Such tensors are fake, distributed, on the meta device or batches of the legacy vmap.
+    """
+    unusual = [
+        x for x in tensors if x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_meta or is_legacy_batch(x))
+    ]
+    return not can_read_values() or forward_mode_active() or bool(unusual)

@@ -221,12 +221,20 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.25, gamma=4.0), Softmax()], ids=repr)
 def test_no_tensor_has_the_size_of_all_scores(mapping: SparseMapping, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, hidden, target = layer_of(mapping, 2000), rows_of(400), torch.randint(2000, (400,))
-    for module in (linear_losses, linear_support):
-        monkeypatch.setattr(module, "can_read_values", lambda: True, raising=False)  # a mode records operations
-    monkeypatch.setattr("lit_sparse.nn.linear_fenchel_young.can_read_values", lambda: True)
+    monkeypatch.setattr(linear_losses, "can_read_values", lambda: True)  # a mode records operations
     with Largest() as largest:
         layer(hidden, target).backward()
     assert largest.most <= 400 * 2000 // 8
+
+
+def test_meta_tensors_and_forward_mode() -> None:
+    layer, hidden, target = layer_of(Sparsemax(), reduction="none"), rows_of(50).detach(), torch.randint(200, (50,))
+    tangent = torch.randn_like(hidden)
+    ours, theirs = (
+        torch.func.jvp(lambda h, f=f: f(h, target), (hidden,), (tangent,)) for f in (layer, lambda h, t: dense(layer, h, t))
+    )
+    torch.testing.assert_close(ours, theirs)
+    assert layer.to("meta")(hidden.to("meta"), target.to("meta")).shape == (50,)
 
 
 def test_autocast_and_half_precision() -> None:
@@ -333,3 +341,25 @@ def test_the_reference_of_the_loss() -> None:
     expected = Sparsemax().value(scores) + 0.5 - scores.gather(1, target.unsqueeze(1)).squeeze(1)
     torch.testing.assert_close(layer(hidden, target), expected)
     assert isinstance(layer.criterion, FenchelYoungLoss)
+
+
+@pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.5)], ids=repr)
+def test_the_reference_of_other_devices_finds_the_same_support(mapping: SparseMapping, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists on the CPU are made by compiled kernels, and elsewhere by operations of torch."""
+    layer, hidden = layer_of(mapping), rows_of(50).detach()
+    arguments = (hidden, layer.weight.detach(), layer.bias.detach(), mapping, 1.5 if isinstance(mapping, Entmax) else 2.0)
+    expected = linear_support.find_support(*arguments)
+
+    class Elsewhere(Tensor):
+        """A tensor that is not on the CPU, as far as the kernels see."""
+
+        is_cpu = False
+
+    for name in ("block_maxima", "list_above"):
+        kernel = getattr(linear_support, name)
+        monkeypatch.setattr(
+            linear_support, name, lambda scores, *rest, kernel=kernel: kernel(scores.as_subclass(Elsewhere), *rest)
+        )
+    found = linear_support.find_support(*arguments)
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours.as_subclass(Tensor), theirs.as_subclass(Tensor))
