@@ -222,9 +222,18 @@ class Largest(TorchDispatchMode):
 def test_no_tensor_has_the_size_of_all_scores(mapping: SparseMapping, monkeypatch: pytest.MonkeyPatch) -> None:
     layer, hidden, target = layer_of(mapping, 2000), rows_of(400), torch.randint(2000, (400,))
     monkeypatch.setattr(linear_losses, "can_read_values", lambda: True)  # a mode records operations
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.numel()
+        return tensor
+
     with Largest() as largest:
-        layer(hidden, target).backward()
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = layer(hidden, target)
+        loss.backward()
     assert largest.most <= 400 * 2000 // 8
+    assert sum(saved.values()) <= 400 * 2000 // 4
 
 
 def test_meta_tensors_and_forward_mode() -> None:
