@@ -98,6 +98,7 @@ def test_the_keys_of_checkpoints_stay(folder: Path) -> None:
     plain, sparse, learnt = (
         set(model_of(mapping).build(data.vocabularies).state_dict()) for mapping in (None, Entmax(1.5), LearnableEntmax())
     )
+    assert {key.split(".")[0] for key in plain} == {"source_embedding", "target_embedding", "output", "body"}
     assert plain == sparse
     assert learnt - plain == {"output_mapping.weight", "fenchel_young.mapping.weight"}
 
