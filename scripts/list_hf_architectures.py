@@ -2,9 +2,15 @@
 
 Each architecture is built with a tiny random config, made from its default config, in a process with a time limit. The
 model must run with eager attention. Then softmax through the interface is compared with it, and the calls of a sparse mapping
-are counted. A model works; works in part (it is refused as a whole, and works where only the layers that use the interface are
-chosen); is refused with a reason; differs from eager attention; is silent (layers run without their mapping); fails; or has no
-tiny config that runs.
+are counted. The states are
+
+- works;
+- works in part: it is refused as a whole, and works where only the layers that use the interface are chosen;
+- refused: with a reason;
+- differs: from eager attention;
+- silent: layers run without their mapping;
+- fails: with an error that is not of this package;
+- no tiny config: none that runs.
 
 Usage: python scripts/list_hf_architectures.py [--only NAME ...] [--limit SECONDS] > architectures.csv
 """

@@ -38,23 +38,23 @@ COST = 0.2e-9
 
 
 @compile_rows(REDUCTION_FLAGS)
-def _power_sums(maxima: Any, row: Any, top: Any, factor: Any, rest: Any, n: Any) -> Any:
+def _power_sums(entries: Any, row: Any, top: Any, factor: Any, rest: Any, n: Any) -> Any:
     """Return the sums of ``u^n`` and ``u^(n - 1)``."""
-    zero = maxima.dtype.type(0)
+    zero = entries.dtype.type(0)
     total, slope = zero, zero
     if n == 1:
-        for j in range(maxima.shape[1]):
-            u = rest + factor * (maxima[row, j] - top)
+        for j in range(entries.shape[1]):
+            u = rest + factor * (entries[row, j] - top)
             total += max(u, zero)
-            slope += maxima.dtype.type(u > zero)
+            slope += entries.dtype.type(u > zero)
     elif n == 2:
-        for j in range(maxima.shape[1]):
-            u = max(rest + factor * (maxima[row, j] - top), zero)
+        for j in range(entries.shape[1]):
+            u = max(rest + factor * (entries[row, j] - top), zero)
             total += u * u
             slope += u
     else:
-        for j in range(maxima.shape[1]):
-            u = rest + factor * (maxima[row, j] - top)
+        for j in range(entries.shape[1]):
+            u = rest + factor * (entries[row, j] - top)
             if u > zero:
                 power = u
                 for _ in range(n - 2):
@@ -65,15 +65,18 @@ def _power_sums(maxima: Any, row: Any, top: Any, factor: Any, rest: Any, n: Any)
 
 
 @compile_rows()
-def _list(start: Any, stop: Any, lists: Any, counts: Any, x: Any, maxima: Any, eps: Any, gamma: Any, n: Any) -> None:
+def _list(
+    start: Any, stop: Any, lists: Any, counts: Any, x: Any, entries: Any, known: Any, eps: Any, gamma: Any, n: Any
+) -> None:
+    """List candidates; the first ``known`` entries are of the row elsewhere, and the others are the maxima of blocks."""
     size, most = x.shape[1], lists.shape[1]
     step = size // WIDTH
     infinity = x.dtype.type(math.inf)
     for row in range(start, stop):
         top, invalid = -infinity, False
-        for j in range(maxima.shape[1]):
-            invalid |= not maxima[row, j] < infinity  # NaN compares false
-            top = max(top, maxima[row, j])
+        for j in range(entries.shape[1]):
+            invalid |= not entries[row, j] < infinity  # NaN compares false
+            top = max(top, entries[row, j])
         count = 0
         if invalid:
             for i in range(size):
@@ -84,7 +87,7 @@ def _list(start: Any, stop: Any, lists: Any, counts: Any, x: Any, maxima: Any, e
         elif top > -infinity:
             factor, s = x.dtype.type(eps / gamma), 0.0
             for _ in range(PASSES if n <= STEEP else 0):
-                part, part_slope = _power_sums(maxima, row, top, factor, x.dtype.type(1.0 - s), n)
+                part, part_slope = _power_sums(entries, row, top, factor, x.dtype.type(1.0 - s), n)
                 total, slope = float(part), float(part_slope)
                 ahead = (total - total ** (1.0 - 1.0 / n)) / slope
                 if not ahead > 1e-3 * (1.0 - s):
@@ -92,8 +95,8 @@ def _list(start: Any, stop: Any, lists: Any, counts: Any, x: Any, maxima: Any, e
                 s += ahead
             bound = x.dtype.type(top - gamma / eps * (1.0 - s + MARGIN) - 2e-6 * abs(top))
             hot = 0
-            for j in range(maxima.shape[1]):
-                hot += maxima[row, j] > bound
+            for j in range(known, entries.shape[1]):
+                hot += entries[row, j] > bound
             if DENSE * hot > step:  # one pass in order
                 for i in range(size):
                     if x[row, i] > bound:
@@ -101,8 +104,8 @@ def _list(start: Any, stop: Any, lists: Any, counts: Any, x: Any, maxima: Any, e
                             lists[row, count] = i
                         count += 1
             else:
-                for j in range(maxima.shape[1]):
-                    if maxima[row, j] > bound:
+                for j in range(entries.shape[1] - known):
+                    if entries[row, known + j] > bound:
                         first = j if j < step else (WIDTH - 1) * step + j
                         for i in range(first, max(first + 1, WIDTH * step), max(step, 1)):
                             if x[row, i] > bound:
@@ -121,30 +124,33 @@ def block_maxima(scores: Tensor) -> Tensor:
     return torch.cat([maxima, scores[:, WIDTH * step :]], 1) if scores.shape[1] % WIDTH else maxima
 
 
-def list_candidates_of(scores: Tensor, alpha: float, gamma: float, lists: Tensor) -> Tensor:
+def list_candidates_of(scores: Tensor, alpha: float, gamma: float, lists: Tensor, known: Tensor | None = None) -> Tensor:
     """List the candidates of each row; return their number (R,), which may be larger than C.
 
-    An invalid row lists its first NaN or +inf.
+    An invalid row lists its first NaN or +inf, if that is among the scores.
 
     Args:
         scores: (R, S), at least one column.
         alpha: alpha of the entmax, at least 1.
         gamma: strength of the mapping.
         lists: (R, C) int32; receives the places in increasing order. Entries past their number are arbitrary.
+        known: (R, K) entries of the rows elsewhere, such as in other columns of a longer row; they raise the bound.
     """
     maxima, eps = block_maxima(scores), max(alpha - 1, 1e-9)
+    entries = maxima if known is None else torch.cat([known, maxima], 1)
     n = math.ceil(1 / eps)
     if scores.is_cpu:
         counts = torch.empty(len(scores), dtype=torch.int32)
-        arrays = [x.numpy() for x in (lists, counts, scores, maxima)]
-        over_rows(_list, (len(scores), scores.shape[1]), COST, *arrays, eps, gamma, n)
+        arrays = [x.numpy() for x in (lists, counts, scores, entries)]
+        over_rows(_list, (len(scores), scores.shape[1]), COST, *arrays, entries.shape[1] - maxima.shape[1], eps, gamma, n)
         return counts
-    bound = _bound_reference(maxima, eps, gamma, n)
+    bound = _bound_reference(entries, eps, gamma, n)
     invalid = bound.isnan()
     above = torch.where(invalid, ~(scores < torch.inf), scores > bound)
     above &= ~invalid | (above.cumsum(-1) == 1)
     places = torch.where(above, torch.arange(scores.shape[1], device=scores.device), scores.shape[1])
-    lists.copy_(places.sort(-1).values[:, : lists.shape[1]])
+    first = places.sort(-1).values[:, : lists.shape[1]]
+    lists[:, : first.shape[1]] = first
     return above.sum(-1, dtype=torch.int32)
 
 

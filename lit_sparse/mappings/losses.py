@@ -100,30 +100,41 @@ class FenchelYoungLoss(nn.Module):
                 f"Expected scores with {len(self.weight)} classes, as `weight` has, along dimension {min(1, scores.dim() - 1)}"
                 f" but got shape {tuple(scores.shape)}."
             )
-        known = None  # label validity, for labels that could not be checked eagerly
         if target.is_floating_point():
             if target.shape != scores.shape:
                 raise ConfigurationError(
                     f"Expected probabilities of the scores' shape {tuple(scores.shape)} but got {tuple(target.shape)}."
                 )
             q = target.to(rows.dtype) if scores.dim() == 1 else target.to(rows.dtype).movedim(1, -1)
-            ignored = torch.zeros(rows.shape[:-1], dtype=torch.bool, device=rows.device)
-            size = rows.new_ones(rows.shape[:-1])
-        else:
-            labels, ignored = self._labels(target, rows)
-            known = (labels >= 0) & (labels < classes)
-            labels = torch.where(known, labels, 0)
-            q = (labels.unsqueeze(-1) == torch.arange(classes, device=rows.device)).to(rows.dtype)
-            size = rows.new_ones(labels.shape) if self.weight is None else self.weight.to(rows.dtype)[labels]
-        losses = self._losses(rows.masked_fill(ignored.unsqueeze(-1), 0.0), q, target.is_floating_point())
-        if known is not None:
-            losses = torch.where(known, losses, torch.nan)
+            losses = self._losses(rows, q, soft=True)
+            return losses.mean() if self.reduction == "mean" else losses.sum() if self.reduction == "sum" else losses
+        labels, ignored = self.labels(target, rows.shape[:-1], classes)
+        return self.reduced(self.of_labels(rows.masked_fill(ignored.unsqueeze(-1), 0.0), labels), labels, ignored)
+
+    def of_labels(self, rows: Tensor, labels: Tensor) -> Tensor:
+        """Return the losses (...) of scores (..., C) against class labels (...); NaN for a label that is not a class."""
+        classes = torch.arange(rows.shape[-1], device=rows.device)
+        known = (labels >= 0) & (labels < len(classes))
+        losses = self._losses(rows, (torch.where(known, labels, 0).unsqueeze(-1) == classes).to(rows.dtype), soft=False)
+        return torch.where(known, losses, torch.nan)
+
+    def reduced(self, losses: Tensor, labels: Tensor, ignored: Tensor) -> Tensor:
+        """Return losses (...) of class labels (...) as :attr:`reduction` says.
+
+        Args:
+            losses: (...); their values do not matter where the label is ignored.
+            labels: (...), 0 where they are ignored.
+            ignored: (...) boolean.
+        """
         losses = losses.masked_fill(ignored, 0.0)
         if self.reduction == "none":
             return losses
         if self.reduction == "sum":
             return losses.sum()
-        return losses.sum() / size.masked_fill(ignored, 0.0).sum()
+        sizes = torch.ones_like(losses)
+        if self.weight is not None:
+            sizes = self.weight.to(losses.dtype)[labels.clamp(0, len(self.weight) - 1)]
+        return losses.sum() / sizes.masked_fill(ignored, 0.0).sum()
 
     def _losses(self, rows: Tensor, q: Tensor, soft: bool) -> Tensor:
         """Return one loss a row, for scores and targets (..., C)."""
@@ -147,20 +158,22 @@ class FenchelYoungLoss(nn.Module):
         losses = value + self.mapping.gamma * self.mapping.regularizer(target, dim, allowed) - score
         return losses if mass is None else mass * losses
 
-    def _labels(self, target: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the class labels, 0 where they are ignored, and where that is."""
-        if target.shape != rows.shape[:-1]:
-            hint = " Classes are dimension 1 of the scores." if rows.dim() > 1 else ""
-            raise ConfigurationError(
-                f"Expected class labels of shape {tuple(rows.shape[:-1])} but got {tuple(target.shape)}.{hint}"
-            )
+    def labels(self, target: Tensor, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:
+        """Return class labels, 0 where they are ignored, and where that is, both of a given shape.
+
+        Raises:
+            ConfigurationError: if the target has another shape, or a label that can be read is not a class.
+        """
+        if target.shape != shape:
+            hint = " Classes are dimension 1 of the scores." if shape else ""
+            raise ConfigurationError(f"Expected class labels of shape {tuple(shape)} but got {tuple(target.shape)}.{hint}")
         ignored = target.long() == self.ignore_index
         labels = torch.where(ignored, 0, target.long())
         if not can_read_values():
             return labels, ignored  # their values cannot be read
-        if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < rows.shape[-1]:
+        if labels.device.type == "cpu" and labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < classes:
             raise ConfigurationError(
-                f"Expected class labels in 0 .. {rows.shape[-1] - 1}, or ignore_index={self.ignore_index},"
+                f"Expected class labels in 0 .. {classes - 1}, or ignore_index={self.ignore_index},"
                 f" but got labels from {int(labels.min())} to {int(labels.max())}."
             )
         return labels, ignored

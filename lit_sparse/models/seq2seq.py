@@ -22,6 +22,7 @@ from lit_sparse.models.base import Batch, Stage, StepOutput
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, Seq2SeqPredictor, State, beam_search, length_mask
+from lit_sparse.nn.linear_losses import layer_losses
 from lit_sparse.text import EOS
 
 __all__ = ["Seq2Seq"]
@@ -190,13 +191,10 @@ class Seq2Seq(TextModule):
         there = length_mask(batch["target_length"] - 1, target.shape[1] - 1)
         rows, columns = there.nonzero(as_tuple=True)
         gold = target[rows, columns + 1]
-        scores = self.output(hidden[rows, columns])  # without padding
-        losses, nll = self._losses(scores, gold)
+        losses, nll, right = self._losses(hidden[rows, columns], gold)  # without padding
         weights = weights.detach()[rows, :, columns]  # (N, heads, S)
         support = weights.ne(0).sum(-1)
         allowed = lengths[rows].unsqueeze(-1).expand_as(support)
-        with torch.no_grad():
-            right = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1) >= scores.amax(-1)
         output = StepOutput(
             losses,
             example_index=rows,
@@ -320,18 +318,23 @@ class Seq2Seq(TextModule):
         super()._log_metrics(stage)
         self.log(f"{stage}/perplexity", self.stage_metrics(stage)["nll"].compute().exp(), sync_dist=True)
 
-    def _losses(self, scores: Tensor, gold: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the minimized loss and the negative log-likelihood, each (N,), for scores (N, V) and tokens (N,)."""
-        if self.output_mapping is None or self.fenchel_young is None:
-            nll = nnf.cross_entropy(scores, gold, reduction="none")
-            if not self.label_smoothing:
-                return nll, nll.detach()
-            smooth = self.label_smoothing
-            return (1 - smooth) * nll + smooth * (scores.logsumexp(-1) - scores.mean(-1)), nll.detach()
-        losses = self.fenchel_young(scores, gold)
+    def _losses(self, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the minimized loss, the negative log-likelihood and whether the token has the highest score, each (N,).
+
+        Args:
+            hidden: (N, E).
+            gold: (N,) tokens.
+        """
+        if self.fenchel_young is not None:
+            found = layer_losses(self.output, hidden, gold, self.fenchel_young)
+            return found.losses, -found.probabilities.log(), found.highest
+        scores = self.output(hidden)
+        losses = nll = nnf.cross_entropy(scores, gold, reduction="none")
+        if smooth := self.label_smoothing:
+            losses = (1 - smooth) * nll + smooth * (scores.logsumexp(-1) - scores.mean(-1))
         with torch.no_grad():
-            probs = self.output_mapping.map(scores, None, -1).gather(-1, gold.unsqueeze(-1)).squeeze(-1)
-        return losses, -probs.log()
+            right = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1) >= scores.amax(-1)
+        return losses, nll.detach(), right
 
     def _next(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
         """Return log-probabilities (R, V) of the tokens after tokens (R,), attention and state."""

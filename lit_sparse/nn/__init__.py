@@ -9,6 +9,7 @@ from lit_sparse.nn.conv import ConvNet
 from lit_sparse.nn.encoder_decoder import EncoderDecoder, RecurrentBody, State, TransformerBody, length_mask
 from lit_sparse.nn.entailment import EntailmentNetwork
 from lit_sparse.nn.initial_bases import InitialBases, NoiseBases, SampleBases, SparseCodingBases
+from lit_sparse.nn.linear_fenchel_young import LinearFenchelYoungLoss
 from lit_sparse.nn.mlp import MLP
 from lit_sparse.nn.predictors import ClassPredictor, EntailmentPredictor, Seq2SeqPredictor, SourceEncoder
 from lit_sparse.nn.shared_categorical import SharedCategorical
@@ -25,6 +26,7 @@ __all__ = [
     "EntailmentPredictor",
     "Hypothesis",
     "InitialBases",
+    "LinearFenchelYoungLoss",
     "MultiheadAttention",
     "NoiseBases",
     "Receiver",

@@ -215,3 +215,16 @@ def test_benchmark_categorical_prints_both_tables(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert "| 2 | " in printed
     assert "| 1 | " in printed
+
+
+def test_benchmark_output_layer_prints_times_memory_and_supports(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = load("benchmark_output_layer")
+    monkeypatch.setattr(script, "NAMES", (script.BASELINE, "sparsemax"))  # a process for each
+    threads = str(torch.get_num_threads())
+    sizes = ["--rows", "40", "--features", "8", "--classes", "3000", "--spreads", "1"]
+    script.main([*sizes, "--rounds", "1", "--threads", threads])
+    printed = capsys.readouterr().out
+    assert re.search(r"\| sparsemax \| \d+\.\d+ \| \d+\.\d\d \| -?\d+ \| -?\d+\.\d% \| \d+\.\d, \d+ \|", printed)
+    assert re.search(r"\| linear \+ cross_entropy \| .* \| 3000 \|", printed)
