@@ -120,7 +120,7 @@ def test_masks_are_made_and_split() -> None:
 def test_a_missing_mask_is_causal_where_the_call_says_so() -> None:
     x = torch.randn(1, 2, 3, 4)
     layer = torch.nn.Identity()
-    layer.is_causal = True  # eager attention does not look at it
+    layer.is_causal = True  # without effect in eager attention
     assert (attend(layer, x, x, x, None, Softmax())[1] > 0).all()
     assert (attend(layer, x, x, x, None, Softmax(), is_causal=True)[1].triu(1) == 0).all()
     assert (attend(layer, x[..., :1, :], x, x, None, Softmax(), is_causal=True)[1] > 0).all()

@@ -45,7 +45,7 @@ def test_benchmark_attention_prints_its_tables(monkeypatch: pytest.MonkeyPatch, 
     threads = torch.get_num_threads()
     sizes = [f"--{name}={value}" for name, value in SIZES.items()]
     try:
-        script.main([*sizes, "--steps=2", "--rounds=1", f"--threads={threads}"])
+        script.main([*sizes, "--steps=2", "--rounds=1", f"--threads={threads}", "--lengths=70", "--heads=2", "--deviations=1"])
     finally:
         torch.set_num_threads(threads)
     printed = capsys.readouterr().out
@@ -53,6 +53,7 @@ def test_benchmark_attention_prints_its_tables(monkeypatch: pytest.MonkeyPatch, 
         assert f"| {mapping} |" in printed
     assert "ratio, median" in printed
     assert "seconds for 1,000 sentences" in printed
+    assert "| 70 | 1.0 | True | 1 | entmax 1.5, sparse |" in printed
 
 
 @pytest.fixture
