@@ -119,9 +119,9 @@ def _support_of(
         listed = counts <= most
         if listed.sum() < (1 - FLAT) * rows:
             return places[:, :0], values[:, :0], torch.zeros_like(listed)
-        width = int(counts[listed].max())
+        width = max(1, int(counts[listed].max()))
         known = values[:, :width].masked_fill(~listed.unsqueeze(1) | (slots[:width] >= counts.unsqueeze(1)), -torch.inf)
-    kept, weights = (
-        _list_positive(mapping.map(known, None, -1)) if known.shape[1] else (places[:, :1] * 0 - 1, values[:, :1] * 0)
-    )
+    broken = ~(known < torch.inf)  # NaN or +inf: what else the row lists has no weight
+    known = known.masked_fill(broken.any(1, keepdim=True) & ~broken, -torch.inf)
+    kept, weights = _list_positive(mapping.map(known, None, -1))
     return torch.where(kept < 0, -1, places.gather(1, kept.clamp_min(0).long())), weights, listed

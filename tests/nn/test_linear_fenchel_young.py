@@ -165,6 +165,29 @@ def test_an_invalid_row_stays_one_row(mapping: SparseMapping, bad: float) -> Non
     assert bool(grad[rest].isfinite().all())
 
 
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=repr)
+def test_a_class_without_a_score_breaks_all_rows(mapping: SparseMapping, bad: float) -> None:
+    """In whichever range of classes it is: the classes before it are ordinary candidates."""
+    hidden, target = rows_of(50), torch.randint(5, (50,))
+    for place in (5, 70, 199):
+        layer = layer_of(mapping, reduction="none")
+        with torch.no_grad():
+            layer.bias[place] = bad
+        assert bool(dense(layer, hidden, target).isnan().all())
+        assert bool(layer(hidden, target).isnan().all())
+        assert bool(layer.probabilities(hidden)[1].isnan().any(1).all())
+
+
+@pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.5), Softmax()], ids=repr)
+def test_rows_without_an_allowed_class(mapping: SparseMapping) -> None:
+    layer = layer_of(mapping)
+    with torch.no_grad():
+        layer.bias.fill_(-torch.inf)
+    classes, weights = layer.probabilities(rows_of(50))
+    assert bool((classes == -1).all()) and bool((weights == 0).all())
+
+
 @pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.5), Softmax()], ids=repr)
 def test_forbidden_classes(mapping: SparseMapping) -> None:
     layer = layer_of(mapping, reduction="none")
