@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lit_sparse.mappings import SparseMapping
 
-__all__ = ["dense_attention", "scores_of"]
+__all__ = ["dense_attention", "group_size", "scores_of"]
 
 
 def dense_attention(
@@ -41,8 +41,7 @@ def dense_attention(
     Returns:
         The output (..., L, Ev) and the weights (..., L, S), after dropout.
     """
-    heads, shared = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key))
-    groups = heads // shared if 1 < shared < heads else 1
+    groups = group_size(query, key)
     if groups > 1 and query.shape[-2] > 1:  # products of one shape per head round as they do with repeated heads
         key, value, groups = key.repeat_interleave(groups, -3), value.repeat_interleave(groups, -3), 1
     if mask is not None:
@@ -58,6 +57,12 @@ def dense_attention(
         scores = scores + bias.to(scores.dtype)
     weights = F.dropout(mapping.map_block(scores, mask), dropout)
     return _apart(_together(weights, groups) @ value, groups), weights
+
+
+def group_size(query: Tensor, key: Tensor) -> int:
+    """Return how many heads of queries (..., H, L, E) share a head of keys; 1 where the keys have one head or none."""
+    heads, shared = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key))
+    return heads // shared if 1 < shared < heads else 1
 
 
 def scores_of(query: Tensor, key: Tensor, scale: float | None = None) -> Tensor:

@@ -13,72 +13,61 @@ from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_su
 
 __all__ = ["products", "sums"]
 
+_Operation = Callable[[Tensor, Tensor, Lists], Tensor]
 
-class _Products(torch.autograd.Function):
-    """Products of each query with the keys that it lists."""
 
-    @staticmethod
-    @override
-    def forward(ctx: Any, rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
-        ctx.save_for_backward(rows, matrix)
-        ctx.lists = lists
-        return listed_products(rows, matrix, lists)
+class _Listed(torch.autograd.Function):
+    """One of the operations, which is linear in both of its tensors."""
 
     @staticmethod
     @override
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        rows, matrix = ctx.saved_tensors
-        return (
-            sums(slope, matrix, ctx.lists) if ctx.needs_input_grad[0] else None,
-            _scatter(slope, rows, ctx.lists) if ctx.needs_input_grad[1] else None,
-            None,
+    def forward(ctx: Any, operation: _Operation, first: Tensor, second: Tensor, lists: Lists) -> Tensor:
+        ctx.save_for_backward(first, second)
+        ctx.operation, ctx.lists = operation, lists
+        return operation(first, second, lists)
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        first, second = ctx.saved_tensors
+        needed = ctx.needs_input_grad[1:3]
+        grads = (
+            derivative(first, second, slope, ctx.lists) if wanted else None
+            for derivative, wanted in zip(_DERIVATIVES[ctx.operation], needed, strict=True)
         )
+        return (None, *grads, None)
 
 
-class _Sums(torch.autograd.Function):
-    """Weighted sums of the values that each query lists."""
-
-    @staticmethod
-    @override
-    def forward(ctx: Any, weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
-        ctx.save_for_backward(weights, matrix)
-        ctx.lists = lists
-        return listed_sums(weights, matrix, lists)
-
-    @staticmethod
-    @override
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        weights, matrix = ctx.saved_tensors
-        return (
-            products(slope, matrix, ctx.lists) if ctx.needs_input_grad[0] else None,
-            _scatter(weights, slope, ctx.lists) if ctx.needs_input_grad[1] else None,
-            None,
-        )
+def products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
+    """Return the products (R, C) of rows (R, E) with the rows of a matrix (B, S, E) that they list."""
+    result: Tensor = _Listed.apply(listed_products, rows, matrix, lists)  # type: ignore[no-untyped-call]
+    return result
 
 
-class _Scatter(torch.autograd.Function):
-    """Sums, at each place, of the rows that list it."""
-
-    @staticmethod
-    @override
-    def forward(ctx: Any, weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
-        ctx.save_for_backward(weights, rows)
-        ctx.lists = lists
-        return sums_to_listed(weights, rows, lists)
-
-    @staticmethod
-    @override
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        weights, rows = ctx.saved_tensors
-        return (
-            products(rows, slope, ctx.lists) if ctx.needs_input_grad[0] else None,
-            sums(weights, slope, ctx.lists) if ctx.needs_input_grad[1] else None,
-            None,
-        )
+def sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
+    """Return the sums (R, E) of the listed rows of a matrix (B, S, E), times weights (R, C)."""
+    result: Tensor = _Listed.apply(listed_sums, weights, matrix, lists)  # type: ignore[no-untyped-call]
+    return result
 
 
-#: Return the products (R, C) of rows (R, E) with the rows of a matrix (B, S, E) that they list.
-products: Callable[[Tensor, Tensor, Lists], Tensor] = _Products.apply
-#: Return the sums (R, E) of the listed rows of a matrix (B, S, E), times weights (R, C).
-sums: Callable[[Tensor, Tensor, Lists], Tensor] = _Sums.apply
-_scatter: Callable[[Tensor, Tensor, Lists], Tensor] = _Scatter.apply
+def _scatter(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
+    """Return the sums (B, S, E), at each place, of the rows (R, E) that list it, times their weights (R, C)."""
+    result: Tensor = _Listed.apply(sums_to_listed, weights, rows, lists)  # type: ignore[no-untyped-call]
+    return result
+
+
+#: Operation -> its derivatives by the first and the second tensor, times the slope of the result.
+_DERIVATIVES: dict[_Operation, tuple[Callable[[Tensor, Tensor, Tensor, Lists], Tensor], ...]] = {
+    listed_products: (
+        lambda rows, matrix, slope, lists: sums(slope, matrix, lists),
+        lambda rows, matrix, slope, lists: _scatter(slope, rows, lists),
+    ),
+    listed_sums: (
+        lambda weights, matrix, slope, lists: products(slope, matrix, lists),
+        lambda weights, matrix, slope, lists: _scatter(weights, slope, lists),
+    ),
+    sums_to_listed: (
+        lambda weights, rows, slope, lists: products(rows, slope, lists),
+        lambda weights, rows, slope, lists: sums(weights, slope, lists),
+    ),
+}

@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_sparse.kernels.sparse_products import Lists
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.candidate_lists import Pairs, list_candidates
-from lit_sparse.nn.dense_attention import dense_attention
+from lit_sparse.nn.dense_attention import dense_attention, group_size
 from lit_sparse.nn.listed_operations import products, sums
 from lit_sparse.torch_internals import can_read_values, forward_mode_active
 
@@ -121,10 +121,9 @@ def sparse_attention(
 
 def _aligned(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
     """Return tensors whose queries share the keys evenly, and the leading dimensions of the queries."""
-    heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key)]
-    if 1 < heads[1] < heads[0]:
+    if group_size(query, key) > 1:
         batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
-        leading, shared = (*batch, heads[0]), (*batch, heads[1])
+        leading, shared = (*batch, query.shape[-3]), (*batch, key.shape[-3])
     else:
         leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])  # type: ignore[no-untyped-call]
         shared = () if key.dim() == value.dim() == 2 else leading
