@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.hf.masks import split_mask, weights_asked
+from lit_sparse.hf.masks import split_mask
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.dot_product import attention
 
@@ -112,11 +113,27 @@ def attend(
         bias=bias,
         softcap=softcap,
         is_causal=causal,
-        need_weights=weights_asked(options),
+        need_weights=_weights_asked(options),
     )
     if sink is not None and weights is not None:
         weights = weights[..., :-1]
     return output.transpose(1, 2).contiguous(), weights
+
+
+def _weights_asked(options: Mapping[str, Any]) -> bool:
+    """Return whether the weights of a layer may be read: by ``output_attentions``, or by a model whose outputs are not known.
+
+    Args:
+        options: keywords of the attention function.
+    """
+    if options.get("output_attentions"):
+        return True
+    try:
+        from transformers.utils.output_capturing import _active_collector
+    except ImportError:
+        return True
+    collected = _active_collector.get()
+    return collected is None or any("attentions" in name for name in collected)
 
 
 def _with_sink(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, full_name
 
-__all__ = ["added_mask", "boolean_mask", "split_mask", "weights_asked"]
+__all__ = ["added_mask", "boolean_mask", "split_mask"]
 
 
 def added_mask(**options: Any) -> Tensor | None:
@@ -58,19 +57,3 @@ def split_mask(mask: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
         return mask, None
     allowed = mask > torch.finfo(mask.dtype).min / 2
     return allowed, torch.where(allowed, mask, 0.0)
-
-
-def weights_asked(options: Mapping[str, Any]) -> bool:
-    """Return whether the weights of a layer may be read: by ``output_attentions``, or by a model whose outputs are not known.
-
-    Args:
-        options: keywords of the attention function.
-    """
-    if options.get("output_attentions"):
-        return True
-    try:
-        from transformers.utils.output_capturing import _active_collector
-    except ImportError:
-        return True
-    collected = _active_collector.get()
-    return collected is None or any("attentions" in name for name in collected)
