@@ -10,7 +10,8 @@ import torch
 pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
 
 from lit_sparse.hf import sparsify
-from lit_sparse.mappings import Entmax
+from lit_sparse.hf.adapter import attend
+from lit_sparse.mappings import Entmax, Sparsemax
 from lit_sparse.nn import dot_product
 
 from . import tiny
@@ -43,3 +44,20 @@ def test_models_attend_sparsely_without_weights(name: str, monkeypatch: pytest.M
     before = calls
     torch.testing.assert_close(model(**inputs, output_attentions=True)[0], expected)
     assert calls == before
+
+
+def test_weights_are_returned_where_they_may_be_read() -> None:
+    from transformers.utils.output_capturing import _active_collector
+
+    def weights(**options: Any) -> torch.Tensor | None:
+        x = torch.randn(1, 2, 3, 4)
+        return attend(torch.nn.Identity(), x, x, x, None, Sparsemax(), **options)[1]
+
+    assert weights() is not None, "nobody says what the model returns"
+    for names, asked in ((["hidden_states"], False), (["hidden_states", "cross_attentions"], True)):
+        token = _active_collector.set({name: [] for name in names})
+        try:
+            assert (weights() is not None) == asked
+            assert weights(output_attentions=True) is not None
+        finally:
+            _active_collector.reset(token)

@@ -110,6 +110,13 @@ def test_weights_smoothing_and_ignored_rows(mapping: SparseMapping, weighted: bo
         assert bool(loss.isfinite())
 
 
+@pytest.mark.parametrize("mapping", [Sparsemax(), TopKSparsemax(3), Entmax(1.5)], ids=repr)
+def test_long_ranges_whose_blocks_are_skipped(mapping: SparseMapping, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear_scores, "RANGE", 1024)
+    monkeypatch.setattr(linear_support, "MOST_NEW", 300)
+    check(layer_of(mapping, 5000), rows_of(40, 2.0), torch.randint(5000, (40,)))
+
+
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=repr)
 @pytest.mark.parametrize("classes", [1, 2, 3, 31, 33, 65])
 def test_few_classes(mapping: SparseMapping, classes: int) -> None:
