@@ -132,7 +132,7 @@ def _weights_asked(options: Mapping[str, Any]) -> bool:
         from transformers.utils.output_capturing import _active_collector
     except ImportError:
         return True
-    collected = _active_collector.get()
+    collected = _active_collector.get()  # type: ignore[no-untyped-call, unused-ignore]
     return collected is None or any("attentions" in name for name in collected)
 
 
