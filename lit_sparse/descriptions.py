@@ -1,6 +1,7 @@
 """Describes parts in numbers, texts and class names, and builds parts from descriptions of other people's files.
 
-A part is a layer or a structure. Its description has the form ``{"class_path": ..., "init_args": {...}}`` of a config.
+A part is a layer, a structure or a factor graph. Its description has the form ``{"class_path": ..., "init_args": {...}}`` of a
+config.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from lit_sparse.arguments import constructor_parameters
 from lit_sparse.errors import CheckpointError
-from lit_sparse.structures import Structure
+from lit_sparse.structures import Factor, FactorGraph, Structure
 from lit_sparse.trust import check_names, find_imported
 
 __all__ = ["build", "class_path", "describe"]
@@ -43,7 +44,7 @@ def describe(value: Any) -> Any:
         return class_path(value)
     if isinstance(value, functools.partial) and isinstance(value.func, type) and not value.args:
         return {"class_path": class_path(value.func), "init_args": describe(value.keywords)}
-    if isinstance(value, nn.Module | Structure):
+    if isinstance(value, nn.Module | Structure | FactorGraph | Factor):
         return {"class_path": class_path(type(value)), "init_args": _init_args(value)}
     raise TypeError(f"{value!r} has no description in numbers, strings and class names")
 
@@ -81,7 +82,7 @@ def _build(source: str, value: Any) -> Any:
         raise CheckpointError(f"Expected arguments of {value['class_path']} in {source} but: {error}") from error
 
 
-def _init_args(part: nn.Module | Structure) -> dict[str, Any]:
+def _init_args(part: nn.Module | Structure | FactorGraph | Factor) -> dict[str, Any]:
     described: dict[str, Any] = {}
     if type(part).__init__ is nn.Module.__init__:  # it takes no arguments, unlike its signature
         return described

@@ -22,7 +22,15 @@ from torch import Tensor
 
 from lit_sparse.lightning import _given_hyperparameters, pl
 
-__all__ = ["after_restore", "continue_training", "describe_progress", "given_hyperparameters", "next_row", "settle_counters"]
+__all__ = [
+    "after_restore",
+    "continue_training",
+    "count_update",
+    "describe_progress",
+    "given_hyperparameters",
+    "next_row",
+    "settle_counters",
+]
 
 Counters = dict[str, int]
 KINDS = ("total", "current")
@@ -136,6 +144,17 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
                 raise StopIteration  # unlike a loop that is done at its start, one that stops is not restarting any more
 
             loop.advance = stop  # type: ignore[assignment, method-assign]
+
+
+def count_update(trainer: pl.Trainer) -> None:
+    """Count an update that the model made within a step, as Lightning counts its own, and move schedulers that count steps."""
+    loop = trainer.fit_loop.epoch_loop
+    steps = loop.automatic_optimization.optim_progress.optimizer.step
+    steps.increment_ready()
+    steps.increment_completed()
+    loop._batches_that_stepped += 1
+    if trainer.lr_scheduler_configs:
+        loop.update_lr_schedulers("step", update_plateau_schedulers=False)
 
 
 def next_row(trainer: pl.Trainer) -> tuple[dict[str, Any], int] | None:

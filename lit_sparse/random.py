@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["seed_generator", "seeded_normal", "seeded_uniform"]
+__all__ = ["example_keys", "seed_generator", "seeded_normal", "seeded_uniform"]
 
 
 def _signed(value: int) -> int:
@@ -39,9 +39,14 @@ def _folded(x: Tensor, bits: int) -> Tensor:
     return _shifted(x, bits).bitwise_xor_(x)
 
 
-def _bits(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
+def example_keys(seed: int, index: Tensor, stream: int) -> Tensor:
+    """Return the (B,) int64 keys of examples at indices (B,), from which their counters begin."""
     key = torch.tensor(_signed(seed * 0x632BE59BD9B4E019 + stream), dtype=torch.int64, device=index.device)
-    key = _scrambled(_scrambled(key + GAMMA) + index.long() * GAMMA)
+    return _scrambled(_scrambled(key + GAMMA) + index.long() * GAMMA)
+
+
+def _bits(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
+    key = example_keys(seed, index, stream)
     counter = torch.arange(1, math.prod(shape) + 1, device=index.device) * GAMMA
     return _scrambled(key.unsqueeze(-1) + counter).reshape(*index.shape, *shape)
 

@@ -10,12 +10,13 @@ tokens, in one process. It prints medians, and medians of the ratios to softmax 
 under Lightning, as on the command line, alternate with the same model written by hand. That model has a packed LSTM encoder, a
 decoder step by step with input feeding, Adam, and clipped gradients. ``search``: beam search of 1,000 sentences. ``sparse``:
 the operation of attention by the sparse and the dense method, as ratios to torch's ``scaled_dot_product_attention`` with
-softmax. It prints medians of the ratios with the least and the largest, the mean support, and the peak of memory.
+softmax. It prints medians of the ratios with the least and the largest, the mean support, and the peak of memory. Seconds of
+one thread are those of the processor, which do not count other programs.
 """
 
 from __future__ import annotations
 
-import timing  # noqa: F401  # isort: skip
+from timing import clock  # isort: skip
 
 import argparse
 import contextlib
@@ -27,7 +28,6 @@ import os
 import platform
 import statistics
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -88,7 +88,7 @@ def model_of(mapping: SparseMapping, options: argparse.Namespace) -> Seq2Seq:
 def wait(device: str) -> float:
     if device.startswith("cuda"):
         torch.cuda.synchronize(device)
-    return time.perf_counter()
+    return clock()
 
 
 def mappings(options: argparse.Namespace) -> None:

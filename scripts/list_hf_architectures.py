@@ -1,8 +1,8 @@
 """Print, for each architecture of the installed transformers, whether `lit_sparse.hf.sparsify` changes its attention.
 
-Each architecture is built with a tiny random config, made from its default config, in a process with a time limit. The
-model must run with eager attention. Then softmax through the interface is compared with it, and the calls of a sparse mapping
-are counted. The states are
+Each architecture is built with a tiny random config (see tiny_models.py) in a process with a time limit. The model must run
+with eager attention. Then softmax through the interface is compared with it, and the calls of a sparse mapping are counted
+in each layer. The states are
 
 - works;
 - works in part: it is refused as a whole, and works where only the layers that use the interface are chosen;
@@ -10,9 +10,10 @@ are counted. The states are
 - differs: from eager attention;
 - silent: layers run without their mapping;
 - fails: with an error that is not of this package;
-- no tiny config: none that runs.
+- no attention: no layer uses the interface or is called attention;
+- no tiny model: none can be built that runs.
 
-Usage: python scripts/list_hf_architectures.py [--only NAME ...] [--limit SECONDS] > architectures.csv
+Usage: python scripts/list_hf_architectures.py [--only NAME ...] [--limit SECONDS] [--output FILE.csv]
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import csv
-import functools
 import logging
 import math
 import multiprocessing
@@ -29,104 +29,76 @@ import resource
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from torch import Tensor, nn
-from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from lit_sparse.errors import LitSparseError
 from lit_sparse.hf import LayerMapping, sparsify
-from lit_sparse.hf.probe import example_inputs, uses_interface
+from lit_sparse.hf.probe import uses_interface
 from lit_sparse.mappings import Softmax, TopKSparsemax
 
-#: Parts of attribute names of configs -> their tiny values, first match first.
-SIZES: list[tuple[tuple[str, ...], int]] = [
-    (("num_key_value_heads", "num_kv_heads", "n_kv_heads", "multi_query_group_num"), 2),
-    (("attention_heads", "num_heads", "n_head", "n_heads", "encoder_attention_heads", "decoder_attention_heads"), 4),
-    (("vocab_size",), 99),
-    (("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
-    (("num_experts_per_tok", "moe_topk", "moe_k", "top_k_experts", "num_selected_experts"), 2),
-    (("n_group", "topk_group", "num_expert_group"), 1),
-    (("rotary_dim", "rotary_ndims"), 4),
-    (("attn_layer_period",), 2),
-    (("attn_layer_offset",), 1),
-    (("head_dim", "d_kv", "attention_head_dim"), 8),
-    (("intermediate_size", "ffn_dim", "d_ff", "n_inner", "mlp_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_inner"), 32),
-    (("hidden_size", "d_model", "n_embd", "embed_dim", "dim", "hidden_dim", "embedding_size", "projection_dim"), 32),
-    (("image_size",), 32),
-    (("patch_size",), 8),
-]
-#: The same for numbers of layers, whose values are those of a recipe.
-LAYERS = ("hidden_layers", "num_layers", "n_layer", "n_layers", "encoder_layers", "decoder_layers", "depth")
-HEADS = ("head_dim", "d_kv", "kv_lora_rank", "q_lora_rank")
-WIDTHS = (
-    "num_heads",
-    "attention_heads",
-    "n_head",
-    "n_heads",
-    "num_key_value_heads",
-    "d_model",
-    "n_embd",
-    "embed_dim",
-    "hidden_dim",
-)
-#: Layers and sizes that are kept, tried in turn until a model runs. The last takes the default config as it is.
-RECIPES: list[tuple[int | None, tuple[str, ...] | None]] = [
-    (2, ()),
-    (2, HEADS),
-    (8, HEADS),
-    (2, (*HEADS, *WIDTHS, "hidden_size")),
-    (None, (*HEADS, *WIDTHS, "hidden_size", "image_size", "patch_size")),
-    (None, None),
-]
+sys.path.insert(0, str(Path(__file__).parent))
+from tiny_models import class_of, first_pass, run, tiny_models
+
 WITHIN = 1e-4
-LARGEST = 300_000_000
+COLUMNS = ["model_type", "class", "state", "interface", "layers", "difference", "reason"]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="*", default=None, help="model types; all by default")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", default=list(CONFIG_MAPPING_NAMES), help="model types; all by default")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of computing time for each architecture")
+    parser.add_argument("--output", type=Path, default=Path("/dev/stdout"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
-    table = csv.writer(sys.stdout)
-    table.writerow(["model_type", "class", "state", "layers", "difference", "reason"])
-    states: Counter[str] = Counter()
-    for model_type, name in architectures(options.only):
-        row = within_limit(model_type, name, options.limit)
-        states[row[0]] += 1
-        table.writerow([model_type, name, *row])
-        sys.stdout.flush()
-    print(f"transformers {transformers.__version__}: {dict(states)}", file=sys.stderr)
+    rows = []
+    with options.output.open("w", encoding="utf-8", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(COLUMNS)
+        for model_type in options.only:
+            rows.append([model_type, *within_limit(model_type, options.limit)])
+            table.writerow(rows[-1])
+            file.flush()
+    print(summary(rows), file=sys.stderr)
 
 
-def architectures(only: list[str] | None) -> Iterator[tuple[str, str]]:
-    """Yield the types of models and the names of their base classes."""
-    for model_type, names in MODEL_MAPPING_NAMES.items():
-        if only is None or model_type in only:
-            yield model_type, names if isinstance(names, str) else names[0]
+def summary(rows: list[list[str]]) -> str:
+    """Return the numbers of architectures in each state, and the share that works of those that use the interface."""
+    states = Counter(row[2] for row in rows)
+    using = Counter(row[2] for row in rows if row[3] == "yes")
+    share = using["works"] / max(1, using.total())
+    return (
+        f"transformers {transformers.__version__}: {len(rows)} architectures: {dict(states)}. {share:.1%} of the"
+        f" {using.total()} that use the interface work, {using['works in part']} in part."
+    )
 
 
-def within_limit(model_type: str, name: str, limit: float) -> list[str]:
+def within_limit(model_type: str, limit: float) -> list[str]:
     """Return the row of an architecture from a process of its own."""
-    context = multiprocessing.get_context("fork")  # transformers is imported once
+    try:
+        name = class_of(model_type)
+        getattr(transformers, name, None)  # the parent imports, once
+    except Exception as error:
+        return ["", "no tiny model", "", "", "", shortened(error)]
+    context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=_send_row, args=(sender, model_type, name, limit))
     process.start()
     sender.close()
-    row = ["no tiny config", "", "", f"more than {10 * limit:g} seconds"]
-    if receiver.poll(10 * limit):  # a machine may be busy
+    row = ["no tiny model", "", "", "", f"more than {20 * limit:g} seconds"]
+    if receiver.poll(20 * limit):  # a machine may be busy
         with contextlib.suppress(EOFError):
-            row = ["no tiny config", "", "", f"the process died, perhaps after {limit:g} seconds"]
+            row[-1] = f"the process died, perhaps after {limit:g} seconds"
             row = receiver.recv()
     process.kill()
     process.join()
-    return row
+    return [name, *row]
 
 
 def _send_row(sender: Any, model_type: str, name: str, limit: float) -> None:
@@ -137,51 +109,41 @@ def _send_row(sender: Any, model_type: str, name: str, limit: float) -> None:
 
 
 def row_of(model_type: str, name: str) -> list[str]:
-    """Return the state, the number of layers, the difference to eager attention, and a reason."""
-    errors: list[str] = []
-    for layers, kept in RECIPES:
+    """Return the state, whether layers use the interface, the number of layers, the difference to eager attention, a reason."""
+    errors: list[BaseException] = []
+    for model in tiny_models(model_type, name):
         try:
-            model = tiny_model(model_type, name, layers, kept)
+            if isinstance(model, BaseException):
+                raise model
             inputs, reference = first_pass(model)
             break
-        except BaseException as error:  # some models exit
-            errors.append(f"{type(error).__name__}: {error}".replace("\n", " ")[:200])
+        except BaseException as error:
+            errors.append(error)
     else:
-        return ["no tiny config", "", "", errors[0]]
-    interface = [part_name for part_name, part in model.named_modules() if uses_interface(part)]
-    reason = ""
-    for layers in [None, interface] if interface else [None]:
+        return ["no tiny model", "", "", "", shortened(errors[0])]
+    using = [part_name for part_name, part in model.named_modules() if uses_interface(part)]
+    if not using and not any("attention" in type(part).__name__.lower() for part in model.modules()):
+        return ["no attention", "no", "", "", ""]
+    interface, reason = "yes" if using else "no", ""
+    for layers in [None, using] if using else [None]:
         try:
             report = sparsify(model, Softmax(), layers, example=inputs)
             difference = float((run(model, inputs) - reference).abs().max() / reference.abs().max().clamp_min(1e-6))
             sparsify(model, TopKSparsemax(1), layers, example=inputs)
         except LitSparseError as error:
-            reason = reason or str(error).replace("\n", " ")
+            reason = reason or shortened(error)
             continue
         except Exception as error:
-            return ["fails", "", "", f"{type(error).__name__}: {error}".replace("\n", " ")[:300]]
+            return ["fails", interface, "", "", shortened(error)]
+        numbers = [interface, str(len(report.layers)), f"{difference:.1e}"]
         if silent := silent_layers(model, inputs):
-            return ["silent", str(len(report.layers)), f"{difference:.1e}", " ".join(silent)]
-        works = "works" if layers is None else "works in part"
-        return [works if difference < WITHIN else "differs", str(len(report.layers)), f"{difference:.1e}", reason]
-    return ["refused", "", "", reason]
+            return ["silent", *numbers, " ".join(silent)]
+        state = "differs" if difference > WITHIN else "works" if layers is None else "works in part"
+        return [state, *numbers, reason]
+    return ["refused", interface, "", "", reason]
 
 
-def first_pass(model: Any) -> tuple[dict[str, Any], Tensor]:
-    """Return the first example that the model runs on, and its output; raise the error of the first example if none runs."""
-    errors: list[Exception] = []
-    for inputs in example_inputs(model):
-        try:
-            output = run(model, inputs)
-            if not output.isfinite().all():
-                raise ValueError("eager attention returns infinities or NaN")
-            return inputs, output
-        except Exception as error:
-            errors.append(error)
-    raise errors[0]
-
-
-def silent_layers(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
+def silent_layers(model: Any, inputs: dict[str, Any]) -> list[str]:
     """Return the layers that ran without their mapping: they use the interface, or have a mapping, and counted nothing."""
     ran: set[str] = set()
     hooks = []
@@ -193,79 +155,13 @@ def silent_layers(model: nn.Module, inputs: dict[str, Any]) -> list[str]:
     run(model, inputs)
     for hook in hooks:
         hook.remove()
-    found = []
-    for name in sorted(ran):
-        mapping = getattr(model.get_submodule(name), "lit_sparse", None)
-        if mapping is None or mapping.take_counts() is None:
-            found.append(name)
-    return found
+    mappings = {name: getattr(model.get_submodule(name), "lit_sparse", None) for name in sorted(ran)}
+    return [name for name, mapping in mappings.items() if mapping is None or mapping.take_counts() is None]
 
 
-def run(model: Any, inputs: dict[str, Any]) -> Tensor:
-    """Return the first floating output of a model."""
-    torch.manual_seed(0)
-    with torch.no_grad():
-        return next(_tensors(model(**inputs))).float()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-
-
-def tiny_model(model_type: str, name: str, layers: int | None, kept: tuple[str, ...] | None) -> Any:
-    """Return a model with random weights, of at most `layers` layers; `kept` sizes are those of the default config."""
-    config = transformers.AutoConfig.for_model(model_type)
-    if kept is not None:
-        shrink(config, layers, kept)
-    build = functools.partial(getattr(transformers, name)._from_config, config, attn_implementation="eager")
-    with torch.device("meta"):
-        size = sum(p.numel() for p in build().parameters())
-    if size > LARGEST:
-        raise ValueError(f"the config stays large: {size:,} parameters")
-    torch.manual_seed(0)
-    return build().eval().float()
-
-
-def shrink(config: Any, layers: int | None, kept: tuple[str, ...]) -> None:
-    """Make a config tiny, by the names of its attributes, and those of its parts."""
-    for part in config.sub_configs:
-        if getattr(config, part, None) is not None:
-            shrink(getattr(config, part), layers, kept)
-    values = dict(vars(config))
-    single = values.get("num_key_value_heads") == values.get("num_attention_heads")  # not grouped, as in latent attention
-    for key, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-            continue
-        size = layers if named(key, LAYERS) else next((size for keys, size in SIZES if named(key, keys)), None)
-        if key == "num_key_value_heads" and single and size is not None:
-            size = 4
-        if size is not None and size < value and not named(key, kept):
-            with contextlib.suppress(Exception):
-                setattr(config, key, size)
-    if isinstance(rope := vars(config).get("rope_parameters"), dict) and not kept:
-        rope["mrope_section"] = [2, 1, 1]  # of a head of 8
-    for key, value in {"attn_layer_indices": [1], "vocab_size": 99}.items():
-        if key in values and (values[key] is None or isinstance(value, list)):
-            setattr(config, key, value)
-    count = getattr(config, "num_hidden_layers", None)
-    for key, kinds in list(vars(config).items()):  # the kinds of the layers; each kind is kept
-        if key.endswith("layer_types") and isinstance(count, int) and isinstance(kinds, list) and len(kinds) > count:
-            kinds = [*dict.fromkeys(kinds), *kinds][:count]
-            setattr(config, key, [*kinds[:-1], "attention"] if set(kinds) == {"mamba"} else kinds)
-    for token in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
-        if isinstance(getattr(config, token, None), int):
-            setattr(config, token, getattr(config, token) % 90)
-
-
-def named(key: str, endings: tuple[str, ...]) -> bool:
-    return any(key == ending or key.endswith(f"_{ending}") for ending in endings)
+def shortened(error: BaseException) -> str:
+    text = str(error) if isinstance(error, LitSparseError) else f"{type(error).__name__}: {error}"
+    return " ".join(text.split())[:160]
 
 
 if __name__ == "__main__":

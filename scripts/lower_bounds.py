@@ -1,6 +1,7 @@
 """Print the lower bounds of pyproject.toml as constraints, for an environment with the oldest versions of all dependencies.
 
-The kernels of GPUs (extra ``gpu``) are left out: their Triton needs a newer torch than the package does.
+The kernels of GPUs (extra ``gpu``) are left out: their Triton needs a newer torch than the package does. So is
+sentence-transformers, which needs newer tokenizers.
 
 Usage: python scripts/lower_bounds.py > constraints-min.txt
 """
@@ -28,10 +29,10 @@ def lower_bounds() -> dict[str, str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     requirements = [*project["dependencies"], *(entry for extra in EXTRAS for entry in extras[extra])]
-    gpu = {match["name"] for match in map(_REQUIREMENT.match, extras["gpu"]) if match}
+    newer = {match["name"] for match in map(_REQUIREMENT.match, extras["gpu"]) if match} | {"sentence-transformers"}
     bounds: dict[str, str] = {}
     for match in map(_REQUIREMENT.match, requirements):
-        if match and match["name"] not in gpu:
+        if match and match["name"] not in newer:
             bounds[match["name"]] = max(bounds.get(match["name"], "0"), match["version"], key=_order)
     return bounds
 

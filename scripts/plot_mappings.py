@@ -33,6 +33,7 @@ from lit_sparse.mappings import (
     Fusedmax,
     HardThreshold,
     HoyerProjection,
+    LPSparseMAP,
     Oscarmax,
     RegularizedArgmax,
     Softmax,
@@ -42,7 +43,7 @@ from lit_sparse.mappings import (
     SqPNormMax,
     TopKSparsemax,
 )
-from lit_sparse.structures import BitVector, Budget
+from lit_sparse.structures import BitVector, Budget, Factor, FactorGraph, Pair
 
 RHO = 0.6  # no weight above 5/6 of two, 5/9 of three
 
@@ -76,6 +77,7 @@ def other_mappings() -> dict[str, SparseMapping]:
         "Hoyer projection to 0.7, nonneg": HoyerProjection(0.7, nonneg=True),
         "SparseMAP, bits": SparseMAP(BitVector()),
         "SparseMAP, at most one bit": SparseMAP(Budget(None, 1)),
+        "LP-SparseMAP, pairs that agree": LPSparseMAP(FactorGraph(None, [Factor(Pair(), "neighbours")]), potentials=[0.7]),
     }
 
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytorch_lightning as pl
+import torch
 from pytorch_lightning.callbacks import ModelCheckpoint, RichProgressBar
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
@@ -28,8 +29,27 @@ from lit_sparse.callbacks import CountLogger, SecondsLogger
 WARM_UP = 30
 
 
+def clock() -> float:
+    """Return seconds: elapsed ones, or those of the processor if torch has one thread and no GPU.
+
+    The time of the processor does not count programs that share it.
+    """
+    return time.process_time() if torch.get_num_threads() == 1 and not torch.cuda.is_available() else time.perf_counter()
+
+
 def medians(contestants: dict[str, Callable[[], object]], rounds: int, least: float = 2e-3) -> dict[str, float]:
-    """Return the median seconds of a call of each contestant.
+    """Return the median seconds of a call of each contestant, see :func:`seconds_of`."""
+    return {name: statistics.median(values) for name, values in seconds_of(contestants, rounds, least).items()}
+
+
+def ratios(contestants: dict[str, Callable[[], object]], baseline: str, rounds: int) -> dict[str, list[float]]:
+    """Return the ratios of the seconds of each contestant to those of the baseline, in increasing order, one per round."""
+    seconds = seconds_of(contestants, rounds, 0.0)
+    return {name: sorted(a / b for a, b in zip(x, seconds[baseline], strict=True)) for name, x in seconds.items()}
+
+
+def seconds_of(contestants: dict[str, Callable[[], object]], rounds: int, least: float) -> dict[str, list[float]]:
+    """Return the seconds of calls of each contestant.
 
     In each round the contestants take turns in random order, so that none always follows the same one, whose memory and threads
     it inherits. In its turn a contestant is called several times if it is fast.
@@ -49,13 +69,13 @@ def medians(contestants: dict[str, Callable[[], object]], rounds: int, least: fl
         order.shuffle(names)
         for name in names:
             seconds[name] += [_seconds(contestants[name]) for _ in range(counts[name])]
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return seconds
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
+    began = clock()
     call()
-    return time.perf_counter() - began
+    return clock() - began
 
 
 def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -69,10 +89,13 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 class Stopwatch(pl.Callback):
     """The time from one step to another, validation and start left out."""
 
+    def __init__(self, warm_up: int) -> None:
+        self.warm_up = warm_up
+
     def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx == WARM_UP:
-            self.began = time.perf_counter()
-        self.now = time.perf_counter()
+        if batch_idx == self.warm_up:
+            self.began = clock()
+        self.now = clock()
 
 
 def timed_fit(
@@ -80,22 +103,24 @@ def timed_fit(
     data: pl.LightningDataModule,
     steps: int,
     pictures: Callable[[str], list[pl.Callback]],
+    warm_up: int = WARM_UP,
     **options: Any,
 ) -> tuple[float, pl.Trainer]:
-    """Train for an epoch of ``WARM_UP + steps + 1`` steps on the CPU; return seconds a step and the trainer.
+    """Train for an epoch of ``warm_up + steps + 1`` steps on the CPU; return seconds a step and the trainer.
 
     Args:
         model: model to train.
         data: data module with at least as many batches.
         steps: how many are timed.
         pictures: further callbacks, for the folder that they write to.
+        warm_up: number of steps before those that are timed.
         options: options of the trainer.
     """
-    watch = Stopwatch()
+    watch = Stopwatch(warm_up)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         trainer = pl.Trainer(
             max_epochs=1,
-            limit_train_batches=WARM_UP + steps + 1,
+            limit_train_batches=warm_up + steps + 1,
             limit_val_batches=0,
             accelerator="cpu",
             logger=[CSVLogger(folder, name="csv"), TensorBoardLogger(folder, name="board")],

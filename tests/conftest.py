@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import functools
+import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -80,23 +83,37 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
+@pytest.fixture(scope="session")
+def command_line() -> Iterator[Command]:
+    """Run the command line in a process of its own, in a given folder."""
+    support = ROOT / "tests" / "support"
+    with subprocess.Popen(
+        [sys.executable, str(support / "fork_server.py")],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as server:
+        assert server.stdin is not None and server.stdout is not None
+        requests, answers = server.stdin, server.stdout
+
+        def run(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+            with tempfile.TemporaryDirectory() as place:
+                streams = {name: Path(place) / name for name in ("stdout", "stderr")}
+                environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{support}", "COLUMNS": "200"}
+                request = {"args": args, "cwd": str(folder), "environment": environment, "timeout": 250}
+                print(json.dumps({**request, **{name: str(path) for name, path in streams.items()}}), file=requests, flush=True)
+                status = int(answers.readline())
+                return subprocess.CompletedProcess(args, status, *(path.read_text() for path in streams.values()))
+
+        yield run
+        requests.close()
+
+
 @pytest.fixture
-def lit_sparse(tmp_path: Path) -> Command:
-    """Run the command line in a process of its own, in a folder of its own."""
-
-    def run(*args: str, **options: object) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests" / "support"), "COLUMNS": "200"}
-        return subprocess.run(
-            [sys.executable, "-m", "lit_sparse", *args],
-            cwd=tmp_path,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=250,
-            **options,  # type: ignore[call-overload]
-        )
-
-    return run
+def lit_sparse(tmp_path: Path, command_line: Command) -> Command:
+    """Run the command line in a process of its own, in the folder of the test."""
+    return functools.partial(command_line, tmp_path)
 
 
 def metrics_of(folder: Path) -> dict[str, list[float]]:

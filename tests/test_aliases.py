@@ -199,7 +199,7 @@ def test_a_config_and_an_option_may_have_a_former_argument(
     assert cli.model.initialization == "zeros"
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_the_command_line_shows_the_new_name(lit_sparse: Command, tmp_path: Path) -> None:
     (tmp_path / "former.yaml").write_text(MODEL.replace("3,", "3, start: zeros,") + DATA)
     done = lit_sparse("fit", "-c", "former.yaml", "--print_config")

@@ -69,6 +69,15 @@ LIKE_ANOTHER = re.compile("_128|sfe|nvil|sum_and_sample|gumbel_st|leave_one_out|
 RUN_ELSEWHERE = re.compile("^mapping|^trainer|variants|cut")
 RUNS = [(path,) for path in BASES]
 RUNS += [(commanded(path), path) for path in SERVED if not RUN_ELSEWHERE.search(label(path))]
+#: Configs that run in the quick tests.
+QUICK = re.compile("digits$|robust/california$|coreset/gaussian$|multi30k_de_en$|snli_small$")
+
+
+def marks(config: str) -> list[pytest.MarkDecorator]:
+    """Return the lane of a config's run."""
+    if LIKE_ANOTHER.search(config):
+        return [pytest.mark.slow]
+    return [] if QUICK.search(config.removesuffix(".yaml")) else [pytest.mark.gate]
 
 
 def settings(path: Path) -> list[str]:
@@ -110,8 +119,7 @@ def test_no_two_configs_of_a_folder_are_nearly_equal(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:TemperatureAnnealing")  # the run is too short for it
 @pytest.mark.parametrize(
     "paths",
-    [pytest.param(paths, marks=[pytest.mark.slow] if LIKE_ANOTHER.search(label(paths[-1])) else []) for paths in RUNS],
-    ids=lambda paths: label(paths[-1]),
+    [pytest.param(paths, id=label(paths[-1]), marks=marks(label(paths[-1]))) for paths in RUNS],
 )
 def test_a_config_runs(
     paths: tuple[Path, ...], images: Path, features: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -191,6 +199,7 @@ def test_overlays_change_what_they_name(overlay: Path, parser: ArgumentParser) -
         assert agree(asked["model"]["class_path"], base["model"]["class_path"]), path
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("path", sorted((CONFIGS / "studies").glob("*.yaml")), ids=lambda path: path.stem)
 def test_the_options_of_studies_are_known(path: Path, parser: ArgumentParser) -> None:
     """The first point of each cell is parsed, with each schedule."""

@@ -17,7 +17,7 @@ from lit_sparse.metrics import hoyer_sparseness
 from .conftest import CONFIGS, ROOT, Command, metrics_of
 from .data.pairs import write_pairs
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.gate
 
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
 BITS = ("-c", str(ROOT / "tests" / "support" / "bits.yaml"))

@@ -109,6 +109,6 @@ def _process(number: int, store: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_two_processes_exchange_values(tmp_path: Path) -> None:
     mp.spawn(_process, (str(tmp_path / "store"),), nprocs=2)  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ if not hasattr(Dim, "DYNAMIC"):
 ROWS = 1000
 NAN, INF = float("nan"), float("inf")
 EXACT = [
-    pytest.param(example, id=repr(example), marks=[pytest.mark.slow] if i else [])
+    pytest.param(example, id=repr(example), marks=[pytest.mark.slow if i else pytest.mark.gate])
     for cls in concrete_subclasses(SparseMapping)
     if not cls.iterative
     for i, example in enumerate(cls.examples())

@@ -14,7 +14,7 @@ def modules_after(statement: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split()}
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_a_layer_costs_torch_numpy_and_numba_alone() -> None:
     loaded = modules_after("import lit_sparse.mappings; from lit_sparse.mappings import functional")
     assert {"torch", "numpy", "numba"} <= loaded
@@ -31,19 +31,19 @@ def test_a_layer_costs_torch_numpy_and_numba_alone() -> None:
     assert not heavy & loaded
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_the_package_itself_costs_nothing() -> None:
     assert "torch" not in modules_after("import lit_sparse; lit_sparse.__version__")
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_models_of_hugging_face_cost_nothing_before_their_use() -> None:
     loaded = modules_after("import lit_sparse.hf")
     assert "torch" in loaded
     assert not {"transformers", "accelerate", "peft", "pytorch_lightning", "lightning", "matplotlib", "sklearn"} & loaded
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_a_selector_costs_what_a_layer_does() -> None:
     loaded = modules_after("import lit_sparse.coresets")
     assert "torch" in loaded

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-from .conftest import CONFIGS, ROOT
+from .conftest import CONFIGS, ROOT, Command
 
 SUPPORT = ROOT / "tests" / "support"
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.gate
 
 DIGITS = (
     *("-c", str(CONFIGS / "ssvae" / "digits.yaml")),
@@ -26,14 +22,9 @@ DIGITS = (
 STEPS = "--checkpoint_every_n_steps=4"
 
 
-def run_all(folder: Path, runs: list[list[str]]) -> list[int]:
+def run_all(command_line: Command, folder: Path, runs: list[list[str]]) -> list[int]:
     """Run command lines one after another; return their exit statuses."""
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{SUPPORT}"}
-    command = [sys.executable, str(SUPPORT / "forked.py"), json.dumps(runs)]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500)
-    assert done.returncode == 0, done.stderr
-    statuses: list[int] = json.loads(done.stdout.splitlines()[-1])
-    return statuses
+    return [command_line(folder, *run).returncode for run in runs]
 
 
 def killed(fit: tuple[str, ...], name: str, *moments: str) -> list[list[str]]:
@@ -82,23 +73,31 @@ PAIRS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory, command_line: Command) -> Path:
     folder = tmp_path_factory.mktemp("whole")
-    assert run_all(folder, killed((*DIGITS, "--trainer.max_epochs=5"), "whole")) == [0]
+    assert run_all(command_line, folder, killed((*DIGITS, "--trainer.max_epochs=5"), "whole")) == [0]
     return folder / "runs" / "whole" / "0"
 
 
 @pytest.mark.parametrize("case", PAIRS)
-def test_a_run_that_is_killed_twice_is_like_one_that_is_not(case: str, whole: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_twice_is_like_one_that_is_not(
+    case: str, whole: Path, command_line: Command, tmp_path: Path
+) -> None:
     options, moments = PAIRS[case]
-    assert run_all(tmp_path, killed((*DIGITS, "--trainer.max_epochs=5", *options), "cut", *moments)) == [-9, -9, 0]
+    assert run_all(command_line, tmp_path, killed((*DIGITS, "--trainer.max_epochs=5", *options), "cut", *moments)) == [
+        -9,
+        -9,
+        0,
+    ]
     assert_same(tmp_path / "runs" / "cut" / "0", whole)
 
 
-def test_a_run_that_is_killed_before_the_end_of_an_epoch_without_validation_trains_all_epochs(tmp_path: Path) -> None:
+def test_a_run_that_is_killed_before_the_end_of_an_epoch_without_validation_trains_all_epochs(
+    command_line: Command, tmp_path: Path
+) -> None:
     fit = (*DIGITS, "--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=2", "--checkpoint_every_n_steps=5")
     runs = [*killed(fit, "cut", moment("epoch_end 10")), *killed(fit, "whole")]
-    assert run_all(tmp_path, runs) == [-9, 0, 0]
+    assert run_all(command_line, tmp_path, runs) == [-9, 0, 0]
     assert_same(tmp_path / "runs" / "cut" / "0", tmp_path / "runs" / "whole" / "0")
 
 
@@ -138,6 +137,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "bits": (*config("bits"), "--checkpoint_every_n_steps=5"),
     "game": (*config("game"), "--trainer.max_epochs=3", "--checkpoint_every_n_steps=6"),
     "soae": (*config("soae"), "--checkpoint_every_n_steps=6"),
+    "several updates": (*config("soae"), "--checkpoint_every_n_steps=10", "--data.init_args.updates_per_batch=5"),
     "coreset": (
         *(*config("coreset"), "--trainer.max_epochs=4", "--checkpoint_every_n_steps=2"),
         "--data.init_args.vectors.init_args.checkpoint=runs/proxy/0/checkpoints/last.ckpt",
@@ -153,7 +153,9 @@ BEFORE: dict[str, list[str]] = {
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_run_that_is_killed_at_random_moments_is_like_one_that_is_not(family: str, seed: int, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_at_random_moments_is_like_one_that_is_not(
+    family: str, seed: int, command_line: Command, tmp_path: Path
+) -> None:
     """Two pairs and two triples of kills, any moment after the first checkpoint as likely as another."""
     fit = FAMILIES[family]
     whole = [
@@ -163,7 +165,7 @@ def test_a_run_that_is_killed_at_random_moments_is_like_one_that_is_not(family: 
         "--trainer.callbacks+=interruptions.KillAtMoment",
         "--trainer.callbacks.record=moments",
     ]
-    assert set(run_all(tmp_path, [*([BEFORE[family]] if family in BEFORE else []), whole])) == {0}
+    assert set(run_all(command_line, tmp_path, [*([BEFORE[family]] if family in BEFORE else []), whole])) == {0}
     passed = (tmp_path / "moments").read_text().splitlines()
     first = next(place for place, name in enumerate(passed, 1) if name.startswith("saved"))
     draw = random.Random(f"{family} {seed}")
@@ -176,10 +178,8 @@ def test_a_run_that_is_killed_at_random_moments_is_like_one_that_is_not(family: 
         ]
         runs += killed(fit, f"cut{number}", *(f"number={count}" for count in numbers))
         names.append((f"cut{number}", numbers))
-    statuses = run_all(tmp_path, runs)
-    assert set(statuses) <= {-9, 0}, [
-        (tmp_path / f"{place}.log").read_text()[-2000:] for place, status in enumerate(statuses) if status not in (-9, 0)
-    ]
+    done = [command_line(tmp_path, *run) for run in runs]
+    assert {run.returncode for run in done} <= {-9, 0}, [run.stderr[-2000:] for run in done if run.returncode not in (-9, 0)]
     for name, numbers in names:
         try:
             assert_same(tmp_path / "runs" / name / "0", tmp_path / "runs" / "whole" / "0")

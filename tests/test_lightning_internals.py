@@ -64,6 +64,7 @@ def test_initial_values_are_made_between_restoring_and_the_optimizers(tmp_path: 
     "path",
     [
         "fit_loop.epoch_loop._batches_that_stepped",
+        "fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.increment_completed",
         "fit_loop.epoch_loop._should_accumulate",
         "fit_loop.epoch_loop._should_check_val_fx",
         "fit_loop.epoch_loop._num_ready_batches_reached",

@@ -27,7 +27,7 @@ GAME = ("-c", str(ROOT / "tests" / "support" / "game.yaml"))
 SOAE = ("-c", str(ROOT / "tests" / "support" / "soae.yaml"))
 TRANSLATION = ("-c", str(ROOT / "tests" / "support" / "translation.yaml"))
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.gate
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -35,14 +35,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    import subprocess
-    import sys
-
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory, command_line: Command) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted")
-    done = subprocess.run(
-        [sys.executable, "-m", "lit_sparse", *COMMON], cwd=folder, capture_output=True, text=True, timeout=250
-    )
+    done = command_line(folder, *COMMON)
     assert done.returncode == 0, done.stderr
     return folder / "runs" / "ssvae" / "digits" / "0"
 

@@ -17,7 +17,7 @@ from lit_sparse.version import __version__
 
 from .conftest import ROOT, metrics_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.gate, pytest.mark.timeout(900)]
 
 QUIET = ("--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu")
 #: Files of the sdist besides the package and what the build writes.

@@ -45,7 +45,7 @@ class TemperatureAnnealing(pl.Callback):
         if not 0 <= rate < math.inf:
             raise ConfigurationError(f"Expected argument `rate` to be a number >= 0 but got {rate!r}.")
         self.rate = rate
-        self.every = check_count("every", every)
+        self.every = self._every_n_train_steps = check_count("every", every)
         self.minimum = check_positive("minimum", minimum)
 
     def temperature(self, step: int) -> float:

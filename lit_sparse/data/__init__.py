@@ -6,6 +6,7 @@ from lit_sparse.aliases import moved_names
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.coreset import CoresetDataModule
 from lit_sparse.data.images import (
+    ColoredDigitsDataModule,
     DigitsDataModule,
     FeatureDependentNoise,
     ImageDataModule,
@@ -41,6 +42,7 @@ from lit_sparse.text import Vocabulary, VocabularyOptions
 __all__ = [
     "CaliforniaHousingDataModule",
     "CatalogueDataModule",
+    "ColoredDigitsDataModule",
     "CoresetDataModule",
     "DigitsDataModule",
     "EntailmentDataModule",

@@ -81,9 +81,12 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         seed: seed of all random draws, such as orders and augmentation.
         fold: number of a fold from 0, and number of folds, for cross-validation: training and validation examples are taken
             together and divided by the seed, the fold is for validation, the others are for training.
+        updates_per_batch: number of updates in a batch of training, one after another on ``batch_size`` examples each. The
+            training is the same as with 1, but the trainer's work per batch, which takes about a millisecond, is done only
+            once. Steps are updates. Callbacks run, and limits count, once per batch.
 
     Raises:
-        ConfigurationError: for a batch size below 1, a negative number of workers, or a wrong fold.
+        ConfigurationError: for a batch size or a number of updates below 1, a negative number of workers, or a wrong fold.
     """
 
     #: Whether training and validation examples may be divided into folds.
@@ -97,6 +100,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         num_workers: int = 0,
         seed: int = 0,
         fold: tuple[int, int] | None = None,
+        updates_per_batch: int = 1,
     ) -> None:
         super().__init__()
         check_pairing()
@@ -104,6 +108,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             ("batch_size", batch_size, 1),
             ("eval_batch_size", eval_batch_size, 1),
             ("num_workers", num_workers, 0),
+            ("updates_per_batch", updates_per_batch, 1),
         ):
             if value < least:
                 raise ConfigurationError(f"Expected argument `{name}` to be at least {least} but got {value}. Increase it.")
@@ -115,6 +120,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             wanted = "such as [0, 2] or [1, 2]" if self.has_folds else f"to be null for {type(self).__name__}"
             raise ConfigurationError(f"Expected argument `fold` {wanted} but got {list(fold)}. Change it.")
         self.fold = fold
+        self.updates_per_batch = updates_per_batch
         self._train_loader: EpochLoader | None = None
         self._position: dict[str, int] | None = None
 
@@ -185,9 +191,22 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
     def train_dataloader(self) -> EpochLoader:
         """Return the training loader, at the position of a restored run."""
         rank, processes = self._process()
+        count = self.updates_per_batch
+        size = len(self.train_batches(0, rank, processes)[0]) if count > 1 else 0
+
+        def batch_indices(epoch: int) -> Sequence[Tensor]:
+            updates = self.train_batches(epoch, rank, processes)
+            if count == 1:
+                return updates
+            return [torch.cat(list(updates[first : first + count])) for first in range(0, len(updates), count)]
+
+        def fetch(epoch: int, indices: Tensor) -> Batch:
+            batch = self.fetch("train", epoch, indices)
+            return batch if count == 1 else {**batch, "updates": (count, size)}
+
         loader = EpochLoader(
-            lambda epoch: self.train_batches(epoch, rank, processes),
-            lambda epoch, indices: self.fetch("train", epoch, indices),
+            batch_indices,
+            fetch,
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             limit=lambda: float("inf") if self.trainer is None else self.trainer.num_training_batches,

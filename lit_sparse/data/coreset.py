@@ -40,6 +40,7 @@ FORWARDED = frozenset(
         "attributes",
         "class_names",
         "classes",
+        "group_names",
         "labels",
         "shape",
         "target_mean",
@@ -198,6 +199,7 @@ class CoresetDataModule(ResumableDataModule):
         """Return the training loader, and write the coreset to the run folder."""
         coreset, trainer = self._checked(self.coreset), self.trainer
         self.batch_size, self.num_workers = self._source.batch_size, self._source.num_workers
+        self.updates_per_batch = getattr(self.base, "updates_per_batch", 1)
         if len(coreset) < (processes := self._process()[1]):
             raise DataError(
                 f"Expected a coreset of at least {processes} examples, one per process, but got {len(coreset)}. Use"

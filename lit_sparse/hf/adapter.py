@@ -24,7 +24,9 @@ HARMLESS = frozenset(
         "cu_seq_lens_k",  # in the mask, by position_ids
         "cu_seq_lens_q",
         "deterministic",
+        "grid_thw",  # in the positions
         "indices",  # in the mask
+        "input_ids",  # of the model, passed on
         "labels",
         "layer_idx",
         "logits_to_keep",

@@ -6,10 +6,11 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lit_sparse.checks import check_count, check_number
-from lit_sparse.distributed import reduce
+from lit_sparse.distributed import gather_objects
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.hf.annealed import AnnealedEntmax
 from lit_sparse.hf.layer_mapping import LayerMapping
@@ -36,11 +37,12 @@ def _ignore(*_args: Any, **_options: Any) -> None:
 class SparsityCallback(_Callback):
     """Log how sparse the attention of each layer and head is, to the Trainer's loggers.
 
-    For the layer number l and the head h it logs ``attention/layer_l/head_h/support``, the mean number of nonzero weights of
-    a query, and ``attention/layer_l/head_h/zeros``, the fraction of allowed keys with a weight of exactly zero. Both are
-    also logged over all heads, as ``attention/support`` and ``attention/zeros``. Weights are counted before dropout, over all
-    processes. Layers are numbered in the order of the report of :func:`lit_sparse.hf.sparsify`. Evaluations during
-    training are logged with the prefix ``eval_``.
+    For the layer number l and the head h it logs ``attention/layer_l/head_h/support``, the mean number of nonzero weights
+    of a query, and ``attention/layer_l/head_h/zeros``, the fraction of allowed keys with a weight of exactly zero. Both are
+    also logged over all heads, as ``attention/support`` and ``attention/zeros``. Weights are counted before dropout, over
+    all processes; examples that the Trainer repeats to fill the processes' last batch count again. Layers are numbered in
+    the order of the report of :func:`lit_sparse.hf.sparsify`. Evaluations during training are logged with the prefix
+    ``eval_``.
 
     Args:
         trainer: the Trainer, whose ``log`` is called.
@@ -93,17 +95,27 @@ class SparsityCallback(_Callback):
         self._log(model, "eval_")
 
     def _log(self, model: nn.Module, prefix: str) -> None:
-        counts = [part.take_counts() if part.recording else None for part in _layers(model)]
+        parts = _layers(model)
+        if not any(part.recording for part in parts):
+            return
+        counts = [part.take_counts() for part in parts]
         _record(model, False)
-        values = _values([None if each is None else reduce(each) for each in counts], prefix, self.per_head)
+        values = _values(_over_processes(counts), prefix, self.per_head)
         if values:
             self.trainer.log(values)
+
+
+def _over_processes(counts: list[Tensor | None]) -> list[Tensor | None]:
+    """Return the sums of the layers' counts over processes. A layer may have run in some of them only."""
+    processes = gather_objects([None if each is None else each.cpu() for each in counts])
+    layers = ([each for each in layer if each is not None] for layer in zip(*processes, strict=True))
+    return [torch.stack(layer).sum(0) if layer else None for layer in layers]
 
 
 def _values(layers: list[Tensor | None], prefix: str, per_head: bool) -> dict[str, float]:
     """Return the numbers to log from the counts (H, 3) of each layer."""
     values: dict[str, float] = {}
-    known = {number: counts.double().cpu() for number, counts in enumerate(layers) if counts is not None}
+    known = {number: counts.double() for number, counts in enumerate(layers) if counts is not None}
     rows = [(f"layer_{number}/head_{head}/", row) for number, counts in known.items() for head, row in enumerate(counts)]
     total = sum(row for _, row in rows) if rows else None
     for name, row in [*(rows if per_head else []), *([] if total is None else [("", total)])]:

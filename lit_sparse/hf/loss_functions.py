@@ -66,13 +66,16 @@ def risk_loss_func(
     per example. For other risks, such as CVaR and KL-DRO, the risk of parts is not that of the whole batch, and accumulation
     is refused when training starts. So are several processes.
 
+    A risk with a dual variable, such as SafeKLDRO, is refused. The Trainer clears the gradients of the model's parameters only.
+    Their learning rate is too small for a dual variable, which is in units of the loss.
+
     Args:
-        risk: the risk, without parameters and without an adversary.
+        risk: the risk, without parameters, an adversary and groups.
         example_losses: function of logits and labels that returns losses (B,); None for cross-entropy.
         shift: as in :func:`fenchel_young_loss_func`.
 
     Raises:
-        ConfigurationError: if the risk needs to be trained itself or perturbs inputs.
+        ConfigurationError: if the risk needs to be trained itself, perturbs inputs, or needs groups.
 
     Example:
         >>> import torch
@@ -84,10 +87,10 @@ def risk_loss_func(
     """
     if not isinstance(risk, Risk):
         raise ConfigurationError(f"Expected a risk, such as lit_sparse.risks.CVaR(0.1), but got {full_name(risk)}.")
-    if risk.adversary is not None or list(risk.parameters()):
+    if risk.adversary is not None or risk.group_key is not None or list(risk.parameters()):
         raise ConfigurationError(
-            f"Expected a risk without an adversary and without parameters but got {risk!r}. The Trainer gives it neither the"
-            " inputs nor an optimizer. Use Mean, CVaR or KLDRO."
+            f"Expected a risk without an adversary, groups and parameters but got {risk!r}. The Trainer gives it neither the"
+            " inputs, nor other columns, nor an optimizer. Use Mean, CVaR or KLDRO, or a training loop of your own."
         )
 
     def compute(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ class SparseAttentionPooling(nn.Module):
         Raises:
             ConfigurationError: if the shapes do not fit.
         """
-        if isinstance(tokens, dict):
+        if isinstance(tokens, Mapping):
             vectors = tokens["token_embeddings"]
             pooled, weights = self.pool(vectors, tokens.get("attention_mask"))
             return {**tokens, "sentence_embedding": pooled, "token_weights": weights}
@@ -95,8 +96,10 @@ class SparseAttentionPooling(nn.Module):
         torch.save(self.state_dict(), folder / "pooling.pt")
 
     @classmethod
-    def load(cls, input_path: str, *_args: Any, **_options: Any) -> Self:
+    def load(cls, input_path: str) -> Self:  # sentence-transformers gives a folder to what takes one argument
         """Return a module from a folder of :meth:`save`.
+
+        ``SentenceTransformer(folder, trust_remote_code=True)`` calls it: it loads no other class than its own without this.
 
         Raises:
             CheckpointError: if the config names a class that is not allowed.

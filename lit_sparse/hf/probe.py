@@ -20,12 +20,14 @@ from lit_sparse.hf.adapter import attend
 from lit_sparse.hf.registry import register_function
 from lit_sparse.mappings import Softmax
 
-__all__ = ["Probe", "example_inputs", "probe", "run", "uses_interface"]
+__all__ = ["Probe", "example_inputs", "probe", "run", "use_attention", "uses_interface"]
 
 #: Name of the attention that records its calls.
 RECORDING = "lit_sparse_probe"
 _FUSED = {F.scaled_dot_product_attention, F.multi_head_attention_forward}
 _SOFTMAX = {torch.softmax, F.softmax, Tensor.softmax}
+#: Parts of names of classes whose softmax chooses experts, also inside a layer that is called attention.
+_ROUTERS = ("router", "gate", "moe", "expert")
 
 
 @dataclass
@@ -53,13 +55,16 @@ class _OwnSoftmax(TorchFunctionMode):
 
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self.inside and (func in _FUSED or func in _SOFTMAX):
+        if not self.inside and (func in _FUSED or (func in _SOFTMAX and not self._in_router())):
             attention = next((each for each in reversed(self.stack) if "attention" in type(each).__name__.lower()), None)
             place = attention if attention is not None else self.stack[-1] if self.stack and func in _FUSED else None
             name = self.names.get(place) if place is not None else None
             if name is not None and name not in self.found.others and place not in self.found.heads:
                 self.found.others.append(name)
         return func(*args, **(kwargs or {}))
+
+    def _in_router(self) -> bool:
+        return bool(self.stack) and any(part in type(self.stack[-1]).__name__.lower() for part in _ROUTERS)
 
     def enter(self, module: nn.Module, _inputs: Any) -> None:
         if self.names.get(module) == "":  # the model itself; a pass that failed has left its layers
@@ -97,7 +102,7 @@ def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:
         return result
 
     register_function(RECORDING, function)
-    model.set_attn_implementation(RECORDING)  # type: ignore[operator]
+    use_attention(model, RECORDING)
     examples = example_inputs(model) if example is None else [example]
     hooks = [register_module_forward_pre_hook(mode.enter), register_module_forward_hook(mode.leave)]
     try:
@@ -143,6 +148,15 @@ def run(model: nn.Module, examples: Sequence[Mapping[str, Any]]) -> None:
     ) from (errors[0] if errors else None)
 
 
+def use_attention(model: Any, name: str) -> None:
+    """Let a model use a registered attention, also in layers that hold a copy of its config, which transformers leaves out."""
+    model.set_attn_implementation(name)
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None and getattr(config, "_attn_implementation", name) != name and uses_interface(module):
+            config._attn_implementation = name
+
+
 def uses_interface(module: nn.Module) -> bool:
     """Return whether the forward method of a layer calls the interface of attention."""
     try:
@@ -158,9 +172,9 @@ def example_inputs(model: Any) -> list[dict[str, Any]]:
         model: model of transformers.
     """
     accepted = inspect.signature(model.forward).parameters
-    names = dict.fromkeys([model.main_input_name, *(name for name in _MAKERS if name in accepted)])
+    known = sorted((name for name in _MAKERS if name in accepted), key=lambda name: name != model.main_input_name)
     made: dict[str, Tensor] = {}
-    for name in names:
+    for name in known or ["input_ids"]:
         with suppress(Exception):  # a config may lack the sizes of one kind of input
             made[name] = _MAKERS[name](model)
     kinds = [[name] for name in made]

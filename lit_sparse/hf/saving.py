@@ -40,6 +40,8 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
         MissingExtraError: without transformers.
     """
     transformers = import_transformers()
+    if not isinstance(model_class, type):
+        raise ConfigurationError(f"Expected a class of models of transformers, such as AutoModel, but got {model_class!r}.")
     if "attn_implementation" in options:
         raise ConfigurationError(
             "Expected no `attn_implementation`, because the saved mappings are used. Call `model_class.from_pretrained` to"

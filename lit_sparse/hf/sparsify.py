@@ -14,7 +14,7 @@ from lit_sparse.descriptions import build, describe
 from lit_sparse.errors import CheckpointError, ConfigurationError, did_you_mean, full_name
 from lit_sparse.hf.annealed import AnnealedEntmax
 from lit_sparse.hf.layer_mapping import CHILD, LayerMapping
-from lit_sparse.hf.probe import example_inputs, probe, run, uses_interface
+from lit_sparse.hf.probe import example_inputs, probe, run, use_attention, uses_interface
 from lit_sparse.hf.registry import BY_LAYER, BY_LAYER_BOOLEAN, check_on_simplex, register
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax
@@ -109,13 +109,14 @@ def sparsify(
     given = [_started(each, start) for each in (mapping if isinstance(mapping, list | tuple) else [mapping])]
     _check_model(model)
     register()
-    before = {module: module.config._attn_implementation for module in _pretrained(model)}
+    before = [(config, config._attn_implementation) for config in _configs(model)]
     config: Any = model.config
     former = getattr(config, ATTRIBUTE, None)
     try:
         found = probe(model, example)
-        reached = [(name, part) for name, part in model.named_modules() if part in found.heads or uses_interface(part)]
-        others = [name for name in found.others if name not in dict(reached)]
+        others = [name for name in found.others if model.get_submodule(name) not in found.heads]
+        parts = [(name, part) for name, part in model.named_modules() if name not in others]
+        reached = [(name, part) for name, part in parts if part in found.heads or uses_interface(part)]
         if not found.heads:
             raise _refusal(model, "its forward pass never called the interface")
         if others and layers is None:
@@ -137,8 +138,8 @@ def sparsify(
                 delattr(part, CHILD) if child is None else setattr(part, CHILD, child)
             raise
     except Exception:
-        for module, name in before.items():
-            module.config._attn_implementation = name
+        for each, name in before:
+            each._attn_implementation = name
         if hasattr(config, ATTRIBUTE):
             setattr(config, ATTRIBUTE, former) if former is not None else delattr(config, ATTRIBUTE)
         raise
@@ -173,7 +174,7 @@ def attach(model: Any, described: Mapping[str, Any], source: str = "the config")
         place = next(parts[name].parameters(), torch.empty(()))
         parts[name].add_module(CHILD, part.to(place.device))
     register()
-    model.set_attn_implementation(BY_LAYER_BOOLEAN if all(part._supports_sdpa for part in _pretrained(model)) else BY_LAYER)
+    use_attention(model, BY_LAYER_BOOLEAN if all(part._supports_sdpa for part in _pretrained(model)) else BY_LAYER)
     setattr(model.config, ATTRIBUTE, dict(described))
 
 
@@ -223,6 +224,12 @@ def _check_model(model: object) -> None:
 
 def _pretrained(model: Any) -> list[Any]:
     return [part for part in model.modules() if isinstance(part, import_transformers().PreTrainedModel)]
+
+
+def _configs(model: Any) -> list[Any]:
+    """Return the configs of all parts, each once."""
+    configs = [getattr(part, "config", None) for part in model.modules()]
+    return list({id(config): config for config in configs if hasattr(config, "_attn_implementation")}.values())
 
 
 def _refusal(model: object, reason: str) -> ConfigurationError:

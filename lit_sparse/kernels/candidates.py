@@ -3,8 +3,6 @@
 The maxima of blocks of entries are some of the row's entries. A mapping of them alone has a lower threshold than that of the
 whole row. So each entry of the support is above it, and blocks whose maximum is not can be skipped.
 
-A block has one entry of each of 32 parts of the row. So maxima are taken of whole parts, entry by entry.
-
 The threshold of the maxima is bounded from below, too. For entmax the weights are ``u^(1 / eps)`` with eps = alpha - 1,
 ``u = 1 - s + eps (x - top) / gamma`` at most 1, and their sum is 1. With n, the smallest integer of at least ``1 / eps``, the
 sum of ``u^n`` is not larger, and neither is its root s. Newton's method on the n-norm of u, convex in s, stays below the root.
@@ -15,46 +13,47 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
 
-__all__ = ["block_maxima", "list_candidates_of"]
+__all__ = ["list_candidates_of"]
 
-#: Entries of a block.
-WIDTH = 32
+#: Entries of a block, and blocks of a chunk, which are lanes of vectors: neighbours in a block are so far apart in the row.
+WIDTH, LANES = 32, 16
+CHUNK = WIDTH * LANES
 #: Steps of Newton's method; fewer give a lower bound, and some more candidates.
 PASSES = 6
 #: Largest n: beyond, all entries in reach of the largest one are candidates.
 STEEP = 40
 #: Margin for rounding, as a fraction of the distance within which an entry may have weight.
 MARGIN = 1e-5
-#: Blocks with candidates are many if they are more than all blocks by this.
-DENSE = 8
 #: Seconds per score.
-COST = 0.2e-9
+COST = 0.4e-9
 
 
 @compile_rows(REDUCTION_FLAGS)
-def _power_sums(entries: Any, row: Any, top: Any, factor: Any, rest: Any, n: Any) -> Any:
+def _power_sums(entries: Any, top: Any, factor: Any, rest: Any, n: Any) -> Any:
     """Return the sums of ``u^n`` and ``u^(n - 1)``."""
     zero = entries.dtype.type(0)
     total, slope = zero, zero
     if n == 1:
-        for j in range(entries.shape[1]):
-            u = rest + factor * (entries[row, j] - top)
+        for j in range(len(entries)):
+            u = rest + factor * (entries[j] - top)
             total += max(u, zero)
             slope += entries.dtype.type(u > zero)
     elif n == 2:
-        for j in range(entries.shape[1]):
-            u = max(rest + factor * (entries[row, j] - top), zero)
+        for j in range(len(entries)):
+            u = max(rest + factor * (entries[j] - top), zero)
             total += u * u
             slope += u
     else:
-        for j in range(entries.shape[1]):
-            u = rest + factor * (entries[row, j] - top)
+        for j in range(len(entries)):
+            u = rest + factor * (entries[j] - top)
             if u > zero:
                 power = u
                 for _ in range(n - 2):
@@ -64,68 +63,130 @@ def _power_sums(entries: Any, row: Any, top: Any, factor: Any, rest: Any, n: Any
     return total, slope
 
 
+@compile_rows(REDUCTION_FLAGS)
+def _write_maxima(maxima: Any, x: Any, row: Any, size: Any) -> None:
+    """Write the maxima of the blocks of the first ``size`` entries of a row: blocks of whole chunks, then of neighbours."""
+    chunks = size // CHUNK
+    for chunk in range(chunks):
+        for lane in range(LANES):
+            top = x[row, chunk * CHUNK + lane]
+            for part in range(1, WIDTH):
+                top = max(top, x[row, chunk * CHUNK + part * LANES + lane])
+            maxima[chunk * LANES + lane] = top
+    for block in range(chunks * LANES, len(maxima)):
+        top = x[row, block * WIDTH]
+        for i in range(block * WIDTH, min(size, (block + 1) * WIDTH)):
+            top = max(top, x[row, i])
+        maxima[block] = top
+
+
+@compile_rows()
+def _any_invalid(x: Any, row: Any, size: Any) -> Any:
+    """Return whether one of the first entries of a row is NaN or +inf."""
+    invalid = False
+    for i in range(size):
+        invalid |= not x[row, i] < x.dtype.type(math.inf)  # NaN compares false
+    return invalid
+
+
+@compile_rows()
+def _list_chunk(found: Any, count: Any, x: Any, row: Any, first: Any, maxima: Any, bound: Any) -> Any:
+    """Add the entries of a whole chunk above the bound to those that are found, in order; return their number."""
+    begin, hot = count, 0
+    for lane in range(LANES):
+        hot += maxima[lane] > bound
+    if hot > LANES // 2:
+        return _list_range(found, count, x, row, first, first + CHUNK, bound)
+    for lane in range(LANES if hot else 0):
+        if maxima[lane] > bound:
+            for i in range(first + lane, first + CHUNK, LANES):
+                if x[row, i] > bound:
+                    at = count
+                    while at > begin and found[at - 1] > i:
+                        found[at] = found[at - 1]
+                        at -= 1
+                    found[at] = i
+                    count += 1
+    return count
+
+
+@compile_rows()
+def _list_range(found: Any, count: Any, x: Any, row: Any, first: Any, last: Any, bound: Any) -> Any:
+    """Do so for the entries ``first .. last - 1``."""
+    for i in range(first, last):
+        found[count] = i
+        count += x[row, i] > bound
+    return count
+
+
+@compile_rows()
+def _bound(entries: Any, eps: Any, gamma: Any, n: Any) -> Any:
+    """Return a number that is below all entries with weight, if the given ones are some of the row's."""
+    top = entries[0]
+    for j in range(len(entries)):
+        top = max(top, entries[j])
+    if top == -math.inf:
+        return top
+    factor, s = entries.dtype.type(eps / gamma), 0.0
+    for _ in range(PASSES if n <= STEEP else 0):
+        part, part_slope = _power_sums(entries, top, factor, entries.dtype.type(1.0 - s), n)
+        total, slope = float(part), float(part_slope)
+        root = 1.0 if n == 1 else math.sqrt(total) if n == 2 else total ** (1.0 - 1.0 / n)
+        step = (total - root) / slope
+        if not step > 1e-3 * (1.0 - s):
+            break
+        s += step
+    return entries.dtype.type(top - gamma / eps * (1.0 - s + MARGIN) - 2e-6 * abs(top))
+
+
 @compile_rows()
 def _list(
-    start: Any, stop: Any, lists: Any, counts: Any, x: Any, entries: Any, known: Any, eps: Any, gamma: Any, n: Any
+    first: Any, last: Any, lists: Any, counts: Any, x: Any, known: Any, ahead: Any, low: Any, eps: Any, gamma: Any, n: Any
 ) -> None:
-    """List candidates; the first ``known`` entries are of the row elsewhere, and the others are the maxima of blocks."""
-    size, most = x.shape[1], lists.shape[1]
-    step = size // WIDTH
+    """List the candidates of each row among the entries up to its number plus ``ahead``, as places counted from ``low``."""
+    most, others = lists.shape[1], known.shape[1]
     infinity = x.dtype.type(math.inf)
-    for row in range(start, stop):
-        top, invalid = -infinity, False
-        for j in range(entries.shape[1]):
-            invalid |= not entries[row, j] < infinity  # NaN compares false
-            top = max(top, entries[row, j])
+    space = np.empty(others + x.shape[1] // WIDTH + 1, x.dtype)
+    found = np.empty(x.shape[1] + 1, np.int32)
+    for row in range(first, last):
+        size = min(x.shape[1], max(0, row + ahead + 1))
+        entries = space[: others + (size + WIDTH - 1) // WIDTH]
+        maxima = entries[others:]
+        entries[:others] = known[row]
         count = 0
-        if invalid:
+        if _any_invalid(known, row, others) or _any_invalid(x, row, size):
             for i in range(size):
                 if not x[row, i] < infinity:
-                    lists[row, 0] = i
+                    found[0] = i
                     count = 1
                     break
-        elif top > -infinity:
-            factor, s = x.dtype.type(eps / gamma), 0.0
-            for _ in range(PASSES if n <= STEEP else 0):
-                part, part_slope = _power_sums(entries, row, top, factor, x.dtype.type(1.0 - s), n)
-                total, slope = float(part), float(part_slope)
-                ahead = (total - total ** (1.0 - 1.0 / n)) / slope
-                if not ahead > 1e-3 * (1.0 - s):
-                    break
-                s += ahead
-            bound = x.dtype.type(top - gamma / eps * (1.0 - s + MARGIN) - 2e-6 * abs(top))
-            hot = 0
-            for j in range(known, entries.shape[1]):
-                hot += entries[row, j] > bound
-            if DENSE * hot > step:  # one pass in order
-                for i in range(size):
-                    if x[row, i] > bound:
-                        if count < most:
-                            lists[row, count] = i
-                        count += 1
-            else:
-                for j in range(entries.shape[1] - known):
-                    if entries[row, known + j] > bound:
-                        first = j if j < step else (WIDTH - 1) * step + j
-                        for i in range(first, max(first + 1, WIDTH * step), max(step, 1)):
-                            if x[row, i] > bound:
-                                if count < most:
-                                    lists[row, count] = i
-                                count += 1
-                if 1 < count <= most:
-                    lists[row, :count].sort()
+        elif len(entries):
+            _write_maxima(maxima, x, row, size)
+            bound = _bound(entries, eps, gamma, n)
+            blocks = size // CHUNK * LANES
+            for block in range(0, blocks, LANES):
+                count = _list_chunk(found, count, x, row, block * WIDTH, maxima[block:], bound)
+            for block in range(blocks, len(maxima)):
+                if maxima[block] > bound:
+                    count = _list_range(found, count, x, row, block * WIDTH, min(size, (block + 1) * WIDTH), bound)
         counts[row] = count
+        for slot in range(min(count, most)):
+            lists[row, slot] = found[slot] + low
+        for slot in range(count, most):
+            lists[row, slot] = -1
 
 
-def block_maxima(scores: Tensor) -> Tensor:
-    """Return the maxima (R, M) of blocks of scores (R, S); they are NaN or +inf if an entry of the block is."""
-    step = scores.shape[1] // WIDTH
-    maxima = scores[:, : WIDTH * step].unflatten(1, (WIDTH, step)).amax(1)  # type: ignore[no-untyped-call]
-    return torch.cat([maxima, scores[:, WIDTH * step :]], 1) if scores.shape[1] % WIDTH else maxima
-
-
-def list_candidates_of(scores: Tensor, alpha: float, gamma: float, lists: Tensor, known: Tensor | None = None) -> Tensor:
-    """List the candidates of each row; return their number (R,), which may be larger than C.
+def list_candidates_of(
+    scores: Tensor,
+    alpha: float,
+    gamma: float,
+    lists: Tensor,
+    known: Tensor | None = None,
+    *,
+    low: int = 0,
+    ahead: int | None = None,
+) -> Tensor:
+    """List the candidates of each row; return their number (R,) int32, which may be larger than C.
 
     An invalid row lists its first NaN or +inf, if that is among the scores.
 
@@ -133,25 +194,39 @@ def list_candidates_of(scores: Tensor, alpha: float, gamma: float, lists: Tensor
         scores: (R, S), at least one column.
         alpha: alpha of the entmax, at least 1.
         gamma: strength of the mapping.
-        lists: (R, C) int32; receives the places in increasing order. Entries past their number are arbitrary.
+        lists: (R, C) int32; receives the places in increasing order, then -1. A row with more than C has any C of them.
         known: (R, K) entries of the rows elsewhere, such as in other columns of a longer row; they raise the bound.
+        low: place of the first column.
+        ahead: row r has only the columns 0 .. r + ahead; by default all of them.
     """
-    maxima, eps = block_maxima(scores), max(alpha - 1, 1e-9)
-    entries = maxima if known is None else torch.cat([known, maxima], 1)
+    eps, last = max(alpha - 1, 1e-9), scores.shape[1] if ahead is None else ahead
     n = math.ceil(1 / eps)
+    known = scores[:, :0] if known is None else known
     if scores.is_cpu:
         counts = torch.empty(len(scores), dtype=torch.int32)
-        arrays = [x.numpy() for x in (lists, counts, scores, entries)]
-        over_rows(_list, (len(scores), scores.shape[1]), COST, *arrays, entries.shape[1] - maxima.shape[1], eps, gamma, n)
+        arrays = [x.numpy() for x in (lists, counts, scores, known)]
+        over_rows(_list, (len(scores), scores.shape[1]), COST, *arrays, last, low, eps, gamma, n)
         return counts
-    bound = _bound_reference(entries, eps, gamma, n)
+    columns = torch.arange(scores.shape[1], device=scores.device)
+    if ahead is not None:
+        scores = scores.masked_fill(columns > torch.arange(len(scores), device=scores.device).unsqueeze(1) + ahead, -torch.inf)
+    maxima = _maxima_reference(scores)
+    bound = _bound_reference(torch.cat([known, maxima], 1), eps, gamma, n)
     invalid = bound.isnan()
     above = torch.where(invalid, ~(scores < torch.inf), scores > bound)
     above &= ~invalid | (above.cumsum(-1) == 1)
-    places = torch.where(above, torch.arange(scores.shape[1], device=scores.device), scores.shape[1])
-    first = places.sort(-1).values[:, : lists.shape[1]]
-    lists[:, : first.shape[1]] = first
+    first = torch.where(above, columns, scores.shape[1]).sort(-1).values[:, : lists.shape[1]]
+    lists.fill_(-1)[:, : first.shape[1]] = torch.where(first < scores.shape[1], first + low, -1)
     return above.sum(-1, dtype=torch.int32)
+
+
+def _maxima_reference(scores: Tensor) -> Tensor:
+    """Return the maxima (R, M) of the blocks of scores (R, S)."""
+    chunks, rest = divmod(scores.shape[1], CHUNK)
+    blocks = -(-rest // WIDTH)
+    tail = F.pad(scores[:, chunks * CHUNK :], (0, blocks * WIDTH - rest), value=-torch.inf)
+    maxima = scores[:, : chunks * CHUNK].reshape(len(scores), chunks, WIDTH, LANES).amax(2).flatten(1)
+    return torch.cat([maxima, tail.reshape(len(scores), blocks, WIDTH).amax(2)], 1)
 
 
 def _bound_reference(maxima: Tensor, eps: float, gamma: float, n: int) -> Tensor:

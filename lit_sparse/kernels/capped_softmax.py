@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
-from lit_sparse.kernels.cpu.rows import row_views, top_of, write_invalid
+from lit_sparse.kernels.cpu.rows import ends_of, gather_allowed, row_views, spread_allowed, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
 from lit_sparse.kernels.loops import repeat
@@ -25,6 +25,7 @@ __all__ = ["capped_product", "map_capped"]
 
 SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 200, 64
+CHUNK = 1024
 DEEP = 64.0  # range of scores above which float32 loses digits of the small ones
 NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
 FARTHEST = 1e30  # from the threshold, where a sigmoid is 0 or 1
@@ -41,15 +42,25 @@ def exponentials_around(z: Any, n: Any, reference: Any, work: Any, bits: Any) ->
 
 
 @compile_rows(REDUCTION_FLAGS)
-def logistic_sums(work: Any, n: Any, q: Any) -> Any:
-    """Return the sums of ``sigma = e / (q + e)`` and of ``sigma (1 - sigma)``."""
-    total, slope = 0.0, 0.0
-    part = work.dtype.type(q)
-    for j in range(n):
-        inverse = work.dtype.type(1) / (part + work[0, j])
-        share = work[0, j] * inverse
+def chunk_sums(powers: Any, part: Any) -> Any:
+    """Return the sums of ``sigma = e / (q + e)`` and of ``sigma (1 - sigma)``, in the type of e."""
+    one, total, slope = powers.dtype.type(1), powers.dtype.type(0), powers.dtype.type(0)
+    for j in range(len(powers)):
+        inverse = one / (part + powers[j])
+        share = powers[j] * inverse
         total += share
         slope += share * (part * inverse)
+    return total, slope
+
+
+@compile_rows()
+def logistic_sums(work: Any, n: Any, q: Any) -> Any:
+    """Return the sums over any number of entries, added up in float64 from chunk to chunk."""
+    total, slope = 0.0, 0.0
+    for first in range(0, n, CHUNK):
+        part, part_slope = chunk_sums(work[0, first : min(first + CHUNK, n)], work.dtype.type(q))
+        total += part
+        slope += part_slope
     return total, slope
 
 
@@ -71,12 +82,13 @@ def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
     ENOUGH + log (n / rho); else all of z is below 0.
     """
     target = rho * n
-    tolerance = 1e-5 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
+    tolerance = 1e-4 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
     reference = 0.0
     exponentials_around(z, n, reference, work, bits)
-    far = ENOUGH + math.log(n) - math.log(rho)
-    lower, upper, offset = -far, far, 0.0
-    if not near:
+    if near:
+        far = ENOUGH + math.log(n / rho)
+        lower, upper, offset = -far, far, 0.0
+    else:
         far = NEAR
         total, least = sum_and_least(z, n, work)
         logit = math.log(rho) - math.log1p(-rho)
@@ -106,13 +118,11 @@ def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
 
 
 @compile_rows()
-def write_logistic(work: Any, n: Any, q: Any, scale: Any, places: Any, row: Any, out: Any) -> None:
-    """Write the result of a row."""
+def write_logistic(work: Any, n: Any, q: Any, scale: Any, row: Any, out: Any) -> None:
+    """Write the result of a row whose first n entries are allowed."""
     part, factor = work.dtype.type(q), work.dtype.type(scale)
     for j in range(n):
-        work[0, j] = work[0, j] / (part + work[0, j]) * factor
-    for j in range(n):
-        out[row, places[j]] = work[0, j]
+        out[row, j] = work[0, j] / (part + work[0, j]) * factor
 
 
 @compile_rows()
@@ -122,19 +132,15 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
     bits, cell, cell_bits = row_views(x)
     z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
     work, work_bits = workspace(x, d)
+    factor = x.dtype.type(1.0 / gamma)
     for row in range(start, stop):
-        if not top_of(x, bits, row, out, cell, cell_bits):
+        if not ends_of(x, bits, row, out, cell, cell_bits):
             continue
         rho = rhos[row if len(rhos) > 1 else 0]
         if not 0.0 < rho < 1.0:
             write_invalid(x, row, out)
             continue
-        factor, n, least = x.dtype.type(1.0 / gamma), 0, cell[0]
-        for i in range(d):
-            z[n] = x[row, i]
-            places[n] = i
-            n += x[row, i] != -np.inf
-            least = min(least, x[row, i]) if x[row, i] != -np.inf else least
+        n, least = gather_allowed(x, row, cell[1], z, places)
         origin, near = cell[0], False
         if (np.float64(cell[0]) - least) / gamma > DEEP:
             # The distance of the largest scores above their cap has no effect. Only differences near the score where hard caps
@@ -145,7 +151,8 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
             z[j] = (z[j] - origin) * factor
         q = solve(z, n, rho, near, work, work_bits)
         total, _ = logistic_sums(work, n, q)
-        write_logistic(work, n, q, 1.0 / total, places, row, out)
+        write_logistic(work, n, q, 1.0 / total, row, out)
+        spread_allowed(row, n, places, out)
 
 
 def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rhos: np.ndarray[Any, Any], gamma: float) -> None:

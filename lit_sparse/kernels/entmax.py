@@ -17,7 +17,7 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.entmax_backward import product_block, root_product_block
-from lit_sparse.kernels.entmax_forward import map_block, map_squares_block
+from lit_sparse.kernels.entmax_forward import is_power, map_block, map_powers_block
 from lit_sparse.kernels.entmax_steep import CEILING_DOUBLE, CEILING_SINGLE, map_steep_block, steep_product_block
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.loops import repeat
@@ -27,9 +27,11 @@ __all__ = ["entmax_jacobian", "entmax_product", "map_entmax", "map_entmax_root"]
 
 SECONDS, PRODUCT_SECONDS = 3e-9, 1e-9  # for one element, on one thread
 REFERENCE_PASSES = 60
-# Kinds of alpha: 3/2, others up to 2 (or NaN), and above 2. Each has its own functions, so that only what is used is compiled.
-MAPS = (map_squares_block, map_block, map_steep_block)
+# Kinds of alpha: those of squares and fourth powers, others up to 2 (or NaN), and above 2. Each has its own functions, so that
+# only what is used is compiled.
+MAPS = (map_powers_block, map_block, map_steep_block)
 PRODUCTS = (root_product_block, product_block, steep_product_block)
+POWERS = (1.5, 1.25)
 KINDS_OF_BITS = ((), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2))
 
 
@@ -38,7 +40,7 @@ def _kind_bits(alphas: Any) -> Any:
     """Return a number with bit k set if some alpha is of kind k."""
     bits = 0
     for i in range(len(alphas)):
-        bits |= 1 if alphas[i] == 1.5 else 4 if alphas[i] > 2.0 else 2
+        bits |= 1 if is_power(alphas[i]) else 4 if alphas[i] > 2.0 else 2
     return bits
 
 
@@ -46,7 +48,7 @@ def _kinds(alphas: np.ndarray[Any, Any]) -> tuple[int, ...]:
     """Return the kinds of alpha that there are. The functions of one kind leave out the rows of the others."""
     if len(alphas) == 1:
         alpha = alphas.item()
-        return (0,) if alpha == 1.5 else (2,) if alpha > 2.0 else (1,)
+        return (0,) if alpha in POWERS else (2,) if alpha > 2.0 else (1,)
     return KINDS_OF_BITS[_kind_bits(alphas)]
 
 

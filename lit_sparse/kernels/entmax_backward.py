@@ -11,28 +11,31 @@ import numpy as np
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, workspace
-from lit_sparse.kernels.entmax_forward import FLAT
+from lit_sparse.kernels.entmax_forward import FLAT, is_power
 
 __all__ = ["gather_support", "product_block", "root_product_block"]
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
-def root_sums(y: Any, v: Any, row: Any) -> Any:
-    """Return the sums of ``s = sqrt(y)`` and of ``s v`` over the support of a row."""
+def root_sums(y: Any, v: Any, row: Any, fourth: Any) -> Any:
+    """Return the sums of ``s`` and of ``s v`` over the support of a row, s being sqrt(y) or, for fourth powers, y^(3/4)."""
     mass, total, zero = 0.0, 0.0, y.dtype.type(0)
     for i in range(y.shape[1]):
         s = np.sqrt(y[row, i])
+        s = s * np.sqrt(s) if fourth else s
         mass += s
         total += s * v[row, i] if y[row, i] != zero else zero
     return mass, total
 
 
 @compile_rows()
-def write_root_product(y: Any, v: Any, row: Any, mean: Any, scale: Any, out: Any) -> None:
-    """Write ``sqrt(y) (v - mean) scale`` on the support."""
+def write_root_product(y: Any, v: Any, row: Any, fourth: Any, mean: Any, scale: Any, out: Any) -> None:
+    """Write ``s (v - mean) scale`` on the support."""
     zero, center, factor = y.dtype.type(0), y.dtype.type(mean), y.dtype.type(scale)
     for i in range(y.shape[1]):
-        out[row, i] = np.sqrt(y[row, i]) * (v[row, i] - center) * factor if y[row, i] != zero else zero
+        s = np.sqrt(y[row, i])
+        s = s * np.sqrt(s) if fourth else s
+        out[row, i] = s * (v[row, i] - center) * factor if y[row, i] != zero else zero
 
 
 @compile_rows(REDUCTION_FLAGS - {"nnan"})
@@ -47,11 +50,12 @@ def weighted_sums(work: Any, v: Any, n: Any) -> Any:
 
 @compile_rows()
 def root_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply those of the rows ``start .. stop - 1`` of ``v`` whose alpha is 3/2 by the Jacobian at ``y``."""
+    """Multiply those of the rows ``start .. stop - 1`` of ``v`` whose alpha is that of a power by the Jacobian at ``y``."""
     for row in range(start, stop):
-        if alphas[row if len(alphas) > 1 else 0] == 1.5:
-            mass, total = root_sums(y, v, row)
-            write_root_product(y, v, row, total / mass, 1.0 / gamma, out)
+        alpha = alphas[row if len(alphas) > 1 else 0]
+        if is_power(alpha):
+            mass, total = root_sums(y, v, row, alpha == 1.25)
+            write_root_product(y, v, row, alpha == 1.25, total / mass, 1.0 / gamma, out)
 
 
 @compile_rows(inline="source")
@@ -70,15 +74,16 @@ def gather_support(v: Any, y: Any, row: Any, places: Any, u: Any, work: Any, out
 
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
-    """Multiply those of the rows ``start .. stop - 1`` of ``v`` whose alpha is neither 3/2 nor above 2 by the Jacobian."""
+    """Multiply those of the rows ``start .. stop - 1`` of ``v`` whose alpha is not above 2 nor that of a power."""
     d = y.shape[1]
     places = np.empty(d, np.int64)
     u = np.empty(d, y.dtype)
     work, bits = workspace(y, d)
     scale = y.dtype.type(1.0 / gamma)
     for row in range(start, stop):
-        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
-        if eps == 0.5 or eps > 1.0:
+        alpha = alphas[row if len(alphas) > 1 else 0]
+        eps = alpha - 1.0
+        if is_power(alpha) or eps > 1.0:
             continue
         n = gather_support(v, y, row, places, u, work, out)
         if eps == 1.0:

@@ -12,14 +12,21 @@ from typing import Any
 import numpy as np
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, row_views, top_of, write_invalid
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, ends_of, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms_of_one_plus, workspace
 
-__all__ = ["FLAT", "gather_scores", "map_block", "map_squares_block", "solve", "write_normalized"]
+__all__ = ["FLAT", "gather_scores", "is_power", "map_block", "map_powers_block", "solve", "write_normalized"]
 
 FLAT = 1e-9  # below this eps, softmax: the two differ by eps / 2 times the square of a score
 NEWTON_PASSES, PASSES = 30, 120
 CHUNK = 1024
+QUARTER = 0.25
+
+
+@compile_rows()
+def is_power(alpha: Any) -> Any:
+    """Return whether results are squares or fourth powers."""
+    return alpha == 1.5 or alpha == 1.25
 
 
 @compile_rows(frozenset({"contract"}))
@@ -48,14 +55,14 @@ def deform(z: Any, n: Any, eps: Any, t: Any, work: Any, bits: Any) -> None:
 
 
 @compile_rows(REDUCTION_FLAGS)
-def chunk_sums(z: Any, work: Any, first: Any, last: Any, e: Any, shift: Any) -> Any:
+def chunk_sums(z: Any, y: Any, e: Any, shift: Any) -> Any:
     """Return the sums of y and of ``y^(1 - eps)``, in the type of y: for chunks that are short enough."""
     one, zero = z.dtype.type(1), z.dtype.type(0)
     total, slope = zero, zero
-    for j in range(first, last):
-        total += work[0, j]
+    for j in range(len(z)):
+        total += y[j]
         m = one + e * (z[j] - shift)
-        slope += work[0, j] / m if m > zero else zero
+        slope += y[j] / m if m > zero else zero
     return total, slope
 
 
@@ -64,7 +71,34 @@ def long_sums(z: Any, work: Any, n: Any, eps: Any, shift: Any) -> Any:
     """Return the sums over any number of entries, added up in float64 from chunk to chunk."""
     total, slope = 0.0, 0.0
     for first in range(0, n, CHUNK):
-        part, part_slope = chunk_sums(z, work, first, min(first + CHUNK, n), z.dtype.type(eps), shift)
+        last = min(first + CHUNK, n)
+        part, part_slope = chunk_sums(z[first:last], work[0, first:last], z.dtype.type(eps), shift)
+        total += part
+        slope += part_slope
+    return total, slope
+
+
+@compile_rows(REDUCTION_FLAGS)
+def chunk_fourths(z: Any, shift: Any) -> Any:
+    """Return the same for eps = 1/4, without computing y."""
+    one, quarter, zero = z.dtype.type(1), z.dtype.type(QUARTER), z.dtype.type(0)
+    total, slope = zero, zero
+    for j in range(len(z)):
+        m = one + quarter * (z[j] - shift)
+        m = m if m > zero else zero
+        cube = m * m * m
+        total += cube * m
+        slope += cube
+    return total, slope
+
+
+@compile_rows()
+def long_fourths(z: Any, n: Any, shift: Any) -> Any:
+    """Return the same for eps = 1/4 and any number of entries."""
+    total, slope = 0.0, 0.0
+    for first in range(0, n, CHUNK):
+        last = min(first + CHUNK, n)
+        part, part_slope = chunk_fourths(z[first:last], shift)
         total += part
         slope += part_slope
     return total, slope
@@ -107,11 +141,7 @@ def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
         deform(z, n, eps, t, work, bits)
         if done:
             return t
-        if n <= CHUNK:
-            part, part_slope = chunk_sums(z, work, 0, n, z.dtype.type(eps), z.dtype.type(t))
-            total, slope = float(part), float(part_slope)
-        else:
-            total, slope = long_sums(z, work, n, eps, z.dtype.type(t))
+        total, slope = long_sums(z, work, n, eps, z.dtype.type(t))
         if total >= 1.0:
             lower = t
         else:
@@ -134,12 +164,12 @@ def write_normalized(row: Any, work: Any, n: Any, padded: Any, places: Any, out:
 
 
 @compile_rows(REDUCTION_FLAGS)
-def chunk_squares(z: Any, first: Any, last: Any, shift: Any) -> Any:
+def chunk_squares(z: Any, shift: Any) -> Any:
     """Return the same for eps = 1/2, without computing y, and the size of the support."""
     zero = z.dtype.type(0)
     total, slope, count = zero, zero, 0
     one, half = z.dtype.type(1), z.dtype.type(0.5)
-    for j in range(first, last):
+    for j in range(len(z)):
         m = one + half * (z[j] - shift)
         count += m > zero
         m = m if m > zero else zero
@@ -153,7 +183,8 @@ def long_squares(z: Any, n: Any, shift: Any) -> Any:
     """Return the same for eps = 1/2."""
     total, slope, count = 0.0, 0.0, 0
     for first in range(0, n, CHUNK):
-        part, part_slope, part_count = chunk_squares(z, first, min(first + CHUNK, n), shift)
+        last = min(first + CHUNK, n)
+        part, part_slope, part_count = chunk_squares(z[first:last], shift)
         total += part
         slope += part_slope
         count += part_count
@@ -171,11 +202,7 @@ def solve_squares(z: Any, n: Any) -> Any:
     lower, upper = 0.0, 2.0 - 2.0 / math.sqrt(n)
     t, size = 0.5 * upper, 0
     for i in range(PASSES):
-        if n <= CHUNK:
-            part, part_slope, count = chunk_squares(z, 0, n, z.dtype.type(t))
-            total, slope = float(part), float(part_slope)
-        else:
-            total, slope, count = long_squares(z, n, z.dtype.type(t))
+        total, slope, count = long_squares(z, n, z.dtype.type(t))
         if count == size:
             break
         rest = slope * slope - count * (total - 1.0)
@@ -193,6 +220,32 @@ def solve_squares(z: Any, n: Any) -> Any:
     return t, total
 
 
+@compile_rows(inline="source")
+def solve_fourths(z: Any, n: Any) -> Any:
+    """Return the t at which the fourth powers sum to 1, for eps = 1/4.
+
+    Newton's method on the fourth root of that sum, which is convex in t and nearly linear. The error after the last step is
+    its square.
+    """
+    tolerance = 1e-4 if z.itemsize == 4 else 1e-9
+    lower, upper = 0.0, 4.0 - 4.0 / math.sqrt(math.sqrt(n))
+    t = 0.5 * upper
+    for i in range(PASSES):
+        total, slope = long_fourths(z, n, z.dtype.type(t))
+        if total >= 1.0:
+            lower = t
+        else:
+            upper = t
+        ahead = t + 4.0 * (total - total / math.sqrt(math.sqrt(total))) / slope
+        if i > NEWTON_PASSES or not lower <= ahead <= upper:
+            ahead = 0.5 * (lower + upper)
+        step = abs(ahead - t)
+        t = ahead
+        if step <= tolerance or upper - lower <= 1e-15 * upper:
+            break
+    return t
+
+
 @compile_rows(frozenset({"contract"}))
 def shifted(x: Any, row: Any, top: Any, gamma: Any, z: Any) -> None:
     """Write ``(x - top) / gamma`` of a whole row."""
@@ -202,40 +255,46 @@ def shifted(x: Any, row: Any, top: Any, gamma: Any, z: Any) -> None:
 
 
 @compile_rows(frozenset({"contract"}))
-def write_squares(z: Any, row: Any, t: Any, total: Any, out: Any) -> None:
-    """Write the normalized squares."""
-    shift, scale = z.dtype.type(t), z.dtype.type(1.0 / total)
-    one, half, zero = z.dtype.type(1), z.dtype.type(0.5), z.dtype.type(0)
+def write_powers(z: Any, row: Any, eps: Any, t: Any, total: Any, out: Any) -> None:
+    """Write the normalized squares or fourth powers."""
+    e, shift, scale = z.dtype.type(eps), z.dtype.type(t), z.dtype.type(1.0 / total)
+    one, zero, fourth = z.dtype.type(1), z.dtype.type(0), eps == QUARTER
     for i in range(out.shape[1]):
-        m = one + half * (z[i] - shift)
+        m = one + e * (z[i] - shift)
         m = m if m > zero else zero
+        m = m * m if fourth else m
         out[row, i] = m * m * scale
 
 
 @compile_rows()
-def map_squares_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Map the rows of ``start .. stop - 1`` with alpha = 3/2, where a pass over all entries is cheaper than selection."""
+def map_powers_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
+    """Map the rows of ``start .. stop - 1`` with squares or fourth powers, by passes over all entries."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     z = np.empty(d + SIMD_BLOCK, x.dtype)
     for row in range(start, stop):
-        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
-        if eps == 0.5 and top_of(x, bits, row, out, cell, cell_bits):
+        alpha = alphas[row if len(alphas) > 1 else 0]
+        if is_power(alpha) and ends_of(x, bits, row, out, cell, cell_bits):
             shifted(x, row, cell[0], gamma, z)
-            t, total = solve_squares(z, pad(z, d))
-            write_squares(z, row, t, total, out)
+            padded = pad(z, d)
+            if alpha == 1.5:
+                t, total = solve_squares(z, padded)
+            else:
+                t, total = solve_fourths(z, padded), 1.0
+            write_powers(z, row, alpha - 1.0, t, total, out)
 
 
 @compile_rows()
 def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) -> None:
-    """Map those of the rows ``start .. stop - 1`` whose alpha is neither 3/2 nor above 2."""
+    """Map those of the rows ``start .. stop - 1`` whose alpha is not above 2 nor that of a power."""
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
     z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
     work, work_bits = workspace(x, d)
     for row in range(start, stop):
-        eps = alphas[row if len(alphas) > 1 else 0] - 1.0
-        if eps == 0.5 or eps > 1.0 or not top_of(x, bits, row, out, cell, cell_bits):
+        alpha = alphas[row if len(alphas) > 1 else 0]
+        eps = alpha - 1.0
+        if is_power(alpha) or eps > 1.0 or not top_of(x, bits, row, out, cell, cell_bits):
             continue
         if not eps >= 0.0:
             write_invalid(x, row, out)

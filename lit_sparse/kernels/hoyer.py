@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
-from lit_sparse.kernels.cpu.rows import row_views, top_of, unit_of
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
+from lit_sparse.kernels.cpu.rows import ends_of, gather_allowed, row_views, spread_allowed, unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
@@ -38,10 +38,10 @@ def moments_above(z: Any, n: Any, tau: Any) -> Any:
     Not of their excess over tau: next to a distant tau, float32 does not tell nearly equal entries apart.
     """
     threshold = z.dtype.type(tau)
-    count, total, square = 0, 0.0, 0.0
+    count, total, square = np.int32(0), 0.0, 0.0
     for j in range(n):
         above = z[j] > threshold
-        count += above
+        count += np.int32(above)
         value = np.float64(z[j]) if above else 0.0
         total += value
         square += value * value
@@ -60,20 +60,11 @@ def spread_above(z: Any, n: Any, tau: Any, mean: Any) -> Any:
 
 
 @compile_rows(REDUCTION_FLAGS)
-def mean_of(z: Any, n: Any) -> Any:
-    """Return the mean."""
-    total = 0.0
-    for j in range(n):
-        total += z[j]
-    return total / n
-
-
-@compile_rows(REDUCTION_FLAGS)
 def count_equal(a: Any, n: Any, value: Any) -> Any:
     """Return how many entries have this value."""
-    count = 0
+    count = np.int32(0)
     for j in range(n):
-        count += a[j] == value
+        count += np.int32(a[j] == value)
     return count
 
 
@@ -90,8 +81,11 @@ def threshold_of(z: Any, n: Any, tau: Any, ratio: Any, count: Any, total: Any, s
 @compile_rows()
 def solve(z: Any, n: Any, ratio: Any) -> Any:
     """Return the threshold in z, for fewer than ratio^2 entries at the maximum 0, and ratio^2 < n."""
-    tau = mean_of(z, n)
-    lower = tau - ratio * math.sqrt(spread_above(z, n, -np.inf, tau) / (n * (n - ratio * ratio)))
+    count, total, square = moments_above(z, n, -np.inf)
+    mean, lower = total / n, threshold_of(z, n, -np.inf, ratio, count, total, square)
+    deviation = (mean - lower) * math.sqrt(n - ratio * ratio) / ratio
+    tau = max(mean + deviation * (math.log(0.5 * n / (ratio * ratio)) - 1.0), lower)  # right for exponential tails
+    tau = tau if tau < 0.0 else mean
     lower = np.float64(z.dtype.type(lower))
     upper, size, refined = 0.0, 0, 0  # size: of the set that tau was computed from in closed form, else 0
     for i in range(PASSES):
@@ -122,15 +116,13 @@ def solve(z: Any, n: Any, ratio: Any) -> Any:
 
 
 @compile_rows()
-def write_equal(
-    a: Any, n: Any, top: Any, ties: Any, first: Any, second: Any, signs: Any, places: Any, row: Any, out: Any
-) -> None:
-    """Write ``first`` to the first of the largest entries and ``second`` to the next ties - 1 of them."""
+def write_equal(a: Any, n: Any, top: Any, ties: Any, first: Any, second: Any, row: Any, out: Any) -> None:
+    """Write ``first`` to the first of the largest entries and ``second`` to the next ties - 1 of them, zeros to others."""
     left = ties
     for j in range(n):
+        out[row, j] = 0
         if a[j] == top and left > 0:
-            value = first if left == ties else second
-            out[row, places[j]] = value if signs[j] >= 0 else -value
+            out[row, j] = first if left == ties else second
             left -= 1
 
 
@@ -153,23 +145,22 @@ def rescue(a: Any, n: Any, depth: Any) -> Any:
 
 
 @compile_rows()
-def project_row(a: Any, n: Any, sparseness: Any, norm: Any, z: Any, signs: Any, places: Any, row: Any, out: Any) -> None:
-    """Write the projection of one row, given its values or their magnitudes, their signs and places; z is workspace."""
+def project_row(a: Any, n: Any, least: Any, most: Any, sparseness: Any, norm: Any, z: Any, row: Any, out: Any) -> None:
+    """Write the projection of n values in ``least .. most`` to the first entries of a row of ``out``; z is workspace."""
     root = math.sqrt(n)
     ratio = min(max(root - sparseness * (root - 1.0), 1.0), root)
     total = norm * ratio  # the l1 norm
-    least, most = range_of(a, n)
     ties = count_equal(a, n, most)
     if ties >= ratio * ratio - SLACK * n:  # every feasible point on the largest entries is nearest: take the first few
         size = min(max(math.ceil(ratio * ratio - SLACK * n), 1), ties)
         rest = math.sqrt(max(norm * norm - total * total / size, 0.0))
         first = total / size + rest * math.sqrt((size - 1.0) / size)
         second = total / size - rest / math.sqrt(size * (size - 1.0)) if size > 1 else 0.0
-        write_equal(a, n, most, size, first, second, signs, places, row, out)
+        write_equal(a, n, most, size, first, second, row, out)
         return
     if n - ratio * ratio <= SLACK * n:
         for j in range(n):
-            out[row, places[j]] = total / n if signs[j] >= 0 else -total / n
+            out[row, j] = total / n
         return
     scale = rescue(a, n, np.float64(most) - np.float64(least))
     top, tau = np.float64(most) * scale, 0.0
@@ -188,8 +179,17 @@ def project_row(a: Any, n: Any, sparseness: Any, norm: Any, z: Any, signs: Any, 
     base = z.dtype.type(total / count)
     for j in range(n):
         value = base + kappa * (z[j] - center)
-        value = value if value > zero and z[j] > threshold else zero
-        out[row, places[j]] = value if signs[j] >= zero else -value
+        out[row, j] = value if value > zero and z[j] > threshold else zero
+
+
+@compile_rows()
+def magnitudes(bits: Any, n: Any, low: Any) -> Any:
+    """Replace n floats, given by their bits, by their magnitudes; return the bits of the smallest and of the largest."""
+    least, most = low, bits.dtype.type(0)
+    for j in range(n):
+        bits[j] &= low
+        least, most = min(least, bits[j]), max(most, bits[j])
+    return least, most
 
 
 @compile_rows()
@@ -197,35 +197,21 @@ def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, no
     """Project rows ``start .. stop - 1``."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
-    a, z, signs, places = np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, np.int32)
+    a, z, places = np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, np.int32)
+    a_bits = bits_of(a)
+    low, _, _, _ = layout_of(x)
     for row in range(start, stop):
-        if not top_of(x, bits, row, out, cell, cell_bits):
+        if not ends_of(x, bits, row, out, cell, cell_bits):
             continue
-        n = gather_magnitudes(x, row, nonneg, a, signs, places)
+        n, cell[1] = gather_allowed(x, row, cell[1], a, places)
+        if not nonneg:
+            cell_bits[1], cell_bits[0] = magnitudes(a_bits, n, low)
         s = sparsenesses[row if len(sparsenesses) > 1 else 0]
-        project_row(a, n, s, norms[row if len(norms) > 1 else 0], z, signs, places, row, out)
-
-
-@compile_rows()
-def gather_magnitudes(x: Any, row: Any, nonneg: Any, a: Any, signs: Any, places: Any) -> Any:
-    """Collect the allowed values, or their magnitudes, with signs and places; return their number."""
-    n = 0
-    for i in range(x.shape[1]):
-        value = x[row, i]
-        a[n] = value if nonneg else abs(value)
-        signs[n] = x.dtype.type(1) if nonneg else value
-        places[n] = i
-        n += value != -np.inf
-    return n
-
-
-@compile_rows(REDUCTION_FLAGS)
-def range_of(z: Any, n: Any) -> Any:
-    """Return the smallest and the largest entry."""
-    least, most = z[0], z[0]
-    for j in range(n):
-        least, most = min(least, z[j]), max(most, z[j])
-    return least, most
+        project_row(a, n, cell[1], cell[0], s, norms[row if len(norms) > 1 else 0], z, row, out)
+        spread_allowed(row, n, places, out)
+        if not nonneg:
+            for i in range(d):
+                out[row, i] = -out[row, i] if x[row, i] < 0 else out[row, i]
 
 
 def _project_cpu(

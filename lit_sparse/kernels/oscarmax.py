@@ -44,7 +44,8 @@ cuda: Any = None  # in the program for GPUs it is numba.cuda, once that is compi
 FLOAT_ROWS, INT_ROWS = 4, 4  # of the workspace on a GPU
 
 SECONDS = 10e-9  # for one element, on one thread
-BUCKETS = 32
+LEVELS, BUCKETS = 16, 32
+LOWEST_SINGLE, LOWEST_DOUBLE = float(np.finfo(np.float32).min), float(np.finfo(np.float64).min)
 HUGE, SCALE = 1e290, 2.0**-600
 
 
@@ -64,38 +65,48 @@ def threshold_of_blocks(blocks: Any, floats: Any, ints: Any) -> Any:
 
 
 @compile_rows()
-def gather_keys(x: Any, row: Any, top: Any, gamma: Any, limit: Any, floats: Any, ints: Any) -> Any:
-    """Collect ``(x - top) / gamma`` where it is at least ``limit`` and allowed; return how many there are."""
+def gather_keys(x: Any, row: Any, top: Any, gamma: Any, bound: Any, floats: Any, ints: Any) -> Any:
+    """Collect ``(x - top) / gamma`` of the entries that are at least ``bound``; return how many there are."""
     n = 0
     for i in range(x.shape[1]):  # without a branch: what is not kept is overwritten by the next
-        key = (np.float64(x[row, i]) - top) / gamma
-        floats[KEYS, n] = key
         ints[ORDER, n] = i
-        n += x[row, i] != -np.inf and key >= limit
+        n += x[row, i] >= bound
+    for j in range(n):
+        floats[KEYS, j] = (np.float64(x[row, ints[ORDER, j]]) - top) / gamma
     return n
 
 
 @compile_rows()
-def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, limit: Any, height: Any, ints: Any) -> Any:
-    """Return whether no block of the entries below ``limit`` can have a mean above ``height``.
+def bound_of(x: Any, top: Any, gamma: Any, key: Any) -> Any:
+    """Return the score with this key, in the type of x and finite."""
+    return x.dtype.type(max(top + gamma * key, LOWEST_SINGLE if x.itemsize == 4 else LOWEST_DOUBLE))
+
+
+@compile_rows()
+def count_from(x: Any, row: Any, bound: Any) -> Any:
+    """Return how many entries are at least ``bound``."""
+    count = 0
+    for i in range(x.shape[1]):
+        count += x[row, i] >= bound
+    return count
+
+
+@compile_rows()
+def is_enough(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, d: Any, limit: Any, height: Any) -> Any:
+    """Return whether no block of the entries after the n largest, all below ``limit``, can have a mean above ``height``.
 
     Each entry is bounded by the upper edge of its bucket. Within a bucket the sums over the first k entries are convex in k, so
     only the ends of buckets need a check.
     """
-    width = (limit - height) / BUCKETS
-    if width <= 0.0:
+    if limit <= height:
         return True
-    for b in range(BUCKETS):
-        ints[COUNTS, b] = 0
-    for i in range(x.shape[1]):
-        key = (np.float64(x[row, i]) - top) / gamma
-        if height < key < limit:
-            ints[COUNTS, min(int((limit - key) / width), BUCKETS - 1)] += 1
-    total, taken = 0.0, n
-    for b in range(BUCKETS):
-        count = ints[COUNTS, b]
-        total += count * (limit - b * width - height - lam * (d - taken - 0.5 * (count + 1)))
+    total, taken, edge = 0.0, n, limit
+    for b in range(LEVELS):
+        bound = bound_of(x, top, gamma, limit - (b + 1) * (limit - height) / LEVELS)
+        count = max(count_from(x, row, bound) - taken, 0)
+        total += count * (edge - height - lam * (d - taken - 0.5 * (count + 1)))
         taken += count
+        edge = (np.float64(bound) - top) / gamma
         if total > 0.0:
             return False
     return True
@@ -151,12 +162,14 @@ def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: 
         d += x[row, i] != -np.inf
     blocks, tau, used, limit = 0, 0.0, 0, -1.0
     for attempt in range(3):
-        n = gather_keys(x, row, top, gamma, limit, floats, ints)
+        bound = bound_of(x, top, gamma, limit)
+        limit = (np.float64(bound) - top) / gamma
+        n = gather_keys(x, row, top, gamma, bound, floats, ints)
         sort_decreasing(n, floats, ints)
         blocks = pool_sorted(n, d, lam, floats, ints)
         tau, used = threshold_of_blocks(blocks, floats, ints)
         height = tau + floats[MEANS, 0]
-        if n == d or attempt == 2 or is_enough(x, row, top, gamma, lam, n, d, limit, height, ints):
+        if n == d or attempt == 2 or is_enough(x, row, top, gamma, lam, n, d, limit, height):
             break
         if attempt == 0 and is_uniform(x, row, top, gamma, lam, d, floats, ints):
             for i in range(x.shape[1]):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, floats_of, layout_of
-from lit_sparse.kernels.cpu.rows import count_from, key_range, write_invalid
+from lit_sparse.kernels.cpu.rows import choose_largest, key_range, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -91,37 +91,22 @@ def write_above(x: Any, row: Any, top: Any, tau: Any, scale: Any, y: Any) -> Non
 @compile_rows()
 def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k: Any, gamma: Any, y: Any) -> None:
     """Write the projection of the k largest entries of a row that has more than k in its support."""
-    top_key, below = key_range(bits, row, low, shift)
-    below += bits.dtype.type(1)
-    while True:  # the largest key that k entries reach; the average of two integers by bits cannot overflow
-        middle = (top_key & below) + ((top_key ^ below) >> bits.dtype.type(1))
-        if middle == top_key:
-            break
-        if count_from(bits, row, low, shift, middle) >= k:
-            top_key = middle
-        else:
-            below = middle
-    first, last = top_key, top_key  # the keys of entries as large as the k-th
-    if -1 <= top_key <= 0:  # of 0.0 and -0.0, which are equal
-        first, last = bits.dtype.type(-1), bits.dtype.type(0)
-    total, ties = 0.0, k
-    for i in range(x.shape[1]):
-        if bits[row, i] ^ ((bits[row, i] >> shift) & low) > last:
-            total += x[row, i] - top
-            ties -= 1
-    left = ties
-    for i in range(x.shape[1]):
-        if left > 0 and first <= bits[row, i] ^ ((bits[row, i] >> shift) & low) <= last:
-            total += x[row, i] - top
-            left -= 1
-    tau = (total - gamma) / k
-    for i in range(x.shape[1]):
+    d = x.shape[1]
+    keys, chosen = np.empty((1, d), bits.dtype), np.empty(d, np.uint8)
+    least, most = low, ~low
+    for i in range(d):
         key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
-        chosen = key > last
-        if first <= key <= last and ties > 0:
-            chosen = True
-            ties -= 1
-        y[row, i] = x.dtype.type(((x[row, i] - top) - tau) / gamma) if chosen else x.dtype.type(0)
+        if key == -1:  # -0.0 is equal to 0.0
+            key = bits.dtype.type(0)
+        keys[0, i] = key
+        least, most = min(least, key), max(most, key)
+    choose_largest(keys, d, k, least, most, chosen)
+    total = 0.0
+    for i in range(d):
+        total += (x[row, i] - top) if chosen[i] else x.dtype.type(0)
+    tau = (total - gamma) / k
+    for i in range(d):
+        y[row, i] = x.dtype.type(((x[row, i] - top) - tau) / gamma) if chosen[i] else x.dtype.type(0)
 
 
 @compile_rows()

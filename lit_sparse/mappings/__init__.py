@@ -19,6 +19,7 @@ from lit_sparse.mappings.fusedmax import Fusedmax, LearnableFusedmax
 from lit_sparse.mappings.hard_threshold import HardThreshold
 from lit_sparse.mappings.hoyer_projection import HoyerProjection
 from lit_sparse.mappings.losses import FenchelYoungLoss
+from lit_sparse.mappings.lp_sparsemap import LPSparseMAP, LPSparseMAPOutput
 from lit_sparse.mappings.oscarmax import Oscarmax
 from lit_sparse.mappings.regularized_argmax import RegularizedArgmax
 from lit_sparse.mappings.softmax import Softmax
@@ -34,6 +35,8 @@ __all__ = [
     "Fusedmax",
     "HardThreshold",
     "HoyerProjection",
+    "LPSparseMAP",
+    "LPSparseMAPOutput",
     "LearnableEntmax",
     "LearnableFusedmax",
     "Oscarmax",

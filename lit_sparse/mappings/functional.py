@@ -5,6 +5,7 @@ from lit_sparse.mappings.entmax import entmax
 from lit_sparse.mappings.fusedmax import fusedmax
 from lit_sparse.mappings.hard_threshold import hard_threshold
 from lit_sparse.mappings.hoyer_projection import hoyer_projection
+from lit_sparse.mappings.lp_sparsemap.layer import lp_sparsemap
 from lit_sparse.mappings.oscarmax import oscarmax
 from lit_sparse.mappings.regularized_argmax import regularized_argmax
 from lit_sparse.mappings.softmax import softmax
@@ -19,6 +20,7 @@ __all__ = [
     "fusedmax",
     "hard_threshold",
     "hoyer_projection",
+    "lp_sparsemap",
     "oscarmax",
     "regularized_argmax",
     "softmax",

@@ -9,7 +9,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checks import check_count
-from lit_sparse.kernels.hard_threshold import threshold_hard
+from lit_sparse.kernels.hard_threshold import chosen_product, threshold_hard
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
 
@@ -23,7 +23,11 @@ class _HardThreshold(RowFunction):
 
     @staticmethod
     def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        return torch.where(args[0] != 0, v * torch.where(y.isnan(), torch.nan, 1.0).to(v.dtype), 0.0)
+        return chosen_product.reference(v, y, args[0])  # type: ignore[no-any-return]
+
+    @staticmethod
+    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        return chosen_product(v, y, args[0])  # type: ignore[no-any-return]
 
 
 def hard_threshold(x: Tensor, k: int, *, nonneg: bool = False, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -12,7 +12,7 @@ from lit_sparse.metrics.language import (
 )
 from lit_sparse.metrics.likelihood import BitsPerDim
 from lit_sparse.metrics.log_mean_exp import LogMeanExp
-from lit_sparse.metrics.means import MeanOverExamples
+from lit_sparse.metrics.means import GroupMeans, MeanOverExamples
 from lit_sparse.metrics.rouge import Rouge
 from lit_sparse.metrics.sparseness import HoyerSparseness, hoyer_sparseness
 from lit_sparse.metrics.text import TextMetric
@@ -23,6 +23,7 @@ __all__ = [
     "ChrF",
     "CountHistogram",
     "DecoderCalls",
+    "GroupMeans",
     "HoyerSparseness",
     "LogMeanExp",
     "MeanOverExamples",

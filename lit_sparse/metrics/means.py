@@ -1,13 +1,17 @@
-"""Means over examples that do not depend on batches or processes."""
+"""Means over examples, all together or by group, that do not depend on batches or processes."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import check_choice, check_count
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
-__all__ = ["MeanOverExamples"]
+__all__ = ["GroupMeans", "MeanOverExamples"]
 
 
 class MeanOverExamples(ExactMetric):
@@ -38,3 +42,58 @@ class MeanOverExamples(ExactMetric):
     def compute(self) -> Tensor:
         """Return the mean, NaN without examples."""
         return self.total / self.count
+
+
+class GroupMeans(ExactMetric):
+    """Mean of one number per example in each group of examples, and the worst of these means.
+
+    Args:
+        value: name of the number, for the names of the results.
+        worst: whether the largest or the least mean is the worst.
+        max_groups: largest number of groups.
+
+    Raises:
+        ConfigurationError: for an argument outside its range.
+
+    Example:
+        >>> import torch
+        >>> metric = GroupMeans("accuracy", "min")
+        >>> metric.update(torch.tensor([1.0, 0.0, 1.0]), torch.tensor([0, 2, 0]))
+        >>> {name: float(value) for name, value in metric.compute().items()}
+        {'accuracy_group_0': 1.0, 'accuracy_group_2': 0.0, 'worst_group_accuracy': 0.0}
+    """
+
+    totals: Tensor
+    counts: Tensor
+
+    def __init__(self, value: str, worst: Literal["max", "min"], max_groups: int = 1024) -> None:
+        super().__init__()
+        self.value = value
+        self.worst = check_choice("worst", worst, ("max", "min"))
+        self.max_groups = check_count("max_groups", max_groups)
+        self.add_state("totals", torch.zeros(max_groups, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("counts", torch.zeros(max_groups, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, values: Tensor, groups: Tensor) -> None:
+        """Add the numbers (B,) of examples, whose groups (B,) count from 0; negative groups are ignored.
+
+        Raises:
+            ConfigurationError: for a group that is too large; on an accelerator such groups are ignored.
+        """
+        if groups.device.type == "cpu" and len(groups) and int(groups.max()) >= self.max_groups:
+            raise ConfigurationError(
+                f"Expected at most {self.max_groups} groups, numbered from 0, but got {int(groups.max())}. Number them anew."
+            )
+        known = (groups >= 0) & (groups < self.max_groups)
+        places = torch.where(known, groups, 0).long()
+        self.totals.index_add_(0, places, torch.where(known, values.detach().double(), 0.0))
+        self.counts.index_add_(0, places, known.long())
+
+    def compute(self) -> dict[str, Tensor]:
+        """Return the mean of each group with an example, and the worst of them; nothing without examples."""
+        there = self.counts.nonzero().flatten()
+        if not len(there):
+            return {}
+        means = self.totals[there] / self.counts[there]
+        named = {f"{self.value}_group_{group}": mean for group, mean in zip(there.tolist(), means, strict=True)}
+        return named | {f"worst_group_{self.value}": means.amax() if self.worst == "max" else means.amin()}

@@ -24,11 +24,13 @@ from lit_sparse.lightning_internals import (
     given_hyperparameters,
     settle_counters,
 )
+from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
 from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
 from lit_sparse.models.schedulers import check_end, describe_scheduler
-from lit_sparse.models.stage_metrics import StageMetrics, mean_metrics
+from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
 from lit_sparse.models.step_output import StepOutput
+from lit_sparse.models.updates import check_updates, first_update, joined, make_update, updates_of
 from lit_sparse.models.warm_start import RISK, load_initial_weights
 from lit_sparse.random import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
@@ -40,6 +42,8 @@ Batch: TypeAlias = dict[str, Any]
 
 #: Number of steps between updates of the progress bar's loss; logging costs about as much as a small layer.
 SHOWN_EVERY = 10
+#: Entry of a batch with the group of each example, whose scores are logged, unless the risk names another.
+GROUP = "group"
 
 
 class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
@@ -51,8 +55,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     Args:
         risk: training objective over the losses of a batch; None for their mean. Validation and test use the mean.
-        optimizer: constructor of the optimizer from the parameters.
-        lr_scheduler: constructor of the learning rate scheduler from the optimizer; None for a constant rate.
+        optimizer: constructor of the optimizer.
+        lr_scheduler: constructor of the scheduler; None for a constant rate.
         initial_weights: checkpoint with the initial weights (a warm start); not read when a run is resumed.
 
     Raises:
@@ -145,7 +149,9 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         name = f"{stage}_metrics"
         if name not in self._modules:
             declared = self.configure_metrics(stage)
-            if stage == "train" and not isinstance(self.risk, Mean):
+            if stage != "train":
+                declared |= group_metrics(declared)
+            elif not isinstance(self.risk, Mean):
                 declared |= mean_metrics("risk")
             setattr(self, name, StageMetrics(declared).to(self.device))
         metrics: StageMetrics = getattr(self, name)
@@ -207,8 +213,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             batch: batch, whose entry ``weight`` (B,) holds the weights, those of a coreset.
             rows: (R,) position in the batch of the example that each loss belongs to.
         """
-        weights = _weights_of(losses, batch, rows)
-        return losses if weights is None else losses * weights
+        weights = column_of("weight", batch, rows)
+        return losses if weights is None else losses * weights.to(losses.dtype)
 
     def objective(
         self, losses: Tensor, batch: Batch, stage: Stage, rows: Tensor | None = None, shares: Tensor | None = None
@@ -228,13 +234,13 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if stage != "train":
             return self.weighted(losses, batch, rows).mean()
         try:
-            weights = _weights_of(losses, batch, rows)
+            weights = column_of("weight", batch, rows)
             if shares is not None:
-                weights = shares.to(losses.dtype) if weights is None else shares.to(losses.dtype) * weights
-            risk: Tensor = self.risk(losses, weights)
+                weights = shares if weights is None else shares * weights
+            risk: Tensor = self.risk(losses, weights, column_of(self.risk.group_key, batch, rows))
         except BrokenLossError as error:
             row = error.row if rows is None else int(rows[error.row])
-            raise error.located(row, _place(row, batch)) from None
+            raise error.located(row, place_of(row, batch)) from None
         return risk
 
     def perturbed(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor, stage: Stage) -> tuple[Tensor, Tensor | None]:
@@ -251,7 +257,16 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
-        output = self._measured(batch, batch_idx, "train")
+        outputs: list[dict[str, Any]] = []
+        for number, examples in enumerate(updates_of(batch), first_update(batch, batch_idx)):
+            if outputs:
+                make_update(self, outputs[-1])
+                self._seed(number)
+            rows = self.risk.draw_rows(size_of(examples))
+            outputs.append(self.run_step(examples if rows is None else rows_of(examples, rows), number, "train"))
+            outputs[-1]["per_example"]["risk"] = outputs[-1]["loss"].detach().reshape(1)
+        output = joined(outputs)
+        self.stage_metrics("train").update_means(output["per_example"])
         if self._shows(batch_idx):
             self.log("train/loss_step", output["loss"].detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         return output
@@ -304,6 +319,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             self._training_seed = torch.initial_seed() % 2**63
         for config in self.trainer.lr_scheduler_configs:
             check_end(config.scheduler, config.interval, self.trainer)
+        check_updates(self.trainer)
         if not self.trainer.lr_scheduler_configs:
             renew_dual_rates(self.trainer.optimizers, self.risk)
         if self._progress is not None:
@@ -312,10 +328,14 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and reset the means at the first batch of an epoch."""
-        place = f"{self._training_seed} {self.current_epoch} {batch_idx} {self.global_rank}"
-        seed_generator(int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big"), self.device)
+        self._seed(first_update(batch, batch_idx))
         if batch_idx == 0:
             self.stage_metrics("train").reset()
+
+    def _seed(self, update: int) -> None:
+        """Seed torch for an update, by its number in the epoch."""
+        place = f"{self._training_seed} {self.current_epoch} {update} {self.global_rank}"
+        seed_generator(int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest(), "big"), self.device)
 
     @override
     def on_train_epoch_end(self) -> None:
@@ -388,25 +408,15 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Run the step and update the means."""
         output = self.run_step(batch, batch_idx, stage)
-        self.stage_metrics(stage).update_means(output["per_example"] | {"risk": output["loss"].reshape(1)})
+        metrics = self.stage_metrics(stage)
+        metrics.update_means(output["per_example"])
+        groups = column_of(self.risk.group_key or GROUP, batch, output["example_index"])
+        if groups is not None:
+            metrics.update_groups(output["per_example"], groups)
         return output
 
     def _log_metrics(self, stage: Stage) -> None:
         self.stage_metrics(stage).log(self, stage, self.count_name)
-
-
-def _weights_of(losses: Tensor, batch: Batch, rows: Tensor | None) -> Tensor | None:
-    """Return the weight of each loss, or None for data without weights."""
-    if "weight" not in batch:
-        return None
-    weights: Tensor = batch["weight"].to(losses.dtype)
-    return weights if rows is None else weights[rows]
-
-
-def _place(row: int, batch: Batch) -> str:
-    """Return the index of an example for messages, or nothing if batches have no indices."""
-    index = batch.get("index")
-    return f" (number {int(index[row])} of the training data)" if isinstance(index, Tensor) else ""
 
 
 def _not_given(model: type, names: list[str]) -> CheckpointError:

@@ -12,6 +12,7 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.batches import rows_of
 from lit_sparse.models.data_protocols import check_features, check_keys
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import ConvNet
@@ -95,7 +96,8 @@ class RobustClassifier(LitSparseModule):
 
     @override
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
-        batch = self._with_labels(batch)
+        rows = self._labelled(batch)
+        batch = batch if rows is None else rows_of(batch, rows)
         label = batch["label"]
 
         def losses_at(pixels: Tensor) -> Tensor:
@@ -108,22 +110,22 @@ class RobustClassifier(LitSparseModule):
         per_example = {"accuracy": (predicted == label).float()}
         if "true_label" in batch:
             per_example["clean_accuracy"] = (predicted == batch["true_label"]).float()
-        return StepOutput(losses, transport_cost=cost, per_example=per_example)
+        return StepOutput(losses, example_index=rows, transport_cost=cost, per_example=per_example)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         """Return ``index`` (B,), the ``predicted`` class (B,) and the probabilities ``probs`` (B, classes)."""
         probs = self(batch["pixels"]).softmax(-1)
         return {"index": batch["index"], "predicted": probs.argmax(-1), "probs": probs}
 
-    def _with_labels(self, batch: Batch) -> Batch:
-        """Return the labelled examples of a batch."""
+    def _labelled(self, batch: Batch) -> Tensor | None:
+        """Return the positions of the labelled examples of a batch, or None if all are labelled."""
         check_keys(
             batch, ["pixels", "label"], "Use a data module of images, or BayesianRegression with `fit: map` for a table."
         )
         label = batch["label"]
         if label.device.type != "cpu" or bool((label >= 0).all()):
-            return batch
-        has_label = label >= 0
-        if not bool(has_label.any()):
+            return None
+        if not bool((label >= 0).any()):
             raise ConfigurationError("Expected labelled images but got none in this batch. Set the data's `labelled: 1.0`.")
-        return {name: value[has_label] if isinstance(value, Tensor) else value for name, value in batch.items()}
+        rows: Tensor = (label >= 0).nonzero().flatten()
+        return rows

@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import LRSchedulerCallable, pl, rank_zero_warn
+from lit_sparse.models.updates import estimated_updates
 
 __all__ = ["StepwiseLR", "check_end", "describe_scheduler"]
 
@@ -141,7 +142,9 @@ def check_end(scheduler: Any, interval: str, trainer: pl.Trainer) -> None:
     steps, batches = trainer.estimated_stepping_batches, trainer.num_training_batches
     if not 0 <= steps < float("inf"):  # -1 or infinity if the end of the run is not known
         return
-    if interval != "step":
+    if interval == "step":
+        steps = estimated_updates(trainer)
+    else:
         if batches == float("inf"):
             return
         steps = -(-int(steps) // max(1, -(-int(batches) // trainer.accumulate_grad_batches)))

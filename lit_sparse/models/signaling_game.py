@@ -50,7 +50,7 @@ class SignalingGame(LitSparseModule):
         entropy_weight: weight of the entropy, which is maximized.
         sender_bias: whether ``Sender`` has biases.
         receiver_init: ``init`` of ``Receiver``.
-        loss: log-likelihood, or the 0/1 loss.
+        loss: likelihood or 0/1 loss.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:

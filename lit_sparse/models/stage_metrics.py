@@ -11,9 +11,9 @@ from torchmetrics import Metric
 
 from lit_sparse.distributed import is_first
 from lit_sparse.lightning import pl
-from lit_sparse.metrics import MeanOverExamples
+from lit_sparse.metrics import GroupMeans, MeanOverExamples
 
-__all__ = ["StageMetrics", "mean_metrics"]
+__all__ = ["StageMetrics", "group_metrics", "mean_metrics"]
 
 #: Validation and test means in the progress bar.
 SHOWN = ("loss", "accuracy")
@@ -22,6 +22,12 @@ SHOWN = ("loss", "accuracy")
 def mean_metrics(*names: str) -> dict[str, Metric]:
     """Return a mean over examples per name, for :meth:`LitSparseModule.configure_metrics`."""
     return {name: MeanOverExamples() for name in names}
+
+
+def group_metrics(declared: Mapping[str, Metric]) -> dict[str, Metric]:
+    """Return means by group of the loss and the accuracy, if they are among the declared metrics."""
+    found: dict[str, Metric] = {"group_loss": GroupMeans("loss", "max"), "group_accuracy": GroupMeans("accuracy", "min")}
+    return {name: metric for name, metric in found.items() if isinstance(declared.get(name[6:]), MeanOverExamples)}
 
 
 class StageMetrics(nn.ModuleDict):
@@ -52,6 +58,19 @@ class StageMetrics(nn.ModuleDict):
         for name, metric in self._means().items():
             if name in per_example:
                 metric.update(per_example[name])
+
+    def update_groups(self, per_example: Mapping[str, Tensor], groups: Tensor) -> None:
+        """Update the means by group.
+
+        Args:
+            per_example: name -> (M,) values; names without such a mean, or with another number of values, are ignored.
+            groups: (M,) group of each value.
+        """
+        for metric in self.values():
+            if isinstance(metric, GroupMeans) and metric.value in per_example:
+                values = per_example[metric.value]
+                if values.shape == groups.shape:
+                    metric.update(values, groups)
 
     def log(self, model: pl.LightningModule, stage: str, count_name: str) -> None:
         """Log the metrics of an epoch, except means without values.

@@ -50,6 +50,7 @@ class StepOutput:
         per_example = {"loss": loss} | self.per_example
         return {
             "loss": objective,
+            "example_index": self.example_index,
             "per_example": {name: values.detach() for name, values in per_example.items()},
             "support_size": self.support_size,
             "decoder_calls": self.decoder_calls,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
-from lit_sparse.nn.dense_attention import scores_of
+from lit_sparse.nn.dense_attention import any_along, scores_of
 from lit_sparse.nn.dot_product import Method, attend_sparsely, attention, check_mapping, check_method
 from lit_sparse.nn.sparse_attention import Pairs
 
@@ -150,12 +150,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         mask, bias = self._merge(key_padding_mask, attn_mask)
         extra = int(self.bias_k is not None) + int(self.add_zero_attn)  # positions that are allowed for all queries
         if mask is not None:  # a weight of zero does not silence a NaN in a matrix product, nor in its gradient
-            seen = self._rows(mask.any(-2).any(1))
+            seen = self._rows(any_along(mask, -2).any(1))
             if query_is_key:  # padded keys are also queries: their NaN times a zero gradient would be NaN
                 query = torch.where(seen, query, query.nan_to_num(0.0, 0.0, 0.0))
             key, value = torch.where(seen, key, 0.0), torch.where(seen, value, 0.0)
             mask = F.pad(mask, (0, extra), value=True)
-            query = torch.where(self._rows(mask.any(-1).any(1)), query, 0.0)
+            query = torch.where(self._rows(any_along(mask, -1).any(1)), query, 0.0)
         if bias is not None:
             bias = F.pad(bias, (0, extra))
 
@@ -175,7 +175,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             if bias is not None:
                 scores = scores + bias.to(scores.dtype)
             if query_is_key and mask is not None and self.mapping.couples_queries:  # padding takes no key from the others
-                mask = mask & mask.any(-2)[..., : q.shape[-2]].unsqueeze(-1)
+                mask = mask & any_along(mask, -2)[..., : q.shape[-2]].unsqueeze(-1)
             output, weights = self._attend(scores, v, mask)
         if unbatched:
             output = output.squeeze(batch_dim)

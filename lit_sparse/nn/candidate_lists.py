@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.kernels.candidates import list_candidates_of
+from lit_sparse.nn.dense_attention import any_along
 
 __all__ = ["Pairs", "list_candidates"]
 
 #: Scores that are computed at a time.
-BLOCK = 1 << 18
+BLOCK = 1 << 19
 #: Share of the keys in the lists above which dense attention is faster.
 DENSE = 0.125
 #: Listed keys per query that are always few.
 FEW = 64
 #: Cost of a key of a query that attends to all keys, against that of a place in all lists.
 LONG = 4
+#: Cost per query of attending from a few of them to all keys, likewise.
+COPIES = 16
 
 
 class Pairs(NamedTuple):
@@ -54,6 +58,8 @@ def list_candidates(
         only_few: whether to return None as soon as the candidates are many.
     """
     leading, length, size = query.shape[:-2], query.shape[-2], keys.shape[1]
+    if pairs.mask is not None and _is_triangle(pairs.mask, length, size):
+        pairs = pairs._replace(mask=None, is_causal=True)
     heads = query.flatten(0, -3) if leading else query.unsqueeze(0)
     alphas = torch.as_tensor(alpha).detach().expand(*leading, 1, 1).flatten().tolist()
     shape = (*leading, length, size)
@@ -63,23 +69,39 @@ def list_candidates(
     )
     most = min(size, max(FEW, size // 4))
     counts = torch.zeros(len(heads), length, dtype=torch.int32, device=query.device)
-    slot = torch.arange(most, dtype=torch.int32, device=query.device)
-    listed: list[Tensor] = []
+    places = counts.new_full((len(heads), length, min(most, FEW)), -1)
+    space = query.new_empty(0)
     total = cells = rows = 0
     for head, first, last in _blocks(len(heads), length, size, pairs.is_causal):
-        scores, low = _scores(heads[head, first:last], keys[head * len(keys) // len(heads)], wide, head, first, leading)
-        if scores.shape[1] == 0:
+        low, high, allowed = _range(wide, head, first, last, leading, size)
+        if low == high:
             continue
-        lists = counts.new_empty(len(scores), min(most, scores.shape[1]))
-        number = list_candidates_of(scores, alphas[head], gamma, lists)
+        if space.numel() < (last - first) * (high - low):
+            space = query.new_empty((last - first) * (high - low))
+        key = keys[head * len(keys) // len(heads), low:high]
+        scores = space[: (last - first) * len(key)].view(-1, len(key))
+        torch.mm(heads[head, first:last], key.mT, out=scores)
+        if pairs.softcap is not None:
+            scores.div_(pairs.softcap).tanh_().mul_(pairs.softcap)
+        if wide.bias is not None:
+            scores += _of_head(wide.bias, head, leading)[first:last, low:high]
+        if allowed is not None:
+            scores.masked_fill_(~allowed, -torch.inf)
+        options: dict[str, Any] = {"low": low, "ahead": first - low if pairs.is_causal else None}
+        number = list_candidates_of(scores, alphas[head], gamma, places[head, first:last], **options)
+        if places.shape[2] < most and int(number.max()) > places.shape[2]:
+            width = _width(number, most, size)
+            if width > places.shape[2]:
+                places = F.pad(places, (0, min(most, width + width // 4) - places.shape[2]), value=-1)
+                list_candidates_of(scores, alphas[head], gamma, places[head, first:last], **options)
         counts[head, first:last] = number
-        kept = torch.where(number > most, 0, number).unsqueeze(1)
-        slots = slot[: int(kept.max())]
-        listed.append(lists[:, : len(slots)].masked_select(slots < kept) + low)
         total, cells, rows = total + int(number.sum()), cells + scores.numel(), rows + len(scores)
         if only_few and total > DENSE * cells + FEW * rows:
             return None
-    return _padded(torch.cat(listed) if listed else counts.new_empty(0), counts.flatten(), most, size)
+    number = counts.flatten()
+    width = min(_width(number, most, size), places.shape[2])
+    long = number > width
+    return places[..., :width].flatten(0, 1).masked_fill(long.unsqueeze(1), -1), long
 
 
 def _blocks(heads: int, length: int, size: int, is_causal: bool) -> Iterator[tuple[int, int, int]]:
@@ -87,32 +109,33 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool) -> Iterator[tup
     for head in range(heads):
         first = 0
         while first < length:
-            seen = min(size, first + int(BLOCK**0.5)) if is_causal else size
-            last = min(length, first + max(16, BLOCK // max(1, seen)))
+            rows = max(16, BLOCK // max(1, size))
+            if is_causal:  # rows of few keys are as many as of many keys
+                rows = min(max(rows, BLOCK // (first + rows)), max(16, length // 8))
+            last = min(length, first + rows)
             yield head, first, last
             first = last
 
 
-def _scores(query: Tensor, key: Tensor, pairs: Pairs, head: int, first: int, leading: torch.Size) -> tuple[Tensor, int]:
-    """Return scores of a block of queries from the first to the last key that one of them sees, and the first key."""
-    last = first + len(query)
-    low, high = 0, min(last, len(key)) if pairs.is_causal else len(key)
-    allowed = None if pairs.mask is None else _of_head(pairs.mask, head, leading)[first:last, :high]
-    if allowed is not None:
-        columns = allowed.any(0).nonzero()
-        low, high = (int(columns[0]), int(columns[-1]) + 1) if len(columns) else (0, 0)
-    scores = query @ key[low:high].mT
-    if pairs.softcap is not None:
-        scores = scores.div_(pairs.softcap).tanh_().mul_(pairs.softcap)
-    if pairs.bias is not None:
-        scores = scores.add_(_of_head(pairs.bias, head, leading)[first:last, low:high])
-    if allowed is not None and not bool((allowed := allowed[:, low:high]).all()):
-        scores.masked_fill_(~allowed, -torch.inf)
-    if pairs.is_causal and high > first:
-        start = max(low, first)
-        later = torch.arange(start, high, device=scores.device) > torch.arange(first, last, device=scores.device).unsqueeze(1)
-        scores[:, start - low :].masked_fill_(later, -torch.inf)
-    return scores, low
+def _is_triangle(mask: Tensor, length: int, size: int) -> bool:
+    """Return whether a mask is that of causal attention, for which no block above the diagonal is computed."""
+    if mask.numel() != length * size or length != size or size < 2 or bool(mask[..., 0, 1].any()):
+        return False
+    return not bool((mask ^ torch.ones(size, size, dtype=torch.bool, device=mask.device).tril_()).view(torch.uint8).amax())
+
+
+def _range(pairs: Pairs, head: int, first: int, last: int, leading: torch.Size, size: int) -> tuple[int, int, Tensor | None]:
+    """Return the keys ``low .. high - 1`` that a block of queries may see, and which pairs of them are allowed if not all."""
+    low, high = 0, min(last, size) if pairs.is_causal else size
+    if pairs.mask is None:
+        return low, high, None
+    allowed = _of_head(pairs.mask, head, leading)[first:last, :high]
+    columns = any_along(allowed, 0).nonzero()
+    if not len(columns):
+        return 0, 0, None
+    low, high = int(columns[0]), int(columns[-1]) + 1
+    allowed = allowed[:, low:high]
+    return low, high, None if bool(allowed.view(torch.uint8).amin()) else allowed
 
 
 def _of_head(x: Tensor, head: int, leading: torch.Size) -> Tensor:
@@ -124,11 +147,10 @@ def _of_head(x: Tensor, head: int, leading: torch.Size) -> Tensor:
     return x[tuple(reversed(index))] if index else x
 
 
-def _padded(listed: Tensor, counts: Tensor, most: int, size: int) -> tuple[Tensor, Tensor]:
-    """Return lists (R, C) of the places that are listed one row after the other, and which rows have more than C.
+def _width(counts: Tensor, most: int, size: int) -> int:
+    """Return the length C of lists that costs the least, if longer rows attend to all keys.
 
     Args:
-        listed: places of all rows with at most ``most``.
         counts: (R,) number of candidates of each row.
         most: largest C.
         size: number of keys.
@@ -136,10 +158,5 @@ def _padded(listed: Tensor, counts: Tensor, most: int, size: int) -> tuple[Tenso
     number = len(counts)
     ordered = counts.clamp_max(most).sort().values.long()
     later = torch.where(ordered < most, torch.arange(number - 1, -1, -1, device=counts.device), (counts > most).sum())
-    width = max(1, int(ordered[(ordered * number + later * (LONG * size)).argmin()])) if number else 1
-    long = counts > width
-    if bool((long & (counts <= most)).any()):
-        listed = listed[~long[counts <= most].repeat_interleave(counts[counts <= most])]
-    filled = torch.arange(width, device=counts.device) < torch.where(long, 0, counts).unsqueeze(1)
-    places = counts.new_full((number, width), -1).masked_scatter_(filled, listed)
-    return places, long
+    cost = ordered * number + later * (LONG * size) + (later > 0) * (COPIES * number)
+    return max(1, int(ordered[cost.argmin()])) if number else 1

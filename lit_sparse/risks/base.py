@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,8 @@ from lit_sparse.risks.input_adversary import InputAdversary
 from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["BrokenLossError", "Risk", "gathered_losses"]
+
+INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
 class BrokenLossError(DataError):
@@ -64,13 +66,15 @@ class Risk(nn.Module, ABC):
     adversary: InputAdversary | None = None
     #: Whether infinite losses, besides NaN, are an error.
     finite: ClassVar[bool] = True
+    #: Entry of a batch with the group (B,) of each example, which models pass on; None for a risk without groups.
+    group_key: str | None = None
 
     @classmethod
     def examples(cls) -> list[Self]:
         """Return instances that the shared tests run; override it when arguments are needed."""
         return [cls()]
 
-    def forward(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+    def forward(self, losses: Tensor, weights: Tensor | None = None, groups: Tensor | None = None) -> Tensor:
         """Return the objective, a scalar; half precision is computed and returned in float32.
 
         Args:
@@ -78,9 +82,10 @@ class Risk(nn.Module, ABC):
             weights: (B,) number of examples that each example represents, not negative, for example of a coreset. Their
                 average over the data is 1. None for weights of 1. Losses of weight 0 are ignored; a NaN among them still
                 reaches the gradient.
+            groups: (B,) integers, the group of each example, for a risk with a :attr:`group_key`.
 
         Raises:
-            ConfigurationError: for an empty batch, or losses or weights of a wrong shape or dtype.
+            ConfigurationError: for an empty batch, losses, weights or groups of a wrong shape or dtype, or missing groups.
             BrokenLossError: if a loss is NaN or infinite, before the model learns from it. This check synchronizes the
                 accelerator; it is left out under ``torch.func`` and ``torch.compile``.
         """
@@ -93,6 +98,7 @@ class Risk(nn.Module, ABC):
             )
         if losses.shape[0] == 0:
             raise ConfigurationError("Expected the loss of at least one example but the batch is empty.")
+        columns = self._columns(groups, losses)
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         if weights is not None:
             weights = self._weights(weights, losses)
@@ -102,17 +108,27 @@ class Risk(nn.Module, ABC):
         if weights is not None:
             losses = torch.where(weights > 0, losses, 0.0)
         if not self.unbiased and self.training and losses.requires_grad and world_size() > 1:
-            found = self._over_processes(losses, weights)
+            found = self._over_processes(losses, weights, *columns)
         else:
-            found = self.measure(losses, weights)
+            found = self.measure(losses, weights, *columns)
         if not isinstance(found, Tensor) or found.dim():
             shown = str(tuple(found.shape)) if isinstance(found, Tensor) else repr(found)
             raise ConfigurationError(f"Expected `measure` of {full_name(self)} to return a scalar tensor but got {shown}.")
         return found
 
     @abstractmethod
-    def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
-        """Return the objective of at least one loss; :meth:`forward` has checked the arguments."""
+    def measure(self, losses: Tensor, weights: Tensor | None, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the objective of at least one loss; :meth:`forward` has checked the arguments.
+
+        A risk with a :attr:`group_key` gets the groups (B,) as its third argument.
+        """
+
+    def draw_rows(self, size: int) -> Tensor | None:
+        """Return the rows (M,) of a training batch of ``size`` examples to compute losses of; None for all of them.
+
+        A model calls this first, and passes the losses of these rows to the risk.
+        """
+        return None
 
     def perturb(self, loss_fn: Callable[[Tensor], Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the inputs to train on in place of the given ones, and their transport cost.
@@ -139,6 +155,15 @@ class Risk(nn.Module, ABC):
         """Return numbers to log after each epoch of training."""
         return {}
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Move to another device with the model, but never to a dtype of lower precision than float32."""
+        before = {name: value.detach().clone() for name, value in self.state_dict(keep_vars=True).items()}
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for name, value in self.state_dict(keep_vars=True).items():
+            if value.is_floating_point() and torch.finfo(value.dtype).bits < 32:
+                value.data = before[name].to(value.device)
+        return self
+
     def extra_repr(self) -> str:
         """Return the arguments."""
         return shown_arguments(self)
@@ -164,6 +189,18 @@ class Risk(nn.Module, ABC):
                 raise ConfigurationError("Expected at least one weight above 0 in a batch but all are 0.")
         return weights
 
+    def _columns(self, groups: Tensor | None, losses: Tensor) -> tuple[Tensor, ...]:
+        """Return the arguments of :meth:`measure` after the weights."""
+        if self.group_key is None:
+            return ()
+        if not isinstance(groups, Tensor) or groups.shape != losses.shape or groups.dtype not in INTEGERS:
+            got = f"{groups.dtype} {tuple(groups.shape)}" if isinstance(groups, Tensor) else full_name(groups)
+            raise ConfigurationError(
+                f"Expected the group of each example, integers of shape {tuple(losses.shape)}, but got {got}. Use data whose"
+                f" batches have an entry {self.group_key!r}, or another risk."
+            )
+        return (groups.to(losses.device),)
+
     def _check_losses(self, losses: Tensor) -> None:
         if not can_read_values() or losses.is_meta:
             return
@@ -175,13 +212,14 @@ class Risk(nn.Module, ABC):
     def _hint(self) -> str:
         return "" if self.adversary is None else " Or the adversary diverges: raise transport_cost, or lower inner_lr."
 
-    def _over_processes(self, losses: Tensor, weights: Tensor | None) -> Tensor:
+    def _over_processes(self, losses: Tensor, weights: Tensor | None, *columns: Tensor) -> Tensor:
         """Return the objective of the losses of all processes; averaging its gradient over processes gives the exact one."""
         weights = torch.ones_like(losses) if weights is None else weights
-        parts = gather_unequal(torch.stack([losses.detach(), weights], 1))
-        parts[rank()] = torch.stack([losses, weights], 1)
-        all_losses, all_weights = torch.cat(parts).unbind(1)
-        found = self.measure(all_losses, all_weights)
+        own = [losses, weights, *(column.to(losses.dtype) for column in columns)]
+        parts = gather_unequal(torch.stack([column.detach() for column in own], 1))
+        parts[rank()] = torch.stack(own, 1)
+        all_losses, all_weights, *others = torch.cat(parts).unbind(1)
+        found = self.measure(all_losses, all_weights, *(other.long() for other in others))
         return found + (len(parts) - 1) * (found - found.detach())
 
 

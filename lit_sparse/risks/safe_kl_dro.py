@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -114,14 +113,6 @@ class DualRisk(Risk):
     def measurements(self) -> dict[str, float]:
         """Return a, named ``dual``."""
         return {"dual": float(self.dual.detach())}
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Move to another device with the model, but never to a dtype of lower precision."""
-        before = self.dual.detach().clone()
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if torch.finfo(self.dual.dtype).bits < 32:
-            self.dual.data = before.to(self.dual.device)
-        return self
 
 
 class SafeKLDRO(DualRisk):

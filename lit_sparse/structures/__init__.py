@@ -10,8 +10,23 @@ Example:
 from lit_sparse.structures.assignment import Assignment
 from lit_sparse.structures.base import Structure
 from lit_sparse.structures.bit_vector import BitVector, Budget
-from lit_sparse.structures.one_per_row import OnePerRow
+from lit_sparse.structures.factor_graph import Factor, FactorGraph
+from lit_sparse.structures.logic import Or, OrOut, Xor
+from lit_sparse.structures.pair import Pair
 from lit_sparse.structures.sequence import Sequence
 from lit_sparse.structures.tree import Tree
 
-__all__ = ["Assignment", "BitVector", "Budget", "OnePerRow", "Sequence", "Structure", "Tree"]
+__all__ = [
+    "Assignment",
+    "BitVector",
+    "Budget",
+    "Factor",
+    "FactorGraph",
+    "Or",
+    "OrOut",
+    "Pair",
+    "Sequence",
+    "Structure",
+    "Tree",
+    "Xor",
+]

@@ -14,6 +14,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.structures.count import CountConstraint
 from lit_sparse.structures.one_per_row import OnePerRow
 
 __all__ = ["Assignment"]
@@ -95,6 +96,12 @@ class Assignment(OnePerRow):
     @override
     def check(self, d: int) -> None:
         self.shape(d)
+
+    @override
+    def count_constraints(self, d: int) -> list[CountConstraint]:
+        rows, columns = self.shape(d)
+        one = [CountConstraint(tuple(range(i * columns, (i + 1) * columns)), least=1, most=1) for i in range(rows)]
+        return one + [CountConstraint(tuple(range(j, d, columns)), most=1) for j in range(columns)]
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return the best assignment by the Hungarian method of scipy, on the CPU.

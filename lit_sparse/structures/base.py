@@ -13,6 +13,7 @@ from lit_sparse.aliases import adopt_former_names, former_method
 from lit_sparse.arguments import shown_arguments
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
+from lit_sparse.structures.count import CountConstraint
 
 __all__ = ["Structure", "coarse_scores"]
 
@@ -69,7 +70,7 @@ class Structure(ABC):
         adopt_former_names(cls, **FORMER_METHODS)
         of_parent = getattr(super(cls, cls), "maximize", None)
         if "maximize" in cls.__dict__ and not getattr(of_parent, "__isabstractmethod__", False):
-            for name in ("centered", "compiled", "project", "nested", "has_nested", "topk"):
+            for name in ("centered", "compiled", "count_constraints", "project", "nested", "has_nested", "topk"):
                 if name not in cls.__dict__:
                     setattr(cls, name, getattr(Structure, name))
 
@@ -261,6 +262,14 @@ class Structure(ABC):
 
         Args:
             potentials: as :meth:`batch_potentials` returns them.
+        """
+        return None
+
+    def count_constraints(self, d: int) -> list[CountConstraint] | None:
+        """Return limits on numbers of ones that the convex hull consists of, for a factor graph; None if it does not.
+
+        Args:
+            d: number of entries.
         """
         return None
 

@@ -14,6 +14,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.kbest import best_bits
 from lit_sparse.kernels.oracles import BITS, TIE, CompiledOracle
 from lit_sparse.structures.base import Structure, coarse_scores
+from lit_sparse.structures.count import CountConstraint
 
 __all__ = ["BitVector", "Budget"]
 
@@ -81,6 +82,10 @@ class BitVector(Structure):
         return (logits + 1) / 2
 
     @override
+    def count_constraints(self, d: int) -> list[CountConstraint]:
+        return [CountConstraint((i,), most=1) for i in range(d)]
+
+    @override
     def compiled(self, potentials: Tensor | None) -> CompiledOracle:
         return CompiledOracle(BITS, budget=2**62)
 
@@ -138,6 +143,10 @@ class Budget(Structure):
     def scores_from_logits(self, logits: Tensor) -> Tensor:
         """Return (logits + 1) / 2."""
         return (logits + 1) / 2
+
+    @override
+    def count_constraints(self, d: int) -> list[CountConstraint]:
+        return [CountConstraint(tuple(range(d)), most=min(self.budget, d))]
 
     @override
     def compiled(self, potentials: Tensor | None) -> CompiledOracle:

@@ -28,7 +28,7 @@ class LabelNoiseCurves(pl.Callback):
     """
 
     def __init__(self, every: int = 5000, train_examples: int = 5000, val_examples: int = 2000) -> None:
-        self.every = every
+        self.every = self._every_n_train_steps = every
         self.train_examples = train_examples
         self.val_examples = val_examples
 

@@ -38,19 +38,25 @@ def _losses(seed: int = 0, size: int = SIZE) -> Tensor:
     return 2 * torch.rand(size, generator=generator, dtype=torch.float64)
 
 
-def _settled(risk: Risk, losses: Tensor | None = None) -> Risk:
-    """Return a copy in double precision after a first call, which initializes a dual variable."""
-    found = copy.deepcopy(risk).double().train()
-    with torch.no_grad():
-        found(_losses() if losses is None else losses.double())
+def _value(risk: Risk, losses: Tensor, weights: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
+    """Return the objective; the examples, whose numbers are ``rows``, belong to two groups in turn."""
+    rows = torch.arange(len(losses)) if rows is None else rows
+    found: Tensor = risk(losses, weights, rows % 2)
     return found
 
 
-def _gradient(risk: Risk, losses: Tensor, weights: Tensor | None = None) -> Tensor:
+def _settled(risk: Risk, losses: Tensor | None = None) -> Risk:
+    """Return a copy in double precision and in evaluation, after a call in training, which initializes a dual variable."""
+    found = copy.deepcopy(risk).double().train()
+    with torch.no_grad():
+        _value(found, _losses() if losses is None else losses.double())
+    return found.eval()
+
+
+def _gradient(risk: Risk, losses: Tensor, weights: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
     leaf = losses.detach().clone().requires_grad_()
-    risk(leaf, weights).backward()
-    assert leaf.grad is not None, "the objective has no gradient"
-    return leaf.grad
+    (slope,) = torch.autograd.grad(_value(risk, leaf, weights, rows), leaf)
+    return slope
 
 
 @RISK_CHECKS.add
@@ -60,7 +66,7 @@ def _scalar(risk: Risk) -> None:
         losses = _losses(size, size)
         kept = losses.clone()
         for training in (True, False):
-            found = copy.deepcopy(risk).train(training)(losses)
+            found = _value(copy.deepcopy(risk).train(training), losses)
             assert found.shape == (), f"expected a scalar but got {tuple(found.shape)}"
             assert bool(found.isfinite()), f"{size} losses give {found}"
         assert torch.equal(kept, losses), "the losses were changed"
@@ -74,8 +80,8 @@ def _monotone(risk: Risk) -> None:
     assert bool((slope >= 0).all()), "a larger loss must not lower the objective"
     assert float(slope.sum()) > 0, "some example counts"
     order = torch.randperm(SIZE, generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(settled(losses[order]), settled(losses))
-    torch.testing.assert_close(_gradient(settled, losses[order]), slope[order])
+    torch.testing.assert_close(_value(settled, losses[order], rows=order), _value(settled, losses))
+    torch.testing.assert_close(_gradient(settled, losses[order], rows=order), slope[order])
 
 
 @RISK_CHECKS.add
@@ -86,8 +92,8 @@ def _convex(risk: Risk) -> None:
     settled = _settled(risk)
     for seed in range(8):
         a, b = _losses(seed), 3 * _losses(seed + 100)
-        middle = float(settled(0.5 * (a + b)).detach())
-        ends = 0.5 * float((settled(a) + settled(b)).detach())
+        middle = float(_value(settled, 0.5 * (a + b)).detach())
+        ends = 0.5 * float((_value(settled, a) + _value(settled, b)).detach())
         assert middle <= ends + 1e-9 * (1 + abs(ends)), f"{middle} exceeds {ends}"
 
 
@@ -95,13 +101,13 @@ def _convex(risk: Risk) -> None:
 def _weights(risk: Risk) -> None:
     """Weights of one have no effect, examples of weight zero are ignored, and integer weights equal copies."""
     settled, losses = _settled(risk), _losses()
-    torch.testing.assert_close(settled(losses, torch.ones_like(losses)), settled(losses))
+    torch.testing.assert_close(_value(settled, losses, torch.ones_like(losses)), _value(settled, losses))
     weights = torch.ones_like(losses)
     weights[3], weights[5] = 0.0, 2.0  # one on average
     broken = losses.clone()
     broken[3] = torch.nan
-    copies = losses[torch.tensor([0, 1, 2, 4, 5, 5, 6, 7, 8, 9, 10, 11])]
-    torch.testing.assert_close(settled(broken, weights), settled(copies))
+    rows = torch.tensor([0, 1, 2, 4, 5, 5, 6, 7, 8, 9, 10, 11])
+    torch.testing.assert_close(_value(settled, broken, weights), _value(settled, losses[rows], rows=rows))
     slope = _gradient(settled, broken, weights)
     assert float(slope[3]) == 0, "an example of weight zero has a gradient"
     assert bool(slope.isfinite().all())
@@ -113,7 +119,7 @@ def _derivatives(risk: Risk) -> None:
     settled = _settled(risk)
     losses = _losses().requires_grad_()
     duals = settled.dual_parameters()
-    assert torch.autograd.gradcheck(lambda values, *_: settled(values), (losses, *duals), eps=1e-7, atol=1e-5)
+    assert torch.autograd.gradcheck(lambda values, *_: _value(settled, values), (losses, *duals), eps=1e-7, atol=1e-5)
 
 
 @RISK_CHECKS.add
@@ -122,8 +128,8 @@ def _unbiased(risk: Risk) -> None:
     if not risk.unbiased:
         return
     settled, losses = _settled(risk), _losses()
-    single = torch.stack([settled(losses[i : i + 1]) for i in range(SIZE)])
-    torch.testing.assert_close(single.mean(), settled(losses))
+    single = torch.stack([_value(settled, losses[i : i + 1]) for i in range(SIZE)])
+    torch.testing.assert_close(single.mean(), _value(settled, losses))
     slopes = torch.cat([_gradient(settled, losses[i : i + 1]) for i in range(SIZE)])
     torch.testing.assert_close(slopes / SIZE, _gradient(settled, losses))
 
@@ -144,7 +150,31 @@ def _dual(risk: Risk) -> None:
     torch.testing.assert_close(float(begun.dual.detach()), float(expected), rtol=1e-6, atol=1e-6)
     other = copy.deepcopy(risk).double()
     other.load_state_dict(begun.state_dict())
-    torch.testing.assert_close(other(3 * losses), begun(3 * losses))
+    torch.testing.assert_close(_value(other, 3 * losses), _value(begun, 3 * losses))
+
+
+@RISK_CHECKS.add
+def _groups(risk: Risk) -> None:
+    """For a risk with groups, examples of unknown group are ignored."""
+    if risk.group_key is None:
+        return
+    settled, losses = _settled(risk), _losses()
+    groups = torch.arange(SIZE) % 2
+    known = torch.arange(SIZE) < 8
+    found = settled(losses, None, torch.where(known, groups, -100))
+    torch.testing.assert_close(found, settled(losses[known], None, groups[known]))
+
+
+@RISK_CHECKS.add
+def _rows(risk: Risk) -> None:
+    """The rows that it draws are different rows of the batch, and their losses make a finite objective."""
+    drawn = copy.deepcopy(risk).train()
+    for size in (1, SIZE, 500):
+        rows = drawn.draw_rows(size)
+        if rows is None:
+            continue
+        assert 0 < len(rows) <= size and len(set(rows.tolist()) & {*range(size)}) == len(rows), f"{rows} are not rows of {size}"
+        assert bool(_value(drawn, _losses(size=size)[rows], rows=rows).isfinite())
 
 
 @RISK_CHECKS.add
@@ -181,14 +211,16 @@ def _types(risk: Risk) -> None:
     settled = _settled(risk).eval()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         losses = _losses().to(dtype)
-        found = copy.deepcopy(settled).float()(losses)
+        found = _value(copy.deepcopy(settled).float(), losses)
         assert found.dtype == torch.float32, f"{dtype} losses give {found.dtype}"
-        torch.testing.assert_close(found.double(), settled(losses.double()), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(found.double(), _value(settled, losses.double()), rtol=1e-5, atol=1e-5)
     rows = torch.stack([_losses(seed) for seed in range(3)])
-    expected = torch.stack([settled(row) for row in rows])
-    torch.testing.assert_close(torch.func.vmap(settled)(rows), expected)
+    expected = torch.stack([_value(settled, row) for row in rows])
+    groups = torch.arange(SIZE) % 2
+    torch.testing.assert_close(torch.func.vmap(lambda row: settled(row, None, groups))(rows), expected)
     torch.compiler.reset()
-    torch.testing.assert_close(torch.compile(settled, fullgraph=True, backend="eager")(rows[1]), expected[1])
+    compiled = torch.compile(settled, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(rows[1], None, groups), expected[1])
 
 
 @RISK_CHECKS.add
@@ -198,13 +230,17 @@ def _refuses(risk: Risk) -> None:
     refuses(lambda: risk(losses[:0]), "empty")
     refuses(lambda: risk(losses.reshape(3, 4)), "(B,)")
     refuses(lambda: risk(losses.long()), "floating")
-    refuses(lambda: risk(losses, torch.ones(3)), "one weight per example")
-    refuses(lambda: risk(losses, -torch.ones_like(losses)), "not negative")
+    refuses(lambda: _value(risk, losses, torch.ones(3)), "one weight per example")
+    refuses(lambda: _value(risk, losses, -torch.ones_like(losses)), "not negative")
+    if risk.group_key is not None:
+        refuses(lambda: risk(losses), "group of each example")
+        refuses(lambda: risk(losses, None, torch.zeros(3, dtype=torch.int64)), "group of each example")
+        refuses(lambda: risk(losses, None, losses), "group of each example")
     before = copy.deepcopy(risk.state_dict())
     broken = losses.clone()
     broken[7] = torch.nan
     try:
-        found = copy.deepcopy(risk).train()(broken)
+        found = _value(copy.deepcopy(risk).train(), broken)
     except DataError as error:
         assert "example 7" in str(error), f"the message should name the example but is: {error}"
     else:
@@ -219,5 +255,5 @@ def _module(risk: Risk) -> None:
     losses = _losses()
     for other in (pickle.loads(pickle.dumps(risk)), copy.deepcopy(risk)):
         assert repr(other) == repr(risk)
-        torch.testing.assert_close(other.eval()(losses), copy.deepcopy(risk).eval()(losses))
+        torch.testing.assert_close(_value(other.eval(), losses), _value(copy.deepcopy(risk).eval(), losses))
     assert type(risk).__name__ in repr(risk)

@@ -13,7 +13,7 @@ import yaml
 from lit_sparse.cli import build_cli, main
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.version import __version__
-from tests.conftest import CONFIGS, Command, metrics_of
+from tests.conftest import CONFIGS, metrics_of
 
 DIGITS = ("-c", str(CONFIGS / "ssvae" / "digits.yaml"))
 ONE = ("--trainer.devices=1", "--trainer.strategy=auto", "--trainer.accelerator=cpu")
@@ -33,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "ssvae" / "digits" / "0"
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_help_and_version_load_nothing_heavy() -> None:
     for option, words in (("--help", "predict"), ("--version", __version__)):
         code = f"import sys; from lit_sparse.cli import main; main(['{option}']); print('torch' in sys.modules)"
@@ -377,9 +377,10 @@ def test_a_truncated_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str
     assert "is a bare state dict" in refused(["test", *DIGITS, "--ckpt_path", "foreign.ckpt"], capsys)
 
 
-@pytest.mark.process
-def test_exit_status_of_the_process(lit_sparse: Command) -> None:
-    done = lit_sparse("test", *DIGITS)
+@pytest.mark.gate
+def test_exit_status_of_the_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lit_sparse", "test", *DIGITS]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""

@@ -137,7 +137,7 @@ def test_the_last_checkpoint_is_named_where_the_best_is_missing(capsys: pytest.C
     assert f"{str(folder / 'last.ckpt')!r} exists. Give --ckpt_path last." in capsys.readouterr().err
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_help_of_a_class_fits_a_screen() -> None:
     """In a process of its own: help names all classes that a program has imported."""
     out = run_python("-m", "lit_sparse", "fit", "--model.help", "SignalingGame", COLUMNS="100")
@@ -155,7 +155,7 @@ def test_help_of_an_unknown_class_names_the_option(capsys: pytest.CaptureFixture
     assert "There is no class 'SignallingGame' for `model`. Did you mean 'SignalingGame'?" in error
 
 
-@pytest.mark.process
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("name", "value", "expected"), [("", "", "PASSIVE"), ("OMP_WAIT_POLICY", "ACTIVE", "ACTIVE"), ("GOMP_SPINCOUNT", "9", "")]
 )

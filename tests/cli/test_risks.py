@@ -11,7 +11,6 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.models import SupervisedOnlineAutoencoder
-from lit_sparse.risks import SafeKLDRO
 from tests.conftest import CONFIGS, ROOT, Command, metrics_of
 from tests.support.stand_ins import write_table
 
@@ -28,6 +27,10 @@ def overlay(folder: Path, risk: object) -> tuple[str, str]:
 
 def safe(**options: Any) -> dict[str, Any]:
     return {"class_path": "SafeKLDRO", "init_args": {"lam": 0.5, "rho": 0.05, **options}}
+
+
+def group(**options: Any) -> dict[str, Any]:
+    return {"class_path": "GroupDRO", "init_args": {"num_groups": 10, "step_size": 0.5, "group_key": "label", **options}}
 
 
 def last(folder: Path, name: str) -> dict[str, Any]:
@@ -56,10 +59,21 @@ def test_entailment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["test", *fit[1:], "--ckpt_path", "best"]) == 0
 
 
-@pytest.mark.process
-def test_killed_and_resumed(lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The dual variable, its rate and its momentum go on."""
-    fit = ("fit", *SOAE, *overlay(tmp_path, safe(dual_lr=0.01)), "--checkpoint_every_n_steps=4")
+@pytest.mark.gate
+@pytest.mark.parametrize(
+    ("risk", "state"),
+    [
+        (safe(dual_lr=0.01), ["train/dual"]),
+        (group(), [f"train/group_weight_{number}" for number in range(10)]),
+        ({"class_path": "MultilevelCVaR", "init_args": {"level": 0.5, "smallest": 2}}, []),
+    ],
+    ids=["SafeKLDRO", "GroupDRO", "MultilevelCVaR"],
+)
+def test_killed_and_resumed(
+    risk: dict[str, Any], state: list[str], lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The dual variable, its rate and its momentum go on; so do the weights of groups, and random levels."""
+    fit = ("fit", *SOAE, *overlay(tmp_path, risk), "--checkpoint_every_n_steps=4")
     killed = lit_sparse(*fit, "--trainer.callbacks+=interruptions.KillAtStep", "--trainer.callbacks.step=31")
     assert killed.returncode == -9, killed.stderr
     monkeypatch.chdir(tmp_path)
@@ -68,17 +82,23 @@ def test_killed_and_resumed(lit_sparse: Command, tmp_path: Path, monkeypatch: py
     cut, whole = last(tmp_path, "soae"), last(tmp_path, "whole")
     for name, tensor in whole["state_dict"].items():
         torch.testing.assert_close(cut["state_dict"][name], tensor, atol=1e-6, rtol=0)
-    for name in ("train/risk", "train/dual", "val/loss"):
+    for name in ("train/risk", "val/loss", *state):
         assert metrics_of(tmp_path / "runs/soae/0")[name] == pytest.approx(
             metrics_of(tmp_path / "runs/whole/0")[name], rel=1e-5
         )
     model = SupervisedOnlineAutoencoder.load_from_checkpoint(tmp_path / "runs/whole/0/checkpoints/last.ckpt", weights_only=True)
-    assert isinstance(model.risk, SafeKLDRO) and model.risk.dual_lr == 0.01
-    assert float(model.risk.dual.detach()) == float(whole["state_dict"]["risk.dual"])
+    assert type(model.risk).__name__ == risk["class_path"]
+    assert getattr(model.risk, "dual_lr", None) == risk["init_args"].get("dual_lr")
+    for name, tensor in model.risk.state_dict().items():
+        assert torch.equal(tensor, whole["state_dict"][f"risk.{name}"])
 
 
-@pytest.mark.process
-@pytest.mark.parametrize("risk", [safe(), {"class_path": "CVaR", "init_args": {"level": 0.3}}], ids=["SafeKLDRO", "CVaR"])
+@pytest.mark.gate
+@pytest.mark.parametrize(
+    "risk",
+    [safe(), {"class_path": "CVaR", "init_args": {"level": 0.3}}, group()],
+    ids=["SafeKLDRO", "CVaR", "GroupDRO"],
+)
 def test_two_processes_equal_one(
     risk: dict[str, Any], lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

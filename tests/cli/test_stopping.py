@@ -10,7 +10,7 @@ import torch
 
 from tests.test_kills import DIGITS, run_all
 
-pytestmark = pytest.mark.process
+pytestmark = pytest.mark.gate
 
 #: Name of a run -> the moment at which it gets a signal, the signal, and the exit status.
 STOPS = {"interrupted": ("batch_start 27", 2, 130), "terminated": ("validation 30", 15, 143)}

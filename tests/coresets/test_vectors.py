@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.process
+@pytest.mark.gate
 def test_two_processes_select_what_one_does(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "tests.coresets.two_processes"]
     running = [

@@ -254,7 +254,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "proxy" / "0" / "checkpoints" / "last.ckpt"
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_killed_and_resumed_goes_on_with_its_coreset(lit_sparse: Command, proxy: Path, tmp_path: Path) -> None:
     """Even when what it was chosen by is gone; and both runs write it down."""
     shutil.copy(proxy, tmp_path / "proxy.ckpt")
@@ -280,7 +280,7 @@ def test_killed_and_resumed_goes_on_with_its_coreset(lit_sparse: Command, proxy:
 
 
 @pytest.mark.slow
-@pytest.mark.process
+@pytest.mark.gate
 def test_two_processes_train_on_the_coreset_of_one(lit_sparse: Command, proxy: Path, tmp_path: Path) -> None:
     shutil.copy(proxy, tmp_path / "proxy.ckpt")
     two = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"), "--trainer.accelerator=cpu")

@@ -14,7 +14,7 @@ import pytest
 from lit_sparse.studies.jobs import locked
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.process, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.gate, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="session")

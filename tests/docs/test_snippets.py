@@ -69,13 +69,14 @@ def run_shell(block: Block, request: pytest.FixtureRequest) -> None:
         shared: Path = request.getfixturevalue("shared")
         given = {name: str(shared / "data" / path) for name, path in given.items()}
     for words in block.commands():
+        words = [re.sub(r"\b[A-Z]{3,}[A-Z0-9_]*\b", lambda name: given.get(name[0], name[0]), word) for word in words]
         if words[0] == "python" and Path(words[1]).is_file():  # a script of the page
             subprocess.run([sys.executable, *words[1:]], check=True, timeout=250)
             continue
         if words[0] != "lit-sparse":
             assert words[0] in ELSEWHERE, f"{words[0]} is run by no test"
             continue
-        arguments = [re.sub(r"\b[A-Z]{3,}[A-Z0-9_]*\b", lambda name: given.get(name[0], name[0]), word) for word in words[1:]]
+        arguments = words[1:]
         more = LIMITS.get(arguments[0])
         arguments += [] if more is None else [*more.split(), *QUIET.split()]
         arguments += block.notes.get("options", "").split()

@@ -298,7 +298,7 @@ def _baselines(rank: int, world: int) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in estimator.state_dict().items()}
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_baselines_agree_between_one_and_two_processes(tmp_path: Path) -> None:
     mp.spawn(_process, (2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
     first_rank, second_rank = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from typing import Any
 
@@ -27,12 +28,14 @@ from lit_sparse.mappings import (  # noqa: E402
 
 from . import tiny  # noqa: E402
 from .own_attention import (  # noqa: E402
+    ALL_ATTENTION_FUNCTIONS,
     FusedAttention,
     InterfaceAttention,
     OwnAttention,
     OwnConfig,
     OwnModel,
     TextAndImages,
+    fallback,
 )
 
 SMALL = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 32}
@@ -73,6 +76,37 @@ def test_a_model_with_one_layer_of_its_own(other: Any) -> None:
     assert "keeps its own softmax" in str(report)
 
 
+def test_a_layer_with_a_copy_of_the_config_is_changed_too() -> None:
+    config = OwnConfig()
+    model = OwnModel(config, InterfaceAttention(config), InterfaceAttention(copy.deepcopy(config)))
+    report = sparsify(model, TopKSparsemax(1))
+    assert [layer.heads for layer in report.layers] == [1, 1]
+    copied = model.layers[1].config
+    before = copied._attn_implementation
+    with pytest.raises(ConfigurationError, match="onto the simplex"):
+        sparsify(model, HardThreshold(1))
+    with pytest.raises(ConfigurationError, match="each layer once"):
+        sparsify(model, Sparsemax(), layers=[1, 1])
+    assert copied._attn_implementation == before == model.config._attn_implementation
+
+
+def test_a_layer_that_keeps_its_eager_attention() -> None:
+    """A layer that uses the interface, by a choice of its own that cannot be changed."""
+
+    class EagerAttention(InterfaceAttention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            function = ALL_ATTENTION_FUNCTIONS.get_interface("eager", fallback)
+            return function(self, *3 * [x.unsqueeze(1)], None)[0].squeeze(2)
+
+    config = OwnConfig()
+    model = OwnModel(config, InterfaceAttention(config), EagerAttention(config))
+    with pytest.raises(ConfigurationError, match=r"layers\.1 attend by a softmax of their own"):
+        sparsify(model, Sparsemax())
+    assert sparsify(model, Sparsemax(), layers=[0]).others == ("layers.1",)
+    with pytest.raises(ConfigurationError, match="numbers of the 1 attention layers"):
+        sparsify(model, Sparsemax(), layers=[1])
+
+
 def test_layers_that_the_small_pass_does_not_reach_are_changed_too() -> None:
     config = OwnConfig()
     model = TextAndImages(config, InterfaceAttention(config))
@@ -84,6 +118,22 @@ def test_layers_that_the_small_pass_does_not_reach_are_changed_too() -> None:
     best = images @ images.mT
     chosen = images.gather(1, best.argmax(-1, keepdim=True).expand(-1, -1, 4))
     torch.testing.assert_close(model.image_layer(images), chosen)
+
+
+@pytest.mark.parametrize("main", ["input_ids", ["pixel_values", "task_inputs"]])
+def test_a_small_pass_gives_what_the_model_accepts(main: Any) -> None:
+    """Some models name a main input that they do not take, and pass on further options; some name a list."""
+
+    class Images(OwnModel):
+        main_input_name = main
+
+        def forward(self, pixel_values: torch.Tensor, **options: Any) -> Any:
+            if options:  # as the function of attention does with an unknown keyword
+                raise ConfigurationError(f"Expected no {options.keys()}.")
+            return self.layers[0](pixel_values.mean(1))
+
+    config = OwnConfig()
+    assert len(sparsify(Images(config, InterfaceAttention(config)), Sparsemax()).layers) == 1
 
 
 def test_keywords() -> None:

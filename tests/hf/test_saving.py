@@ -129,6 +129,8 @@ def test_bad_arguments(tmp_path: Path) -> None:
         from_pretrained(transformers.LlamaForCausalLM, tmp_path / "sparse", attn_implementation="eager")
     with pytest.raises(ConfigurationError, match="Expected a class of models"):
         from_pretrained(torch.nn.Linear, tmp_path / "sparse")
+    with pytest.raises(ConfigurationError, match="such as AutoModel, but got 'sparse'"):
+        from_pretrained("sparse", transformers.AutoModel)  # the arguments of a model class' own method, by mistake
     with pytest.raises(ConfigurationError, match=r"Expected a class that loads .*LlamaConfig"):
         from_pretrained(transformers.AutoModelForImageClassification, tmp_path / "sparse")
 

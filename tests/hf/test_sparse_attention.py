@@ -92,6 +92,32 @@ def test_a_whole_model_compiles_without_a_break(mapping: str) -> None:
     torch.testing.assert_close(tiny.outputs_of(compiled), eager, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", tiny.MODELS)
+def test_all_models_compile_and_train_without_a_break(name: str) -> None:
+    model = tiny.MODELS[name]()
+    sparsify(model, Entmax(1.5))
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    eager = tiny.outputs_of(model)
+    expected = torch.autograd.grad(eager.square().sum(), parameters, allow_unused=True)
+    torch._dynamo.reset()
+    output = tiny.outputs_of(torch.compile(model, fullgraph=True, backend="aot_eager"))
+    torch.testing.assert_close(output, eager, rtol=1e-4, atol=1e-4)
+    for ours, theirs in zip(torch.autograd.grad(output.square().sum(), parameters, allow_unused=True), expected, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
+
+
+@pytest.mark.slow
+def test_a_model_compiles_to_machine_code() -> None:
+    model = tiny.llama()
+    sparsify(model, Entmax(1.5))
+    eager = tiny.outputs_of(model)
+    torch._dynamo.reset()
+    torch.testing.assert_close(tiny.outputs_of(torch.compile(model, fullgraph=True)), eager, rtol=1e-4, atol=1e-4)
+
+
 def test_a_name_compiles_without_a_break() -> None:
     register()
     model = tiny.llama(num_hidden_layers=1)

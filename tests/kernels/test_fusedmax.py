@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +49,28 @@ def test_a_lam_for_each_row(x: Tensor, gamma: float) -> None:
         alone, names = map_fused(row, float(one), gamma)
         torch.testing.assert_close(got, alone, atol=0, rtol=0, equal_nan=True)
         assert torch.equal(groups, names)
+
+
+@fixed_settings(40)
+@given(rows(longest=300), LAMS, GAMMAS)
+def test_rows_side_by_side_equal_each_alone(x: Tensor, lam: float, gamma: float) -> None:
+    """Candidates that a SIMD lane finds give the same bits as all entries near the maximum, which a single row considers."""
+    together = map_fused(x, lam, gamma)
+    alone = [map_fused(row, lam, gamma) for row in x]
+    for result, single in zip(together, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(result, torch.stack(single), atol=0, rtol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lam", [0.0, 0.02, 0.5, 30.0])
+def test_candidates_hold_the_support_at_any_scale(dtype: torch.dtype, lam: float) -> None:
+    """The last tile of rows is not full, and candidates lie in several words of bits."""
+    for scale in (1e-3, 1.0, 30.0):
+        x = (scale * torch.randn(70, 500, generator=torch.Generator().manual_seed(0))).to(dtype)
+        y, labels = map_fused(x, lam, 1.0)
+        alone = [map_fused(row, lam, 1.0) for row in x]
+        assert torch.equal(y, torch.stack([values for values, _ in alone]))
+        assert torch.equal(labels, torch.stack([names for _, names in alone]))
 
 
 @fixed_settings(150)

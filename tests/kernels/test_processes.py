@@ -33,8 +33,7 @@ def run(code: str, **environment: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.fuzz
-@pytest.mark.process
+@pytest.mark.gate
 @pytest.mark.timeout(900)
 def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     """20,000 rows through each kernel, in an empty cache: one compiled without bounds checks would be used again."""
@@ -46,8 +45,7 @@ def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     assert all(int(rows) >= 20_000 for rows in seen.values())
 
 
-@pytest.mark.fuzz
-@pytest.mark.process
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "calls",
     [
@@ -70,13 +68,13 @@ for locator in list(vars(caching).values()):
 """
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_no_folder_can_be_written() -> None:
     """As in a container with a read-only installation and home: compiled anew in each process."""
     run(REFUSE_TO_CACHE + FIRST_CALL)
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_second_process_starts_from_the_cache(tmp_path: Path) -> None:
     """By Numba's own count: what the first process misses in the cache and compiles, the second one finds."""
     hits, misses = run(FIRST_CALL, NUMBA_CACHE_DIR=str(tmp_path)).strip().split(";")
@@ -143,6 +141,7 @@ class _Mapped(Dataset):
         return torch.stack([function(scores(index)).double().sum(0) for function in FUNCTIONS.values()])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("threads", [2], indirect=True)
 def test_forked_data_loader_workers(threads: int) -> None:
     data = _Mapped()
@@ -151,7 +150,7 @@ def test_forked_data_loader_workers(threads: int) -> None:
     torch.testing.assert_close(torch.cat(list(loader)), expected, rtol=0, atol=0)
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_a_fork_may_use_many_threads() -> None:
     """Though torch's own are gone there."""
     code = (
@@ -242,7 +241,7 @@ def test_torchs_own_threads_serve() -> None:
     run("from lit_sparse.kernels.cpu import threads\nassert type(threads._threads).__name__ == '_Team'")
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_many_threads_call_kernels_and_torch_at_once() -> None:
     """Teams of several masters, their workers taking the interpreter lock in turn; and none is left behind at the end."""
     code = (

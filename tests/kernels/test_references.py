@@ -12,7 +12,7 @@ from lit_sparse.kernels import center_on_support
 from lit_sparse.kernels.capped_softmax import capped_product, map_capped
 from lit_sparse.kernels.entmax import entmax_product, map_entmax, map_entmax_root
 from lit_sparse.kernels.groups import group_product, label_of
-from lit_sparse.kernels.hard_threshold import threshold_hard
+from lit_sparse.kernels.hard_threshold import chosen_product, threshold_hard
 from lit_sparse.kernels.hoyer import project_hoyer
 from lit_sparse.kernels.hoyer_backward import hoyer_product
 from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
@@ -32,7 +32,7 @@ def directions(y: Tensor) -> Tensor:
 
 
 @fixed_settings(80)
-@given(rows(), GAMMAS, st.sampled_from([1.0, 1.0001, 1.2, 1.5, 1.7, 2.0, 2.5, 4.0]))
+@given(rows(), GAMMAS, st.sampled_from([1.0, 1.0001, 1.2, 1.25, 1.5, 1.7, 2.0, 2.5, 4.0]))
 def test_entmax(x: Tensor, gamma: float, alpha: float) -> None:
     y = map_entmax(x, alpha, gamma)
     expected = map_entmax(x.double(), alpha, gamma)
@@ -115,6 +115,8 @@ def test_hard_threshold(x: Tensor, k: int, nonneg: bool) -> None:
     expected, others = by_reference(threshold_hard, x, k, nonneg)
     torch.testing.assert_close(y, expected, atol=0, rtol=0, equal_nan=True)
     assert torch.equal(chosen, others)
+    v = directions(y)
+    same(chosen_product(v, y, chosen), by_reference(chosen_product, v, y, chosen))
 
 
 @fixed_settings(100)

@@ -10,6 +10,8 @@ import torch
 from scipy import sparse
 from torch import Tensor
 
+from tests.support.convex import solved
+
 __all__ = [
     "bisected",
     "central_difference",
@@ -66,7 +68,7 @@ def maximized(x: np.ndarray, gamma: float, lam: float, pieces: np.ndarray) -> np
     above = sparse.hstack([sparse.csc_array(pieces.reshape(m * r, d)), -sparse.kron(sparse.eye_array(m), np.ones((r, 1)))])
     constraints = sparse.vstack([one, positive, above]).tocsc()
     bounds = np.r_[1.0, np.zeros(d + m * r)]
-    return _solved(quadratic, linear, constraints, bounds, [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(d + m * r)])[:d]
+    return solved(quadratic, linear, constraints, bounds, [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(d + m * r)])[:d]
 
 
 def maximized_entropy(x: np.ndarray, gamma: float, rho: float) -> np.ndarray:
@@ -86,18 +88,7 @@ def maximized_entropy(x: np.ndarray, gamma: float, rho: float) -> np.ndarray:
         bounds += [0, 0, 1, 0, 1, 1]
     cones = [clarabel.ZeroConeT(1), *[clarabel.ExponentialConeT() for _ in range(2 * d)]]
     zero = sparse.csc_array((3 * d, 3 * d))
-    return _solved(zero, linear, sparse.csc_array(np.vstack(rows)), np.array(bounds, dtype=float), cones)[:d]
-
-
-def _solved(quadratic: object, linear: np.ndarray, constraints: object, bounds: np.ndarray, cones: list) -> np.ndarray:
-    settings = clarabel.DefaultSettings()
-    settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
-    solution = clarabel.DefaultSolver(
-        sparse.triu(quadratic).tocsc(), linear, constraints.tocsc(), bounds, cones, settings
-    ).solve()
-    assert "Solved" in str(solution.status), solution.status
-    return np.array(solution.x)
+    return solved(zero, linear, sparse.csc_array(np.vstack(rows)), np.array(bounds, dtype=float), cones)[:d]
 
 
 def groups_of_equals(y: np.ndarray, adjacent: bool) -> Iterator[np.ndarray]:

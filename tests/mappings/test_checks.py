@@ -12,19 +12,19 @@ from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
-#: Seconds each, after another check has traced all graphs: the first example of a class now, others with the slow tests.
-SLOW = {"compiles", "machine_code"}
+#: Seconds each: the first example of a class now or in the gate, others with the slow tests.
+LONG = {"compiles": [], "machine_code": [pytest.mark.gate]}
 
 
-def later(number: int, example: SparseMapping) -> bool:
-    """Return whether an example is not the first of its class, or its class is a variant of Entmax."""
-    return number > 0 or isinstance(example, AnnealedEntmax)
+def marks(check: str, number: int, example: SparseMapping) -> list[pytest.MarkDecorator]:
+    """Return the lane of an example, which is slow if it is not the first of its class, or its class is a variant of Entmax."""
+    if check not in LONG:
+        return []
+    return [pytest.mark.slow] if number > 0 or isinstance(example, AnnealedEntmax) else LONG[check]
 
 
 CASES = [
-    pytest.param(
-        check, example, id=f"{check}-{example!r}", marks=[pytest.mark.slow] if check in SLOW and later(i, example) else []
-    )
+    pytest.param(check, example, id=f"{check}-{example!r}", marks=marks(check, i, example))
     for check in MAPPING_CHECKS
     for i, example in EXAMPLES
 ]

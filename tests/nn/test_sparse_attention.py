@@ -53,7 +53,7 @@ def check(mapping: SparseMapping, given: list[Tensor], **options: Any) -> None:
 
 
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=repr)
-@pytest.mark.parametrize(("length", "size"), [(1, 1), (5, 33), (40, 200), (70, 31), (9, 700)])
+@pytest.mark.parametrize(("length", "size"), [(1, 1), (5, 33), (40, 200), (70, 31), (9, 700), (3, 1300)])
 def test_it_equals_attention_by_all_pairs(mapping: SparseMapping, length: int, size: int) -> None:
     torch.manual_seed(0)
     for scale in (0.01, 0.1, 1.0, 20.0):
@@ -112,17 +112,25 @@ def test_long_rows_attend_to_all_keys() -> None:
 
 
 def test_lists_are_as_long_as_is_cheap() -> None:
-    counts = torch.tensor([3, 0, 900, 2, 50], dtype=torch.int32)
-    listed = torch.arange(55, dtype=torch.int32)
-    places, long = candidate_lists._padded(listed, counts, most=100, size=1000)
-    assert long.tolist() == [False, False, True, False, False]
-    assert places.shape == (5, 50)
-    assert places[0].tolist() == [0, 1, 2] + [-1] * 47
-    assert bool((places[2] == -1).all())
-    assert torch.equal(places[4], listed[5:])
-    places, long = candidate_lists._padded(listed, counts, most=100, size=8)
-    assert places.tolist() == [[0, 1, 2], [-1] * 3, [-1] * 3, [3, 4, -1], [-1] * 3]
-    assert long.tolist() == [False, False, True, False, True]
+    counts = torch.tensor([3, 0, 900, 2, 50] * 20, dtype=torch.int32)
+    assert candidate_lists._width(counts, most=100, size=1000) == 50
+    assert candidate_lists._width(counts, most=100, size=8) == 3
+    assert candidate_lists._width(torch.tensor([40] * 30 + [50]), most=100, size=8) == 50  # one long row costs copies of keys
+    assert candidate_lists._width(torch.tensor([0]), most=100, size=8) == 1
+
+
+def test_lists_grow_when_a_block_needs_more() -> None:
+    torch.manual_seed(0)
+    given = [x.detach() for x in inputs(60, 600)]
+    given[0][:, :, 20:] *= 0.25  # the first rows have few candidates
+    places, long = list_candidates(given[0], given[1].flatten(0, 1), 1.5, 1.0, Pairs(), False) or ()
+    assert places.shape[1] > candidate_lists.FEW
+    lists = torch.empty(480, 600, dtype=torch.int32)
+    scores = (given[0] @ given[1].mT).flatten(0, -2)
+    counts = list_candidates_of(scores, 1.5, 1.0, lists)
+    assert torch.equal((places >= 0).sum(1)[~long], counts[~long].long())
+    assert 0 < int(long.sum()) < 48
+    check(Entmax(1.5), [x.requires_grad_() for x in given])
 
 
 def test_ties_and_equal_scores() -> None:
@@ -241,14 +249,32 @@ def test_candidates_hold_the_support_and_little_more(alpha: float, dtype: torch.
             assert set(support[row].nonzero().flatten().tolist()) <= set(places)
     if alpha in (1.25, 1.5, 2.0):  # the bound is looser where 1 / (alpha - 1) is not an integer
         assert float((counts[5:] <= 2 * support[5:].sum(-1) + 4).double().mean()) > 0.8
+    assert bool((lists[torch.arange(size) >= counts.unsqueeze(-1)] == -1).all())
     again = torch.empty_like(lists)
     reference = list_candidates_of(scores.as_subclass(Elsewhere), alpha, 0.7, again).as_subclass(Tensor)
     assert bool(((reference - counts).abs() <= 1 + counts // 8).all())
     for row in (2, 3, 4):
         assert lists[row, : int(counts[row])].tolist() == again[row, : int(reference[row])].tolist()
-    at = torch.arange(size) < torch.minimum(counts, reference).unsqueeze(-1)
-    same = (lists == again) | ~at
-    assert bool(same[counts == reference].all())
+    assert torch.equal(lists[counts == reference], again[counts == reference])
+
+
+@pytest.mark.parametrize("size", [20, 700, 1700])
+@pytest.mark.parametrize("on", [lambda x: x, lambda x: x.as_subclass(Elsewhere)], ids=["kernel", "reference"])
+def test_candidates_of_causal_rows(size: int, on: Any) -> None:
+    torch.manual_seed(0)
+    scores, rows = torch.randn(40, size), torch.arange(40)
+    ahead = size // 2 - 20
+    seen = torch.arange(size) <= (rows + ahead).unsqueeze(1)
+    lists, again = torch.empty(2, 40, size, dtype=torch.int32)
+    list_candidates_of(scores.masked_fill(~seen, -torch.inf), 1.5, 1.0, lists)
+    scores[~seen] = torch.nan  # never read
+    counts = list_candidates_of(on(scores), 1.5, 1.0, again, low=3, ahead=ahead)
+    support = entmax(scores.masked_fill(~seen, -torch.inf), 1.5) > 0
+    for row in range(40):
+        places = again[row, : int(counts[row])].sub(3).tolist()
+        assert places == sorted(set(places))
+        assert set(support[row].nonzero().flatten().tolist()) <= set(places) <= set(range(row + ahead + 1))
+    assert bool((counts <= 1.5 * (lists >= 0).sum(1) + 3).all())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

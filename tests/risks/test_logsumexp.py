@@ -233,7 +233,6 @@ def test_shares_in_float32_have_mass_one() -> None:
         assert float(found) == pytest.approx((d - 1) / 2 - 1, abs=1e-4)
 
 
-@pytest.mark.fuzz
 def test_kernel_equals_its_reference() -> None:
     generator = torch.Generator().manual_seed(9)
     for dtype in (torch.float32, torch.float64):

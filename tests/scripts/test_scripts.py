@@ -106,6 +106,19 @@ def test_benchmark_sparsemap_prints_its_tables(monkeypatch: pytest.MonkeyPatch, 
     assert "| 64 | 16 |" in printed
 
 
+def test_benchmark_factor_graphs_prints_its_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With the accuracy that belongs to the times."""
+    script = load("benchmark_factor_graphs")
+    monkeypatch.setattr(
+        sys, "argv", ["benchmark_factor_graphs", "--quick", "--rounds", "1", "--threads", str(torch.get_num_threads())]
+    )
+    script.main()
+    cells = capsys.readouterr().out.splitlines()[-1].split(" | ")
+    assert cells[:2] == ["| chain of 50 pairs, budget of 10", "64"]
+    assert float(cells[-2]) <= 1e-9
+    assert float(cells[-1].removesuffix(" |")) <= 1e-7
+
+
 def test_benchmark_risks_prints_its_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("benchmark_risks")
     monkeypatch.setattr(script, "SHAPES", ((8, 10),))
@@ -228,3 +241,35 @@ def test_benchmark_output_layer_prints_times_memory_and_supports(
     printed = capsys.readouterr().out
     assert re.search(r"\| sparsemax \| \d+\.\d+ \| \d+\.\d\d \| -?\d+ \| -?\d+\.\d% \| \d+\.\d, \d+ \|", printed)
     assert re.search(r"\| linear \+ cross_entropy \| .* \| 3000 \|", printed)
+
+
+def test_all_comparisons_with_peers_are_measured_and_drawn_from_their_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, rows = load("benchmark_all"), tmp_path / "new/rows.csv"
+    sizes = ["--rounds=1", "--lengths", "70", "--classes", "300", f"--threads={torch.get_num_threads()}", f"--rows={rows}"]
+    script.main(["measure", *sizes])
+    lines = rows.read_text(encoding="utf-8").splitlines()
+    for words in ("SDPA", "cross_entropy", "torch.softmax", "70 keys, causal"):
+        assert any(words in line for line in lines)
+    rows.write_text("\n".join([lines[0], "attention,70 keys,sparsemax,SDPA,1,0.250,0.200,0.300"]), encoding="utf-8")
+    script.main(["draw", *sizes])
+    assert "| attention | 70 keys | sparsemax | SDPA | 0.25 (0.20 to 0.30) |" in capsys.readouterr().out
+    assert_picture(rows.with_suffix(".png"))
+
+
+def test_language_models_are_trained_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script, rows, threads = load("train_language_model"), tmp_path / "rows.csv", torch.get_num_threads()
+    (tmp_path / "text.txt").write_text("All work and no play makes a dull text. " * 40, encoding="utf-8")
+    sizes = ["--lengths=30", "--steps=8", "--every=4", "--tokens=60", "--width=8", "--layers=1", f"--rows={rows}", "--rate=0.1"]
+    try:
+        script.main(["train", str(tmp_path / "text.txt"), *sizes])
+    finally:
+        torch.set_num_threads(threads)
+    script.main(["draw", *sizes, f"--figure={tmp_path / 'figure.png'}"])
+    assert "| 30 | entmax 1.5 | " in capsys.readouterr().out
+    assert_picture(tmp_path / "figure.png")
+    curve = [(0.0, 0.0, 8.0), (10.0, 4.0, 6.0), (20.0, 8.0, 5.0)]
+    assert [script.at(curve, 0, 5.0), script.at(curve, 1, 6.0), script.at(curve, 0, 99.0)] == [7.0, 5.5, 5.0]
+    with pytest.raises(SystemExit, match="Expected files of text"):
+        script.main(["train"])

@@ -19,7 +19,7 @@ pytest.importorskip("submitit", reason="jobs of a cluster need the extra 'slurm'
 
 
 @pytest.mark.slow
-@pytest.mark.process
+@pytest.mark.gate
 def test_a_killed_study_continues_the_jobs_that_it_left(write_study: Callable[..., Path], tmp_path: Path) -> None:
     """The killed command leaves a running job; the next one waits for it, and submits the others."""
     path = write_study(options={"trainer.max_epochs": 4, "checkpoint_every_n_steps": 3})

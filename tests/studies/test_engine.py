@@ -32,7 +32,7 @@ def measured(rows: list[Row]) -> list[Row]:
     return [{key: value for key, value in row.items() if key not in PROVENANCE} for row in rows]
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_cells_are_run_once_and_stored(
     write_study: Callable[..., Path], runner: Make, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -136,7 +136,7 @@ def test_a_failed_cell_leaves_the_others(write_study: Callable[..., Path], runne
     assert [row["cell"] for row in study.rows.read()] == ["right"]
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_a_function_is_called_at_each_point_once(function_study: Path, runner: Make, tmp_path: Path) -> None:
     study = runner(function_study, jobs=2)
     assert study.run(cells=["square"]) == []
@@ -153,7 +153,7 @@ def test_a_function_is_called_at_each_point_once(function_study: Path, runner: M
     assert sorted(calls) == sorted(["", "0 2", "0 3", "1 2", "1 3", "0 13", "1 13"])
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_a_function_may_return_a_series(write_study: Callable[..., Path], function_study: Path, runner: Make) -> None:
     cells = {"series": {"function": "own_functions.series", "arguments": {"n": 3}}}
     study = runner(write_study("several", config=None, options={}, cells=cells, series=["k"], columns={"y": {"value": "y"}}))
@@ -227,7 +227,7 @@ def test_a_value_is_summarized() -> None:
     assert summarized(lines, "max(u)") is None
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_a_lock_is_held_by_the_command_that_inherits_it(tmp_path: Path) -> None:
     """A training whose study was killed holds its cell until it ends."""
     path, waited = tmp_path / "lock", []
@@ -246,7 +246,7 @@ def _start(path: Path, folder: Path) -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.process
+@pytest.mark.gate
 @pytest.mark.timeout(900)
 def test_a_study_that_is_killed_ends_with_the_rows_of_one_that_is_not(
     write_study: Callable[..., Path], runner: Make, run_with_kills: Callable[..., None], tmp_path: Path
@@ -264,7 +264,7 @@ def test_a_study_that_is_killed_ends_with_the_rows_of_one_that_is_not(
 
 
 @pytest.mark.slow
-@pytest.mark.process
+@pytest.mark.gate
 def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None:
     """Warm starts, trainings, exact scores."""
     rng = np.random.default_rng(0)
@@ -298,7 +298,7 @@ def test_step_sizes_are_compared_by_the_median_of_both_halves(runner: Make) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.process
+@pytest.mark.gate
 def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a new user would: the files of the page in an empty folder, and the commands of the page."""
     text = (ROOT / "docs" / "how_to" / "studies.md").read_text()

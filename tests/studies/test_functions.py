@@ -136,6 +136,7 @@ def test_curves_of_wrong_labels(shared: Path, tmp_path: Path, monkeypatch: pytes
         "--trainer.accelerator=cpu",
         "--trainer.enable_progress_bar=false",
         "--trainer.limit_val_batches=1",
+        "--data.init_args.updates_per_batch=1",
         "--trainer.log_every_n_steps=10",
     ]
     assert main([*words, "--name=whole", "--trainer.max_steps=12"]) == 0

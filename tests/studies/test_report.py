@@ -95,7 +95,7 @@ def test_fifty_runs_of_two_hundred_epochs_are_a_small_page(tmp_path: Path) -> No
     assert (tmp_path / "report.html").stat().st_size < 3_000_000
 
 
-@pytest.mark.process
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     browser.get(page.as_uri())

@@ -66,6 +66,7 @@ class OptimalBrainDamage(pl.Callback):
         self.sample_every = check_count("sample_every", sample_every)
         self._mask: Tensor | None = None
         self._squares: Tensor | None = None
+        self._every_n_train_steps = 1  # as in Lightning's ModelCheckpoint: removed connections stay zero after each step
 
     @property
     def share(self) -> float:

@@ -73,6 +73,7 @@ class SparseConnectivity(pl.Callback):
         self.norm = None if norm is None else check_positive("norm", norm)
         self.every = check_count("every", every)
         self.interval = check_choice("interval", interval, ("epoch", "step"))
+        self._every_n_train_steps = self.every if interval == "step" else 0  # as in Lightning's ModelCheckpoint
         #: Optimizer step of the last projection; None before the first.
         self._projected: int | None = None
         self._warned = False

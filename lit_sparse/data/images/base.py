@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffle
 from lit_sparse.data.images.label_noise import LabelNoise
 from lit_sparse.data.loader import Batch
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.random import seeded_uniform
+from lit_sparse.kernels.binarize import binarize
 
 __all__ = ["UNLABELLED", "ImageDataModule", "Images"]
 
@@ -35,24 +35,29 @@ class Images:
         pixels: (N, D) float32 intensities in [0, 1].
         labels: (N,) int64 classes.
         true_labels: (N,) int64 classes without noise; None if ``labels`` are not noisy.
+        groups: (N,) int64 groups, numbered from 0; None without groups.
     """
 
     pixels: Tensor
     labels: Tensor
     true_labels: Tensor | None = None
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.pixels) != len(self.labels):
             raise DataError(f"Expected as many labels as images, {len(self.pixels)}, but got {len(self.labels)}. Add the rest.")
 
     def __getitem__(self, which: Tensor | slice) -> Images:
-        true_labels = None if self.true_labels is None else self.true_labels[which]
-        return Images(self.pixels[which], self.labels[which], true_labels)
+        return Images(*(None if column is None else column[which] for column in self._columns))  # type: ignore[arg-type]
 
     def __add__(self, other: Images) -> Images:
-        known = self.true_labels is not None and other.true_labels is not None
-        true_labels = torch.cat([self.true_labels, other.true_labels]) if known else None  # type: ignore[list-item]
-        return Images(torch.cat([self.pixels, other.pixels]), torch.cat([self.labels, other.labels]), true_labels)
+        pairs = zip(self._columns, other._columns, strict=True)
+        both = (None if a is None or b is None else torch.cat([a, b]) for a, b in pairs)
+        return Images(*both)  # type: ignore[arg-type]
+
+    @property
+    def _columns(self) -> tuple[Tensor | None, ...]:
+        return self.pixels, self.labels, self.true_labels, self.groups
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -70,7 +75,8 @@ class ImageDataModule(ResumableDataModule):
     are made when they are fetched. The k-th shift of the i-th image has the index ``i + k N``.
 
     With ``label_noise`` the labels of training and validation are noisy, the test labels are not. Batches then also hold
-    ``true_label`` (B,), the labels without noise, or -100 if unlabelled. A subclass passes the images of training and
+    ``true_label`` (B,), the labels without noise, or -100 if unlabelled. Images with groups give ``group`` (B,), or -100 if
+    unlabelled. A subclass passes the images of training and
     validation through :meth:`noisy` when it loads them.
 
     Args:
@@ -157,7 +163,7 @@ class ImageDataModule(ResumableDataModule):
                 f"Expected {len(images)} labels of int64 from {self.label_noise} but got {labels.dtype} {tuple(labels.shape)}."
                 " Correct its __call__."
             )
-        noisy = Images(images.pixels, labels, images.labels)
+        noisy = replace(images, labels=labels, true_labels=images.labels)
         self._check_labels(noisy, f"the labels by {self.label_noise}")
         return noisy
 
@@ -226,17 +232,19 @@ class ImageDataModule(ResumableDataModule):
         if split == "train" and self.shift_augmentation:
             pixels = self._moved(pixels, SHIFTS[indices // len(self._splits[split])])
         if self.binarize:
-            draws = seeded_uniform(self.seed + 7919 * epoch, indices, pixels.shape[1:], stream=STREAMS[split])
-            pixels = (draws < pixels).float()
+            pixels = binarize(pixels, self.seed + 7919 * epoch, indices, stream=STREAMS[split])
         if self.normalize is not None:
             mean, deviation = self.normalize
             pixels = (pixels - mean) / deviation
         batch = {"pixels": pixels, "label": labels, "index": indices}
         if self.label_noise is not None:
             batch["true_label"] = labels if images.true_labels is None else images.true_labels
+        if images.groups is not None:
+            batch["group"] = images.groups
         if split == "train":
             labelled = self._has_label[places]
-            batch |= {name: torch.where(labelled, batch[name], UNLABELLED) for name in ("label", "true_label") if name in batch}
+            names = ("label", "true_label", "group")
+            batch |= {name: torch.where(labelled, batch[name], UNLABELLED) for name in names if name in batch}
         return batch
 
     def _all(self, places: Tensor) -> Tensor:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from lit_sparse.data.base import Split, held_out, shuffled
@@ -38,12 +41,14 @@ class DigitsDataModule(ImageDataModule):
         self.test_size = held_out("test_size", test_size, self.total, self.total - 1)
         self.val_size = held_out("val_size", val_size, self.total, self.total - self.test_size)
 
-    def load(self) -> dict[Split, Images]:
-        """Read the digits from scikit-learn and split them at random."""
-        from sklearn.datasets import load_digits
+    def read(self) -> Images:
+        """Read the digits from scikit-learn."""
+        table = torch.from_numpy(_table())
+        return Images(table[:, :-1].float() / 16, table[:, -1].long())
 
-        data = load_digits()
-        digits = Images(torch.from_numpy(data.data).float() / 16, torch.from_numpy(data.target).long())
+    def load(self) -> dict[Split, Images]:
+        """Read the digits and split them at random."""
+        digits = self.read()
         order = shuffled(self.total, self.seed)
         end = self.val_size + self.test_size
         rest = self.noisy(digits[torch.cat([order[end:], order[: self.val_size]])])
@@ -52,3 +57,16 @@ class DigitsDataModule(ImageDataModule):
             "val": rest[-self.val_size :],
             "test": digits[order[self.val_size : end]],
         }
+
+
+def _table() -> np.ndarray[Any, np.dtype[np.float64]]:
+    """Return the rows of scikit-learn's file, 64 pixels and a label each, without the import of scikit-learn and pandas."""
+    package = find_spec("sklearn")
+    for folder in package.submodule_search_locations or () if package else ():
+        path = Path(folder) / "datasets" / "data" / "digits.csv.gz"
+        if path.is_file():
+            return np.loadtxt(path, delimiter=",")
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    return np.column_stack([data.data, data.target])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -29,16 +29,22 @@ class Table:
     Attributes:
         features: (N, D) float32, or float64 before preprocessing.
         target: (N,) float32.
+        groups: (N,) int64 groups, numbered from 0; None without groups.
     """
 
     features: Tensor
     target: Tensor
+    groups: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.features.ndim != 2 or self.target.shape != self.features.shape[:1]:
             raise DataError(
                 f"Expected features (N, D) and targets (N,) but got {tuple(self.features.shape)} and"
                 f" {tuple(self.target.shape)}. Reshape them."
+            )
+        if self.groups is not None and self.groups.shape != self.target.shape:
+            raise DataError(
+                f"Expected a group for each of {len(self.target)} rows but got {tuple(self.groups.shape)}. Give one per row."
             )
         for name, values in (("features", self.features), ("target", self.target)):
             broken = sorted({row for row, *_ in (~values.isfinite()).nonzero().tolist()})
@@ -49,10 +55,13 @@ class Table:
                 )
 
     def __getitem__(self, which: Tensor | slice) -> Table:
-        return Table(self.features[which], self.target[which])
+        groups = None if self.groups is None else self.groups[which]
+        return Table(self.features[which], self.target[which], groups)
 
     def __add__(self, other: Table) -> Table:
-        return Table(torch.cat([self.features, other.features]), torch.cat([self.target, other.target]))
+        known = self.groups is not None and other.groups is not None
+        groups = torch.cat([self.groups, other.groups]) if known else None  # type: ignore[list-item]
+        return Table(torch.cat([self.features, other.features]), torch.cat([self.target, other.target]), groups)
 
     def __len__(self) -> int:
         return len(self.target)
@@ -61,8 +70,9 @@ class Table:
 class RegressionDataModule(ResumableDataModule):
     """Base of regression data modules: a subclass implements :meth:`load`.
 
-    Batches are dicts of ``features`` (B, D) float32, ``target`` (B,) float32 and ``index`` (B,) within the split. With an
-    intercept the last feature is 1. All statistics for preprocessing come from the training rows.
+    Batches are dicts of ``features`` (B, D) float32, ``target`` (B,) float32 and ``index`` (B,) within the split, and of
+    ``group`` (B,) int64 for a table with groups. With an intercept the last feature is 1. All statistics for preprocessing
+    come from the training rows.
 
     Args:
         whiten: whether to rotate and scale the features so that their covariance over the training rows is the identity.
@@ -146,7 +156,7 @@ class RegressionDataModule(ResumableDataModule):
             inputs = {split: self.bases(x, centres) for split, x in inputs.items()}
         if self.intercept:
             inputs = {split: torch.cat([x, torch.ones(len(x), 1).to(x)], 1) for split, x in inputs.items()}
-        self._tables = {split: Table(x.float(), tables[split].target) for split, x in inputs.items()}
+        self._tables = {split: replace(tables[split], features=x.float()) for split, x in inputs.items()}
 
     @override
     def size(self, split: Split) -> int:
@@ -155,7 +165,8 @@ class RegressionDataModule(ResumableDataModule):
     @override
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
         rows = self._tables[split][indices]
-        return {"features": rows.features, "target": rows.target, "index": indices}
+        batch = {"features": rows.features, "target": rows.target, "index": indices}
+        return batch if rows.groups is None else {**batch, "group": rows.groups}
 
     def _with_standard_targets(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         target = tables["train"].target.double()
@@ -166,7 +177,7 @@ class RegressionDataModule(ResumableDataModule):
                 " Leave it out."
             )
         standard = {split: (table.target.double() - self.target_mean) / self.target_std for split, table in tables.items()}
-        return {split: Table(table.features, standard[split].float()) for split, table in tables.items()}
+        return {split: replace(table, target=standard[split].float()) for split, table in tables.items()}
 
     def _split(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         """Hold out the missing splits, and limit the training rows to ``train_size``."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from lit_sparse.data.base import Split
-from lit_sparse.data.readers.arrays import open_arrays
+from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.sizes import check_dense
 from lit_sparse.data.readers.text_files import ending_of, open_bytes
 from lit_sparse.data.regression.base import RegressionDataModule, Table
@@ -20,6 +22,9 @@ __all__ = ["TableDataModule"]
 #: Exceptions of readers for broken, truncated or foreign files.
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError, OverflowError)
 
+#: Features, target and groups.
+Columns: TypeAlias = tuple[np.ndarray, np.ndarray, np.ndarray | None]
+
 
 class TableDataModule(RegressionDataModule):
     """Rows of your own file.
@@ -28,10 +33,14 @@ class TableDataModule(RegressionDataModule):
     are the test rows. In a ``.csv`` file, which may be compressed by gzip or bzip2, ``features`` is a comma-separated list of
     columns and ``target`` a column. Any other file is read as LIBSVM's sparse rows, which have no names.
 
+    With ``group``, each value of that column is a group of rows, for :class:`lit_sparse.risks.GroupDRO` and for scores by
+    group. The values, in ascending order, are ``group_names`` after ``setup``; their positions are the groups of batches.
+
     Args:
         path: path of the file.
         features: name of the array (N, D), or comma-separated names of columns.
         target: name of the array (N,), or name of the column.
+        group: name of the array (N,), or name of the column, of any values; None for no groups.
         log_target: whether to take the logarithm of the targets; ``standardize_target`` applies to it.
         drop_last: whether to drop the last feature, for a file that already has an intercept.
         options: options of :class:`~lit_sparse.data.RegressionDataModule`.
@@ -41,12 +50,16 @@ class TableDataModule(RegressionDataModule):
         DataError: if the file cannot be read, or lacks an array or a column.
     """
 
+    #: Value of each group.
+    group_names: list[str]
+
     def __init__(
         self,
         path: str,
         *,
         features: str = "X",
         target: str = "y",
+        group: str | None = None,
         log_target: bool = False,
         drop_last: bool = False,
         **options: Any,
@@ -55,6 +68,8 @@ class TableDataModule(RegressionDataModule):
         self.path = path
         self.features = features
         self.target = target
+        self.group = group
+        self.group_names = []
         self.log_target = log_target
         self.drop_last = drop_last
 
@@ -67,7 +82,8 @@ class TableDataModule(RegressionDataModule):
         readers = {".npz": self._from_npz, ".csv": self._from_csv}
         try:
             arrays = readers.get(ending, self._from_libsvm)(path)
-            tables = {split: self._table(x, y) for split, (x, y) in arrays.items()}
+            tables = {split: self._table(x, y) for split, (x, y, _) in arrays.items()}
+            tables = self._grouped(tables, {split: group for split, (*_, group) in arrays.items()})
         except DataError:
             raise
         except UNREADABLE as error:
@@ -89,25 +105,48 @@ class TableDataModule(RegressionDataModule):
             y = y.log()
         return Table(x[:, :-1] if self.drop_last and x.ndim == 2 else x, y.float())
 
-    def _from_npz(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
+    def _grouped(self, tables: dict[Split, Table], values: dict[Split, np.ndarray | None]) -> dict[Split, Table]:
+        """Return tables with the positions of their groups among all values."""
+        if self.group is None:
+            return tables
+        known = {split: np.asarray(column).reshape(-1) for split, column in values.items() if column is not None}
+        names, places = np.unique(np.concatenate(list(known.values())), return_inverse=True)
+        self.group_names = [str(name) for name in names]
+        ends = np.cumsum([len(column) for column in known.values()])[:-1]
+        groups = dict(zip(known, np.split(places.astype(np.int64), ends), strict=True))
+        return {split: replace(table, groups=torch.from_numpy(groups[split])) for split, table in tables.items()}
+
+    def _from_npz(self, path: Path) -> dict[Split, Columns]:
+        names = (self.features, self.target, self.group)
         with open_arrays(path) as arrays:
-            splits: dict[Split, tuple[np.ndarray, np.ndarray]] = {"train": (arrays[self.features], arrays[self.target])}
+            splits: dict[Split, Columns] = {"train": _arrays(arrays, names)}
             if f"{self.features}t" in arrays and f"{self.target}t" in arrays:
-                splits["test"] = (arrays[f"{self.features}t"], arrays[f"{self.target}t"])
+                splits["test"] = _arrays(arrays, [name and f"{name}t" for name in names])
         return splits
 
-    def _from_csv(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
+    def _from_csv(self, path: Path) -> dict[Split, Columns]:
         from lit_sparse.data.readers.tables import from_tables
 
         names = [name.strip() for name in self.features.split(",")]
-        columns = from_tables([path], {name: name for name in [*names, self.target]}, optional=())
+        needed = [*names, self.target, *([] if self.group is None else [self.group])]
+        columns = from_tables([path], {name: name for name in needed}, optional=())
         x = np.array([columns[name] for name in names], dtype=np.float64).T
-        return {"train": (x, np.array(columns[self.target], dtype=np.float64))}
+        group = None if self.group is None else np.array(columns[self.group])
+        return {"train": (x, np.array(columns[self.target], dtype=np.float64), group)}
 
-    def _from_libsvm(self, path: Path) -> dict[Split, tuple[np.ndarray, np.ndarray]]:
+    def _from_libsvm(self, path: Path) -> dict[Split, Columns]:
         from sklearn.datasets import load_svmlight_file
 
+        if self.group is not None:
+            raise DataError(f"Expected a .npz or .csv file with `group` but got {str(path)!r}, whose columns have no names.")
         with open_bytes(path) as file:
             x, y = load_svmlight_file(file)
         check_dense(path, x.shape, x.nnz)
-        return {"train": (x.toarray(), y)}
+        return {"train": (x.toarray(), y, None)}
+
+
+def _arrays(arrays: Arrays, names: Sequence[str | None]) -> Columns:
+    """Return features, target and groups."""
+    features, target, group = (None if name is None else arrays[name] for name in names)
+    assert features is not None and target is not None
+    return features, target, group

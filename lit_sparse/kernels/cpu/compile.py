@@ -10,11 +10,11 @@ from typing import Any, Literal
 import numba
 import numpy as np
 from numba.core import event, types
-from numba.extending import overload
+from numba.extending import intrinsic, overload
 
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["REDUCTION_FLAGS", "bits_of", "compile_rows", "floats_of", "layout_of"]
+__all__ = ["REDUCTION_FLAGS", "bits_of", "compile_rows", "floats_of", "layout_of", "lowest_bit"]
 
 # Flags for reductions over values known to be neither NaN nor +inf. Sums may be reordered into SIMD lanes; -inf keeps
 # its meaning. Never give them to a function that subtracts a two-part threshold: reordering would round its parts.
@@ -135,3 +135,15 @@ def _compile_layout_of(x: Any) -> Callable[[Any], Any]:
 def _compile_floats_of(x: Any) -> Callable[[Any], Any]:
     floats = np.float32 if x.dtype.bitwidth == 32 else np.float64
     return lambda x: x.view(floats)
+
+
+def _lowest_bit(context: Any, word: Any) -> Any:
+    """Return the place of the lowest bit of an integer that is not zero."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], context.get_constant(types.boolean, True))
+
+    return types.int64(types.int64), generate
+
+
+lowest_bit: Any = intrinsic(_lowest_bit)

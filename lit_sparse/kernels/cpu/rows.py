@@ -13,13 +13,16 @@ from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_row
 
 __all__ = [
     "SIMD_BLOCK",
-    "count_from",
+    "choose_largest",
+    "ends_of",
     "gather_above",
+    "gather_allowed",
     "is_broken",
     "key_range",
     "pad",
     "plain_top",
     "row_views",
+    "spread_allowed",
     "top_of",
     "unit_of",
     "write_invalid",
@@ -43,14 +46,55 @@ def key_range(bits: Any, row: Any, low: Any, shift: Any) -> Any:
     return least, most
 
 
-@compile_rows(REDUCTION_FLAGS)
-def count_from(bits: Any, row: Any, low: Any, shift: Any, key: Any) -> Any:
-    """Return how many entries of a row have an order key of at least ``key``."""
-    count = 0
-    for i in range(bits.shape[1]):
-        if bits[row, i] ^ ((bits[row, i] >> shift) & low) >= key:
-            count += 1
+@compile_rows()
+def count_from(keys: Any, key: Any) -> Any:
+    """Return how many of the keys in ``keys[0]`` are at least ``key``."""
+    count = np.int32(0)
+    for i in range(keys.shape[1]):
+        count += np.int32(keys[0, i] >= key)
     return count
+
+
+@compile_rows()
+def choose_largest(keys: Any, n: Any, k: Any, least: Any, most: Any, chosen: Any) -> None:
+    """Mark the k largest of n > k keys by 1, the others by 0; ties go to the first.
+
+    Regula falsi on the number of keys that reach a bound, with a bisection in every third pass. It ends at any bound that k
+    keys reach, which most rows have within a few passes.
+
+    Args:
+        keys: (1, d) integers; others than the n come below ``least``.
+        n: number of keys to choose from.
+        k: number of keys to choose.
+        least: smallest of the n keys.
+        most: largest key.
+        chosen: (d,) receives the marks.
+    """
+    one = keys.dtype.type(1)
+    bound, many, few = least, n, 0  # `many` keys reach the bound, `few` reach `below`
+    below = most + one
+    passes = 0
+    while many != k and below != bound + one:
+        middle = (bound & below) + ((bound ^ below) >> one)  # this average cannot overflow
+        passes += 1
+        if passes % 3:
+            share = (many - k) / (many - few)
+            middle = keys.dtype.type(bound + share * (np.float64(below) - np.float64(bound)))
+            middle = min(max(middle, bound + one), below - one)
+        count = count_from(keys, middle)
+        if count >= k:
+            bound, many = middle, count
+        else:
+            below, few = middle, count
+    for i in range(keys.shape[1]):
+        chosen[i] = keys[0, i] >= bound
+    surplus = many - k
+    i = keys.shape[1]
+    while surplus > 0:
+        i -= 1
+        if keys[0, i] == bound:
+            chosen[i] = 0
+            surplus -= 1
 
 
 @compile_rows()
@@ -69,21 +113,22 @@ def write_zeros(row: Any, y: Any) -> None:
 
 @compile_rows()
 def row_views(x: Any) -> Any:
-    """Return the bits of an array, and a cell of its type with its bits, as :func:`top_of` takes them."""
-    cell = np.empty(1, x.dtype)
+    """Return the bits of an array, and two cells of its type with their bits, as :func:`ends_of` takes them."""
+    cell = np.empty(2, x.dtype)
     return bits_of(x), cell, bits_of(cell)
 
 
 @compile_rows()
-def top_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> Any:
-    """Write the largest entry of an ordinary row to ``cell[0]``; write the result of any other.
+def ends_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> Any:
+    """Write the largest and the smallest entry of an ordinary row to ``cell``; write the result of any other.
 
     Args:
         x: (rows, d); ``bits`` are the same as integers.
         bits: the bits of x.
         row: which row.
-        y: (rows, d); receives zeros, and NaN at the allowed entries of a row that holds NaN or +inf.
-        cell: (1,) of the type of x; ``cell_bits`` are the same as an integer.
+        y: (rows, d); receives zeros for a row without allowed entries, and NaN at the allowed entries of a row that holds NaN
+            or +inf. It is not written for an ordinary row.
+        cell: (2,) of the type of x; ``cell_bits`` are the same as integers.
         cell_bits: the bits of cell.
 
     Returns:
@@ -94,11 +139,21 @@ def top_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> An
     if most >= highest or least < lowest:
         write_invalid(x, row, y)
         return False
-    write_zeros(row, y)
     if most == lowest:
+        write_zeros(row, y)
         return False
     cell_bits[0] = most ^ ((most >> shift) & low)
+    cell_bits[1] = least ^ ((least >> shift) & low)
     return True
+
+
+@compile_rows()
+def top_of(x: Any, bits: Any, row: Any, y: Any, cell: Any, cell_bits: Any) -> Any:
+    """Do the same, and write zeros for an ordinary row."""
+    ordinary = ends_of(x, bits, row, y, cell, cell_bits)
+    if ordinary:
+        write_zeros(row, y)
+    return ordinary
 
 
 @compile_rows()
@@ -112,6 +167,44 @@ def gather_above(x: Any, row: Any, top: Any, scale: Any, limit: Any, values: Any
         places[n] = i
         n += value > bound
     return n
+
+
+@compile_rows()
+def gather_allowed(x: Any, row: Any, least: Any, values: Any, places: Any) -> Any:
+    """Collect the allowed entries of an ordinary row, with their places unless all are allowed.
+
+    Args:
+        x: (rows, d).
+        row: which row.
+        least: its smallest entry.
+        values: (d,) receives the entries.
+        places: (d,) receives their places.
+
+    Returns:
+        Their number, and the smallest of them.
+    """
+    if least > -np.inf:
+        for i in range(x.shape[1]):
+            values[i] = x[row, i]
+        return x.shape[1], least
+    n, least = 0, x.dtype.type(np.inf)
+    for i in range(x.shape[1]):
+        values[n] = x[row, i]
+        places[n] = i
+        n += x[row, i] != -np.inf
+        least = min(least, x[row, i]) if x[row, i] != -np.inf else least
+    return n, least
+
+
+@compile_rows()
+def spread_allowed(row: Any, n: Any, places: Any, y: Any) -> None:
+    """Move the first n results of a row to their places, and write zeros between them."""
+    if n == y.shape[1]:
+        return
+    for i in range(y.shape[1] - 1, -1, -1):
+        inside = n > 0 and places[n - 1] == i
+        n -= inside
+        y[row, i] = y[row, n] if inside else y.dtype.type(0)
 
 
 @compile_rows()

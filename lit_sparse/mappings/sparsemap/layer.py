@@ -19,7 +19,7 @@ from lit_sparse.mappings.sparsemap.solver import StructureProblem, potential_cou
 from lit_sparse.structures import Assignment, BitVector, Budget, Structure
 from lit_sparse.structures import Sequence as TagSequence
 
-__all__ = ["SparseMAP", "SparseMAPOutput", "sparsemap"]
+__all__ = ["SparseMAP", "SparseMAPOutput", "as_potentials", "sparsemap"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def sparsemap(
     """
     max_iter, tol = check_count("max_iter", max_iter), check_positive("tol", tol)
     problem = StructureProblem(check_structure(structure), _start_of(start), max_iter, tol, _warn)
-    links = None if potentials is None else _as_tensor(potentials)
+    links = None if potentials is None else as_potentials(potentials)
     return _distribution(allowed_scores(scores, mask), problem, links, check_positive("gamma", gamma))  # type: ignore[no-any-return]
 
 
@@ -134,7 +134,7 @@ def _distribution(x: Tensor, problem: StructureProblem, potentials: Tensor | Non
     )
 
 
-def _as_tensor(values: Tensor | Sequence[Any]) -> Tensor:
+def as_potentials(values: Tensor | Sequence[Any]) -> Tensor:
     """Return potentials as a floating tensor.
 
     Raises:
@@ -211,7 +211,7 @@ class SparseMAP(SparseMapping):
         self.max_iter = check_count("max_iter", max_iter)
         self.tol = check_positive("tol", tol)
         self._warned = False
-        values = None if potentials is None else structure.check_potentials(_as_tensor(potentials))
+        values = None if potentials is None else structure.check_potentials(as_potentials(potentials))
         if learn_potentials:
             initial = structure.initial_potentials() if values is None else values.detach().clone()
             self.potentials = torch.nn.Parameter(initial)

@@ -17,7 +17,7 @@ from lit_sparse.kernels.oracles import CompiledOracle
 from lit_sparse.mappings.row_function import constant_in
 from lit_sparse.structures import Structure
 
-__all__ = ["StructureProblem", "potential_counts"]
+__all__ = ["StructureProblem", "on_support", "potential_counts"]
 
 
 class _Distribution(torch.autograd.Function):
@@ -53,7 +53,7 @@ class _Distribution(torch.autograd.Function):
             total = grads[1] if total is None else total + grads[1]
         pulled: list[Any] = [None, None, None]
         if total is not None:
-            change = _on_support(structures, sizes, total)
+            change = on_support(structures, sizes, total.unsqueeze(-1)).squeeze(-1)
             pulled[0] = constant_in(marginals, torch.einsum("bs,bsd->bd", change, structures))
             if ctx.needs_input_grad[1]:
                 counts = potential_counts(ctx.structure, structures, potentials[0].detach(), change)
@@ -69,22 +69,22 @@ class _Distribution(torch.autograd.Function):
             total = total + torch.einsum("bsd,bd->bs", structures, torch.where(allowed, tangents[0], 0.0))
         if tangents[1] is not None:
             total = total + ctx.structure.potential_scores(structures, tangents[1])
-        change = _on_support(structures, sizes, total)
+        change = on_support(structures, sizes, total.unsqueeze(-1)).squeeze(-1)
         return torch.einsum("bs,bsd->bd", change, structures), change, None, None, None
 
 
-def _on_support(structures: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
-    """Return Q times a change (B, S) of the totals: the change of the probabilities."""
+def on_support(structures: Tensor, sizes: Tensor, total: Tensor) -> Tensor:
+    """Return Q times changes (B, S, n) of the totals: the changes of the probabilities."""
     count = structures.shape[1]
     valid = torch.arange(count, device=sizes.device) < sizes.unsqueeze(-1)
     gram = structures @ structures.mT + 1.0
     eye = torch.eye(count, dtype=gram.dtype, device=gram.device)
     factor = torch.linalg.cholesky(torch.where(valid.unsqueeze(-1) & valid.unsqueeze(1), gram, eye))
-    ones = valid.to(gram.dtype)
-    right = torch.stack([ones, torch.where(valid, total, 0.0)], -1)
-    spread, solved = torch.cholesky_solve(right, factor).unbind(-1)
-    share = solved.sum(-1, keepdim=True) / spread.sum(-1, keepdim=True)
-    return solved - share * spread
+    ones = valid.to(gram.dtype).unsqueeze(-1)
+    right = torch.cat([ones, torch.where(valid.unsqueeze(-1), total, 0.0)], -1)
+    both = torch.cholesky_solve(right, factor)
+    spread, solved = both[..., :1], both[..., 1:]
+    return solved - spread * (solved.sum(1, keepdim=True) / spread.sum(1, keepdim=True))
 
 
 def potential_counts(structure: Structure, structures: Tensor, potentials: Tensor, weights: Tensor) -> Tensor:

@@ -222,7 +222,7 @@ def test_heads_and_tensorboard(tmp_path: Path) -> None:
     assert set(events.Tags()["images"]) == {"attention/2", "attention/5"}
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_two_processes_draw_what_one_does(tmp_path: Path) -> None:
     """The chosen examples come together on the first process; the odd one out has one batch more than the other."""
     for name, options in (("one", {}), ("two", {"strategy": "ddp_spawn", "devices": 2})):

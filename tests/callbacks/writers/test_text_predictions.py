@@ -266,7 +266,7 @@ def test_the_folder_of_a_trainer_without_a_logger(tmp_path: Path) -> None:
     assert set(files(tmp_path)) == {"predictions.txt", "predictions.jsonl"}
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_two_processes_write_what_one_does(tmp_path: Path) -> None:
     for name, options in (("one", {}), ("two", {"strategy": "ddp_spawn", "devices": 2})):
         predict(Speaker(11, 3), TextPredictionWriter(str(tmp_path / name), attention=True), **options)
@@ -297,7 +297,7 @@ def _process(rank: int, store: str, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_inputs_are_shared_out_in_any_way(tmp_path: Path) -> None:
     mp.spawn(_process, (str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
     lines = {name: tmp_path / name / "predictions.txt" for name in SHARES}

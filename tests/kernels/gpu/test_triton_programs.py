@@ -259,7 +259,7 @@ CHECKS: dict[str, Callable[[str], None]] = {
 }
 
 
-@pytest.mark.process
+@pytest.mark.gate
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "properties" else [pytest.mark.slow]) for name in CHECKS]
 )
@@ -268,7 +268,7 @@ def test_in_the_interpreter(name: str) -> None:
     assert run_python("-m", "tests.kernels.gpu.test_triton_programs", name, TRITON_INTERPRET="1")
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_the_programs_compile(tmp_path: Path) -> None:
     pytest.importorskip("triton", minversion="3.3")  # whose compiler can be called like this
     assert run_python("-m", "tests.kernels.gpu.test_triton_programs", "compiles", TRITON_CACHE_DIR=str(tmp_path))
@@ -293,7 +293,7 @@ def test_on_a_stream_of_the_callers() -> None:
     torch.testing.assert_close(y.cpu(), map_entmax(x, 1.5, 1.0), atol=1e-5, rtol=0)
 
 
-@pytest.mark.process
+@pytest.mark.gate
 def test_the_package_works_without_triton() -> None:
     """Triton is not imported with the package, and a call without it is left to the plain operations."""
     code = (

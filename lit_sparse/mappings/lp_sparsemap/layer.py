@@ -1,0 +1,305 @@
+"""LP-SparseMAP (Niculae & Martins 2020): sparse marginals of factor graphs."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+from lit_sparse.checks import check_count, check_positive
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
+from lit_sparse.mappings.lp_sparsemap.local import local_of
+from lit_sparse.mappings.lp_sparsemap.problem import GraphProblem
+from lit_sparse.mappings.masking import allowed_scores
+from lit_sparse.mappings.sparsemap.layer import as_potentials
+from lit_sparse.structures import Budget, Factor, FactorGraph, Or, Pair
+
+__all__ = ["LPSparseMAP", "LPSparseMAPOutput", "lp_sparsemap"]
+
+
+@dataclass(frozen=True)
+class LPSparseMAPOutput:
+    """Marginals of a factor graph for each row; unpacks to its first two attributes.
+
+    Attributes:
+        marginals: (..., d).
+        counts: (..., P) how much each potential counts, such as the probability that both variables of a pair are 1.
+        residual: (...) largest difference of a variable and a factor's copy of it.
+        gap: (...) primal-dual gap; a rounding error if the residual is.
+    """
+
+    marginals: Tensor
+    counts: Tensor
+    residual: Tensor
+    gap: Tensor
+
+    def __iter__(self) -> Iterator[Tensor]:
+        yield from (self.marginals, self.counts)
+
+
+def lp_sparsemap(
+    scores: Tensor,
+    graph: FactorGraph,
+    *,
+    potentials: Tensor | Sequence[Any] | None = None,
+    gamma: float = 1.0,
+    mask: Tensor | None = None,
+    max_iter: int = 300,
+    tol: float = 1e-6,
+) -> LPSparseMAPOutput:
+    """Return the point nearest to the scores that lies in the convex hull of each factor's structures.
+
+    With marginals mu and what the potentials eta add, it solves ``max <mu, x> + <counts, eta> - gamma / 2 ||mu||^2``, where
+    each factor has a distribution over its structures whose mean is its part of mu. The factors agree on mu alone, so that this
+    is a relaxation: mu need not be the mean of a distribution over vectors that fit all factors. Differentiable in scores and
+    potentials, to any order.
+
+    Args:
+        scores: (..., d) floating, one for each variable.
+        graph: factors over the variables.
+        potentials: further scores of factors that have them, in the order of the graph's factors and their groups: (..., P) for
+            one for each group of variables, or one for each factor; see :meth:`FactorGraph.potential_counts`.
+        gamma: strength of the regularizer, > 0.
+        mask: boolean, broadcastable to ``scores``; True where a variable is allowed. Others are 0.
+        max_iter: most evaluations of the factors for a row; a warning tells when they were too few.
+        tol: largest difference of a variable and a factor's copy of it to reach.
+
+    Returns:
+        Marginals, counts, residual and gap. NaN or +inf at an allowed variable makes its own row NaN and no other.
+
+    Raises:
+        ConfigurationError: for an invalid argument, or factors that contradict one another.
+
+    Example:
+        >>> import torch
+        >>> graph = FactorGraph(3, [Factor(Pair(), [0, 1]), Factor(Budget(None, 1))])
+        >>> apart = lp_sparsemap(torch.tensor([0.9, 0.1, 0.8]), graph).marginals
+        >>> joined = lp_sparsemap(torch.tensor([0.9, 0.1, 0.8]), graph, potentials=[0.6]).marginals
+        >>> [round(p, 2) for p in apart.tolist()], [round(p, 2) for p in joined.tolist()]
+        ([0.55, 0.0, 0.45], [0.43, 0.23, 0.33])
+    """
+    max_iter, tol, gamma = check_count("max_iter", max_iter), check_positive("tol", tol), check_positive("gamma", gamma)
+    links = None if potentials is None else as_potentials(potentials)
+    return _solve(allowed_scores(scores, mask), check_graph(graph), links, gamma, max_iter, tol, _warn)  # type: ignore[no-any-return]
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def check_graph(graph: Any) -> FactorGraph:
+    """Return a factor graph.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
+    if isinstance(graph, FactorGraph):
+        return graph
+    raise ConfigurationError(f"Expected a graph, such as FactorGraph(None, [Factor(Budget(None, 2))]), but got {graph!r}.")
+
+
+@torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _solve(
+    x: Tensor,
+    graph: FactorGraph,
+    potentials: Tensor | None,
+    gamma: float,
+    max_iter: int,
+    tol: float,
+    warn: Callable[[str], None],
+) -> LPSparseMAPOutput:
+    """See :func:`lp_sparsemap`; scores (..., d) with -inf where they are masked."""
+    d, batch, dtype = x.shape[-1], x.shape[:-1], x.dtype
+    graph.check(d)
+    rows = x.reshape(batch.numel(), d).double() / gamma
+    links = _batched(potentials, graph, x).double() / gamma
+    problem = GraphProblem(graph, local_of(graph, d, x.device), max_iter, tol, warn)
+    marginals, counts, residual, gap, *_ = problem(rows, links)
+    return LPSparseMAPOutput(
+        marginals.to(dtype).reshape(x.shape),
+        counts.to(dtype).reshape(*batch, counts.shape[-1]),
+        residual.to(dtype).reshape(batch),
+        (gap * gamma).to(dtype).reshape(batch),
+    )
+
+
+def _batched(potentials: Tensor | None, graph: FactorGraph, x: Tensor) -> Tensor:
+    """Return potentials (B, P), one for each group of variables, for scores (..., d).
+
+    Raises:
+        ConfigurationError: if they do not fit.
+    """
+    batch = x.shape[:-1]
+    each, tied = graph.potential_counts(x.shape[-1])
+    if potentials is None:
+        return x.new_zeros(batch.numel(), each)
+    if potentials.dim() < 1 or potentials.shape[-1] not in (each, tied):
+        raise ConfigurationError(
+            f"Expected potentials of shape ({each},), one for each group of variables, or ({tied},), one for each"
+            f" factor, or with the rows' dimensions before that, but got {tuple(potentials.shape)}."
+        )
+    if potentials.shape[-1] != each:
+        potentials = potentials[..., graph.tied_index(x.shape[-1]).to(potentials.device)]
+    try:
+        return potentials.to(x.device).expand(*batch, each).reshape(batch.numel(), each)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"Expected potentials for the rows of scores {tuple(x.shape)} but got shape {tuple(potentials.shape)}."
+        ) from error
+
+
+class LPSparseMAP(SparseMapping):
+    """Marginals of a factor graph, as a layer: the nearest point that lies in the convex hull of each factor's structures.
+
+    Args:
+        graph: factors over the variables; see :class:`~lit_sparse.structures.FactorGraph`.
+        potentials: further scores of factors that have them, a tensor or a list; see
+            :func:`~lit_sparse.mappings.functional.lp_sparsemap`.
+        learn_potentials: make the potentials a parameter, which starts from ``potentials`` or zeros: one for each factor where
+            the graph reads its number of variables from the scores, else one for each group of variables.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+        max_iter: most evaluations of the factors for a row; one warning tells when they were too few.
+        tol: largest difference of a variable and a factor's copy of it to reach.
+
+    Raises:
+        ConfigurationError: if an argument is not as described.
+
+    Source: Niculae & Martins (2020), LP-SparseMAP: Differentiable Relaxed Optimization for Sparse Structured Prediction,
+    arXiv:2001.04437.
+
+    Example:
+        >>> import torch
+        >>> from lit_sparse.structures import Xor
+        >>> graph = FactorGraph(4, [Factor(Xor(), [[0, 1], [2, 3]]), Factor(Budget(None, 1), [0, 2])])
+        >>> LPSparseMAP(graph)(torch.tensor([2.0, 0.0, 2.0, 0.0])).tolist()  # 0 and 2 share what each wants whole
+        [0.5, 0.5, 0.5, 0.5]
+    """
+
+    on_simplex = False
+    shift_invariant = False
+    iterative = True
+
+    potentials: Tensor | None
+
+    def __init__(
+        self,
+        graph: FactorGraph,
+        *,
+        potentials: Tensor | Sequence[Any] | None = None,
+        learn_potentials: bool = False,
+        gamma: float = 1.0,
+        dim: int = -1,
+        max_iter: int = 300,
+        tol: float = 1e-6,
+    ) -> None:
+        super().__init__(gamma=gamma, dim=dim)
+        self.graph = check_graph(graph)
+        self.ordered = graph.ordered
+        self.learn_potentials = learn_potentials
+        self.max_iter = check_count("max_iter", max_iter)
+        self.tol = check_positive("tol", tol)
+        self._warned = False
+        values = None if potentials is None else as_potentials(potentials)
+        if learn_potentials:
+            initial = graph.initial_potentials() if values is None else values.detach().clone()
+            self.potentials = torch.nn.Parameter(initial)
+        else:
+            self.register_buffer("potentials", values, persistent=False)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Return graphs for any number of variables."""
+        chain = FactorGraph(None, [Factor(Pair(), "neighbours"), Factor(Budget(None, 2))])
+        some = FactorGraph(None, [Factor(Or()), Factor(Budget(None, 3))])
+        return [cls(some), cls(chain, potentials=[0.7]), cls(chain, potentials=[-0.4], gamma=0.5)]
+
+    def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """Return the marginals; see :func:`lp_sparsemap`."""
+        x = allowed_scores(scores, mask, dim).movedim(dim, -1)
+        if x.is_meta or x.shape[-1] == 0:
+            return (torch.zeros_like(x) if x.is_meta else x).movedim(-1, dim)
+        return self.solve(x).marginals.movedim(-1, dim)
+
+    def solve(self, scores: Tensor, mask: Tensor | None = None) -> LPSparseMAPOutput:
+        """Return marginals, counts, residual and gap along the last dimension; see :func:`lp_sparsemap`.
+
+        Args:
+            scores: (..., d).
+            mask: boolean, broadcastable to ``scores``; True where a variable is allowed.
+        """
+        x = allowed_scores(scores, mask)
+        return _solve(x, self.graph, self.potentials, self.gamma, self.max_iter, self.tol, self._warn_once)  # type: ignore[no-any-return]
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            _warn(text)
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        """Return half the squared norm of y.
+
+        Raises:
+            ConfigurationError: if there are potentials: Omega depends on more than y then.
+        """
+        if self.potentials is not None:
+            raise ConfigurationError(
+                "Expected no potentials: with them Omega depends on the factors' distributions, not on y alone."
+            )
+        return 0.5 * y.square().sum(dim)
+
+    def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the counts."""
+        if self.potentials is None:
+            return super().value_along(scores, mask, dim)
+        given = allowed_scores(scores, mask, dim).movedim(dim, -1)
+        x = given.double()  # autocast leaves it alone
+        if x.shape[-1] == 0:
+            return given.sum(-1).fill_(-torch.inf)
+        out = self.solve(x)
+        links = _batched(self.potentials, self.graph, x).double().reshape(out.counts.shape)
+        point = out.marginals
+        inner = torch.where(point != 0, point * x, 0.0).sum(-1) - 0.5 * self.gamma * point.square().sum(-1)
+        maximum = (inner + (out.counts * links).sum(-1)).detach()
+        maximum = torch.where((x != -torch.inf).any(-1), maximum, -torch.inf)
+        slope = with_slope(links, out.counts).sum(-1)
+        return (envelope(x, point, maximum, -1) + slope).to(given.dtype)
+
+    def loss(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Return the Fenchel-Young loss of this mapping for vectors that fit all factors as targets.
+
+        Not negative, and zero where the marginals are the target. Its gradient is the marginals less the target, and in the
+        potentials the counts less the target's.
+
+        Args:
+            scores: (..., d).
+            target: (..., d) of {0, 1}.
+            mask: boolean, broadcastable to ``scores``; True where a variable is allowed.
+
+        Returns:
+            Tensor (...).
+
+        Raises:
+            ConfigurationError: if the target has another shape, or does not fit a factor or the mask.
+        """
+        x = allowed_scores(scores, mask)
+        if not isinstance(target, Tensor) or target.shape != x.shape:
+            shape = tuple(target.shape) if isinstance(target, Tensor) else full_name(target)
+            raise ConfigurationError(f"Expected a target of the scores' shape {tuple(x.shape)} but got {shape}.")
+        local = local_of(self.graph, x.shape[-1], x.device)
+        bits = target.to(x.dtype).reshape(-1, x.shape[-1])
+        fits = local.fits(bits, (x != -torch.inf).reshape(bits.shape))
+        if not bool(fits.all()):
+            raise ConfigurationError(
+                f"Expected targets of {{0, 1}} that fit all factors and the mask but that of row"
+                f" {int((~fits).nonzero()[0])} does not."
+            )
+        links = _batched(self.potentials, self.graph, x).to(x.dtype)
+        chosen = torch.where(bits > 0, x.reshape(bits.shape), 0.0).sum(-1) - 0.5 * self.gamma * bits.sum(-1)
+        return self.value_along(scores, mask, -1) - (chosen + local.totals(bits, links)).reshape(x.shape[:-1])

@@ -1,0 +1,282 @@
+"""Factor graphs: structures over shared variables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.structures.base import Structure
+from lit_sparse.structures.count import CountConstraint
+from lit_sparse.structures.pair import Pair
+
+__all__ = ["Factor", "FactorGraph", "FactorLayout", "Group", "layout_of"]
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A structure over some variables of a graph, or the same structure over several groups of variables.
+
+    Args:
+        structure: a set of structures; see :mod:`lit_sparse.structures`.
+        variables: numbers of the variables in the order of the structure's entries, or a list of such lists, one per factor.
+            ``"neighbours"`` is one factor for each two successive variables, None is all variables.
+        negated: places in the list of variables, of those that count as 1 - variable; for bits, logic and pairs.
+
+    Raises:
+        ConfigurationError: if an argument is not as described, or the structure cannot have that many entries.
+
+    Example:
+        >>> from lit_sparse.structures import Or
+        >>> implication = Factor(Or(), [[0, 1], [0, 2]], negated=[0])  # if variable 0 is on, so are 1 and 2
+    """
+
+    structure: Structure
+    variables: list[list[int]] | list[int] | str | None = None
+    negated: list[int] | tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        structure: object = self.structure
+        if not isinstance(structure, Structure):
+            hint = f" Did you mean {structure.__name__}(...)?" if isinstance(structure, type) else ""
+            raise ConfigurationError(f"Expected a structure, such as Xor(), in a factor but got {structure!r}.{hint}")
+        variables = self.variables
+        if variables is not None and variables != "neighbours":
+            object.__setattr__(self, "variables", _as_groups(variables))
+        object.__setattr__(self, "negated", _as_tuple(self.negated, "negated"))
+        size = 2 if variables == "neighbours" else None if variables is None else len(self.groups(0)[0])
+        if size is not None:
+            self.structure.check(size)
+        outside = [place for place in self.negated if place < 0 or (size is not None and place >= size)]
+        if outside:
+            last = "last place" if size is None else f"{size - 1}"
+            raise ConfigurationError(f"Expected argument `negated` of {self!r} to hold places 0 .. {last} but got {outside}.")
+
+    def groups(self, d: int) -> tuple[tuple[int, ...], ...]:
+        """Return the variables of each group, in a graph of d variables."""
+        if self.variables is None:
+            return (tuple(range(d)),) if d else ()
+        if self.variables == "neighbours":
+            return tuple((i, i + 1) for i in range(d - 1))
+        nested: Any = self.variables
+        return nested if isinstance(nested[0], tuple) else (nested,)
+
+
+def _as_tuple(values: Any, name: str) -> tuple[int, ...]:
+    """Return different whole numbers as a tuple.
+
+    Raises:
+        ConfigurationError: if they are not.
+    """
+    items = tuple(values) if isinstance(values, list | tuple) else (values,)
+    if not all(type(item) is int for item in items) or len(set(items)) < len(items):
+        raise ConfigurationError(f"Expected argument `{name}` of a factor to hold different whole numbers but got {values!r}.")
+    return items
+
+
+def _as_groups(variables: Any) -> Any:
+    """Return a tuple of numbers, or a tuple of tuples of the same length."""
+    nested = isinstance(variables, list | tuple) and len(variables) > 0 and isinstance(variables[0], list | tuple)
+    if not nested:
+        groups: Any = _as_tuple(variables, "variables")
+        found = (groups,)
+    else:
+        found = groups = tuple(_as_tuple(group, "variables") for group in variables)
+    if not found[0] or len({len(group) for group in found}) > 1 or min(map(min, found)) < 0:
+        raise ConfigurationError(
+            "Expected argument `variables` of a factor to be numbers of variables from 0, lists of as many numbers each,"
+            f" 'neighbours' or None but got {variables!r}."
+        )
+    return groups
+
+
+@dataclass(frozen=True)
+class FactorGraph:
+    """Factors over shared binary variables: a vector of {0, 1}^d must be an element of each factor's structure at once.
+
+    :class:`~lit_sparse.mappings.LPSparseMAP` maps scores of the variables to marginals. A variable without any factor is free
+    in [0, 1]. A masked variable is 0; a factor whose variables are all masked is left out.
+
+    Args:
+        variables: number of variables d; None to read it from the scores.
+        factors: structures with the variables that they are over.
+
+    Raises:
+        ConfigurationError: if there is no factor, or one has a variable that the graph does not have.
+
+    Example:
+        >>> from lit_sparse.structures import Budget, Pair
+        >>> graph = FactorGraph(5, [Factor(Pair(), "neighbours"), Factor(Budget(None, 2))])  # a chain, and at most 2 ones
+        >>> graph.potential_counts(5)  # the scores of pairs: one for each, or a single one for all of them
+        (4, 1)
+    """
+
+    variables: int | None
+    factors: list[Factor]
+
+    def __post_init__(self) -> None:
+        if self.variables is not None:
+            check_count("variables", self.variables)
+        given: Any = self.factors
+        if not isinstance(given, list | tuple) or not given or not all(isinstance(factor, Factor) for factor in given):
+            raise ConfigurationError(f"Expected argument `factors` to be a list with a Factor or more but got {given!r}.")
+        object.__setattr__(self, "factors", tuple(given))
+        if self.variables is not None:
+            layout_of(self, self.variables)
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of the variables matters where their number is read from the scores."""
+        return any(factor.variables == "neighbours" or factor.structure.ordered for factor in self.factors)
+
+    def check(self, d: int) -> None:
+        """Raise unless this graph can have d variables.
+
+        Raises:
+            ConfigurationError: with the expected number.
+        """
+        if self.variables not in (None, d):
+            raise ConfigurationError(f"Expected scores of length {self.variables}, one for each variable, but got {d}.")
+        layout_of(self, d)
+
+    def potential_counts(self, d: int) -> tuple[int, int]:
+        """Return how many potentials a graph of d variables has: for each group of variables, and for each factor."""
+        layout = layout_of(self, d)
+        return len(layout.tied), layout.kinds
+
+    def tied_index(self, d: int) -> Tensor:
+        """Return for each potential of a group of variables the place of its factor's, int64 (P,)."""
+        return torch.tensor(layout_of(self, d).tied, dtype=torch.int64)
+
+    def initial_potentials(self) -> Tensor:
+        """Return zeros, one for each potential.
+
+        Raises:
+            ConfigurationError: if no factor has any.
+        """
+        structures = [factor.structure for factor in self.factors if factor.structure.has_potentials]
+        if not structures:
+            raise ConfigurationError(
+                "Expected a factor with potentials to learn, such as Factor(Pair(), [0, 1]), but got none."
+            )
+        if self.variables is not None:
+            return torch.zeros(self.potential_counts(self.variables)[0])
+        return torch.zeros(sum(structure.initial_potentials().numel() for structure in structures))
+
+
+class Group(NamedTuple):
+    """Factors of one kind and size.
+
+    Attributes:
+        index: int64 (m, k), variables of each.
+        negated: boolean (m, k).
+        limits: int64 (m, 2), least and most ones; for counts only.
+        structure: their structure; None for counts.
+        slots: int64 (m, p), which potentials each has.
+        names: for messages, which factor of the graph each belongs to.
+    """
+
+    index: Tensor  # type: ignore[assignment]  # tuples have a method of this name
+    negated: Tensor
+    limits: Tensor
+    structure: Structure | None
+    slots: Tensor
+    names: tuple[int, ...]
+
+
+class FactorLayout(NamedTuple):
+    """A graph of known size as arrays.
+
+    Attributes:
+        groups: factors of one kind and size each.
+        tied: for each potential of a group of variables, the place of its factor's.
+        kinds: number of the factors' potentials.
+    """
+
+    groups: tuple[Group, ...]
+    tied: tuple[int, ...]
+    kinds: int
+
+
+@lru_cache(maxsize=64)
+def layout_of(graph: FactorGraph, d: int) -> FactorLayout:
+    """Return a graph of d variables as arrays.
+
+    Raises:
+        ConfigurationError: if a factor has other variables, or a structure that a graph cannot use.
+    """
+    limits: dict[int, list[tuple[CountConstraint, int]]] = {}
+    groups: list[Group] = []
+    tied: list[int] = []
+    covered: set[int] = set()
+    kinds = 0
+    for number, factor in enumerate(graph.factors):
+        members = factor.groups(d)
+        outside = sorted({variable for group in members for variable in group if variable >= d})
+        if outside:
+            raise ConfigurationError(f"Expected variables 0 .. {d - 1} in {factor!r} but got {outside} for {d} variables.")
+        slots = factor.structure.initial_potentials().numel() if factor.structure.has_potentials else 0
+        tied += [kinds + j for _ in members for j in range(slots)]
+        kinds += slots
+        if not members:
+            continue
+        covered.update(*members)
+        size = len(members[0])
+        _check_factor(factor, size)
+        counts = factor.structure.count_constraints(size)
+        if counts is not None:
+            for group in members:
+                for count in counts:
+                    limits.setdefault(len(count.entries), []).append((_over(count, group, tuple(factor.negated)), number))
+            continue
+        places = torch.arange(len(tied) - slots * len(members), len(tied)).reshape(len(members), slots)
+        flips = torch.zeros(len(members), size, dtype=torch.bool)
+        flips[:, list(factor.negated)] = True
+        nothing = torch.zeros(len(members), 2, dtype=torch.int64)
+        names = (number,) * len(members)
+        groups.append(Group(torch.tensor(members), flips, nothing, factor.structure, places, names))
+    free = [CountConstraint((i,), most=1) for i in range(d) if i not in covered]
+    if free:
+        limits.setdefault(1, []).extend((count, -1) for count in free)
+    return FactorLayout((*_count_groups(limits), *groups), tuple(tied), kinds)
+
+
+def _check_factor(factor: Factor, size: int) -> None:
+    factor.structure.check(size)
+    structure = factor.structure
+    if max(factor.negated, default=-1) >= size:
+        raise ConfigurationError(f"Expected argument `negated` of {factor!r} to hold places 0 .. {size - 1}.")
+    if structure.expand_scores(torch.zeros(size)).shape[-1] != size:
+        raise ConfigurationError(
+            f"Expected a structure that shows all its entries but got {structure!r}. Give each entry a variable, as with"
+            " Sequence(tags=2) over twice as many variables as positions."
+        )
+    if factor.negated and structure.count_constraints(size) is None and type(structure) is not Pair:
+        raise ConfigurationError(
+            f"Expected no negated variables of {structure!r}, because only bits, logic and pairs can have them. Add a variable"
+            " for the negation, and Xor() over both."
+        )
+
+
+def _over(count: CountConstraint, group: tuple[int, ...], negated: tuple[int, ...]) -> CountConstraint:
+    """Return a limit on entries of a structure as a limit on variables of the graph."""
+    flips = tuple(j for j, entry in enumerate(count.entries) if (j in count.negated) != (entry in negated))
+    return CountConstraint(tuple(group[entry] for entry in count.entries), flips, count.least, count.most)
+
+
+def _count_groups(limits: dict[int, list[tuple[CountConstraint, int]]]) -> list[Group]:
+    groups = []
+    for size, counts in limits.items():
+        flips = torch.zeros(len(counts), size, dtype=torch.bool)
+        for row, (count, _) in zip(flips, counts, strict=True):
+            row[list(count.negated)] = True
+        index = torch.tensor([count.entries for count, _ in counts])
+        bounds = torch.tensor([[count.least, min(count.most, size)] for count, _ in counts])
+        slots = torch.zeros(len(counts), 0, dtype=torch.int64)
+        groups.append(Group(index, flips, bounds, None, slots, tuple(number for _, number in counts)))
+    return groups

@@ -1,0 +1,107 @@
+"""Logical conditions on bits: exactly one, at least one, and the last bit is the disjunction of the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.oracles import TIE
+from lit_sparse.structures.base import Structure, coarse_scores
+from lit_sparse.structures.count import CountConstraint
+
+__all__ = ["Or", "OrOut", "Xor"]
+
+
+def _first_largest(scores: Tensor) -> Tensor:
+    """Return a one at the largest score of each row (..., d), the first of equal ones; zeros if all are forbidden."""
+    best = torch.nn.functional.one_hot(coarse_scores(scores).argmax(-1), scores.shape[-1]).to(scores.dtype)
+    return torch.where(scores == -torch.inf, 0.0, best)
+
+
+@dataclass(frozen=True)
+class Xor(Structure):
+    """Exactly one of the bits is 1. The convex hull is the simplex, so that SparseMAP is sparsemax.
+
+    Example:
+        >>> import torch
+        >>> Xor().maximize(torch.tensor([[-3.0, -1.0, -2.0]])).tolist()
+        [[0.0, 1.0, 0.0]]
+    """
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return a one at the largest score; ties go to the lowest index."""
+        self.check_call(scores, potentials)
+        return _first_largest(scores)
+
+    @override
+    def validate(self, structures: Tensor) -> Tensor:
+        return structures.sum(-1) == 1
+
+    @override
+    def count_constraints(self, d: int) -> list[CountConstraint]:
+        return [CountConstraint(tuple(range(d)), least=1, most=1)]
+
+
+@dataclass(frozen=True)
+class Or(Structure):
+    """At least one of the bits is 1.
+
+    Example:
+        >>> import torch
+        >>> Or().maximize(torch.tensor([[-3.0, -1.0, -2.0], [1.0, -1.0, 2.0]])).tolist()
+        [[0.0, 1.0, 0.0], [1.0, 0.0, 1.0]]
+    """
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return ones at positive scores, or at the largest one if none is positive."""
+        self.check_call(scores, potentials)
+        positive = (scores > TIE).to(scores.dtype)
+        return torch.maximum(positive, _first_largest(scores))
+
+    @override
+    def validate(self, structures: Tensor) -> Tensor:
+        return structures.sum(-1) >= 1
+
+    @override
+    def count_constraints(self, d: int) -> list[CountConstraint]:
+        return [CountConstraint(tuple(range(d)), least=1, most=d)]
+
+
+@dataclass(frozen=True)
+class OrOut(Structure):
+    """The last bit is 1 exactly if at least one of the others is.
+
+    Example:
+        >>> import torch
+        >>> OrOut().maximize(torch.tensor([[-1.0, -1.0, 2.0], [-1.0, -1.0, 0.5]])).tolist()
+        [[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    """
+
+    @override
+    def check(self, d: int) -> None:
+        if d < 2:
+            raise ConfigurationError(
+                f"Expected at least 2 entries for {self!r}, inputs and then their disjunction, but got {d}."
+            )
+
+    def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
+        """Return the best inputs with a one at the end, or zeros if that gains nothing."""
+        self.check_call(scores, potentials)
+        inputs = scores[..., :-1]
+        best = torch.maximum((inputs > TIE).to(scores.dtype), _first_largest(inputs))
+        gain = torch.where(best > 0, inputs, 0.0).sum(-1) + scores[..., -1]
+        on = (gain > TIE) & (best.sum(-1) > 0)
+        return torch.cat([best, torch.ones_like(scores[..., :1])], -1) * on.unsqueeze(-1)
+
+    @override
+    def validate(self, structures: Tensor) -> Tensor:
+        return (structures[..., :-1].sum(-1) > 0) == (structures[..., -1] > 0)
+
+    @override
+    def count_constraints(self, d: int) -> list[CountConstraint]:
+        implied = [CountConstraint((i, d - 1), (0,), least=1, most=2) for i in range(d - 1)]
+        return [CountConstraint(tuple(range(d)), (d - 1,), least=1, most=d), *implied]
