@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.test_kills import DIGITS, run_all
+from tests.conftest import Command
+from tests.test_kills import DIGITS
 
 pytestmark = pytest.mark.gate
 
@@ -23,37 +24,34 @@ SLURM = {"NTASKS": "1", "JOB_NAME": "train", "JOB_ID": "12345", "PROCID": "0", "
 
 @pytest.mark.parametrize("scheduler", [{}, SLURM], ids=["alone", "slurm"])
 def test_a_stopped_run_draws_its_pictures_and_can_be_continued(
-    scheduler: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    scheduler: dict[str, str], lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in scheduler.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    runs = []
-    for name, (moment, number, _) in STOPS.items():
+    for name, (moment, number, status) in STOPS.items():
         stop = ["--trainer.callbacks=interruptions.KillAtMoment", f"--trainer.callbacks.moment={moment}"]
-        runs.append([*FIT, f"--name={name}", *stop, f"--trainer.callbacks.send={number}"])
-    assert run_all(tmp_path, runs) == [status for _, _, status in STOPS.values()]
-    again = []
-    for place, name in enumerate(STOPS):
+        done = lit_sparse(*FIT, f"--name={name}", *stop, f"--trainer.callbacks.send={number}")
+        assert done.returncode == status, done.stderr
         folder = f"runs/{name}/0"
-        lines = (tmp_path / f"{place}.log").read_text().splitlines()
+        lines = done.stdout.splitlines()
         assert sum(line == f"run folder: {folder}" for line in lines) == 2, "at the start, and at the end"
         assert lines[-1] == f"run folder: {folder}"
-        assert not any("Traceback" in line for line in lines)
+        assert "Traceback" not in done.stdout + done.stderr
         assert (tmp_path / folder / "pictures" / "decoder_calls.png").is_file()
         said, _, command = lines[-2].partition(": lit-sparse ")
         assert said == "continue it with"
-        again.append([*shlex.split(command), "--trainer.callbacks.moment=none"])
-    assert run_all(tmp_path, again) == [0, 0]
-    for name in STOPS:
+        again = lit_sparse(*shlex.split(command), "--trainer.callbacks.moment=none")
+        assert again.returncode == 0, again.stderr
         assert [path.name for path in (tmp_path / "runs" / name).iterdir()] == ["0"]
         last = torch.load(tmp_path / "runs" / name / "0" / "checkpoints" / "last.ckpt", weights_only=True)
         assert last["global_step"] == 50
 
 
-def test_a_full_disk_leaves_the_earlier_checkpoint_whole(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_earlier_checkpoint_whole(lit_sparse: Command, tmp_path: Path) -> None:
     full = ["--trainer.callbacks=interruptions.FullDisk", "--trainer.callbacks.epoch=2"]
-    assert run_all(tmp_path, [[*FIT, "--name=full", *full]]) == [2]
-    log = (tmp_path / "0.log").read_text()
+    done = lit_sparse(*FIT, "--name=full", *full)
+    assert done.returncode == 2
+    log = done.stderr
     assert log.count("lit-sparse: error: ") == 1
     assert "Traceback" not in log
     message = log.partition("lit-sparse: error: ")[2]

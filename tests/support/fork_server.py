@@ -40,7 +40,7 @@ def run(request: dict[str, Any]) -> int:
     for number, name in enumerate((os.devnull, request["stdout"], request["stderr"])):
         os.dup2(os.open(name, os.O_RDWR | os.O_CREAT, 0o644), number)
     try:
-        return main(request["args"])
+        return main()  # of `sys.argv`, as the program is started
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
     except BaseException:
