@@ -3,8 +3,8 @@
 Usage:
     python scripts/benchmark_factor_graphs.py [--threads 1] [--rounds 9] [--quick]
 
-Scores and potentials are drawn from N(0, 1). Times are medians over rounds in which all cases take turns: by the clock, and of
-the processor's work alone, which other processes do not lengthen. Prints a markdown table.
+Scores and potentials are drawn from N(0, 1). Times are medians over rounds in which all cases take turns; with one thread, of
+the processor, which other processes do not lengthen. Prints a markdown table.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from timing import medians  # isort: skip
 
 import argparse
 import platform
-import statistics
-import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -70,16 +68,6 @@ def call_of(case: Case, backward: bool) -> Callable[[], object]:
     return call
 
 
-def work(call: Callable[[], object], rounds: int) -> float:
-    """Return the median seconds of processor time of a call."""
-    found = []
-    for _ in range(rounds):
-        start = time.process_time()
-        call()
-        found.append(time.process_time() - start)
-    return statistics.median(found)
-
-
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -94,14 +82,13 @@ def main() -> None:
     for call in calls.values():
         call()  # compiles
     times = medians(calls, options.rounds)
-    print("| graph | batch | ms a problem | of work | with backward | of work | largest residual | largest gap |")
-    print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
+    print("| graph | batch | ms a problem | with backward | largest residual | largest gap |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: |")
     for case in every:
         names = [f"{backward} {case.name}" for backward in (False, True)]
-        cells = [1e3 * seconds / case.batch for name in names for seconds in (times[name], work(calls[name], options.rounds))]
+        numbers = " | ".join(f"{1e3 * times[name] / case.batch:.2f}" for name in names)
         out = calls[names[0]]()
         assert isinstance(out, LPSparseMAPOutput)
-        numbers = " | ".join(f"{cell:.2f}" for cell in cells)
         print(f"| {case.name} | {case.batch} | {numbers} | {float(out.residual.max()):.0e} | {float(out.gap.max()):.0e} |")
 
 

@@ -15,23 +15,18 @@ from typing_extensions import Self, override
 
 from lit_sparse.arguments import KeepsArguments
 from lit_sparse.checkpoint_files import load_trusted
-from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import GradClipAlgorithmType, LRSchedulerCallable, OptimizerCallable, Precision, check_pairing, pl
-from lit_sparse.lightning_internals import (
-    after_restore,
-    continue_training,
-    describe_progress,
-    given_hyperparameters,
-    settle_counters,
-)
+from lit_sparse.lightning_internals import after_restore, continue_training, given_hyperparameters
 from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
 from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
+from lit_sparse.models.resuming import is_fitting, match_risk, not_given, store_progress
 from lit_sparse.models.schedulers import check_end, describe_scheduler
 from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
 from lit_sparse.models.step_output import StepOutput
 from lit_sparse.models.updates import check_updates, first_update, joined, make_update, updates_of
-from lit_sparse.models.warm_start import RISK, load_initial_weights
+from lit_sparse.models.warm_start import load_initial_weights
 from lit_sparse.random import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
@@ -362,9 +357,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training seed, the position, and the means of the epoch so far, summed over processes."""
         checkpoint["training_seed"] = self._training_seed
-        if self._fits():
-            settle_counters(self.trainer, checkpoint["loops"]["fit_loop"])
-            checkpoint["progress"] = describe_progress(self.trainer)
+        store_progress(self, checkpoint)
         checkpoint["undescribed"] = self._undescribed
         checkpoint["train_means"] = self.stage_metrics("train").sums()
 
@@ -374,31 +367,13 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         Raises:
             CheckpointError: if the checkpoint cannot describe a part that was built in Python, and the part is not given.
         """
-        self._match_risk(checkpoint)
+        match_risk(self, checkpoint)
         unknown = [name for name in checkpoint.get("undescribed", ()) if name not in self._undescribed]
         if unknown:
-            raise _not_given(type(self), unknown)
+            raise not_given(type(self), unknown)
         self._training_seed = checkpoint.get("training_seed")
-        self._progress = checkpoint.get("progress") if self._fits() else None
+        self._progress = checkpoint.get("progress") if is_fitting(self) else None
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
-
-    def _match_risk(self, checkpoint: dict[str, Any]) -> None:
-        """Drop the state of another risk from a loaded model; a continued run must keep its risk."""
-        state = checkpoint["state_dict"]
-        theirs = {name for name in state if name.startswith(RISK)}
-        own = {name: value for name, value in self.state_dict().items() if name.startswith(RISK)}
-        if theirs == own.keys():
-            return
-        if self._fits():
-            raise CheckpointError(
-                f"Expected the risk that the run was trained with but got {type(self.risk).__name__}. Use that risk, or start"
-                " a new run from the weights: --model.init_args.initial_weights CHECKPOINT"
-            )
-        checkpoint["state_dict"] = {name: value for name, value in state.items() if name not in theirs} | own
-
-    def _fits(self) -> bool:
-        """Return whether a trainer is training this model."""
-        return self._trainer is not None and self._trainer.state.fn == "fit"
 
     def _shows(self, batch_idx: int) -> bool:
         """Return whether this step logs its loss, for the logger or for the progress bar."""
@@ -417,12 +392,3 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     def _log_metrics(self, stage: Stage) -> None:
         self.stage_metrics(stage).log(self, stage, self.count_name)
-
-
-def _not_given(model: type, names: list[str]) -> CheckpointError:
-    parts = ", ".join(f"{name}=..." for name in names)
-    return CheckpointError(
-        f"Expected {' and '.join(f'`{name}`' for name in names)} as arguments but got none, and the checkpoint cannot build"
-        f" these parts. Give them, as in {model.__name__}.load_from_checkpoint(path, {parts}). A module that stores its"
-        " arguments as attributes of the same names is built automatically."
-    )

@@ -173,7 +173,7 @@ class Group(NamedTuple):
     """Factors of one kind and size.
 
     Attributes:
-        index: int64 (m, k), variables of each.
+        variables: int64 (m, k), those of each.
         negated: boolean (m, k).
         limits: int64 (m, 2), least and most ones; for counts only.
         structure: their structure; None for counts.
@@ -181,7 +181,7 @@ class Group(NamedTuple):
         names: for messages, which factor of the graph each belongs to.
     """
 
-    index: Tensor  # type: ignore[assignment]  # tuples have a method of this name
+    variables: Tensor
     negated: Tensor
     limits: Tensor
     structure: Structure | None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,11 @@ from typing_extensions import Self
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
+from lit_sparse.mappings.base import envelope, with_slope
 from lit_sparse.mappings.lp_sparsemap.local import local_of
 from lit_sparse.mappings.lp_sparsemap.problem import GraphProblem
 from lit_sparse.mappings.masking import allowed_scores
-from lit_sparse.mappings.sparsemap.layer import as_potentials
+from lit_sparse.mappings.potentials import PotentialMapping, as_potentials, warn_of_iterations
 from lit_sparse.structures import Budget, Factor, FactorGraph, Or, Pair
 
 __all__ = ["LPSparseMAP", "LPSparseMAPOutput", "lp_sparsemap"]
@@ -86,11 +85,7 @@ def lp_sparsemap(
     """
     max_iter, tol, gamma = check_count("max_iter", max_iter), check_positive("tol", tol), check_positive("gamma", gamma)
     links = None if potentials is None else as_potentials(potentials)
-    return _solve(allowed_scores(scores, mask), check_graph(graph), links, gamma, max_iter, tol, _warn)  # type: ignore[no-any-return]
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return _solve(allowed_scores(scores, mask), check_graph(graph), links, gamma, max_iter, tol, warn_of_iterations)  # type: ignore[no-any-return]
 
 
 def check_graph(graph: Any) -> FactorGraph:
@@ -154,7 +149,7 @@ def _batched(potentials: Tensor | None, graph: FactorGraph, x: Tensor) -> Tensor
         ) from error
 
 
-class LPSparseMAP(SparseMapping):
+class LPSparseMAP(PotentialMapping):
     """Marginals of a factor graph, as a layer: the nearest point that lies in the convex hull of each factor's structures.
 
     Args:
@@ -182,12 +177,6 @@ class LPSparseMAP(SparseMapping):
         [0.5, 0.5, 0.5, 0.5]
     """
 
-    on_simplex = False
-    shift_invariant = False
-    iterative = True
-
-    potentials: Tensor | None
-
     def __init__(
         self,
         graph: FactorGraph,
@@ -199,19 +188,12 @@ class LPSparseMAP(SparseMapping):
         max_iter: int = 300,
         tol: float = 1e-6,
     ) -> None:
-        super().__init__(gamma=gamma, dim=dim)
-        self.graph = check_graph(graph)
-        self.ordered = graph.ordered
-        self.learn_potentials = learn_potentials
-        self.max_iter = check_count("max_iter", max_iter)
-        self.tol = check_positive("tol", tol)
-        self._warned = False
+        graph = check_graph(graph)
         values = None if potentials is None else as_potentials(potentials)
-        if learn_potentials:
-            initial = graph.initial_potentials() if values is None else values.detach().clone()
-            self.potentials = torch.nn.Parameter(initial)
-        else:
-            self.register_buffer("potentials", values, persistent=False)
+        initial = graph.initial_potentials
+        super().__init__(values, initial, learn_potentials, gamma=gamma, dim=dim, max_iter=max_iter, tol=tol)
+        self.graph = graph
+        self.ordered = graph.ordered
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -236,23 +218,6 @@ class LPSparseMAP(SparseMapping):
         """
         x = allowed_scores(scores, mask)
         return _solve(x, self.graph, self.potentials, self.gamma, self.max_iter, self.tol, self._warn_once)  # type: ignore[no-any-return]
-
-    def _warn_once(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            _warn(text)
-
-    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return half the squared norm of y.
-
-        Raises:
-            ConfigurationError: if there are potentials: Omega depends on more than y then.
-        """
-        if self.potentials is not None:
-            raise ConfigurationError(
-                "Expected no potentials: with them Omega depends on the factors' distributions, not on y alone."
-            )
-        return 0.5 * y.square().sum(dim)
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the counts."""

@@ -51,8 +51,8 @@ class Local:
 
     def __init__(self, graph: FactorGraph, d: int, device: torch.device) -> None:
         self.groups = [_moved(group, device) for group in layout_of(graph, d).groups]
-        self.index = torch.cat([group.index.flatten() for group in self.groups])
-        pairs = [(group.index.unsqueeze(-1) * d + group.index.unsqueeze(-2)).flatten() for group in self.groups]
+        self.index = torch.cat([group.variables.flatten() for group in self.groups])
+        pairs = [(group.variables.unsqueeze(-1) * d + group.variables.unsqueeze(-2)).flatten() for group in self.groups]
         self.block_index = torch.cat(pairs)
         self.order = torch.cat([group.slots.flatten() for group in self.groups]).argsort()
         self.d = d
@@ -68,8 +68,10 @@ class Local:
             sloped: whether the slopes are wanted; structures have zeros otherwise.
         """
         points, normals, counts, slopes = [], [], [], []
-        for group, part in zip(self.groups, torch.split(z, [group.index.numel() for group in self.groups], -1), strict=True):
-            mine = part.reshape(-1, *group.index.shape)
+        for group, part in zip(
+            self.groups, torch.split(z, [group.variables.numel() for group in self.groups], -1), strict=True
+        ):
+            mine = part.reshape(-1, *group.variables.shape)
             links = potentials[:, group.slots]
             if group.structure is not None and type(group.structure) is not Pair:
                 u, normal, count, slope = self._structures(group, mine, links, sloped)
@@ -122,13 +124,13 @@ class Local:
         """Return which vectors (B, d) of zeros and ones are zero where not allowed, and elements of all factors."""
         good = (((bits == 0) | (bits == 1)) & (allowed | (bits == 0))).all(-1)
         for group in self.groups:
-            literals = torch.where(group.negated, 1 - bits[:, group.index], bits[:, group.index])
+            literals = torch.where(group.negated, 1 - bits[:, group.variables], bits[:, group.variables])
             if group.structure is None:
                 total = literals.sum(-1)
                 valid = (total >= group.limits[:, 0]) & (total <= group.limits[:, 1])
             else:
-                valid = group.structure.fits(literals, allowed[:, group.index] | group.negated)
-            good = good & (valid | ~allowed[:, group.index].any(-1)).all(-1)
+                valid = group.structure.fits(literals, allowed[:, group.variables] | group.negated)
+            good = good & (valid | ~allowed[:, group.variables].any(-1)).all(-1)
         return good
 
     def totals(self, bits: Tensor, potentials: Tensor) -> Tensor:
@@ -136,8 +138,8 @@ class Local:
         total = potentials.new_zeros(len(bits))
         for group in self.groups:
             if group.structure is not None and group.slots.shape[-1]:
-                k = group.index.shape[-1]
-                literals = torch.where(group.negated, 1 - bits[:, group.index], bits[:, group.index])
+                k = group.variables.shape[-1]
+                literals = torch.where(group.negated, 1 - bits[:, group.variables], bits[:, group.variables])
                 shape = group.structure.batch_potentials(group.structure.initial_potentials(), k).shape[1:]
                 links = potentials[:, group.slots].reshape(-1, *shape)
                 scores = group.structure.potential_scores(literals.reshape(-1, 1, k), links)
@@ -162,9 +164,9 @@ class Local:
 
     def push(self, slopes: list[Tensor], entries: Tensor) -> Tensor:
         """Return the changes (B, P) of the counts for changes of the entries (B, E)."""
-        sizes = [group.index.numel() for group in self.groups]
+        sizes = [group.variables.numel() for group in self.groups]
         parts = [
-            torch.einsum("bmpk,bmk->bmp", slope, part.reshape(-1, *group.index.shape)).flatten(1)
+            torch.einsum("bmpk,bmk->bmp", slope, part.reshape(-1, *group.variables.shape)).flatten(1)
             for group, slope, part in zip(self.groups, slopes, torch.split(entries, sizes, -1), strict=True)
         ]
         return torch.cat(parts, -1)[:, self.order]
@@ -190,13 +192,13 @@ def local_of(graph: FactorGraph, d: int, device: torch.device) -> Local:
 
 def _packed(groups: list[Group]) -> Factors:
     """Return the factors for the compiled solver."""
-    sizes = [group.index.shape[1] for group in groups for _ in group.names]
+    sizes = [group.variables.shape[1] for group in groups for _ in group.names]
     pair = [group.slots[:, 0] if group.structure is not None else torch.full((len(group.names),), -1) for group in groups]
     return Factors(
         np.cumsum([0, *sizes]),
         torch.cat([group.limits for group in groups]).double().numpy(),
         torch.cat(pair).numpy(),
-        torch.cat([group.index.flatten() for group in groups]).numpy(),
+        torch.cat([group.variables.flatten() for group in groups]).numpy(),
         torch.cat([group.negated.flatten() for group in groups]).to(torch.uint8).numpy(),
     )
 

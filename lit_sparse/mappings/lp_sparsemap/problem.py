@@ -139,7 +139,7 @@ class GraphProblem:
         for group in self.local.groups:
             if group.structure is not None:
                 continue
-            open_ = usable[:, group.index]
+            open_ = usable[:, group.variables]
             ones = (~open_ & group.negated).sum(-1)
             reach = ones + open_.sum(-1)
             bad = open_.any(-1) & ((ones > group.limits[:, 1]) | (reach < group.limits[:, 0]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +12,14 @@ from typing_extensions import Self
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
+from lit_sparse.mappings.base import envelope, with_slope
 from lit_sparse.mappings.masking import allowed_scores
+from lit_sparse.mappings.potentials import PotentialMapping, as_potentials, warn_of_iterations
 from lit_sparse.mappings.sparsemap.solver import StructureProblem, potential_counts
 from lit_sparse.structures import Assignment, BitVector, Budget, Structure
 from lit_sparse.structures import Sequence as TagSequence
 
-__all__ = ["SparseMAP", "SparseMAPOutput", "as_potentials", "sparsemap"]
+__all__ = ["SparseMAP", "SparseMAPOutput", "sparsemap"]
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def sparsemap(
         ([0.55, 0.45, 0.0], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     """
     max_iter, tol = check_count("max_iter", max_iter), check_positive("tol", tol)
-    problem = StructureProblem(check_structure(structure), _start_of(start), max_iter, tol, _warn)
+    problem = StructureProblem(check_structure(structure), _start_of(start), max_iter, tol, warn_of_iterations)
     links = None if potentials is None else as_potentials(potentials)
     return _distribution(allowed_scores(scores, mask), problem, links, check_positive("gamma", gamma))  # type: ignore[no-any-return]
 
@@ -103,10 +103,6 @@ def _start_of(start: SparseMAPOutput | Tensor | None) -> tuple[Tensor, Tensor] |
     raise ConfigurationError(
         f"Expected argument `start` to be a structure for each row or an earlier result but got {full_name(start)}."
     )
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
@@ -134,21 +130,6 @@ def _distribution(x: Tensor, problem: StructureProblem, potentials: Tensor | Non
     )
 
 
-def as_potentials(values: Tensor | Sequence[Any]) -> Tensor:
-    """Return potentials as a floating tensor.
-
-    Raises:
-        ConfigurationError: if they are none.
-    """
-    try:
-        tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.get_default_dtype())
-    except (TypeError, ValueError) as error:
-        raise ConfigurationError(f"Expected argument `potentials` to hold numbers but got {values!r}.") from error
-    if not tensor.is_floating_point():
-        raise ConfigurationError(f"Expected argument `potentials` to be floating but got {tensor.dtype}.")
-    return tensor
-
-
 def check_structure(structure: Any) -> Structure:
     """Return a structure.
 
@@ -161,7 +142,7 @@ def check_structure(structure: Any) -> Structure:
     raise ConfigurationError(f"Expected a structure, such as BitVector(32), but got {structure!r}.{hint}")
 
 
-class SparseMAP(SparseMapping):
+class SparseMAP(PotentialMapping):
     """Marginals of a sparse distribution over structures, as a layer: the nearest point of their convex hull.
 
     Args:
@@ -187,12 +168,6 @@ class SparseMAP(SparseMapping):
         [[0.35, 0.65], [0.65, 0.35]]
     """
 
-    on_simplex = False
-    shift_invariant = False
-    iterative = True
-
-    potentials: Tensor | None
-
     def __init__(
         self,
         structure: Structure,
@@ -204,19 +179,12 @@ class SparseMAP(SparseMapping):
         max_iter: int = 100,
         tol: float = 1e-6,
     ) -> None:
-        super().__init__(gamma=gamma, dim=dim)
-        self.structure = check_structure(structure)
-        self.ordered = structure.ordered
-        self.learn_potentials = learn_potentials
-        self.max_iter = check_count("max_iter", max_iter)
-        self.tol = check_positive("tol", tol)
-        self._warned = False
+        structure = check_structure(structure)
         values = None if potentials is None else structure.check_potentials(as_potentials(potentials))
-        if learn_potentials:
-            initial = structure.initial_potentials() if values is None else values.detach().clone()
-            self.potentials = torch.nn.Parameter(initial)
-        else:
-            self.register_buffer("potentials", values, persistent=False)
+        initial = structure.initial_potentials
+        super().__init__(values, initial, learn_potentials, gamma=gamma, dim=dim, max_iter=max_iter, tol=tol)
+        self.structure = structure
+        self.ordered = structure.ordered
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -280,22 +248,9 @@ class SparseMAP(SparseMapping):
         problem = StructureProblem(structure or self.structure, _start_of(start), self.max_iter, self.tol, self._warn_once)
         return _distribution(allowed_scores(scores, mask), problem, self.potentials, self.gamma)  # type: ignore[no-any-return]
 
-    def _warn_once(self, text: str) -> None:
-        if not self._warned:
-            self._warned = True
-            _warn(text)
-
-    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
-        """Return half the squared norm of y, with the entries that the structure does not show.
-
-        Raises:
-            ConfigurationError: if there are potentials: Omega depends on more than y then.
-        """
-        if self.potentials is not None:
-            raise ConfigurationError("Expected no potentials: with them Omega depends on the structures, not on y alone.")
-        y = y.movedim(dim, -1)
-        allowed = torch.ones_like(y, dtype=torch.bool) if allowed is None else allowed.movedim(dim, -1)
-        return 0.5 * self.structure.squared_norm(y, allowed)
+    def squared_norm(self, y: Tensor, allowed: Tensor) -> Tensor:
+        """Return the squared norm (...) of marginals (..., d), with that of the entries that the structure does not show."""
+        return self.structure.squared_norm(y, allowed)
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the expected counts."""

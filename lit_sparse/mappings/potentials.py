@@ -1,0 +1,101 @@
+"""Mappings onto structures, which may have potentials: scores besides those of single entries."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checks import check_count, check_positive
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings.base import SparseMapping
+
+__all__ = ["PotentialMapping", "as_potentials", "warn_of_iterations"]
+
+
+def as_potentials(values: Tensor | Sequence[Any]) -> Tensor:
+    """Return potentials as a floating tensor.
+
+    Raises:
+        ConfigurationError: if they are none.
+    """
+    try:
+        tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.get_default_dtype())
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"Expected argument `potentials` to hold numbers but got {values!r}.") from error
+    if not tensor.is_floating_point():
+        raise ConfigurationError(f"Expected argument `potentials` to be floating but got {tensor.dtype}.")
+    return tensor
+
+
+def warn_of_iterations(text: str) -> None:
+    """Warn that a solver had too few iterations."""
+    warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+class PotentialMapping(SparseMapping):
+    """Base class of the iterative mappings onto structures.
+
+    Args:
+        potentials: further scores, a tensor or nested lists.
+        initial_potentials: makes the values from which learned potentials start, if none are given.
+        learn_potentials: make the potentials a parameter, which starts from ``potentials`` or the initial ones.
+        gamma: strength of the regularizer, > 0.
+        dim: dimension along which to map.
+        max_iter: most iterations for a row; one warning tells when they were too few.
+        tol: error to reach.
+
+    Raises:
+        ConfigurationError: if an argument is not as described.
+    """
+
+    on_simplex = False
+    shift_invariant = False
+    iterative = True
+
+    potentials: Tensor | None
+
+    def __init__(
+        self,
+        potentials: Tensor | None,
+        initial_potentials: Callable[[], Tensor],
+        learn_potentials: bool,
+        *,
+        gamma: float,
+        dim: int,
+        max_iter: int,
+        tol: float,
+    ) -> None:
+        super().__init__(gamma=gamma, dim=dim)
+        self.learn_potentials = learn_potentials
+        self.max_iter = check_count("max_iter", max_iter)
+        self.tol = check_positive("tol", tol)
+        self._warned = False
+        if learn_potentials:
+            initial = initial_potentials() if potentials is None else potentials.detach().clone()
+            self.potentials = torch.nn.Parameter(initial)
+        else:
+            self.register_buffer("potentials", potentials, persistent=False)
+
+    def _warn_once(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warn_of_iterations(text)
+
+    def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
+        """Return half the squared norm of y.
+
+        Raises:
+            ConfigurationError: if there are potentials: Omega depends on more than y then.
+        """
+        if self.potentials is not None:
+            raise ConfigurationError("Expected no potentials: with them Omega depends on the structures, not on y alone.")
+        y = y.movedim(dim, -1)
+        return 0.5 * self.squared_norm(y, torch.ones_like(y, dtype=torch.bool) if allowed is None else allowed.movedim(dim, -1))
+
+    def squared_norm(self, y: Tensor, allowed: Tensor) -> Tensor:
+        """Return the squared norm (...) of marginals (..., d), of which those that are not ``allowed`` are 0."""
+        return y.square().sum(-1)
