@@ -7,6 +7,7 @@ records operations, and whether forward-mode derivatives are computed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.autograd import forward_ad
 from lit_sparse.errors import ConfigurationError
 
 __all__ = [
+    "autograd_in_operator",
     "can_read_values",
     "count_dispatch_modes",
     "exports_without_autograd",
@@ -40,6 +42,9 @@ count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 #: Return whether a tensor is a batch of the legacy vmap. Absent from torch 2.3, where `is_grads_batched` is not supported.
 is_legacy_batch: Callable[[Tensor], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
+
+#: What torch's dispatcher leaves out outside of operators, autocast that is not on.
+_EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
 
 
 def forward_mode_active() -> bool:
@@ -77,6 +82,11 @@ def scan(step: Callable[..., list[Tensor]], carried: list[Tensor], series: list[
     from torch._higher_order_ops.scan import scan_op
 
     return scan_op(step, carried, series, constants)
+
+
+def autograd_in_operator() -> AbstractContextManager[Any]:
+    """Return a block inside a custom operator in which autograd records; torch excludes it there."""
+    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), _EXCLUDED)
 
 
 def exports_without_autograd() -> bool:

@@ -41,6 +41,14 @@ class Pairs(NamedTuple):
     softcap: float | None = None
     is_causal: bool = False
 
+    def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
+        """Return the mask of queries (..., L, E) and keys (..., S, E), with the causal one."""
+        if not self.is_causal:
+            return self.mask
+        dims = max(query.dim(), key.dim()) - 2
+        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()[(None,) * dims]
+        return causal if self.mask is None else self.mask & causal
+
 
 def list_candidates(
     query: Tensor, keys: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, only_few: bool

@@ -12,6 +12,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.dense_attention import dense_attention
 from lit_sparse.nn.sparse_attention import Pairs, refusal, sparse_attention
+from lit_sparse.nn.traced_attention import is_traceable, traced_attention
 
 __all__ = ["Method", "attend_sparsely", "attention", "check_mapping", "check_method"]
 
@@ -97,7 +98,8 @@ def attention(
         need_weights: whether to return the weights.
         method: ``"dense"`` computes all weights. ``"sparse"`` computes the candidates, for sparsemax, top-k sparsemax and
             entmax with alpha above 1. ``"auto"`` is sparse where this is faster: on a CPU, without weights, for at least 512
-            keys, if the candidates are few, and neither transforms, graphs nor forward mode are involved.
+            keys, if the candidates are few, and neither transforms, exports nor forward mode are involved. Compiled graphs hold
+            the sparse method as one operator, which returns no weights.
 
     Returns:
         The output (..., L, Ev), and the weights (..., L, S), after dropout. The weights are a sparse tensor with
@@ -136,15 +138,11 @@ def attention(
         bias = _fitted(_check_bias(bias), "bias", block)
         mask = bias != -torch.inf if mask is None else mask & (bias != -torch.inf)
     options: dict[str, Any] = {"scale": scale, "dropout": dropout}
-    attended = attend_sparsely(
-        query, key, value, mapping, Pairs(mask, bias, softcap, is_causal), **options, need_weights=need_weights, method=method
-    )
+    pairs = Pairs(mask, bias, softcap, is_causal)
+    attended = attend_sparsely(query, key, value, mapping, pairs, **options, need_weights=need_weights, method=method)
     if attended is not None:
         return attended
-    if is_causal:
-        causal = torch.ones(block[-2:], dtype=torch.bool, device=query.device).tril()[(None,) * len(leading)]
-        mask = causal if mask is None else mask & causal
-    output, weights = dense_attention(query, key, value, mapping, mask, bias, softcap=softcap, **options)
+    output, weights = dense_attention(query, key, value, mapping, pairs.allowed(query, key), bias, softcap=softcap, **options)
     return output, weights if need_weights else None
 
 
@@ -168,6 +166,9 @@ def attend_sparsely(
     auto = method == "auto"
     if method == "dense" or (auto and (need_weights or not _worthwhile(query, key))):
         return None
+    if not need_weights and is_traceable(query, mapping):
+        output = traced_attention(query, key, value, mapping, pairs, scale=scale, dropout=dropout, only_few=auto)
+        return output, None
     reason = refusal(query, key, mapping)
     if reason is not None:
         if auto:

@@ -21,7 +21,7 @@ from lit_sparse.nn.dense_attention import dense_attention, group_size
 from lit_sparse.nn.listed_operations import products, sums
 from lit_sparse.torch_internals import can_read_values, forward_mode_active
 
-__all__ = ["Pairs", "refusal", "sparse_attention"]
+__all__ = ["Pairs", "attend_to_candidates", "find_candidates", "leading_of", "refusal", "sparse_attention"]
 
 
 class _LongRows(NamedTuple):
@@ -84,52 +84,113 @@ def sparse_attention(
     Returns:
         The output (..., L, Ev), and the weights (..., L, S) as a sparse tensor, after dropout, or None.
     """
+    candidates = find_candidates(query, key, value, mapping, pairs, scale=scale, only_few=only_few)
+    if candidates is None:
+        return None
+    return attend_to_candidates(
+        query, key, value, mapping, pairs, candidates, scale=scale, dropout=dropout, need_weights=need_weights
+    )
+
+
+def find_candidates(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    pairs: Pairs,
+    *,
+    scale: float | None,
+    only_few: bool,
+) -> tuple[Tensor, Tensor] | None:
+    """Return the candidates of each query and which queries have too many, see :func:`list_candidates`.
+
+    None if ``only_few`` and the candidates are many.
+    """
     alpha = mapping.entmax_alpha
     assert alpha is not None
-    length, size = query.shape[-2], key.shape[-2]
-    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
-    dtype = torch.promote_types(low, torch.float32) if query.dtype == low else torch.float32
-    query, key, value, leading = _aligned(query, key, value)
+    with torch.no_grad():
+        given = _prepared(query, key, value, scale)
+        with torch.autocast(query.device.type, enabled=False):
+            return list_candidates(given.scaled, given.keys, alpha, mapping.gamma, pairs, only_few)
+
+
+def attend_to_candidates(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    pairs: Pairs,
+    candidates: tuple[Tensor, Tensor],
+    *,
+    scale: float | None,
+    dropout: float,
+    need_weights: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Attend as :func:`sparse_attention` does, to given candidates."""
+    given = _prepared(query, key, value, scale)
+    places, long = candidates
+    leading, length, size = given.scaled.shape[:-2], query.shape[-2], key.shape[-2]
     with torch.autocast(query.device.type, enabled=False):
-        scaled = query.to(dtype) * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        rows = scaled.flatten(0, -2)
-        keys, values = (x.to(dtype).flatten(0, -3) if x.dim() > 2 else x.to(dtype).unsqueeze(0) for x in (key, value))
-        with torch.no_grad():
-            candidates = list_candidates(scaled, keys, alpha, mapping.gamma, pairs, only_few)
-        if candidates is None:
-            return None
-        places, long = candidates
-        share = max(1, len(rows) // max(1, len(keys)))
-        lists = Lists(places, torch.arange(len(rows), device=rows.device) // share, (keys.shape[0], size))
-        scores = products(rows, keys, lists).view(*leading, length, places.shape[-1])
+        rows = given.scaled.flatten(0, -2)
+        share = max(1, len(rows) // max(1, len(given.keys)))
+        lists = Lists(places, torch.arange(len(rows), device=rows.device) // share, (len(given.keys), size))
+        scores = products(rows, given.keys, lists).view(*leading, length, places.shape[-1])
         if pairs.softcap is not None:
             scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
         if pairs.bias is not None:
-            scores = scores + _listed_bias(pairs.bias, places, (*leading, length, size)).to(dtype)
+            scores = scores + _listed_bias(pairs.bias, places, (*leading, length, size)).to(scores.dtype)
         weights = F.dropout(mapping.map_block(scores, (places >= 0).view(scores.shape)), dropout)
-        output = sums(weights.flatten(0, -2), values, lists).view(*leading, length, value.shape[-1])
+        output = sums(weights.flatten(0, -2), given.values, lists).view(*leading, length, value.shape[-1])
         rest = None
         if bool(long.any()):
-            exact = (query.to(dtype), key.to(dtype), value.to(dtype))
-            rest = _attend_long(*exact, mapping, pairs, long.view(*leading, length), scale, dropout)
+            rest = _attend_long(*given.exact, mapping, pairs, long.view(*leading, length), scale, dropout)
             output = output.scatter_add(-2, rest.rows.unsqueeze(-1).expand(rest.output.shape), rest.output)
-        output = output.to(low)
+        output = output.to(given.low)
     if not need_weights:
         return output, None
-    return output, _sparse_weights(weights.to(low), places.view(weights.shape), rest, size)
+    return output, _sparse_weights(weights.to(given.low), places.view(weights.shape), rest, size)
 
 
-def _aligned(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, torch.Size]:
-    """Return tensors whose queries share the keys evenly, and the leading dimensions of the queries."""
+class _Prepared(NamedTuple):
+    """Operands of attention with dimensions that fit, in the dtype of the computation.
+
+    Attributes:
+        exact: query (..., L, E), key and value, of whose leading dimensions the last may be a divisor.
+        scaled: (..., L, E) the query with the factor of the scores.
+        keys: (B, S, E), which the queries share evenly, in order.
+        values: (B, S, Ev).
+        low: dtype of the result.
+    """
+
+    exact: tuple[Tensor, Tensor, Tensor]
+    scaled: Tensor
+    keys: Tensor
+    values: Tensor
+    low: torch.dtype
+
+
+def _prepared(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> _Prepared:
+    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
+    dtype = torch.promote_types(low, torch.float32) if query.dtype == low else torch.float32
+    leading = leading_of(query, key, value)
+    shared = () if key.dim() == value.dim() == 2 else leading
     if group_size(query, key) > 1:
-        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
-        leading, shared = (*batch, query.shape[-3]), (*batch, key.shape[-3])
-    else:
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])  # type: ignore[no-untyped-call]
-        shared = () if key.dim() == value.dim() == 2 else leading
+        shared = (*leading[:-1], key.shape[-3])
     query = query.expand(*leading, *query.shape[-2:])
     key, value = (x.expand(*shared, *x.shape[-2:]) for x in (key, value))
-    return query, key, value, torch.Size(leading)
+    with torch.autocast(query.device.type, enabled=False):
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        scaled = query * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        keys, values = (x.flatten(0, -3) if x.dim() > 2 else x.unsqueeze(0) for x in (key, value))
+    return _Prepared((query, key, value), scaled, keys, values, low)
+
+
+def leading_of(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
+    """Return the leading dimensions of the queries (..., L, E), where heads of queries may share those of keys."""
+    if group_size(query, key) > 1:
+        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
+        return torch.Size((*batch, query.shape[-3]))
+    return torch.Size(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))  # type: ignore[no-untyped-call]
 
 
 def _listed_bias(bias: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:

@@ -103,10 +103,11 @@ def test_all_models_compile_and_train_without_a_break(name: str) -> None:
     torch._dynamo.reset()
     output = tiny.outputs_of(torch.compile(model, fullgraph=True, backend="aot_eager"))
     torch.testing.assert_close(output, eager, rtol=1e-4, atol=1e-4)
+    largest = max(float(grad.abs().max()) for grad in expected if grad is not None)  # that of a key's bias is a rounding error
     for ours, theirs in zip(torch.autograd.grad(output.square().sum(), parameters, allow_unused=True), expected, strict=True):
         assert (ours is None) == (theirs is None)
         if ours is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4 * float(theirs.abs().max()))
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5 * largest)
 
 
 @pytest.mark.slow

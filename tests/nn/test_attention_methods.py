@@ -79,7 +79,7 @@ def test_auto_gives_up_where_candidates_are_many() -> None:
     assert torch.equal(output, attention(query * 1e-3, key, value, Sparsemax(), method="dense")[0])
 
 
-def test_auto_is_dense_under_transforms_graphs_and_forward_mode() -> None:
+def test_auto_is_dense_under_transforms_exports_and_forward_mode() -> None:
     given = inputs()
 
     def output(*given: Tensor) -> Tensor:
@@ -92,7 +92,8 @@ def test_auto_is_dense_under_transforms_graphs_and_forward_mode() -> None:
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(given[0], torch.ones_like(given[0]))
         assert forward_ad.unpack_dual(output(dual, *given[1:])).tangent is not None
-    torch.testing.assert_close(torch.compile(output, fullgraph=True, backend="aot_eager")(*given), expected)
+    mapped = torch.compile(torch.func.vmap(output), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(mapped(*given), expected)
     exported = torch.export.export(Attend(), tuple(given))
     torch.testing.assert_close(exported.module()(*given), expected)
     assert set(CALLS) == {"dense"}

@@ -59,8 +59,8 @@ y.square().sum().backward()
 @pytest.mark.parametrize(
     ("mapping", "blocks", "most"),
     [
-        ("LearnableEntmax()", {"map_squares_block", "root_product_block"}, 18),
-        ("LearnableEntmax(start=1.7)", {"map_block", "product_block"}, 27),
+        ("LearnableEntmax()", {"map_powers_block", "root_product_block"}, 18),
+        ("LearnableEntmax(start=1.7)", {"map_block", "product_block"}, 28),
         ("Entmax(2.5)", {"map_steep_block", "steep_product_block"}, 30),
         ("SparseMAP(Sequence(5, 3))", {"solve_block"}, 19),
     ],

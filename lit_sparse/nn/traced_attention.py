@@ -1,0 +1,170 @@
+"""Sparse attention in the graphs of ``torch.compile``: one opaque operator, and one for its gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.mappings import Entmax, SparseMapping, TopKSparsemax
+from lit_sparse.nn.dense_attention import dense_attention
+from lit_sparse.nn.sparse_attention import Pairs, attend_to_candidates, find_candidates, leading_of
+from lit_sparse.torch_internals import autograd_in_operator, transforms_active
+
+__all__ = ["is_traceable", "traced_attention"]
+
+_FORWARD = (
+    "(Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, Tensor? bias, Tensor? seed, float? number, int? k,"
+    " float gamma, float? scale, float? softcap, bool is_causal, float dropout, bool only_few) -> (Tensor, Tensor, Tensor)"
+)
+_BACKWARD = (
+    "(Tensor slope, Tensor places, Tensor long, Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask,"
+    " Tensor? bias, Tensor? seed, float? number, int? k, float gamma, float? scale, float? softcap, bool is_causal,"
+    " float dropout, bool only_few) -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
+)
+
+
+def is_traceable(query: Tensor, mapping: SparseMapping) -> bool:
+    """Return whether ``torch.compile`` traces something that :func:`traced_attention` can compute."""
+    if not torch.compiler.is_dynamo_compiling() or not hasattr(torch.library, "custom_op") or transforms_active():
+        return False
+    alpha = mapping.entmax_alpha
+    return query.is_cpu and (isinstance(alpha, Tensor) or (alpha is not None and alpha > 1))
+
+
+def traced_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    pairs: Pairs,
+    *,
+    scale: float | None,
+    dropout: float,
+    only_few: bool,
+) -> Tensor:
+    """Attend by the candidates of each query, see :func:`~lit_sparse.nn.sparse_attention.sparse_attention`.
+
+    Args:
+        query: (..., L, E).
+        key: (..., S, E).
+        value: (..., S, Ev).
+        mapping: sparsemax, top-k sparsemax or entmax.
+        pairs: masks, bias and cap of the scores.
+        scale: factor of the scores; ``1 / sqrt(E)`` by default.
+        dropout: probability with which a weight is set to zero.
+        only_few: whether to attend to all keys if the candidates are many.
+
+    Returns:
+        The output (..., L, Ev).
+    """
+    alpha = mapping.entmax_alpha
+    given = isinstance(alpha, Tensor)
+    output, _, _ = torch.ops.lit_sparse.attention(
+        query,
+        key,
+        value,
+        alpha if given else None,
+        pairs.mask,
+        pairs.bias,
+        torch.randint(2**62, ()) if dropout else None,
+        None if given else alpha,
+        getattr(mapping, "k", None),
+        mapping.gamma,
+        scale,
+        pairs.softcap,
+        pairs.is_causal,
+        dropout,
+        only_few,
+    )
+    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
+    return output.to(low)
+
+
+def _attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Tensor | None,
+    mask: Tensor | None,
+    bias: Tensor | None,
+    seed: Tensor | None,
+    number: float | None,
+    k: int | None,
+    gamma: float,
+    scale: float | None,
+    softcap: float | None,
+    is_causal: bool,
+    dropout: float,
+    only_few: bool,
+    candidates: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the output, and the candidates, which are found if they are not given; all rows are long if they are too many."""
+    mapping = Entmax(number if alpha is None else alpha, gamma=gamma) if k is None else TopKSparsemax(k, gamma=gamma)  # type: ignore[arg-type]
+    pairs = Pairs(mask, bias, softcap, is_causal)
+    if candidates is None:
+        candidates = find_candidates(query, key, value, mapping, pairs, scale=scale, only_few=only_few)
+    rows = leading_of(query, key, value).numel() * query.shape[-2]
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(int(seed))
+        if candidates is not None and candidates[0].shape[1]:
+            output, _ = attend_to_candidates(query, key, value, mapping, pairs, candidates, scale=scale, dropout=dropout)
+            return output, *candidates
+        output, _ = dense_attention(
+            query, key, value, mapping, pairs.allowed(query, key), bias, scale=scale, softcap=softcap, dropout=dropout
+        )
+    return output, torch.empty(rows, 0, dtype=torch.int32), torch.ones(rows, dtype=torch.bool)
+
+
+def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
+    output, places, long = _attend(*args)
+    return output.contiguous(), places.contiguous(), long
+
+
+def _forward_like(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    leading = leading_of(query, key, value)
+    rows = leading.numel() * query.shape[-2]
+    width = torch.library.get_ctx().new_dynamic_size()
+    output = query.new_empty(*leading, query.shape[-2], value.shape[-1])
+    return output, query.new_empty(rows, width, dtype=torch.int32), query.new_empty(rows, dtype=torch.bool)
+
+
+def _backward(slope: Tensor, places: Tensor, long: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    """Return the gradients in query, key, value, alpha and bias, which have no entries where there is none."""
+    learned = (0, 1, 2, 3, 5)
+    leaves = {i: args[i].detach().requires_grad_() for i in learned if args[i] is not None}
+    with torch.enable_grad(), autograd_in_operator():
+        output, *_ = _attend(*[leaves.get(i, arg) for i, arg in enumerate(args)], candidates=(places, long))
+        grads = torch.autograd.grad(output, list(leaves.values()), slope, allow_unused=True, materialize_grads=True)
+    found = dict(zip(leaves, grads, strict=True))
+    return tuple(found[i].contiguous() if i in found else slope.new_empty(0) for i in learned)
+
+
+def _backward_like(slope: Tensor, places: Tensor, long: Tensor, *args: Any) -> tuple[Tensor, ...]:
+    none = slope.new_empty(0)
+    return tuple(none.clone() if arg is None else torch.empty(arg.shape, dtype=arg.dtype) for arg in (*args[:4], args[5]))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.tensors = [isinstance(value, Tensor) for value in inputs]
+    ctx.numbers = [value for value in inputs if not isinstance(value, Tensor)]
+    ctx.save_for_backward(*output[1:], *[value for value in inputs if isinstance(value, Tensor)])
+
+
+def _differentiate(ctx: Any, slope: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    places, long, *tensors = ctx.saved_tensors
+    tensors, numbers = iter(tensors), iter(ctx.numbers)
+    inputs = [next(tensors) if is_tensor else next(numbers) for is_tensor in ctx.tensors]
+    query, key, value, alpha, bias = torch.ops.lit_sparse.attention_backward(slope, places, long, *inputs)
+    alpha, bias = (None if given is None else grad for given, grad in ((inputs[3], alpha), (inputs[5], bias)))
+    return query, key, value, alpha, None, bias, *[None] * 9
+
+
+if hasattr(torch.library, "custom_op"):  # from torch 2.4
+    _OPERATOR = torch.library.custom_op("lit_sparse::attention", _forward, mutates_args=(), schema=_FORWARD)
+    _OPERATOR.register_fake(_forward_like)
+    _OPERATOR.register_autograd(_differentiate, setup_context=_keep)
+    _GRADIENT = torch.library.custom_op("lit_sparse::attention_backward", _backward, mutates_args=(), schema=_BACKWARD)
+    _GRADIENT.register_fake(_backward_like)
