@@ -43,7 +43,7 @@ unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 #: Return whether a tensor is a batch of the legacy vmap. Absent from torch 2.3, where `is_grads_batched` is not supported.
 is_legacy_batch: Callable[[Tensor], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
 
-#: What torch's dispatcher leaves out outside of operators, autocast that is not on.
+#: Keys that torch's dispatcher excludes outside of operators, such as autocast that is not on.
 _EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
 
 

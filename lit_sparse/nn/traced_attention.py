@@ -61,7 +61,7 @@ def traced_attention(
     """
     alpha = mapping.entmax_alpha
     given = isinstance(alpha, Tensor)
-    output, _, _ = torch.ops.lit_sparse.attention(
+    output: Tensor = torch.ops.lit_sparse.attention(
         query,
         key,
         value,
@@ -77,7 +77,7 @@ def traced_attention(
         pairs.is_causal,
         dropout,
         only_few,
-    )
+    )[0]
     low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
     return output.to(low)
 
@@ -136,7 +136,7 @@ def _backward(slope: Tensor, places: Tensor, long: Tensor, *args: Any) -> tuple[
     learned = (0, 1, 2, 3, 5)
     leaves = {i: args[i].detach().requires_grad_() for i in learned if args[i] is not None}
     with torch.enable_grad(), autograd_in_operator():
-        output, *_ = _attend(*[leaves.get(i, arg) for i, arg in enumerate(args)], candidates=(places, long))
+        output, *_ = _attend(*[*(leaves.get(i, arg) for i, arg in enumerate(args)), (places, long)])
         grads = torch.autograd.grad(output, list(leaves.values()), slope, allow_unused=True, materialize_grads=True)
     found = dict(zip(leaves, grads, strict=True))
     return tuple(found[i].contiguous() if i in found else slope.new_empty(0) for i in learned)

@@ -59,7 +59,7 @@ y.square().sum().backward()
 @pytest.mark.parametrize(
     ("mapping", "blocks", "most"),
     [
-        ("LearnableEntmax()", {"map_powers_block", "root_product_block"}, 18),
+        ("LearnableEntmax()", {"map_powers_block", "root_product_block"}, 20),
         ("LearnableEntmax(start=1.7)", {"map_block", "product_block"}, 28),
         ("Entmax(2.5)", {"map_steep_block", "steep_product_block"}, 30),
         ("SparseMAP(Sequence(5, 3))", {"solve_block"}, 19),
