@@ -27,7 +27,8 @@ _BACKWARD = (
 
 def is_traceable(query: Tensor, mapping: SparseMapping) -> bool:
     """Return whether ``torch.compile`` traces something that :func:`traced_attention` can compute."""
-    if not torch.compiler.is_dynamo_compiling() or not hasattr(torch.library, "custom_op") or transforms_active():
+    exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
+    if exporting or not torch.compiler.is_dynamo_compiling() or transforms_active() or not hasattr(torch.library, "custom_op"):
         return False
     alpha = mapping.entmax_alpha
     return query.is_cpu and (isinstance(alpha, Tensor) or (alpha is not None and alpha > 1))
