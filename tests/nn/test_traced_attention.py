@@ -116,6 +116,14 @@ class Block(nn.Module):
         return torch.relu(attention(x, x, x, Entmax(1.5), is_causal=True, need_weights=False)[0])
 
 
+@pytest.mark.parametrize("strict", [False, True])
+def test_exports_hold_dense_attention(strict: bool) -> None:
+    model, x = Block(), torch.randn(2, 600, 16)
+    exported = torch.export.export(model, (x,), strict=strict)
+    assert not [node for node in exported.graph.nodes if "lit_sparse.attention" in str(node.target)]
+    torch.testing.assert_close(exported.module()(x), model(x))
+
+
 @pytest.mark.slow
 def test_a_model_is_compiled_to_machine_code() -> None:
     torch.manual_seed(0)
