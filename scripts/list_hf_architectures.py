@@ -52,13 +52,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=list(CONFIG_MAPPING_NAMES), help="model types; all by default")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of computing time for each architecture")
-    parser.add_argument("--output", type=Path, default=Path("/dev/stdout"))
+    parser.add_argument("--output", type=Path, help="file of the table; printed by default")
     options = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     rows = []
-    with options.output.open("w", encoding="utf-8", newline="") as file:
+    opened = options.output.open("w", encoding="utf-8", newline="") if options.output else contextlib.nullcontext(sys.stdout)
+    with opened as file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(COLUMNS)
         for model_type in options.only:

@@ -166,7 +166,7 @@ def attend_sparsely(
     auto = method == "auto"
     if method == "dense" or (auto and (need_weights or not _worthwhile(query, key))):
         return None
-    if not need_weights and is_traceable(query, mapping):
+    if not need_weights and is_traceable(query, key, mapping):
         output = traced_attention(query, key, value, mapping, pairs, scale=scale, dropout=dropout, only_few=auto)
         return output, None
     reason = refusal(query, key, mapping)

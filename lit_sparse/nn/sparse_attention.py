@@ -21,7 +21,9 @@ from lit_sparse.nn.dense_attention import dense_attention, group_size
 from lit_sparse.nn.listed_operations import products, sums
 from lit_sparse.torch_internals import can_read_values, forward_mode_active
 
-__all__ = ["Pairs", "attend_to_candidates", "find_candidates", "leading_of", "refusal", "sparse_attention"]
+__all__ = ["Pairs", "attend_to_candidates", "find_candidates", "leading_of", "mapping_refusal", "refusal", "sparse_attention"]
+
+ONE_ALPHA = "each head needs one alpha of at least 1, in a tensor of shape (..., heads, 1, 1)"
 
 
 class _LongRows(NamedTuple):
@@ -46,13 +48,18 @@ def refusal(query: Tensor, key: Tensor, mapping: SparseMapping) -> str | None:
         return "derivatives in forward mode are computed"
     if query.is_meta or query.is_nested:
         return "it needs the values of dense tensors"
+    reason = mapping_refusal(query, key, mapping)
+    alpha = mapping.entmax_alpha
+    return ONE_ALPHA if reason is None and isinstance(alpha, Tensor) and not bool((alpha >= 1).all()) else reason
+
+
+def mapping_refusal(query: Tensor, key: Tensor, mapping: SparseMapping) -> str | None:
+    """Return the reason why :func:`sparse_attention` cannot compute with a mapping, whatever the values of tensors, or None."""
     alpha = mapping.entmax_alpha
     if alpha is None or (not isinstance(alpha, Tensor) and alpha <= 1):
         return f"{mapping!r} is not sparsemax, top-k sparsemax, or entmax with alpha above 1"
-    if isinstance(alpha, Tensor) and (
-        alpha.shape[-2:].numel() > 1 or alpha.dim() > max(query.dim(), key.dim()) or not bool((alpha >= 1).all())
-    ):
-        return "each head needs one alpha of at least 1, in a tensor of shape (..., heads, 1, 1)"
+    if isinstance(alpha, Tensor) and (alpha.shape[-2:].numel() > 1 or alpha.dim() > max(query.dim(), key.dim())):
+        return ONE_ALPHA
     return None
 
 

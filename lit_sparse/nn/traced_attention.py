@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
 from lit_sparse.mappings import Entmax, SparseMapping, TopKSparsemax
 from lit_sparse.nn.dense_attention import dense_attention
-from lit_sparse.nn.sparse_attention import Pairs, attend_to_candidates, find_candidates, leading_of
+from lit_sparse.nn.sparse_attention import Pairs, attend_to_candidates, find_candidates, leading_of, mapping_refusal
 from lit_sparse.torch_internals import autograd_in_operator, transforms_active
 
 __all__ = ["is_traceable", "traced_attention"]
@@ -25,13 +26,12 @@ _BACKWARD = (
 )
 
 
-def is_traceable(query: Tensor, mapping: SparseMapping) -> bool:
+def is_traceable(query: Tensor, key: Tensor, mapping: SparseMapping) -> bool:
     """Return whether ``torch.compile`` traces something that :func:`traced_attention` can compute."""
     exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
-    if exporting or not torch.compiler.is_dynamo_compiling() or transforms_active() or not hasattr(torch.library, "custom_op"):
+    if exporting or not (HAS_CUSTOM_OPS and torch.compiler.is_dynamo_compiling()) or transforms_active():
         return False
-    alpha = mapping.entmax_alpha
-    return query.is_cpu and (isinstance(alpha, Tensor) or (alpha is not None and alpha > 1))
+    return query.is_cpu and not query.is_nested and mapping_refusal(query, key, mapping) is None
 
 
 def traced_attention(
@@ -71,7 +71,7 @@ def traced_attention(
         pairs.bias,
         torch.randint(2**62, ()) if dropout else None,
         None if given else alpha,
-        getattr(mapping, "k", None),
+        mapping.k if isinstance(mapping, TopKSparsemax) else None,
         mapping.gamma,
         scale,
         pairs.softcap,
@@ -144,8 +144,7 @@ def _backward(slope: Tensor, places: Tensor, long: Tensor, *args: Any) -> tuple[
 
 
 def _backward_like(slope: Tensor, places: Tensor, long: Tensor, *args: Any) -> tuple[Tensor, ...]:
-    none = slope.new_empty(0)
-    return tuple(none.clone() if arg is None else torch.empty(arg.shape, dtype=arg.dtype) for arg in (*args[:4], args[5]))
+    return tuple(slope.new_empty(0) if arg is None else arg.new_empty(arg.shape) for arg in (*args[:4], args[5]))
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -163,7 +162,7 @@ def _differentiate(ctx: Any, slope: Tensor, *_: Any) -> tuple[Tensor | None, ...
     return query, key, value, alpha, None, bias, *[None] * 9
 
 
-if hasattr(torch.library, "custom_op"):  # from torch 2.4
+if HAS_CUSTOM_OPS:
     _OPERATOR = torch.library.custom_op("lit_sparse::attention", _forward, mutates_args=(), schema=_FORWARD)
     _OPERATOR.register_fake(_forward_like)
     _OPERATOR.register_autograd(_differentiate, setup_context=_keep)

@@ -26,7 +26,7 @@ class Recorder:
         return torch._dynamo.lookup_backend("aot_eager")(graph, inputs)  # type: ignore[no-any-return]
 
 
-def compare(mapping: SparseMapping, given: list[Tensor], **options: Any) -> list[str]:
+def compare(mapping: SparseMapping, given: list[Tensor], *, within: float = 1e-6, **options: Any) -> list[str]:
     """Compare output and gradients of a compiled call with those of an eager one; return the operators of the graph."""
 
     def output(*given: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ def compare(mapping: SparseMapping, given: list[Tensor], **options: Any) -> list
         torch.manual_seed(1)
         y = function(*given)
         results.append((y, *torch.autograd.grad(y.square().sum(), leaves)))
-    torch.testing.assert_close(results[1], results[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(results[1], results[0], rtol=within, atol=within)
     return recorder.names
 
 
@@ -68,6 +68,18 @@ def test_masks_biases_caps_and_shared_heads() -> None:
 
 def test_many_candidates_are_dense_in_the_operator() -> None:
     assert "lit_sparse.attention" in compare(Entmax(1.2), inputs(spread=0.01))
+
+
+def test_an_alpha_for_each_query_stays_dense() -> None:
+    """As it does outside of graphs."""
+    assert "lit_sparse.attention" not in compare(LearnableEntmax(shape=(300, 1)), inputs(), within=1e-5)
+
+
+def test_dimensions_are_broadcast() -> None:
+    """Queries without a batch, and keys without heads."""
+    query, key, value = (x.detach() for x in inputs())
+    for given in ([query[0, 0], key[0, 0], value[0, 0]], [query, key[0, 0], value[0, 0]]):
+        assert "lit_sparse.attention" in compare(Entmax(1.5), [x.clone().requires_grad_() for x in given])
 
 
 def test_dropout_is_the_same_in_both_passes() -> None:
