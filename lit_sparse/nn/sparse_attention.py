@@ -54,7 +54,7 @@ def refusal(query: Tensor, key: Tensor, mapping: SparseMapping) -> str | None:
 
 
 def mapping_refusal(query: Tensor, key: Tensor, mapping: SparseMapping) -> str | None:
-    """Return the reason why :func:`sparse_attention` cannot compute with a mapping, whatever the values of tensors, or None."""
+    """Return the reason why :func:`sparse_attention` cannot compute with a mapping for any values of tensors, or None."""
     alpha = mapping.entmax_alpha
     if alpha is None or (not isinstance(alpha, Tensor) and alpha <= 1):
         return f"{mapping!r} is not sparsemax, top-k sparsemax, or entmax with alpha above 1"
