@@ -11,8 +11,9 @@ from typing_extensions import override
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.hf.adapter import attend
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.attention import MultiheadAttention
 
-__all__ = ["CHILD", "LayerMapping", "attend_by_layer"]
+__all__ = ["CHILD", "LayerMapping", "attend_by_layer", "is_torch_layer", "set_mapping"]
 
 #: Name of the child that an attention layer gets.
 CHILD = "lit_sparse"
@@ -51,6 +52,37 @@ class LayerMapping(nn.Module):
         each = [weights != 0, allowed, allowed.any(-1, keepdim=True)]
         counts = torch.stack([x.sum((0, 2, 3)) for x in each], -1)
         self._counts = counts if self._counts is None else self._counts + counts
+
+
+class _TorchLayer(MultiheadAttention):
+    """A layer of torch inside a model of transformers, which attends by the mapping of its child.
+
+    It is made by changing the class of ``torch.nn.MultiheadAttention``, so that its parameters and their names stay.
+    """
+
+    method = "auto"
+
+    @property
+    def mapping(self) -> SparseMapping:  # type: ignore[override]
+        part: LayerMapping = getattr(self, CHILD)
+        return part.current()
+
+
+def is_torch_layer(part: nn.Module) -> bool:
+    """Return whether a part is ``torch.nn.MultiheadAttention``, with a mapping or without."""
+    return type(part) in (nn.MultiheadAttention, _TorchLayer)
+
+
+def set_mapping(layer: nn.Module, part: LayerMapping | None) -> None:
+    """Let a layer attend by a mapping, or, for None, as it did without one."""
+    if part is not None:
+        layer.add_module(CHILD, part)
+    elif hasattr(layer, CHILD):
+        delattr(layer, CHILD)
+    if is_torch_layer(layer):
+        layer.__class__ = nn.MultiheadAttention if part is None else _TorchLayer
+        # torch's encoder layers read this flag before they hand the weights to a fused softmax attention
+        layer._qkv_same_embed_dim = part is None and layer.in_proj_weight is not None  # type: ignore[assignment]
 
 
 class _Recorded(SparseMapping):

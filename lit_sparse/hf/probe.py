@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.hf.adapter import attend
+from lit_sparse.hf.layer_mapping import is_torch_layer
 from lit_sparse.hf.registry import register_function
 from lit_sparse.mappings import Softmax
 
@@ -35,7 +36,7 @@ class Probe:
     """Result of one forward pass.
 
     Args:
-        heads: layer that called the interface -> its number of heads.
+        heads: layer that called the interface, or is torch's -> its number of heads.
         others: names of layers that attend by a softmax of their own.
     """
 
@@ -56,7 +57,7 @@ class _OwnSoftmax(TorchFunctionMode):
     @override
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not self.inside and (func in _FUSED or (func in _SOFTMAX and not self._in_router())):
-            attention = next((each for each in reversed(self.stack) if "attention" in type(each).__name__.lower()), None)
+            attention = next((each for each in reversed(self.stack) if _is_attention(each)), None)
             place = attention if attention is not None else self.stack[-1] if self.stack and func in _FUSED else None
             name = self.names.get(place) if place is not None else None
             if name is not None and name not in self.found.others and place not in self.found.heads:
@@ -71,9 +72,15 @@ class _OwnSoftmax(TorchFunctionMode):
             self.stack.clear()
             self.inside = False
         self.stack.append(module)
+        if is_torch_layer(module):
+            self.found.heads.setdefault(module, module.num_heads)  # type: ignore[arg-type]
 
     def leave(self, _module: nn.Module, _inputs: Any, _output: Any) -> None:
         self.stack.pop()
+
+
+def _is_attention(module: nn.Module) -> bool:
+    return is_torch_layer(module) or "attention" in type(module).__name__.lower()
 
 
 def probe(model: nn.Module, example: Mapping[str, Any] | None) -> Probe:

@@ -13,7 +13,7 @@ from lit_sparse.checks import check_choice
 from lit_sparse.descriptions import build, describe
 from lit_sparse.errors import CheckpointError, ConfigurationError, did_you_mean, full_name
 from lit_sparse.hf.annealed import AnnealedEntmax
-from lit_sparse.hf.layer_mapping import CHILD, LayerMapping
+from lit_sparse.hf.layer_mapping import CHILD, LayerMapping, is_torch_layer, set_mapping
 from lit_sparse.hf.probe import example_inputs, probe, run, use_attention, uses_interface
 from lit_sparse.hf.registry import BY_LAYER, BY_LAYER_BOOLEAN, check_on_simplex, register
 from lit_sparse.hf.requirement import import_transformers
@@ -81,7 +81,8 @@ def sparsify(
     ``LearnableEntmax(shape=(heads, 1, 1))`` learns an alpha per head. The config keeps the mappings with their arguments, and
     :func:`lit_sparse.hf.from_pretrained` restores a saved model.
 
-    A small forward pass finds the layers. A model is refused if some of its attention would stay softmax.
+    A small forward pass finds the layers: those that use the interface, and ``torch.nn.MultiheadAttention``. A model is
+    refused if some of its attention would stay softmax.
 
     Args:
         model: a ``PreTrainedModel``; before it is wrapped for LoRA or for several devices.
@@ -116,7 +117,7 @@ def sparsify(
         found = probe(model, example)
         others = [name for name in found.others if model.get_submodule(name) not in found.heads]
         parts = [(name, part) for name, part in model.named_modules() if name not in others]
-        reached = [(name, part) for name, part in parts if part in found.heads or uses_interface(part)]
+        reached = [(name, part) for name, part in parts if uses_interface(part) or is_torch_layer(part) or part in found.heads]
         if not found.heads:
             raise _refusal(model, "its forward pass never called the interface")
         if others and layers is None:
@@ -135,7 +136,7 @@ def sparsify(
             run(model, example_inputs(model) if example is None else [example])
         except Exception:
             for part, child in previous.items():
-                delattr(part, CHILD) if child is None else setattr(part, CHILD, child)
+                set_mapping(part, child)
             raise
     except Exception:
         for each, name in before:
@@ -172,7 +173,7 @@ def attach(model: Any, described: Mapping[str, Any], source: str = "the config")
         new[name] = LayerMapping(mapping)
     for name, part in new.items():
         place = next(parts[name].parameters(), torch.empty(()))
-        parts[name].add_module(CHILD, part.to(place.device))
+        set_mapping(parts[name], part.to(place.device))
     register()
     use_attention(model, BY_LAYER_BOOLEAN if all(part._supports_sdpa for part in _pretrained(model)) else BY_LAYER)
     setattr(model.config, ATTRIBUTE, dict(described))

@@ -43,7 +43,8 @@ def rows_of(path: Path) -> list[list[str]]:
         ("blip_2_vision_model", "works", "2"),  # a part without an entry in the table of base models
         ("jamba", "works", "1"),  # experts are chosen by a softmax inside a layer that is called attention
         ("glm5_next_text", "works", "1"),  # the function of attention gets arguments of the model
-        ("siglip", "works in part", "4"),  # its last layer is torch's
+        ("siglip", "works", "5"),  # its last layer is torch's
+        ("aimv2_vision_model", "works in part", "2"),  # its last layer calls a fused softmax itself
         ("bloom", "refused", ""),
         ("mamba", "no attention", ""),
         ("timm_wrapper", "no tiny model", ""),
