@@ -51,8 +51,11 @@ def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     [
         "from tests.kernels.test_cholesky import gather, walk\nfor seed in range(150): walk(seed, 40); gather(seed)",
         "from tests.kernels.test_kernel_sgd import hostile\nfor seed in range(60): hostile(seed)",
+        pytest.param(
+            "from tests.nn.test_random_attention import check\nfor number in range(200): check(number)", marks=pytest.mark.slow
+        ),
     ],
-    ids=["cholesky", "kernel_sgd"],
+    ids=["cholesky", "kernel_sgd", "sparse_attention"],
 )
 def test_nothing_is_read_outside_of_arrays(calls: str, tmp_path: Path) -> None:
     run_python("-c", calls, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
