@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from lit_sparse.errors import ConfigurationError
 
 __all__ = [
+    "autocast_enabled",
     "autograd_in_operator",
     "can_read_values",
     "count_dispatch_modes",
@@ -40,8 +41,12 @@ transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_activ
 count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 #: Return the tensor inside a wrapper that a finished transform has left, and any other tensor unchanged.
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
-#: Return whether a tensor is a batch of the legacy vmap. Absent from torch 2.3, where `is_grads_batched` is not supported.
-is_legacy_batch: Callable[[Tensor], bool] = getattr(torch._C._functorch, "is_legacy_batchedtensor", lambda tensor: False)
+#: Return whether a tensor is a batch of the legacy vmap.
+is_legacy_batch: Callable[[Tensor], bool] = getattr(
+    torch._C._functorch,
+    "is_legacy_batchedtensor",
+    lambda tensor: torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Batched),  # torch 2.3
+)
 
 #: Keys that torch's dispatcher excludes outside of operators, such as autocast that is not on.
 _EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
@@ -50,6 +55,13 @@ _EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
 def forward_mode_active() -> bool:
     """Return whether forward-mode derivatives are computed."""
     return forward_ad._current_level >= 0
+
+
+def autocast_enabled(device: torch.device) -> bool:
+    """Return whether operations on a device are under autocast."""
+    if hasattr(torch, "get_autocast_dtype"):
+        return torch.is_autocast_enabled(device.type)
+    return torch.is_autocast_cpu_enabled() if device.type == "cpu" else torch.is_autocast_enabled()  # torch 2.3
 
 
 def can_read_values() -> bool:

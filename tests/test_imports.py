@@ -40,6 +40,7 @@ def test_the_package_itself_costs_nothing() -> None:
 def test_models_of_hugging_face_cost_nothing_before_their_use() -> None:
     loaded = modules_after("import lit_sparse.hf")
     assert "torch" in loaded
+    loaded -= modules_after("import torch._dynamo")  # torch 2.3 imports transformers itself
     assert not {"transformers", "accelerate", "peft", "pytorch_lightning", "lightning", "matplotlib", "sklearn"} & loaded
 
 

@@ -144,12 +144,13 @@ def _list(
     first: Any, last: Any, lists: Any, counts: Any, x: Any, known: Any, ahead: Any, low: Any, eps: Any, gamma: Any, n: Any
 ) -> None:
     """List the candidates of each row among the entries up to its number plus ``ahead``, as places counted from ``low``."""
-    most, others = lists.shape[1], known.shape[1]
+    period, most, others = lists.shape[1], lists.shape[2], known.shape[1]
     infinity = x.dtype.type(math.inf)
     space = np.empty(others + x.shape[1] // WIDTH + 1, x.dtype)
     found = np.empty(x.shape[1] + 1, np.int32)
     for row in range(first, last):
-        size = min(x.shape[1], max(0, row + ahead + 1))
+        group, number = row // period, row % period
+        size = min(x.shape[1], max(0, number + ahead + 1))
         entries = space[: others + (size + WIDTH - 1) // WIDTH]
         maxima = entries[others:]
         entries[:others] = known[row]
@@ -171,9 +172,9 @@ def _list(
                     count = _list_range(found, count, x, row, block * WIDTH, min(size, (block + 1) * WIDTH), bound)
         counts[row] = count
         for slot in range(min(count, most)):
-            lists[row, slot] = found[slot] + low
+            lists[group, number, slot] = found[slot] + low
         for slot in range(count, most):
-            lists[row, slot] = -1
+            lists[group, number, slot] = -1
 
 
 def list_candidates_of(
@@ -186,38 +187,43 @@ def list_candidates_of(
     low: int = 0,
     ahead: int | None = None,
 ) -> Tensor:
-    """List the candidates of each row; return their number (R,) int32, which may be larger than C.
+    """List the candidates of each row; return their number (..., R) int32, which may be larger than C.
 
     An invalid row lists its first NaN or +inf, if that is among the scores.
 
     Args:
-        scores: (R, S), at least one column.
+        scores: (..., R, S), at least one column.
         alpha: alpha of the entmax, at least 1.
         gamma: strength of the mapping.
-        lists: (R, C) int32; receives the places in increasing order, then -1. A row with more than C has any C of them.
-        known: (R, K) entries of the rows elsewhere, such as in other columns of a longer row; they raise the bound.
+        lists: (..., R, C) int32, of two or three dimensions; receives the places in increasing order, then -1. A row with more
+            than C has any C of them.
+        known: (..., R, K) entries of the rows elsewhere, such as in other columns of a longer row; they raise the bound.
         low: place of the first column.
         ahead: row r has only the columns 0 .. r + ahead; by default all of them.
     """
-    eps, last = max(alpha - 1, 1e-9), scores.shape[1] if ahead is None else ahead
+    eps, last = max(alpha - 1, 1e-9), scores.shape[-1] if ahead is None else ahead
     n = math.ceil(1 / eps)
-    known = scores[:, :0] if known is None else known
+    known = scores[..., :0] if known is None else known
+    shape, period, length = lists.shape, lists.shape[-2], lists.shape[-1]
+    scores, known = scores.flatten(0, -2), known.flatten(0, -2)
     if scores.is_cpu:
         counts = torch.empty(len(scores), dtype=torch.int32)
-        arrays = [x.numpy() for x in (lists, counts, scores, known)]
+        arrays = [x.numpy() for x in (lists if lists.dim() == 3 else lists.unsqueeze(0), counts, scores, known)]
         over_rows(_list, (len(scores), scores.shape[1]), COST, *arrays, last, low, eps, gamma, n)
-        return counts
+        return counts.view(shape[:-1])
     columns = torch.arange(scores.shape[1], device=scores.device)
     if ahead is not None:
-        scores = scores.masked_fill(columns > torch.arange(len(scores), device=scores.device).unsqueeze(1) + ahead, -torch.inf)
+        reach = torch.arange(len(scores), device=scores.device).unsqueeze(1) % period + ahead
+        scores = scores.masked_fill(columns > reach, -torch.inf)
     maxima = _maxima_reference(scores)
     bound = _bound_reference(torch.cat([known, maxima], 1), eps, gamma, n)
     invalid = bound.isnan()
     above = torch.where(invalid, ~(scores < torch.inf), scores > bound)
     above &= ~invalid | (above.cumsum(-1) == 1)
-    first = torch.where(above, columns, scores.shape[1]).sort(-1).values[:, : lists.shape[1]]
-    lists.fill_(-1)[:, : first.shape[1]] = torch.where(first < scores.shape[1], first + low, -1)
-    return above.sum(-1, dtype=torch.int32)
+    first = torch.where(above, columns, scores.shape[1]).sort(-1).values[:, :length]
+    listed = torch.where(first < scores.shape[1], first + low, -1)
+    lists.fill_(-1)[..., : first.shape[1]] = listed.view(*shape[:-1], -1)
+    return above.sum(-1, dtype=torch.int32).view(shape[:-1])
 
 
 def _maxima_reference(scores: Tensor) -> Tensor:

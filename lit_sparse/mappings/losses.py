@@ -13,7 +13,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.softmax import Softmax
-from lit_sparse.torch_internals import can_read_values
+from lit_sparse.torch_internals import autocast_enabled, can_read_values
 
 __all__ = ["FenchelYoungLoss"]
 
@@ -93,7 +93,7 @@ class FenchelYoungLoss(nn.Module):
             ConfigurationError: if the shapes do not fit or a label is not a class. If labels cannot be read (on a GPU, in a
                 graph, under a transform), the loss of such a label is NaN instead.
         """
-        if scores.dtype in HALVES and torch.is_autocast_enabled(scores.device.type):
+        if scores.dtype in HALVES and autocast_enabled(scores.device):
             scores = scores.float()
         rows = scores if scores.dim() == 1 else scores.movedim(1, -1)
         classes = rows.shape[-1]

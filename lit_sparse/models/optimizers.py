@@ -41,7 +41,7 @@ def build_optimizer(build: Callable[[Any], torch.optim.Optimizer], model: nn.Mod
             if not duals or risk.dual_lr is not None:
                 raise
             return build(model.parameters())
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # RuntimeError: fused=True on a CPU, before torch 2.4
         dual = ", including dual_lr of the risk" if risk.dual_lr is not None else ""
         raise ConfigurationError(f"The optimizer does not accept its arguments{dual}: {error}. Change them.") from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from lit_sparse.nn.dense_attention import any_along
 __all__ = ["Pairs", "list_candidates"]
 
 #: Scores that are computed at a time.
-BLOCK = 1 << 19
+BLOCK = 1 << 20
 #: Share of the keys in the lists above which dense attention is faster.
 DENSE = 0.125
 #: Listed keys per query that are always few.
@@ -80,15 +81,20 @@ def list_candidates(
     places = counts.new_full((len(heads), length, min(most, FEW)), -1)
     space = query.new_empty(0)
     total = cells = rows = 0
-    for head, first, last in _blocks(len(heads), length, size, pairs.is_causal):
+    alike = wide.mask is None and wide.bias is None and len(keys) == len(heads) and len(set(alphas)) == 1
+    for head, others, first, last in _blocks(len(heads), length, size, pairs.is_causal, alike):
         low, high, allowed = _range(wide, head, first, last, leading, size)
         if low == high:
             continue
-        if space.numel() < (last - first) * (high - low):
-            space = query.new_empty((last - first) * (high - low))
-        key = keys[head * len(keys) // len(heads), low:high]
-        scores = space[: (last - first) * len(key)].view(-1, len(key))
-        torch.mm(heads[head, first:last], key.mT, out=scores)
+        part = (others - head, last - first, high - low)
+        if space.numel() < math.prod(part):
+            space = query.new_empty(math.prod(part))
+        shared = head * len(keys) // len(heads)
+        scores = space[: math.prod(part)].view(part)
+        if len(scores) == 1:  # in several threads this is faster than a batch of one
+            torch.mm(heads[head, first:last], keys[shared, low:high].mT, out=scores[0])
+        else:
+            torch.bmm(heads[head:others, first:last], keys[head:others, low:high].mT, out=scores)
         if pairs.softcap is not None:
             scores.div_(pairs.softcap).tanh_().mul_(pairs.softcap)
         if wide.bias is not None:
@@ -96,14 +102,14 @@ def list_candidates(
         if allowed is not None:
             scores.masked_fill_(~allowed, -torch.inf)
         options: dict[str, Any] = {"low": low, "ahead": first - low if pairs.is_causal else None}
-        number = list_candidates_of(scores, alphas[head], gamma, places[head, first:last], **options)
+        number = list_candidates_of(scores, alphas[head], gamma, places[head:others, first:last], **options)
         if places.shape[2] < most and int(number.max()) > places.shape[2]:
-            width = _width(number, most, size)
+            width = _width(number.flatten(), most, size)
             if width > places.shape[2]:
                 places = F.pad(places, (0, min(most, width + width // 4) - places.shape[2]), value=-1)
-                list_candidates_of(scores, alphas[head], gamma, places[head, first:last], **options)
-        counts[head, first:last] = number
-        total, cells, rows = total + int(number.sum()), cells + scores.numel(), rows + len(scores)
+                list_candidates_of(scores, alphas[head], gamma, places[head:others, first:last], **options)
+        counts[head:others, first:last] = number
+        total, cells, rows = total + int(number.sum()), cells + scores.numel(), rows + number.numel()
         if only_few and total > DENSE * cells + FEW * rows:
             return None
     number = counts.flatten()
@@ -112,17 +118,26 @@ def list_candidates(
     return places[..., :width].flatten(0, 1).masked_fill(long.unsqueeze(1), -1), long
 
 
-def _blocks(heads: int, length: int, size: int, is_causal: bool) -> Iterator[tuple[int, int, int]]:
-    """Yield a head and a range of its queries, again and again, whose scores are at most a block if the rows are several."""
-    for head in range(heads):
-        first = 0
-        while first < length:
-            rows = max(16, BLOCK // max(1, size))
-            if is_causal:  # rows of few keys are as many as of many keys
-                rows = min(max(rows, BLOCK // (first + rows)), max(16, length // 8))
-            last = min(length, first + rows)
-            yield head, first, last
-            first = last
+def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) -> Iterator[tuple[int, int, int, int]]:
+    """Yield a range of heads and one of their queries, again and again, whose scores are at most a block if they are several.
+
+    Args:
+        heads: number of heads.
+        length: number of queries of each.
+        size: number of keys.
+        is_causal: whether a query sees no key after its own position.
+        alike: whether a range may have several heads.
+    """
+    first = 0
+    while first < length:
+        rows = max(16, BLOCK // max(1, size))
+        if is_causal:  # rows of few keys are as many as of many keys
+            rows = min(max(rows, BLOCK // (first + rows)), max(16, length // 8))
+        last = min(length, first + rows)
+        step = max(1, BLOCK // max(1, (last - first) * (last if is_causal else size))) if alike else 1
+        for head in range(0, heads, step):
+            yield head, min(heads, head + step), first, last
+        first = last
 
 
 def _is_triangle(mask: Tensor, length: int, size: int) -> bool:

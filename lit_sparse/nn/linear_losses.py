@@ -20,7 +20,7 @@ from lit_sparse.nn.linear_scores import rows_at_a_time
 from lit_sparse.nn.linear_softmax import log_partition
 from lit_sparse.nn.linear_support import find_support
 from lit_sparse.nn.listed_operations import products
-from lit_sparse.torch_internals import can_read_values, forward_mode_active, is_legacy_batch
+from lit_sparse.torch_internals import autocast_enabled, can_read_values, forward_mode_active, is_legacy_batch
 
 __all__ = ["LabelLosses", "layer_losses", "linear_losses", "list_alpha", "needs_all_scores"]
 
@@ -188,7 +188,7 @@ def layer_losses(layer: nn.Module, hidden: Tensor, labels: Tensor, criterion: Fe
 
 
 def _of_scores(scores: Tensor, labels: Tensor, criterion: FenchelYoungLoss) -> LabelLosses:
-    if scores.dtype in HALVES and torch.is_autocast_enabled(scores.device.type):
+    if scores.dtype in HALVES and autocast_enabled(scores.device):
         scores = scores.float()
     losses, labels = criterion.of_labels(scores, labels), labels.unsqueeze(1)
     with torch.no_grad():

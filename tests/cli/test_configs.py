@@ -29,7 +29,7 @@ BAD = {
     "binary": (bytes(range(128, 256)), "a config in UTF-8 but got byte 0x80"),
     "nul": (b"a: \0", "control characters are not allowed"),
     "deep": (b"trainer: " + b"[" * 900 + b"]" * 900, f"at most {MAX_DEPTH} levels of nesting but got more in line 1"),
-    "deeper": (b"trainer: " + b"[" * 30_000 + b"]" * 30_000, f"at most {MAX_DEPTH} levels of nesting"),
+    "deeper": (b"trainer: " + b"[" * 30_000 + b"]" * 30_000, "nesting"),  # from 6.0.4 on, PyYAML refuses it
     "a list in itself": (b"model: &a [*a]", "*a within &a in line 1"),
     "a mapping in itself": (b"trainer: &a\n  max_epochs: *a\n", "*a within &a in line 2"),
     "laughs": (laughs(9).encode(), f"at most {MAX_VALUES:,} values with aliases expanded but got more by line 6"),

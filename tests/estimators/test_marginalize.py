@@ -9,6 +9,7 @@ from torch import Tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import LatentBatch, Marginalize
 from lit_sparse.mappings import Softmax
+from tests.support.versions import needs_custom_operators
 
 
 def test_probabilities_too_small_for_the_type_cost_nothing() -> None:
@@ -19,6 +20,7 @@ def test_probabilities_too_small_for_the_type_cost_nothing() -> None:
         assert out.decoder_calls.tolist() == [calls]
 
 
+@needs_custom_operators
 def test_decoding_all_compiles_whole() -> None:
     layer, weight = Marginalize(Softmax(), decode="all"), torch.randn(6, dtype=torch.float64)
 

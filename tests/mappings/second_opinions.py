@@ -61,7 +61,7 @@ def maximized(x: np.ndarray, gamma: float, lam: float, pieces: np.ndarray) -> np
         pieces: (m, r, d) linear functions; each of the m terms is the largest of its r.
     """
     d, (m, r, _) = len(x), pieces.shape
-    quadratic = sparse.diags_array(np.r_[np.full(d, gamma), np.zeros(m)]).tocsc()
+    quadratic = sparse.diags(np.r_[np.full(d, gamma), np.zeros(m)]).tocsc()
     linear = np.r_[-x, np.full(m, gamma * lam)]
     one = sparse.csc_array(np.r_[np.ones(d), np.zeros(m)][None])
     positive = sparse.hstack([-sparse.eye_array(d), sparse.csc_array((d, m))])

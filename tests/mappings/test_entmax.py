@@ -14,6 +14,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Entmax, FenchelYoungLoss, LearnableEntmax
 from lit_sparse.mappings import functional as F
 from tests.mappings.second_opinions import bisected, central_difference, random_rows
+from tests.support.versions import needs_custom_operators
 
 ALPHAS = [1.0, 1.0001, 1.01, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 10.0]
 
@@ -239,6 +240,7 @@ def test_transforms_over_alpha() -> None:
     torch.testing.assert_close(hessian(total)(column).sum((2, 3)), second, atol=1e-6, rtol=0)
 
 
+@needs_custom_operators
 def test_compiled_with_a_tensor_alpha() -> None:
     torch._dynamo.reset()
     x = random_rows(5, 6, seed=0)
@@ -257,6 +259,7 @@ def test_compiled_with_a_tensor_alpha() -> None:
         torch.testing.assert_close(results[0], results[1])
 
 
+@needs_custom_operators
 def test_compiled_with_a_mask_on_a_broken_row() -> None:
     torch._dynamo.reset()
     x, mask = torch.tensor([[0.0, 1.0, math.nan]]), torch.tensor([[True, False, True]])
@@ -278,6 +281,7 @@ def test_third_derivatives_by_nested_forward_mode_are_refused() -> None:
     torch.testing.assert_close(jacfwd(jacrev(jacrev(total)))(x), jacrev(jacrev(jacrev(total)))(x))
 
 
+@needs_custom_operators
 @pytest.mark.parametrize("of_value", [False, True], ids=["mapping", "value"])
 def test_compiled_second_derivatives_in_alpha(of_value: bool) -> None:
     torch._dynamo.reset()

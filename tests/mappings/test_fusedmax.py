@@ -14,6 +14,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, Fusedmax, LearnableFusedmax
 from lit_sparse.mappings import functional as F
 from tests.mappings.second_opinions import central_difference, dense_jacobian, grouped_jacobian, maximized, random_rows
+from tests.support.versions import needs_custom_operators
 
 
 def solved(x: np.ndarray, lam: float, gamma: float, allowed: np.ndarray) -> np.ndarray:
@@ -271,6 +272,7 @@ def test_transforms_over_lam() -> None:
     torch.testing.assert_close(jacobian.sum((2, 3)), change, atol=1e-7, rtol=0)
 
 
+@needs_custom_operators
 def test_compiled_with_a_tensor_lam() -> None:
     torch._dynamo.reset()
     x, weights = random_rows(4, 7, seed=0), random_rows(4, 7, seed=1)

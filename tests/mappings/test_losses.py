@@ -28,6 +28,7 @@ from lit_sparse.mappings import (
 )
 from lit_sparse.testing import concrete_subclasses
 from tests.mappings.second_opinions import bisected, central_difference, random_rows
+from tests.support.versions import needs_custom_operators
 
 MAPPINGS = [
     example
@@ -140,6 +141,7 @@ def test_bad_input(call: object, words: str) -> None:
         call()  # type: ignore[operator]
 
 
+@needs_custom_operators
 def test_losses_compile_and_map() -> None:
     loss = FenchelYoungLoss(Sparsemax())
     scores, labels = torch.randn(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 1])
@@ -158,6 +160,7 @@ def test_labels_of_every_integer_type() -> None:
         torch.testing.assert_close(loss(scores, labels), nn.functional.cross_entropy(scores, labels.long(), reduction="none"))
 
 
+@needs_custom_operators
 def test_labels_that_are_no_classes_where_nobody_can_look() -> None:
     scores, labels = random_rows(4, 5, seed=0), torch.tensor([0, 7, -1, -100])
     loss = FenchelYoungLoss(Sparsemax(), reduction="none")

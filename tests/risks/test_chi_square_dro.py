@@ -31,7 +31,7 @@ def reweighted(losses: np.ndarray, p: np.ndarray, radius: float | None, lam: flo
         bounds += [np.array([math.sqrt(2 * radius)]), -(p**0.5)]
         cones += [clarabel.SecondOrderConeT(d + 1)]
     else:
-        quadratic = sparse.diags_array(lam / p).tocsc()
+        quadratic = sparse.diags(lam / p).tocsc()
     return solved(quadratic, linear, sparse.csc_array(np.vstack(rows)), np.concatenate(bounds), cones)
 
 
