@@ -1,4 +1,4 @@
-"""What versions of torch can do."""
+"""Marks of tests that need a newer torch than the oldest one."""
 
 from __future__ import annotations
 
