@@ -45,7 +45,7 @@ unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 is_legacy_batch: Callable[[Tensor], bool] = getattr(
     torch._C._functorch,
     "is_legacy_batchedtensor",
-    lambda tensor: torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Batched),  # torch 2.3
+    lambda tensor: torch._C._dispatch_keys(tensor).has(torch._C._dispatch_key_parse("Batched")),  # torch 2.3
 )
 
 #: Keys that torch's dispatcher excludes outside of operators, such as autocast that is not on.
