@@ -102,9 +102,12 @@ def transforms(mapping: SparseMapping) -> None:
     same(vmap(grad(scalar))(x), torch.stack([grad(scalar)(row) for row in x]), mapping, "vmap(grad) equals the loop")
     second = torch.autograd.functional.hessian(scalar, x[0])  # type: ignore[no-untyped-call]
     same(hessian(scalar)(x[0]), second, mapping, "hessian equals double backward")
-    same(jacfwd(jacfwd(scalar))(x[0]), second, mapping, "jacfwd(jacfwd) equals double backward")
+    nests = hasattr(torch.library, "custom_op")  # before torch 2.4, forward mode does not nest
+    if nests:
+        same(jacfwd(jacfwd(scalar))(x[0]), second, mapping, "jacfwd(jacfwd) equals double backward")
     if mapping.has_value:
-        same(jacfwd(jacfwd(mapping.value))(x[0]), jacobian, mapping, "jacfwd(jacfwd) of the value is the jacobian")
+        if nests:
+            same(jacfwd(jacfwd(mapping.value))(x[0]), jacobian, mapping, "jacfwd(jacfwd) of the value is the jacobian")
         same(hessian(mapping.value)(x[0]), jacobian, mapping, "the hessian of the value is the jacobian")
 
 

@@ -64,8 +64,8 @@ def maximized(x: np.ndarray, gamma: float, lam: float, pieces: np.ndarray) -> np
     quadratic = sparse.diags(np.r_[np.full(d, gamma), np.zeros(m)]).tocsc()
     linear = np.r_[-x, np.full(m, gamma * lam)]
     one = sparse.csc_array(np.r_[np.ones(d), np.zeros(m)][None])
-    positive = sparse.hstack([-sparse.eye_array(d), sparse.csc_array((d, m))])
-    above = sparse.hstack([sparse.csc_array(pieces.reshape(m * r, d)), -sparse.kron(sparse.eye_array(m), np.ones((r, 1)))])
+    positive = sparse.hstack([-sparse.eye(d), sparse.csc_array((d, m))])
+    above = sparse.hstack([sparse.csc_array(pieces.reshape(m * r, d)), -sparse.kron(sparse.eye(m), np.ones((r, 1)))])
     constraints = sparse.vstack([one, positive, above]).tocsc()
     bounds = np.r_[1.0, np.zeros(d + m * r)]
     return solved(quadratic, linear, constraints, bounds, [clarabel.ZeroConeT(1), clarabel.NonnegativeConeT(d + m * r)])[:d]
