@@ -60,6 +60,15 @@ def test_it_equals_attention_by_all_pairs(mapping: SparseMapping, length: int, s
         check(mapping, inputs(length, size, scale=scale), scale=0.5)
 
 
+@pytest.mark.parametrize("last", [4, 0])
+def test_heads_of_one_block_have_their_own_alpha(last: int) -> None:
+    torch.manual_seed(0)
+    mapping = LearnableEntmax(shape=(4, 1, 1)).double()
+    with torch.no_grad():  # alphas from 1.99 to 1.02 and back
+        mapping.weight.copy_(torch.linspace(last, 4 - last, 4)[:, None, None] * 2 - 4)
+    check(mapping, inputs(10, 40, scale=0.3))
+
+
 @pytest.mark.parametrize("mapping", MAPPINGS, ids=repr)
 @pytest.mark.parametrize("kind", ["causal", "padding", "window", "pairs", "heads", "keys", "nothing"])
 def test_masks(mapping: SparseMapping, kind: str) -> None:
