@@ -49,3 +49,13 @@ def test_a_selector_costs_what_a_layer_does() -> None:
     loaded = modules_after("import lit_sparse.coresets")
     assert "torch" in loaded
     assert not {"pytorch_lightning", "lightning", "datasets", "matplotlib", "torchmetrics", "sklearn", "rich"} & loaded
+
+
+@pytest.mark.gate
+def test_the_garbage_collector_leaves_out_what_the_command_line_imports() -> None:
+    code = (
+        "import gc; from lit_sparse.cli import main; main(['fit', '-c', 'nothing']); first = gc.get_freeze_count(); "
+        "main(['fit', '-c', 'nothing']); print(gc.isenabled(), first > 100_000, gc.get_freeze_count() == first)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.split() == ["True", "True", "True"]
