@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from lit_sparse.studies.command import write
 from lit_sparse.studies.engine import Runner
@@ -41,6 +43,22 @@ def with_stand_ins(study: Study, schedule: str, *folders: Path) -> Study:
 
 def test_every_study_has_a_taste() -> None:
     assert {path for path, _ in TASTES} == set(STUDIES)
+
+
+def test_folders_of_images_are_read() -> None:
+    """The tastes take other data, so that they do not show that a config has another source."""
+    checked = 0
+    for path in STUDIES:
+        study = load_study(path)
+        for cell, schedule in itertools.product(study.cells, study.schedules):
+            change = study.change_of(cell, schedule)
+            if change.config is None or "data.init_args.folder" not in change.options:
+                continue
+            config = yaml.safe_load(Path(change.config).read_text())
+            source = config["data"]["init_args"].get("source", "folder")
+            assert change.options.get("data.init_args.source", source) == "folder", (path.stem, cell, schedule)
+            checked += 1
+    assert checked > 30
 
 
 @pytest.mark.filterwarnings("ignore:.*does not reach its end", "ignore:TemperatureAnnealing")  # the runs are too short
