@@ -337,12 +337,14 @@ def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
         [0, 1, 2]
     """
     count = draws.shape[1]
-    chosen = torch.full(draws.shape, -1, dtype=torch.int64)
-    for i in range(count):
-        last = sizes - count + i
-        drawn = torch.minimum((draws[:, i] * (last + 1)).long(), last)
-        taken = (chosen == drawn.unsqueeze(-1)).any(-1)
-        chosen[:, i] = torch.where(taken, last, drawn)
+    last = sizes.unsqueeze(-1) - count + torch.arange(count)
+    chosen = torch.minimum((draws * (last + 1)).long(), last)
+    ordered = chosen.sort(-1).values
+    for row in (ordered[:, 1:] == ordered[:, :-1]).any(-1).nonzero().flatten().tolist():  # few rows
+        numbers: list[int] = []
+        for drawn, other in zip(chosen[row].tolist(), last[row].tolist(), strict=True):
+            numbers.append(other if drawn in numbers else drawn)
+        chosen[row] = torch.tensor(numbers)
     return chosen
 
 
