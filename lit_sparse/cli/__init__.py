@@ -76,7 +76,8 @@ def main(args: Sequence[str] | None = None) -> int:
         Exit status: 0, 2 after a message about what to change, 130 after Ctrl-C, 143 after SIGTERM.
     """
     wait_passively()
-    if args is None and not sys.warnoptions:  # Python hides warnings of former names from the users of a program
+    program = args is None  # not a call by another program
+    if program and not sys.warnoptions:  # Python hides warnings of former names from the users of a program
         warnings.filterwarnings("default", message=r"\S+( of \w+)? is now ", category=DeprecationWarning)
     args = list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help", "help"):
@@ -96,7 +97,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if args[0] in MODULES:
             command: Callable[[Sequence[str]], int] = import_module(MODULES[args[0]]).main
             return command(args[1:])
-        return _import_app().run(args)
+        return _import_app(program).run(args)
     except LitSparseError as error:
         print(f"lit-sparse: error: {error}", file=sys.stderr)
         return 2
@@ -104,13 +105,14 @@ def main(args: Sequence[str] | None = None) -> int:
         return int(getattr(stop, "status", INTERRUPTED))
 
 
-def _import_app() -> ModuleType:
+def _import_app(program: bool) -> ModuleType:
     """Return the module of the commands that run Lightning.
 
-    Its imports make objects that stay. The garbage collector leaves them out: the first step starts a quarter sooner.
+    Its imports make objects that stay. In the program's own process the garbage collector leaves them out: the first step starts
+    a quarter sooner.
     """
     name = "lit_sparse.cli.app"
-    if name in sys.modules or not gc.isenabled():
+    if not program:
         return import_module(name)
     gc.disable()
     try:

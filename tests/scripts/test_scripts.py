@@ -222,6 +222,27 @@ def test_benchmark_training_compares_the_same_mathematics(capsys: pytest.Capture
     assert "| sparse | 1." in capsys.readouterr().out
 
 
+@pytest.mark.filterwarnings("ignore:`ModelCheckpoint")  # without validation
+@pytest.mark.parametrize(
+    ("what", "printed"),
+    [
+        pytest.param("start", r"first step \| \d", marks=pytest.mark.slow),
+        pytest.param("loader", r"soae/digits \| 0\.\d+", marks=pytest.mark.gate),
+    ],
+)
+def test_benchmark_start_prints_its_tables(
+    what: str, printed: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = load("benchmark_start")
+    monkeypatch.setitem(sys.modules, "benchmark_start", script)
+    threads = torch.get_num_threads()
+    try:
+        script.main([what, "--rounds", "1", "--steps", "3", "--run", "soae/digits --data.init_args.batch_size=8"])
+    finally:
+        torch.set_num_threads(threads)
+    assert re.search(printed, capsys.readouterr().out)
+
+
 def test_benchmark_categorical_prints_both_tables(capsys: pytest.CaptureFixture[str]) -> None:
     threads = str(torch.get_num_threads())
     load("benchmark_categorical").main(["--rounds", "1", "--threads", threads, "--rows", "2", "--calls", "1"])

@@ -1,0 +1,139 @@
+"""Time the command line: how long it takes until the first training step, and which share of a step its loader has.
+
+Usage:
+    python scripts/benchmark_start.py [start] [loader] [--rounds 7] [--steps 200] [--run "CONFIG --KEY=VALUE ..."]
+
+``start`` starts processes in turn: one that imports torch, one that imports Lightning, and ``lit-sparse fit`` of a config up to
+the end of its first step. Times are those of the processor since the process began, so that other programs lengthen them little.
+
+``loader`` measures for each ``--run`` the time in which the trainer waits for the next batch, over that time and the step's, by
+Lightning's own profiler. A run is a config, by name or path, with its options.
+"""
+
+from __future__ import annotations
+
+import timing  # noqa: F401  # isort: skip
+
+import argparse
+import contextlib
+import io
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.profilers import SimpleProfiler
+from timing import print_table
+
+from lit_sparse.cli import main as lit_sparse
+
+WARM_UP = 20
+RUNS = ("ssvae/digits", "soae/digits", "signaling_game/digits", "robust/digits")
+
+
+class PrintTime(pl.Callback):
+    """Prints the process's seconds after its first step."""
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        """See the base class."""
+        print(f"\nfirst step: {time.process_time()}")
+
+
+class Waits(SimpleProfiler):
+    """Keeps what it measures after the run, without a report."""
+
+    last: Waits
+
+    def __init__(self) -> None:
+        super().__init__()
+        Waits.last = self
+
+    def describe(self) -> None:
+        """See the base class."""
+
+    def teardown(self, stage: str | None) -> None:
+        """See the base class."""
+
+
+def print_start(rounds: int) -> None:
+    """Print the seconds of the starts."""
+    now = "import time; print('\\nfirst step:', time.process_time())"
+    fit = ("fit", "-c", "soae/digits", "--trainer.max_steps=1", "--trainer.limit_val_batches=0")
+    commands = {
+        "`import torch`": ("-c", f"import torch; {now}"),
+        "`import pytorch_lightning`": ("-c", f"import pytorch_lightning; {now}"),
+        "`lit-sparse fit`, to the end of the first step": (
+            *("-m", "lit_sparse", *fit),
+            "--trainer.callbacks+=benchmark_start.PrintTime",
+        ),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with tempfile.TemporaryDirectory() as folder:
+        for _ in range(1 + rounds):  # the first writes the byte code
+            for name, command in commands.items():
+                done = subprocess.run(
+                    [sys.executable, *command],
+                    cwd=folder,
+                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
+                line = next(line for line in done.stdout.splitlines() if line.startswith("first step:"))
+                seconds[name].append(float(line.split()[-1]))
+    rows = []
+    for name, (_, *values) in seconds.items():
+        differences = [ours - other for ours, other in zip(values, seconds["`import pytorch_lightning`"][1:], strict=True)]
+        rows.append([name, f"{statistics.median(values):.2f}", f"{statistics.median(differences):+.2f}"])
+    print_table("Seconds of the processor", ["start", "s, median", "to `import pytorch_lightning`, s"], rows)
+
+
+def print_loader(runs: list[list[str]], steps: int) -> None:
+    """Print the share of the loader in the time of a step."""
+    rows = []
+    for config, *options in runs:
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
+            status = lit_sparse(
+                [
+                    *("fit", "-c", config, "--trainer.limit_val_batches=0", f"--trainer.max_steps={WARM_UP + steps}"),
+                    *("--trainer.profiler=benchmark_start.Waits", f"--output_dir={folder}", *options),
+                ]
+            )
+        if status:
+            raise SystemExit(said.getvalue())
+        kept = sys.modules["benchmark_start"].Waits.last.recorded_durations
+        waits, trained = (
+            [1e3 * t for t in kept[key][WARM_UP:]]
+            for key in ("[_TrainingEpochLoop].train_dataloader_next", "run_training_batch")
+        )
+        wait, step = statistics.median(waits), statistics.median(trained)
+        mean = statistics.fmean(waits[: len(trained)]) / (statistics.fmean(waits[: len(trained)]) + statistics.fmean(trained))
+        rows.append([config, f"{wait:.3f}", f"{step:.2f}", f"{100 * wait / (wait + step):.1f}", f"{100 * mean:.1f}"])
+    print_table("The loader", ["config", "loader, ms", "step, ms", "share of medians, %", "share of means, %"], rows)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=["start", "loader", []], default=[])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--run", action="append", help="a config and its options, in quotes")
+    options = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    what = options.what or ["start", "loader"]
+    if "start" in what:
+        print_start(options.rounds)
+    if "loader" in what:
+        print_loader([run.split() for run in options.run or RUNS], options.steps)
+
+
+if __name__ == "__main__":
+    main()
