@@ -108,7 +108,7 @@ def main(args: Sequence[str] | None = None) -> int:
 def _import_app(program: bool) -> ModuleType:
     """Return the module of the commands that run Lightning.
 
-    Its imports make objects that stay. In the program's own process the garbage collector leaves them out: the first step starts
+    Its imports make objects that stay. In the program's own process the garbage collector leaves them out: the first step is
     a quarter sooner.
     """
     name = "lit_sparse.cli.app"
