@@ -97,7 +97,7 @@ def main(args: Sequence[str] | None = None) -> int:
         if args[0] in MODULES:
             command: Callable[[Sequence[str]], int] = import_module(MODULES[args[0]]).main
             return command(args[1:])
-        return _import_app(program).run(args)
+        return int(_import_app(program).run(args))
     except LitSparseError as error:
         print(f"lit-sparse: error: {error}", file=sys.stderr)
         return 2
