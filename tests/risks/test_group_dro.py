@@ -77,7 +77,9 @@ def test_a_step_and_its_limit_are_convex_programs(seed: int) -> None:
     plain = GroupDRO(len(sizes), 1e4).double()
     for _ in range(20):
         found = plain(leaf, weights, ids)
-    assert float(found.detach()) == pytest.approx(means.max() * float(weights.mean()), abs=1e-6, rel=0)  # the linear program over q
+    assert float(found.detach()) == pytest.approx(
+        means.max() * float(weights.mean()), abs=1e-6, rel=0
+    )  # the linear program over q
 
 
 def least_worst(x: np.ndarray, y: np.ndarray, ids: np.ndarray) -> float:

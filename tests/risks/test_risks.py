@@ -33,7 +33,7 @@ def test_cvar_is_a_linear_program(losses: list[float], level: float) -> None:
     assert float(value.detach()) == pytest.approx(-best.fun, abs=1e-7)
     (q,) = torch.autograd.grad(value, leaf)
     assert float(q.sum()) == pytest.approx(1, abs=1e-12)
-    assert 0 <= float(q.min()) and float(q.max()) <= 1 / (level * n) + 1e-12
+    assert float(q.min()) >= 0 and float(q.max()) <= 1 / (level * n) + 1e-12
     assert float(q @ leaf.detach()) == pytest.approx(-best.fun, abs=1e-7)
 
 
