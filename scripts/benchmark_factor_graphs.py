@@ -25,7 +25,6 @@ from lit_sparse.mappings import LPSparseMAPOutput
 from lit_sparse.mappings import functional as F
 from lit_sparse.structures import Budget, Factor, FactorGraph, Or, Pair, Sequence, Tree, Xor
 
-
 #: Structures of the problems that are written.
 SIMPLE = (Pair, Budget, Xor, Or)
 

@@ -211,6 +211,18 @@ def test_the_batched_solver_equals_the_compiled_one(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(batched.counts, compiled.counts, equal_nan=True, atol=1e-9, rtol=0)
 
 
+def test_zeros_and_ones_are_exact_where_limits_just_meet() -> None:
+    """Rows and columns with one of each, whose diagonals agree: equal scores put many variables on the border of a face."""
+    cells = torch.arange(36).reshape(6, 6)
+    pairs = torch.stack([cells[:-1, :-1].flatten(), cells[1:, 1:].flatten()], 1).tolist()
+    graph = FactorGraph(36, [Factor(Xor(), cells.tolist()), Factor(Budget(None, 1), cells.T.tolist()), Factor(Pair(), pairs)])
+    x = draw(200, 36).mul(2).round().div(2)
+    marginals = LPSparseMAP(graph, potentials=[0.5])(x)
+    assert float((marginals == 0).double().mean()) > 0.4
+    assert not bool(((marginals > 0) & (marginals < 1e-7)).any())
+    assert not bool(((marginals < 1) & (marginals > 1 - 1e-7)).any())
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1e3, 1e6])
 def test_scores_of_any_size(scale: float) -> None:
     out = F.lp_sparsemap(scale * draw(5, 9), CHAIN, potentials=[0.5 * scale])
