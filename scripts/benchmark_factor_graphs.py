@@ -1,10 +1,11 @@
 """Time LP-SparseMAP: milliseconds a problem by graph and batch, its steps, and its accuracy.
 
 Usage:
-    python scripts/benchmark_factor_graphs.py [--threads 1] [--rounds 9] [--quick]
+    python scripts/benchmark_factor_graphs.py [--threads 1] [--rounds 9] [--quick] [--problems FILE]
 
 Scores and potentials are drawn from N(0, 1). Times are medians over rounds in which all cases take turns; with one thread, of
-the processor, which other processes do not lengthen. Prints a markdown table.
+the processor, which other processes do not lengthen. Prints a markdown table. ``--problems`` writes the problems of pairs,
+budgets and logic with their marginals to a JSON file, for ``scripts/time_lp_sparsemap.py``.
 """
 
 from __future__ import annotations
@@ -12,15 +13,20 @@ from __future__ import annotations
 from timing import medians  # isort: skip
 
 import argparse
+import json
 import platform
 from collections.abc import Callable
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
 from lit_sparse.mappings import LPSparseMAPOutput
 from lit_sparse.mappings import functional as F
 from lit_sparse.structures import Budget, Factor, FactorGraph, Or, Pair, Sequence, Tree, Xor
+
+#: Structures of the problems that are written.
+SIMPLE = (Pair, Budget, Xor, Or)
 
 
 class Case(NamedTuple):
@@ -55,11 +61,30 @@ def cases(quick: bool) -> list[Case]:
     return every[:1] if quick else every
 
 
+def problems_of(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return scores and potentials."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(case.batch, case.d, generator=generator)
+    return x, torch.randn(case.batch, case.graph.potential_counts(case.d)[0], generator=generator)
+
+
+def described(case: Case) -> dict[str, Any]:
+    """Return the factors by name and variables, the problems, and their marginals."""
+    x, potentials = problems_of(case)
+    factors = [
+        [type(factor.structure).__name__, list(group), list(factor.negated), getattr(factor.structure, "budget", None)]
+        for factor in case.graph.factors
+        for group in factor.groups(case.d)
+    ]
+    marginals = F.lp_sparsemap(x.double(), case.graph, potentials=potentials.double()).marginals
+    found = {"scores": x, "potentials": potentials, "marginals": marginals}
+    return {"name": case.name, "factors": factors, **{name: value.tolist() for name, value in found.items()}}
+
+
 def call_of(case: Case, backward: bool) -> Callable[[], object]:
     """Return a call of the mapping, or of the mapping and its gradient."""
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(case.batch, case.d, generator=generator).requires_grad_(backward)
-    potentials = torch.randn(case.batch, case.graph.potential_counts(case.d)[0], generator=generator)
+    x, potentials = problems_of(case)
+    x = x.requires_grad_(backward)
 
     def call() -> object:
         out = F.lp_sparsemap(x, case.graph, potentials=potentials)
@@ -74,10 +99,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="the first case alone")
+    parser.add_argument("--problems", type=Path, help="write the problems to a file, and time nothing")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"{platform.processor() or platform.machine()}, torch {torch.__version__}, {options.threads} threads\n")
     every = cases(options.quick)
+    if options.problems:
+        simple = [case for case in every if all(factor.structure.__class__ in SIMPLE for factor in case.graph.factors)]
+        options.problems.write_text(json.dumps([described(case) for case in simple]))
+        return
     calls = {f"{backward} {case.name}": call_of(case, backward) for case in every for backward in (False, True)}
     for call in calls.values():
         call()  # compiles

@@ -25,10 +25,16 @@ def tensor(values: list[float]) -> Tensor:
 @given(LOSSES, st.floats(0.01, 1.0))
 @settings(max_examples=100, deadline=None)
 def test_cvar_is_a_linear_program(losses: list[float], level: float) -> None:
-    """The largest mean under weights of at most 1 / (level n)."""
+    """The largest mean under weights of at most 1 / (level n), and its gradient such weights."""
     n = len(losses)
     best = linprog([-loss for loss in losses], A_eq=[[1.0] * n], b_eq=[1.0], bounds=[(0, 1 / (level * n))] * n)
-    assert float(CVaR(level)(tensor(losses))) == pytest.approx(-best.fun, abs=1e-7)
+    leaf = tensor(losses).requires_grad_()
+    value = CVaR(level)(leaf)
+    assert float(value.detach()) == pytest.approx(-best.fun, abs=1e-7)
+    (q,) = torch.autograd.grad(value, leaf)
+    assert float(q.sum()) == pytest.approx(1, abs=1e-12)
+    assert float(q.min()) >= 0 and float(q.max()) <= 1 / (level * n) + 1e-12
+    assert float(q @ leaf.detach()) == pytest.approx(-best.fun, abs=1e-7)
 
 
 @given(LOSSES, st.floats(0.01, 100), st.data())

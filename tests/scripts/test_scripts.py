@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from lit_sparse.mappings import functional as F
+from lit_sparse.structures import Budget, Factor, FactorGraph, Or, Pair, Xor
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 ALGORITHMS = ("linear time", "alternating", "Hoyer 2004")
@@ -85,6 +86,22 @@ def test_plot_safe_kl_draws(tmp_path: Path) -> None:
     assert_picture(tmp_path / "new" / "safe_kl.png")
 
 
+def test_plot_agreement_draws_attention_that_agreement_decides(tmp_path: Path) -> None:
+    script = load("plot_agreement")
+    script.main(["--output", str(tmp_path / "new" / "agreement.png")])
+    assert_picture(tmp_path / "new" / "agreement.png")
+    alone, matched, agreeing = script.attentions().values()
+    articles = [place for place, word in enumerate(script.OUTPUT) if word == "a"]
+    for weights in (alone, matched):
+        torch.testing.assert_close(weights[articles][:, articles], torch.full((3, 3), 1 / 3))
+    for weights in (matched, agreeing):
+        torch.testing.assert_close(weights.sum(1), torch.ones(8))
+        torch.testing.assert_close(weights.sum(0), torch.ones(8), atol=1e-5, rtol=0)
+    assert bool((agreeing.diagonal() > 0.7).all())
+    assert [int((weights == 0).sum()) for weights in (matched, agreeing)] == [48, 42]
+    assert not bool(((agreeing > 0) & (agreeing < 1e-3)).any())
+
+
 def test_benchmark_hoyer_prints_tables_and_draws(hoyer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     hoyer.main(["--quick", "--rounds", "1", "--vectors", "2", "--folder", str(tmp_path)])
@@ -117,6 +134,65 @@ def test_benchmark_factor_graphs_prints_its_table(monkeypatch: pytest.MonkeyPatc
     assert cells[:2] == ["| chain of 50 pairs, budget of 10", "64"]
     assert float(cells[-2]) <= 1e-9
     assert float(cells[-1].removesuffix(" |")) <= 1e-7
+
+
+class StandIn:
+    """Factor graphs with the interface of the package lp-sparsemap, solved by ours."""
+
+    def __init__(self) -> None:
+        self.factors: list[Factor] = []
+        self.links: list[float] = []
+        self.size = 0
+
+    def create_binary_variable(self) -> int:
+        self.size += 1
+        return self.size - 1
+
+    def create_factor_pair(self, variables: list[int], link: float) -> None:
+        self.factors.append(Factor(Pair(), variables))
+        self.links.append(link)
+
+    def create_factor_budget(self, variables: list[int], budget: int, flips: list[bool]) -> None:
+        self.factors.append(Factor(Budget(None, budget), variables, [i for i, flip in enumerate(flips) if flip]))
+
+    def create_factor_logic(self, kind: str, variables: list[int], flips: list[bool]) -> None:
+        structure = {"XOR": Xor(), "OR": Or()}[kind]
+        self.factors.append(Factor(structure, variables, [i for i, flip in enumerate(flips) if flip]))
+
+    def set_log_potentials(self, scores: np.ndarray) -> None:
+        self.scores = torch.from_numpy(scores)
+
+    def solve_qp_ad3(self) -> tuple[float, list[float], list[float], int]:
+        potentials = torch.tensor(self.links, dtype=torch.float64)
+        found = F.lp_sparsemap(self.scores, FactorGraph(self.size, self.factors), potentials=potentials)
+        return 0.0, found.marginals.tolist(), [], 0
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a function that does nothing: options, and the derivative."""
+        return lambda *_: None
+
+
+def test_problems_are_written_for_another_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, path = load("benchmark_factor_graphs"), tmp_path / "problems.json"
+    few = [case._replace(batch=min(case.batch, 2)) for case in script.cases(False)]
+    monkeypatch.setattr(script, "cases", lambda quick: few)
+    monkeypatch.setattr(sys, "argv", ["benchmark_factor_graphs", "--problems", str(path)])
+    script.main()
+    graphs = ModuleType("factor_graph")
+    graphs.PFactorGraph = StandIn  # type: ignore[attr-defined]
+    for name, module in (
+        ("lpsmap", ModuleType("lpsmap")),
+        ("lpsmap.ad3qp", ModuleType("ad3qp")),
+        ("lpsmap.ad3qp.factor_graph", graphs),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(sys, "argv", ["time_lp_sparsemap", str(path)])
+    load("time_lp_sparsemap").main()
+    lines = [line.split(" | ") for line in capsys.readouterr().out.splitlines()][-4:]
+    assert [cells[0][2:] for cells in lines] == [case.name for case in few[:4]]
+    assert all(float(cells[-1].removesuffix(" |")) <= 1e-6 for cells in lines)
 
 
 def test_benchmark_risks_prints_its_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

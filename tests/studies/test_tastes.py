@@ -24,6 +24,7 @@ TASTES = [(path, name) for path in STUDIES for name in load_study(path).schedule
 def inputs(images: Path, features: Path, texts: Path) -> dict[str, str]:
     """Name -> path of all inputs of the studies."""
     files = {"labels": images / "train-labels-idx1-ubyte", "california": images / "houses.csv", "features": features}
+    files["regions"] = images / "regions.csv"
     folders = {"mnist": images, "fashion_mnist": images, "regression": images, "snli": texts, "gigaword": texts}
     others = {"vectors": texts / "vectors.txt", "corpus": texts / "pairs"}
     return {name: str(path) for name, path in {**files, **folders, **others}.items()}

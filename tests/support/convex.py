@@ -11,7 +11,9 @@ from scipy import sparse
 __all__ = ["solved"]
 
 
-def solved(quadratic: Any, linear: np.ndarray, constraints: Any, bounds: np.ndarray, cones: list[Any]) -> np.ndarray:
+def solved(
+    quadratic: Any, linear: np.ndarray, constraints: Any, bounds: np.ndarray, cones: list[Any], tol: float = 1e-11
+) -> np.ndarray:
     """Return the x that minimizes ``1/2 x'Px + q'x`` where ``b - A x`` lies in the cones, by an interior-point method.
 
     Args:
@@ -20,10 +22,11 @@ def solved(quadratic: Any, linear: np.ndarray, constraints: Any, bounds: np.ndar
         constraints: A, a sparse matrix.
         bounds: b.
         cones: cones of clarabel, for consecutive rows of A.
+        tol: tolerance of gap and feasibility.
     """
     settings = clarabel.DefaultSettings()
     settings.verbose = False
-    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-11
+    settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = tol
     solution = clarabel.DefaultSolver(
         sparse.triu(quadratic).tocsc(), linear, constraints.tocsc(), bounds, cones, settings
     ).solve()

@@ -37,6 +37,9 @@ def make_images(folder: Path) -> Path:
     np.savez(folder / "counts.npz", X=rng.normal(size=(150, 9)), y=rng.poisson(3, 150))
     inputs = np.c_[rng.normal(size=(150, 3)), np.ones(150)]
     np.savez(folder / "synth_lr.npz", X=inputs, y=np.where(inputs[:, 0] + rng.normal(size=150) > 0, 1, -1))
+    rows = np.c_[rng.normal(size=(300, 7)), np.arange(300) % 2, np.arange(300) % 10]
+    columns = "income,age,rooms,bedrooms,people,latitude,longitude,dear,group"
+    np.savetxt(folder / "regions.csv", rows, delimiter=",", header=columns, comments="")
     quiet = ["--trainer.enable_progress_bar=false", "--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]
     proxy = ["fit", "-c", str(CONFIGS / "coreset" / "mnist_proxy.yaml"), f"--output_dir={folder}", "--name=proxy", *quiet]
     assert main([*proxy, f"--data.init_args.folder={folder}", "--data.init_args.val_size=50"]) == 0
@@ -117,6 +120,8 @@ def stand_in(paths: tuple[Path, ...], images: Path, features: Path, texts: Path)
         return coreset_options(data["init_args"], images)
     if data["class_path"] == "CaliforniaHousingDataModule":
         return [f"--data.init_args.path={images / 'houses.csv'}", "--data.init_args.batch_size=16"]
+    if data["class_path"] == "TableDataModule":
+        return [f"--data.init_args.path={images / 'regions.csv'}", "--data.init_args.batch_size=16"]
     if "path" in data["init_args"]:
         sender = ["--model.init_args.sender.init_args.sizes=[6,64]"] if "sender" in content(path)["model"]["init_args"] else []
         return [f"--data.init_args.path={features}", "--model.init_args.in_features=6", *sender]

@@ -19,6 +19,8 @@ __all__ = ["Faces", "Local", "local_of"]
 
 #: Accuracy of the active-set method within a factor; its oracles take residuals up to 1e-9 as zero.
 TOL, MAX_ITER = 1e-9, 1000
+#: Copies of variables that are as near to 0 or 1 differ from it by rounding: where limits of several factors just meet.
+ROUNDING = 1e-8
 
 
 class Faces(NamedTuple):
@@ -172,9 +174,9 @@ class Local:
         return torch.cat(parts, -1)[:, self.order]
 
     def snap(self, variables: Tensor, points: Tensor, open_: Tensor) -> Tensor:
-        """Return variables (B, d), exactly 0 or 1 where a factor's copy (B, E) is."""
-        zero = self.scatter((open_ & (points == 0)).to(variables.dtype)) > 0
-        one = self.scatter((open_ & (points == 1)).to(variables.dtype)) > 0
+        """Return variables (B, d), exactly 0 or 1 where a factor's copy (B, E) is, up to rounding."""
+        zero = self.scatter((open_ & (points <= ROUNDING)).to(variables.dtype)) > 0
+        one = self.scatter((open_ & (points >= 1 - ROUNDING)).to(variables.dtype)) > 0
         return torch.where(zero, 0.0, torch.where(one, 1.0, variables))
 
     def matrix(self, normals: list[Tensor]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -51,8 +52,26 @@ def test_random_graphs_equal_a_quadratic_program() -> None:
 
 
 @pytest.mark.slow
+def test_a_chain_of_fifty_with_a_budget_takes_less_than_five_milliseconds() -> None:
+    """One problem of a batch of 64, on one thread."""
+    graph = FactorGraph(None, [Factor(Pair(), "neighbours"), Factor(Budget(None, 10))])
+    x, potentials = draw(64, 50), draw(64, 49, seed=1)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        times = []
+        for _ in range(4):  # the first compiles
+            begin = time.process_time()
+            F.lp_sparsemap(x, graph, potentials=potentials)
+            times.append(time.process_time() - begin)
+    finally:
+        torch.set_num_threads(threads)
+    assert min(times) / 64 < 5e-3
+
+
+@pytest.mark.slow
 def test_a_thousand_random_graphs_equal_a_quadratic_program() -> None:
-    assert sum(compare(range(1000))) == 1000
+    assert compare(range(1155)) == (1000, 155)
 
 
 def test_a_chain_of_fifty_equals_a_quadratic_program() -> None:
@@ -190,6 +209,18 @@ def test_the_batched_solver_equals_the_compiled_one(monkeypatch: pytest.MonkeyPa
     batched = F.lp_sparsemap(x, graph, potentials=potentials)
     torch.testing.assert_close(batched.marginals, compiled.marginals, equal_nan=True)
     torch.testing.assert_close(batched.counts, compiled.counts, equal_nan=True, atol=1e-9, rtol=0)
+
+
+def test_zeros_and_ones_are_exact_where_limits_just_meet() -> None:
+    """Rows and columns with one of each, whose diagonals agree: equal scores put many variables on the border of a face."""
+    cells = torch.arange(36).reshape(6, 6)
+    pairs = torch.stack([cells[:-1, :-1].flatten(), cells[1:, 1:].flatten()], 1).tolist()
+    graph = FactorGraph(36, [Factor(Xor(), cells.tolist()), Factor(Budget(None, 1), cells.T.tolist()), Factor(Pair(), pairs)])
+    x = draw(200, 36).mul(2).round().div(2)
+    marginals = LPSparseMAP(graph, potentials=[0.5])(x)
+    assert float((marginals == 0).double().mean()) > 0.4
+    assert not bool(((marginals > 0) & (marginals < 1e-7)).any())
+    assert not bool(((marginals < 1) & (marginals > 1 - 1e-7)).any())
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e3, 1e6])
