@@ -11,7 +11,7 @@ from lit_sparse.checks import check_choice, check_mask, check_number, check_posi
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.dense_attention import dense_attention
-from lit_sparse.nn.sparse_attention import Pairs, refusal, sparse_attention
+from lit_sparse.nn.sparse_attention import Pairs, refusal, serves, sparse_attention
 from lit_sparse.nn.traced_attention import is_traceable, traced_attention
 
 __all__ = ["Method", "attend_sparsely", "attention", "check_mapping", "check_method"]
@@ -166,7 +166,9 @@ def attend_sparsely(
     auto = method == "auto"
     if method == "dense" or (auto and (need_weights or not _worthwhile(query, key))):
         return None
-    if not need_weights and is_traceable(query, key, mapping):
+    if auto and not query.is_cpu and not serves(query, key, value, mapping, pairs, dropout):
+        return None
+    if not need_weights and is_traceable(query, key, value, mapping, pairs, dropout):
         output = traced_attention(query, key, value, mapping, pairs, scale=scale, dropout=dropout, only_few=auto)
         return output, None
     reason = refusal(query, key, mapping)
@@ -185,7 +187,7 @@ def check_method(method: str) -> None:
 
 
 def _worthwhile(query: Tensor, key: Tensor) -> bool:
-    return query.is_cpu and key.shape[-2] >= LEAST_KEYS and query.shape[:-1].numel() * key.shape[-2] >= LEAST_SCORES
+    return key.shape[-2] >= LEAST_KEYS and query.shape[:-1].numel() * key.shape[-2] >= LEAST_SCORES
 
 
 def _leading(query: Tensor, key: Tensor, value: Tensor, shapes: str) -> tuple[int, ...]:

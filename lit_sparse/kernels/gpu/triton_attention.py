@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
@@ -11,13 +10,12 @@ from torch import Tensor
 
 from lit_sparse.kernels.gpu.triton_rows import programs_on
 
-__all__ = ["BlockOptions", "attend", "differentiate", "refusal"]
+__all__ = ["BlockOptions", "attend", "differentiate", "serves"]
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-#: Queries and keys of a block; all programs have the same.
-BLOCK = 64
-#: Largest number of entries of a key or a value.
-WIDEST = 256
+#: Queries and keys of a block in each dtype; more float32 numbers would not fit into registers.
+BLOCK = {torch.float32: 32, torch.float16: 64, torch.bfloat16: 64}
+#: Largest number of entries of a key or a value, likewise.
+WIDEST = 128
 #: Alphas below are nearly softmax: without sparsity, and the powers of 1 / (alpha - 1) lose digits.
 LEAST_ALPHA = 1.05
 
@@ -38,8 +36,8 @@ class BlockOptions(NamedTuple):
     is_causal: bool
 
 
-def refusal(device: torch.device, dtype: torch.dtype, alpha: float, widths: tuple[int, int]) -> str | None:
-    """Return the reason why there is no program, or None.
+def serves(device: torch.device, dtype: torch.dtype, alpha: float, widths: tuple[int, int]) -> bool:
+    """Return whether there are programs.
 
     Args:
         device: device of the tensors.
@@ -47,13 +45,13 @@ def refusal(device: torch.device, dtype: torch.dtype, alpha: float, widths: tupl
         alpha: alpha of the entmax.
         widths: entries of a key and of a value.
     """
-    if dtype not in DTYPES:
-        return f"the programs compute in float32, not {dtype}"
-    if not LEAST_ALPHA <= alpha <= 2:
-        return f"alpha is {alpha}, not in {LEAST_ALPHA} .. 2"
-    if not 1 <= min(widths) <= max(widths) <= WIDEST:
-        return f"keys or values have more than {WIDEST} entries, or none"
-    return None if programs_on(device) is not None else "Triton 3 or a GPU that it serves is missing"
+    fits = dtype in BLOCK and LEAST_ALPHA <= alpha <= 2 and max(widths) <= WIDEST
+    return fits and _has_programs(device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _has_programs(device: torch.device) -> bool:
+    return programs_on(device) is not None
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: BlockOptions) -> tuple[Tensor, ...]:
@@ -66,10 +64,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
         mask: boolean (..., L, S), N when its leading dimensions are multiplied; of any strides. True at allowed positions.
         options: what to compute.
     """
-    count, length, size = len(query), query.shape[1], key.shape[1]
+    count, length, size, block = len(query), query.shape[1], key.shape[1], BLOCK[query.dtype]
     output = query.new_empty(count, length, value.shape[2])
     statistics = query.new_empty(count, 4, length, dtype=torch.float32)
-    live = query.new_zeros(count, -(-length // BLOCK), -(-size // BLOCK), dtype=torch.int8)
+    live = query.new_zeros(count, -(-length // block), -(-size // block), dtype=torch.int8)
     _launch("attend_blocks", live[..., 0].numel(), (output, statistics, live), query, key, value, mask, options)
     return output, statistics, live
 
@@ -151,16 +149,15 @@ def shape_of(dtype: torch.dtype, width: int, depth: int, eps: float, device: tor
     import triton.language as tl
 
     types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
-    widest = max(width, depth)
     return {
         "power": {1.0: "one", 0.5: "two"}.get(eps, "any"),
-        "rows": BLOCK,
-        "columns": BLOCK,
+        "rows": BLOCK[dtype],
+        "columns": BLOCK[dtype],
         "width": max(16, triton.next_power_of_2(width)),
         "depth": max(16, triton.next_power_of_2(depth)),
         "operand": types[dtype] if device.type == "cuda" else tl.float32,
         "precision": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
-        "num_warps": 4 if widest <= 64 else 8,
+        "num_warps": 4 if dtype != torch.float32 and max(width, depth) <= 64 else 8,
         "num_stages": 1,
     }
 
