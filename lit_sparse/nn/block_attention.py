@@ -40,7 +40,7 @@ def serves(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pa
 def attend_in_blocks(
     query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, scale: float | None
 ) -> Tensor:
-    """Return the output (..., L, Ev) of attention where it is served, with derivatives; second ones are those of dense attention.
+    """Return the output (..., L, Ev), with derivatives; second derivatives are those of dense attention.
 
     Args:
         query: (..., L, E).

@@ -17,7 +17,7 @@ from lit_sparse.nn.traced_attention import is_traceable, traced_attention
 __all__ = ["Method", "attend_sparsely", "attention", "check_mapping", "check_method"]
 
 Method = Literal["auto", "sparse", "dense"]
-#: Numbers of keys and of scores from which the sparse method is faster.
+#: Numbers of keys and of scores from which the sparse method is faster on CPUs; they were not measured on GPUs.
 LEAST_KEYS, LEAST_SCORES = 512, 1 << 16
 
 
@@ -98,8 +98,11 @@ def attention(
         need_weights: whether to return the weights.
         method: ``"dense"`` computes all weights. ``"sparse"`` computes the candidates, for sparsemax, top-k sparsemax and
             entmax with alpha above 1. ``"auto"`` is sparse where this is faster: on a CPU, without weights, for at least 512
-            keys, if the candidates are few, and neither transforms, exports nor forward mode are involved. Compiled graphs hold
-            the sparse method as one operator, which returns no weights.
+            keys, if the candidates are few, and neither transforms, exports nor forward mode are involved. On a GPU with
+            Triton, both compute sparsemax and entmax with one number alpha in 1.05 .. 2 in blocks, without a matrix of scores,
+            unless there are weights to return, a bias, a soft cap, dropout, float64, or more than 128 entries of a key or
+            value; otherwise ``"auto"`` is dense there. Compiled graphs hold the sparse method as one operator, which returns
+            no weights.
 
     Returns:
         The output (..., L, Ev), and the weights (..., L, S), after dropout. The weights are a sparse tensor with

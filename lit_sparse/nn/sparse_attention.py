@@ -208,14 +208,15 @@ def _prepared(query: Tensor, key: Tensor, value: Tensor, scale: float | None) ->
     return _Prepared((query, key, value), scaled, keys, values, low)
 
 
-def _fitted(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> list[Tensor]:
+def _fitted(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Return the tensors in a dtype, with all leading dimensions; keys and values have those that the queries share evenly."""
     leading = leading_of(query, key, value)
     shared = () if key.dim() == value.dim() == 2 else leading
     if group_size(query, key) > 1:
         shared = (*leading[:-1], key.shape[-3])
-    given = ((query, leading), (key, shared), (value, shared))
-    return [x.expand(*dims, *x.shape[-2:]).to(dtype) for x, dims in given]
+    query = query.expand(*leading, *query.shape[-2:])
+    key, value = (x.expand(*shared, *x.shape[-2:]) for x in (key, value))
+    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def leading_of(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:

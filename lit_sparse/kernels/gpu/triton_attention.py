@@ -21,7 +21,7 @@ LEAST_ALPHA = 1.05
 
 
 class BlockOptions(NamedTuple):
-    """What the programs compute.
+    """Numbers of the mapping and the scores.
 
     Attributes:
         alpha: alpha of the entmax, from 1.05 to 2.
@@ -62,7 +62,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
         key: (B, S, E) likewise.
         value: (B, S, W) likewise.
         mask: boolean (..., L, S), N when its leading dimensions are multiplied; of any strides. True at allowed positions.
-        options: what to compute.
+        options: numbers of the mapping and the scores.
     """
     count, length, size, block = len(query), query.shape[1], key.shape[1], BLOCK[query.dtype]
     output = query.new_empty(count, length, value.shape[2])

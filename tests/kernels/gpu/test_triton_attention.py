@@ -204,14 +204,17 @@ def check_second_derivatives(device: str) -> None:
 def check_choice(device: str) -> None:
     """The programs serve what they can, by both methods; lists of candidates or dense attention serve the rest."""
     calls: list[str] = []
-    functions = [(sparse_attention, "attend_in_blocks"), (sparse_attention, "find_candidates"), (dot_product, "dense_attention")]
+    functions = [
+        (sparse_attention, "attend_in_blocks"),
+        (sparse_attention, "find_candidates"),
+        (dot_product, "dense_attention"),
+    ]
+
+    def recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **options: calls.append(name) or function(*args, **options)  # type: ignore[func-returns-value]
+
     for module, name in functions:
-
-        def recorded(*args: Any, _name: str = name, _function: Any = getattr(module, name), **options: Any) -> Any:
-            calls.append(_name)
-            return _function(*args, **options)
-
-        setattr(module, name, recorded)
+        setattr(module, name, recorded(name, getattr(module, name)))
 
     def called(mapping: SparseMapping, *given: Tensor, **options: Any) -> list[str]:
         calls.clear()

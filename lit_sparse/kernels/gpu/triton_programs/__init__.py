@@ -2,7 +2,7 @@
 
 Only :mod:`lit_sparse.kernels.gpu.triton_rows` imports this, and only where Triton is installed.
 
-The module ``attention`` describes its own programs. The others, simplex projection, alpha-entmax and their Jacobians, are below.
+The module ``attention`` describes its own programs. The others are simplex projection, alpha-entmax and their Jacobians.
 
 A program takes ``rows`` rows at a time and keeps them in registers, so that all Newton steps share one read and one write.
 

@@ -122,7 +122,7 @@ def weigh(z: tl.tensor, threshold: tl.tensor, eps: tl.tensor, power: tl.constexp
 def newton_step(mass: tl.tensor, decline: tl.tensor, eps: tl.tensor, power: tl.constexpr) -> tl.tensor:
     """Return the step of a threshold (rows,) to where the ``eps``-th power of the mass would be 1 if it were linear.
 
-    That is a convex function, so the step never leads beyond the root, from either side, but for rounding.
+    That is a convex function, so the step never leads beyond the root, from either side, up to rounding.
     """
     some = mass > 0
     mass = tl.where(some, mass, 1.0)
@@ -192,9 +192,7 @@ def attend_blocks(
     for start in range(0, high, columns):
         column = start + tl.arange(0, columns)
         k = load_block(key, start, size, entries, columns, width)
-        x = score_block(
-            q, k, row, column, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision
-        )
+        x = score_block(q, k, row, column, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision)
         peaks = tl.maximum(peaks, nan_to_inf(x))
         tl.store(live + start // columns, any_in(x != -HUGE).to(tl.int8))
     top = tl.max(peaks, 1)
