@@ -25,8 +25,6 @@ import triton.language as tl
 from lit_sparse.kernels.gpu.triton_programs.tiles import (
     COARSE_PASSES,
     HUGE,
-    NEWTON_PASSES,
-    PASSES,
     any_of,
     compiled,
     nan_to_inf,
@@ -37,6 +35,8 @@ __all__ = ["attend_blocks", "differentiate_keys", "differentiate_queries"]
 
 # Excess of the mass over 1 after which one more Newton step ends the search.
 SETTLED = tl.constexpr(1e-6)
+# More steps than any row takes: each at least quarters excess times slope, as the function is convex and falls.
+STEPS = tl.constexpr(48)
 
 
 @compiled
@@ -200,7 +200,6 @@ def attend_blocks(
     searching = (top > -HUGE) & ~invalid
     top = tl.where(searching, top, 0.0)
     threshold = tl.where(searching, -1.0 / eps, tl.where(invalid, float("nan"), 0.0))
-    upper = tl.zeros([rows], tl.float32)
 
     # The peaks are some of the scores: their threshold is a lower bound.
     z = (peaks - top[:, None]) * inverse_gamma
@@ -215,10 +214,8 @@ def attend_blocks(
         i += 1
 
     i = 0
-    while any_of(searching) & (i < PASSES):
+    while any_of(searching) & (i < STEPS):
         tl.debug_barrier()  # the marks of the pass before are read
-        between = (i >= NEWTON_PASSES) & (i % 2 == 0)
-        point = tl.where(between, 0.5 * (threshold + upper), threshold)
         mass = tl.zeros([rows], tl.float32)
         slope = tl.zeros([rows], tl.float32)
         for start in range(0, high, columns):
@@ -229,16 +226,14 @@ def attend_blocks(
                     q, k, row, column, mask, row_step, column_step, length, size, scale, masked, causal, operand, precision
                 )
                 z = (x - top[:, None]) * inverse_gamma
-                weight, decline = weigh(z, point, eps, power)
+                weight, decline = weigh(z, threshold, eps, power)
                 mass += tl.sum(weight, 1)
                 slope += tl.sum(decline, 1)
                 tl.store(live + start // columns, still_live(x, z, threshold).to(tl.int8))
-        ahead = point + newton_step(mass, slope, eps, power)
-        upper = tl.where(mass < 1.0, tl.minimum(upper, point), upper)
+        ahead = threshold + newton_step(mass, slope, eps, power)
         better = ahead > threshold
-        settled = ((mass <= 1.0 + SETTLED) | ~better) & ~between
         threshold = tl.where(searching & better, ahead, threshold)
-        searching = searching & ~settled
+        searching = searching & better & (mass > 1.0 + SETTLED)
         i += 1
 
     tl.debug_barrier()
