@@ -264,8 +264,13 @@ def contestants(
     return ours, inputs, support
 
 
-def peak_memory(call: Callable[[], object]) -> float:
-    """Return by how many MiB a call raises the memory of this process, on Linux."""
+def peak_memory(call: Callable[[], object], device: str) -> float:
+    """Return by how many MiB a call raises the memory of a GPU, or of this process on Linux."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats(device)
+        allocated = torch.cuda.memory_allocated(device)
+        call()
+        return (torch.cuda.max_memory_allocated(device) - allocated) / 2**20
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
     try:
@@ -302,7 +307,7 @@ def sparse(options: argparse.Namespace) -> None:
             seconds: dict[tuple[str, Any], list[float]] = {(name, kind): [] for name in functions for kind in (infer, train)}
             for name in functions:
                 train(name)
-            memory = {name: peak_memory(functools.partial(train, name)) for name in functions}
+            memory = {name: peak_memory(functools.partial(train, name), options.device) for name in functions}
             for number in range(options.rounds):
                 turns = list(seconds)
                 for turn in turns[number % len(turns) :] + turns[: number % len(turns)]:

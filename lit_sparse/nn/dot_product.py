@@ -11,13 +11,13 @@ from lit_sparse.checks import check_choice, check_mask, check_number, check_posi
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.dense_attention import dense_attention
-from lit_sparse.nn.sparse_attention import Pairs, refusal, sparse_attention
+from lit_sparse.nn.sparse_attention import Pairs, refusal, serves, sparse_attention
 from lit_sparse.nn.traced_attention import is_traceable, traced_attention
 
 __all__ = ["Method", "attend_sparsely", "attention", "check_mapping", "check_method"]
 
 Method = Literal["auto", "sparse", "dense"]
-#: Numbers of keys and of scores from which the sparse method is faster.
+#: Numbers of keys and of scores from which the sparse method is faster on CPUs; they were not measured on GPUs.
 LEAST_KEYS, LEAST_SCORES = 512, 1 << 16
 
 
@@ -98,8 +98,11 @@ def attention(
         need_weights: whether to return the weights.
         method: ``"dense"`` computes all weights. ``"sparse"`` computes the candidates, for sparsemax, top-k sparsemax and
             entmax with alpha above 1. ``"auto"`` is sparse where this is faster: on a CPU, without weights, for at least 512
-            keys, if the candidates are few, and neither transforms, exports nor forward mode are involved. Compiled graphs hold
-            the sparse method as one operator, which returns no weights.
+            keys, if the candidates are few, and neither transforms, exports nor forward mode are involved. On a GPU with
+            Triton, both compute sparsemax and entmax with one number alpha in 1.05 .. 2 in blocks, without a matrix of scores,
+            unless there are weights to return, a bias, a soft cap, dropout, float64, or more than 128 entries of a key or
+            value; otherwise ``"auto"`` is dense there. Compiled graphs hold the sparse method as one operator, which returns
+            no weights.
 
     Returns:
         The output (..., L, Ev), and the weights (..., L, S), after dropout. The weights are a sparse tensor with
@@ -166,7 +169,9 @@ def attend_sparsely(
     auto = method == "auto"
     if method == "dense" or (auto and (need_weights or not _worthwhile(query, key))):
         return None
-    if not need_weights and is_traceable(query, key, mapping):
+    if auto and not query.is_cpu and not serves(query, key, value, mapping, pairs, dropout):
+        return None
+    if not need_weights and is_traceable(query, key, value, mapping, pairs, dropout):
         output = traced_attention(query, key, value, mapping, pairs, scale=scale, dropout=dropout, only_few=auto)
         return output, None
     reason = refusal(query, key, mapping)
@@ -185,7 +190,7 @@ def check_method(method: str) -> None:
 
 
 def _worthwhile(query: Tensor, key: Tensor) -> bool:
-    return query.is_cpu and key.shape[-2] >= LEAST_KEYS and query.shape[:-1].numel() * key.shape[-2] >= LEAST_SCORES
+    return key.shape[-2] >= LEAST_KEYS and query.shape[:-1].numel() * key.shape[-2] >= LEAST_SCORES
 
 
 def _leading(query: Tensor, key: Tensor, value: Tensor, shapes: str) -> tuple[int, ...]:

@@ -2,7 +2,8 @@
 
 Each query keeps a list of candidates: the keys whose scores are above a bound of the threshold. The scores of the candidates
 are computed again, mapped, and multiplied with their values, in operations whose derivatives of each order are such operations,
-too. The few queries with too many candidates attend to all keys.
+too. The few queries with too many candidates attend to all keys. On GPUs, where :mod:`lit_sparse.nn.block_attention` serves, it
+computes without lists.
 """
 
 from __future__ import annotations
@@ -16,12 +17,23 @@ from torch import Tensor
 
 from lit_sparse.kernels.sparse_products import Lists
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.block_attention import attend_in_blocks, serves
 from lit_sparse.nn.candidate_lists import Pairs, list_candidates
 from lit_sparse.nn.dense_attention import dense_attention, group_size
 from lit_sparse.nn.listed_operations import products, sums
 from lit_sparse.torch_internals import can_read_values, forward_mode_active
 
-__all__ = ["Pairs", "attend_to_candidates", "find_candidates", "leading_of", "mapping_refusal", "refusal", "sparse_attention"]
+__all__ = [
+    "Pairs",
+    "attend_to_blocks",
+    "attend_to_candidates",
+    "find_candidates",
+    "leading_of",
+    "mapping_refusal",
+    "refusal",
+    "serves",
+    "sparse_attention",
+]
 
 ONE_ALPHA = "each head needs one alpha of at least 1, in a tensor of shape (..., heads, 1, 1)"
 
@@ -75,7 +87,7 @@ def sparse_attention(
     need_weights: bool = False,
     only_few: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """Attend by the candidates of each query.
+    """Attend by the candidates of each query, or in blocks.
 
     Args:
         query: (..., L, E).
@@ -91,6 +103,8 @@ def sparse_attention(
     Returns:
         The output (..., L, Ev), and the weights (..., L, S) as a sparse tensor, after dropout, or None.
     """
+    if not need_weights and serves(query, key, value, mapping, pairs, dropout):
+        return attend_to_blocks(query, key, value, mapping, pairs, scale=scale), None
     candidates = find_candidates(query, key, value, mapping, pairs, scale=scale, only_few=only_few)
     if candidates is None:
         return None
@@ -119,6 +133,14 @@ def find_candidates(
         given = _prepared(query, key, value, scale)
         with torch.autocast(query.device.type, enabled=False):
             return list_candidates(given.scaled, given.keys, alpha, mapping.gamma, pairs, only_few)
+
+
+def attend_to_blocks(
+    query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, *, scale: float | None
+) -> Tensor:
+    """Attend as :func:`sparse_attention` does, in blocks; a function :func:`serves` says where."""
+    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype
+    return attend_in_blocks(*_fitted(query, key, value, low), mapping, pairs, scale)
 
 
 def attend_to_candidates(
@@ -179,17 +201,22 @@ class _Prepared(NamedTuple):
 def _prepared(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> _Prepared:
     low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
     dtype = torch.promote_types(low, torch.float32) if query.dtype == low else torch.float32
+    query, key, value = _fitted(query, key, value, dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        scaled = query * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        keys, values = (x.flatten(0, -3) if x.dim() > 2 else x.unsqueeze(0) for x in (key, value))
+    return _Prepared((query, key, value), scaled, keys, values, low)
+
+
+def _fitted(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tensors in a dtype, with all leading dimensions; keys and values have those that the queries share evenly."""
     leading = leading_of(query, key, value)
     shared = () if key.dim() == value.dim() == 2 else leading
     if group_size(query, key) > 1:
         shared = (*leading[:-1], key.shape[-3])
     query = query.expand(*leading, *query.shape[-2:])
     key, value = (x.expand(*shared, *x.shape[-2:]) for x in (key, value))
-    with torch.autocast(query.device.type, enabled=False):
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        scaled = query * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        keys, values = (x.flatten(0, -3) if x.dim() > 2 else x.unsqueeze(0) for x in (key, value))
-    return _Prepared((query, key, value), scaled, keys, values, low)
+    return query.to(dtype), key.to(dtype), value.to(dtype)
 
 
 def leading_of(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:

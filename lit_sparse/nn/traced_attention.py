@@ -10,7 +10,15 @@ from torch import Tensor
 from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
 from lit_sparse.mappings import Entmax, SparseMapping, TopKSparsemax
 from lit_sparse.nn.dense_attention import dense_attention
-from lit_sparse.nn.sparse_attention import Pairs, attend_to_candidates, find_candidates, leading_of, mapping_refusal
+from lit_sparse.nn.sparse_attention import (
+    Pairs,
+    attend_to_blocks,
+    attend_to_candidates,
+    find_candidates,
+    leading_of,
+    mapping_refusal,
+    serves,
+)
 from lit_sparse.torch_internals import autograd_in_operator, transforms_active
 
 __all__ = ["is_traceable", "traced_attention"]
@@ -26,12 +34,14 @@ _BACKWARD = (
 )
 
 
-def is_traceable(query: Tensor, key: Tensor, mapping: SparseMapping) -> bool:
+def is_traceable(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, dropout: float) -> bool:
     """Return whether ``torch.compile`` traces something that :func:`traced_attention` can compute."""
     exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
     if exporting or not (HAS_CUSTOM_OPS and torch.compiler.is_dynamo_compiling()) or transforms_active():
         return False
-    return query.is_cpu and not query.is_nested and mapping_refusal(query, key, mapping) is None
+    if query.is_nested or mapping_refusal(query, key, mapping) is not None:
+        return False
+    return query.is_cpu or serves(query, key, value, mapping, pairs, dropout)
 
 
 def traced_attention(
@@ -62,6 +72,9 @@ def traced_attention(
     """
     alpha = mapping.entmax_alpha
     given = isinstance(alpha, Tensor)
+    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
+    if not query.is_cpu:
+        query, key, value = query.to(low), key.to(low), value.to(low)
     output: Tensor = torch.ops.lit_sparse.attention(
         query,
         key,
@@ -79,7 +92,6 @@ def traced_attention(
         dropout,
         only_few,
     )[0]
-    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
     return output.to(low)
 
 
@@ -104,9 +116,12 @@ def _attend(
     """Return the output, and the candidates, which are found if they are not given; all rows are long if they are too many."""
     mapping = Entmax(number if alpha is None else alpha, gamma=gamma) if k is None else TopKSparsemax(k, gamma=gamma)  # type: ignore[arg-type]
     pairs = Pairs(mask, bias, softcap, is_causal)
+    rows = leading_of(query, key, value).numel() * query.shape[-2]
+    if serves(query, key, value, mapping, pairs, dropout):
+        output = attend_to_blocks(query, key, value, mapping, pairs, scale=scale)
+        return output, *_no_candidates(rows, query.device)
     if candidates is None:
         candidates = find_candidates(query, key, value, mapping, pairs, scale=scale, only_few=only_few)
-    rows = leading_of(query, key, value).numel() * query.shape[-2]
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(int(seed))
@@ -116,7 +131,11 @@ def _attend(
         output, _ = dense_attention(
             query, key, value, mapping, pairs.allowed(query, key), bias, scale=scale, softcap=softcap, dropout=dropout
         )
-    return output, torch.empty(rows, 0, dtype=torch.int32), torch.ones(rows, dtype=torch.bool)
+    return output, *_no_candidates(rows, query.device)
+
+
+def _no_candidates(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.empty(rows, 0, dtype=torch.int32, device=device), torch.ones(rows, dtype=torch.bool, device=device)
 
 
 def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:

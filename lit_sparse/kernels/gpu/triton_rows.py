@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["center_on_support", "entmax_product", "map_entmax", "project_simplex"]
+__all__ = ["center_on_support", "entmax_product", "map_entmax", "programs_on", "project_simplex"]
 
 # Bytes of a row that a warp keeps in registers: 32 float32 per thread. A row of 1024 entries then belongs to one warp, whose
 # threads do not wait for others, and enough warps are resident to hide memory latency.
@@ -103,7 +103,7 @@ def _launch(
     import triton.language as tl
 
     device = out.device
-    programs: Any = _programs(device)
+    programs: Any = programs_on(device)
     d = out.shape[-1]
     n = out.numel() // d
     shape = _shape(d, dtype, out.element_size())
@@ -146,11 +146,11 @@ def _shape(d: int, dtype: torch.dtype, size: int) -> dict[str, int]:
 
 def _serves(x: Tensor) -> bool:
     """Return whether there are programs for the rows of a tensor."""
-    return x.shape[-1] <= LONGEST and _programs(x.device) is not None
+    return x.shape[-1] <= LONGEST and programs_on(x.device) is not None
 
 
 @cache
-def _programs(device: torch.device) -> ModuleType | None:
+def programs_on(device: torch.device) -> ModuleType | None:
     """Return the programs if they can run on a device; the CPU is one where Triton's interpreter stands in for a GPU."""
     try:
         import triton

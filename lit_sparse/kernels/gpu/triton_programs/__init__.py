@@ -1,6 +1,8 @@
-"""Triton programs for rows that are reduced as a whole: simplex projection, alpha-entmax, and their Jacobians.
+"""Triton programs: attention in blocks, and rows that are reduced as a whole.
 
 Only :mod:`lit_sparse.kernels.gpu.triton_rows` imports this, and only where Triton is installed.
+
+The module ``attention`` describes its own programs. The others are simplex projection, alpha-entmax and their Jacobians.
 
 A program takes ``rows`` rows at a time and keeps them in registers, so that all Newton steps share one read and one write.
 
@@ -20,7 +22,15 @@ Names that the programs share:
 - A number that Python has in double precision comes as two floats, ``high`` and ``low``.
 """
 
+from lit_sparse.kernels.gpu.triton_programs.attention import attend_blocks, differentiate_keys, differentiate_queries
 from lit_sparse.kernels.gpu.triton_programs.entmax import apply_jacobian, map_entmax
 from lit_sparse.kernels.gpu.triton_programs.simplex import project_simplex
 
-__all__ = ["apply_jacobian", "map_entmax", "project_simplex"]
+__all__ = [
+    "apply_jacobian",
+    "attend_blocks",
+    "differentiate_keys",
+    "differentiate_queries",
+    "map_entmax",
+    "project_simplex",
+]

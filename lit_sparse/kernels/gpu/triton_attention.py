@@ -1,0 +1,170 @@
+"""Attention in blocks on NVIDIA GPUs: the launch of its Triton programs."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_sparse.kernels.gpu.triton_rows import programs_on
+
+__all__ = ["BlockOptions", "attend", "differentiate", "serves"]
+
+#: Queries and keys of a block in each dtype; more float32 numbers would not fit into registers.
+BLOCK = {torch.float32: 32, torch.float16: 64, torch.bfloat16: 64}
+#: Largest number of entries of a key or a value, likewise.
+WIDEST = 128
+#: Alphas below are nearly softmax: without sparsity, and the powers of 1 / (alpha - 1) lose digits.
+LEAST_ALPHA = 1.05
+
+
+class BlockOptions(NamedTuple):
+    """Numbers of the mapping and the scores.
+
+    Attributes:
+        alpha: alpha of the entmax, from 1.05 to 2.
+        gamma: strength of the mapping.
+        scale: factor of the scores.
+        is_causal: whether a query sees no key after its own position.
+    """
+
+    alpha: float
+    gamma: float
+    scale: float
+    is_causal: bool
+
+
+def serves(device: torch.device, dtype: torch.dtype, alpha: float, widths: tuple[int, int]) -> bool:
+    """Return whether there are programs.
+
+    Args:
+        device: device of the tensors.
+        dtype: their dtype.
+        alpha: alpha of the entmax.
+        widths: entries of a key and of a value.
+    """
+    fits = dtype in BLOCK and LEAST_ALPHA <= alpha <= 2 and max(widths) <= WIDEST
+    return fits and _has_programs(device)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[misc, untyped-decorator, unused-ignore]
+def _has_programs(device: torch.device) -> bool:
+    return programs_on(device) is not None
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: BlockOptions) -> tuple[Tensor, ...]:
+    """Return the output (N, L, W), statistics of the queries, and which blocks have weights, for :func:`differentiate`.
+
+    Args:
+        query: (N, L, E) contiguous, not empty; a divisor of N heads of keys serves as many heads of queries each, in order.
+        key: (B, S, E) likewise.
+        value: (B, S, W) likewise.
+        mask: boolean (..., L, S), N when its leading dimensions are multiplied; of any strides. True at allowed positions.
+        options: numbers of the mapping and the scores.
+    """
+    count, length, size, block = len(query), query.shape[1], key.shape[1], BLOCK[query.dtype]
+    output = query.new_empty(count, length, value.shape[2])
+    statistics = query.new_empty(count, 4, length, dtype=torch.float32)
+    live = query.new_zeros(count, -(-length // block), -(-size // block), dtype=torch.int8)
+    _launch("attend_blocks", live[..., 0].numel(), (output, statistics, live), query, key, value, mask, options)
+    return output, statistics, live
+
+
+def differentiate(
+    slope: Tensor,
+    attended: tuple[Tensor, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    options: BlockOptions,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients in query, key and value.
+
+    Args:
+        slope: (N, L, W) contiguous, the gradient in the output.
+        attended: results of :func:`attend`.
+        query: as there, and so are the others.
+        key: likewise.
+        value: likewise.
+        mask: likewise.
+        options: likewise.
+    """
+    output, statistics, live = attended
+    grads = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    given = (query, key, value, mask, options)
+    _launch("differentiate_queries", live[..., 0].numel(), (grads[0], statistics, live, output, slope), *given)
+    _launch("differentiate_keys", len(key) * live.shape[2], (*grads[1:], statistics, live, slope), *given)
+    return grads
+
+
+def _launch(
+    name: str,
+    grid: int,
+    tensors: tuple[Tensor, ...],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    options: BlockOptions,
+) -> None:
+    device, eps = query.device, options.alpha - 1
+    places, row_step, column_step = (query, 0, 0) if mask is None else (_places(mask), *mask.stride()[-2:])
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        getattr(programs_on(device), name)[(grid,)](
+            *tensors,
+            query,
+            key,
+            value,
+            query if mask is None else mask.view(torch.uint8),
+            places,
+            row_step,
+            column_step,
+            query.shape[1],
+            *key.shape[1:],
+            value.shape[2],
+            len(query) // len(key),
+            options.scale,
+            1.0 / options.gamma,
+            eps,
+            masked=mask is not None,
+            causal=options.is_causal,
+            **shape_of(query.dtype, key.shape[2], value.shape[2], eps, device),
+        )
+
+
+def shape_of(dtype: torch.dtype, width: int, depth: int, eps: float, device: torch.device) -> dict[str, Any]:
+    """Return the constants of the programs, and their warps.
+
+    Args:
+        dtype: dtype of the tensors.
+        width: entries of a key.
+        depth: entries of a value.
+        eps: alpha - 1.
+        device: device; where the interpreter stands in for a GPU, it multiplies no bfloat16.
+    """
+    import triton
+    import triton.language as tl
+
+    types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+    return {
+        "power": {1.0: "one", 0.5: "two"}.get(eps, "any"),
+        "rows": BLOCK[dtype],
+        "columns": BLOCK[dtype],
+        "width": max(16, triton.next_power_of_2(width)),
+        "depth": max(16, triton.next_power_of_2(depth)),
+        "operand": types[dtype] if device.type == "cuda" else tl.float32,
+        "precision": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
+        "num_warps": 4 if dtype != torch.float32 and max(width, depth) <= 64 else 8,
+        "num_stages": 1,
+    }
+
+
+def _places(mask: Tensor) -> Tensor:
+    """Return where each head (N,) of a mask (..., L, S) begins."""
+    places = torch.zeros((), dtype=torch.int64, device=mask.device)
+    for size, stride in zip(mask.shape[:-2], mask.stride()[:-2], strict=True):
+        places = places.unsqueeze(-1) + torch.arange(size, device=mask.device) * stride
+    return places.flatten()

@@ -1,0 +1,94 @@
+"""Attention in blocks on GPUs: neither scores nor weights are ever in memory as a whole."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from lit_sparse.kernels.gpu import triton_attention
+from lit_sparse.kernels.gpu.triton_attention import BlockOptions
+from lit_sparse.mappings import Entmax, SparseMapping, Sparsemax
+from lit_sparse.nn.candidate_lists import Pairs
+from lit_sparse.nn.dense_attention import dense_attention
+
+__all__ = ["attend_in_blocks", "serves"]
+
+#: Kinds of devices of the tensors. Tests add the CPU, where Triton's interpreter runs the programs.
+DEVICES = ["cuda"]
+
+
+def serves(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, dropout: float) -> bool:
+    """Return whether :func:`attend_in_blocks` computes something: without bias, soft cap, dropout, or an alpha that is learnt.
+
+    The products must be of half precision or float32, with at most 128 entries of a key and of a value.
+    """
+    alpha = mapping.entmax_alpha
+    if query.device.type not in DEVICES or alpha is None or isinstance(alpha, Tensor):
+        return False
+    if type(mapping).map not in (Sparsemax.map, Entmax.map) or pairs.bias is not None or pairs.softcap is not None or dropout:
+        return False
+    if 0 in (*query.shape, *key.shape, *value.shape):
+        return False
+    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # under autocast that of products
+    return triton_attention.serves(query.device, low, alpha, (key.shape[-1], value.shape[-1]))
+
+
+def attend_in_blocks(
+    query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, scale: float | None
+) -> Tensor:
+    """Return the output (..., L, Ev), with derivatives; second derivatives are those of dense attention.
+
+    Args:
+        query: (..., L, E).
+        key: (..., S, E), or with leading dimensions that the queries share evenly, in order.
+        value: (..., S, Ev) likewise.
+        mapping: sparsemax or entmax.
+        pairs: mask, whose dimensions are those of the scores or 1, and whether it is causal.
+        scale: factor of the scores; ``1 / sqrt(E)`` by default.
+    """
+    alpha, leading = mapping.entmax_alpha, query.shape[:-2]
+    assert isinstance(alpha, float)
+    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
+    options = BlockOptions(alpha, mapping.gamma, scale, pairs.is_causal)
+    mask = None if pairs.mask is None else pairs.mask.expand(*leading, query.shape[-2], key.shape[-2])
+    heads = [x.reshape(-1, *x.shape[-2:]).contiguous() for x in (query, key, value)]
+    output: Tensor = _Blocks.apply(*heads, mask, options)  # type: ignore[no-untyped-call]
+    return output.view(*leading, *output.shape[1:])
+
+
+class _Blocks(torch.autograd.Function):
+    """Attention of heads (N, L, E) to keys (B, S, E)."""
+
+    @staticmethod
+    @override
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, options: BlockOptions) -> Tensor:
+        output, *rest = triton_attention.attend(query, key, value, mask, options)
+        ctx.save_for_backward(query, key, value, mask, output, *rest)
+        ctx.options = options
+        return output
+
+    @staticmethod
+    @override
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, *attended = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            return (*_dense_gradients(slope, (query, key, value), mask, ctx.options, ctx.needs_input_grad), None, None)
+        grads = triton_attention.differentiate(slope.contiguous(), tuple(attended), query, key, value, mask, ctx.options)
+        return (*grads, None, None)
+
+
+def _dense_gradients(
+    slope: Tensor, given: tuple[Tensor, ...], mask: Tensor | None, options: BlockOptions, needed: tuple[bool, ...]
+) -> list[Tensor | None]:
+    """Return the gradients as a graph that can be differentiated again."""
+    query, key, value = given
+    pairs = Pairs(None if mask is None else mask.reshape(len(query), *mask.shape[-2:]), is_causal=options.is_causal)
+    mapping = Entmax(options.alpha, gamma=options.gamma)
+    output, _ = dense_attention(query, key, value, mapping, pairs.allowed(query, key), None, scale=options.scale)
+    wanted = [x for x, need in zip(given, needed, strict=False) if need]
+    grads = iter(torch.autograd.grad(output, wanted, slope, create_graph=True))
+    return [next(grads) if need else None for need in needed[:3]]
