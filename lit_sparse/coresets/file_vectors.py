@@ -17,7 +17,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import check_count
-from lit_sparse.coresets.vectors import BlockVectors, DenseVectors, Vectors
+from lit_sparse.coresets.vectors import MOST_GATHERED, BlockVectors, DenseVectors, Vectors
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.row_sums import add_exactly, all_products, measured, row_products, row_sum
 from lit_sparse.runs import replaced
@@ -146,17 +146,17 @@ class FileVectors(Vectors):
 
     @override
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
-        parts = [row_products(rows, torch.arange(len(rows)), direction) for rows in self._some(indices)]
-        return torch.cat(parts).to(self.dtype) if parts else direction.new_zeros(0)
+        found = torch.empty(len(indices), dtype=self.dtype)
+        for start, rows in self._some(indices):
+            found[start : start + len(rows)] = row_products(rows, torch.arange(len(rows)), direction)
+        return found
 
     @override
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
-        step = self._step()
-        parts = [
-            row_sum(rows, torch.arange(len(rows)), some)
-            for rows, some in zip(self._some(indices), torch.split(weights, step), strict=True)
-        ]
-        return torch.stack(parts).sum(0).to(self.dtype) if parts else weights.new_zeros(self.shape[1])
+        total = torch.zeros(self.shape[1], dtype=torch.float64)
+        for start, rows in self._some(indices):
+            total += row_sum(rows, torch.arange(len(rows)), weights[start : start + len(rows)])
+        return total.to(self.dtype)
 
     @override
     def divided(self, unit: float) -> BlockVectors:
@@ -178,9 +178,10 @@ class FileVectors(Vectors):
         """Return the number of vectors in a block."""
         return max(1, BLOCK_BYTES // (self._matrix.element_size() * max(1, self.shape[1])))
 
-    def _some(self, indices: Tensor) -> Iterator[Tensor]:
-        """Iterate over the vectors at some indices, in blocks."""
-        return map(self.rows, torch.split(indices, self._step()) if len(indices) else ())
+    def _some(self, indices: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Iterate over the vectors at some indices, each time with the number of those before."""
+        for start in range(0, len(indices), MOST_GATHERED):
+            yield start, self.rows(indices[start : start + MOST_GATHERED])
 
     def _blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Iterate over all vectors in blocks of float32 or float64, each with the index of its first vector."""
