@@ -63,7 +63,7 @@ class SelectCLI(LitSparseCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
         group = parser.add_argument_group("selection")
-        group.add_argument("--selector", type=CoresetSelector | None, default=None, help="Class of the selector.")
+        parser.add_subclass_arguments(CoresetSelector, "selector", required=False, help="Class of the selector.")
         group.add_argument("--k", type=float | None, default=None, help="Number of examples; a fraction if below 1.")
         vectors = Projection | Vectors | Callable[[Examples], Tensor | Vectors] | None
         group.add_argument("--vectors", type=vectors, default=None, help="Projection, vectors, or a function of examples.")
@@ -97,10 +97,10 @@ class SelectCLI(LitSparseCLI):
             return self.datamodule
         missing = [f"--{name}" for name in ("selector", "k", "vectors") if given[name] is None]
         if missing:
+            name = type(self.datamodule).__name__
             raise ConfigurationError(
-                f"Expected a selector, a size and vectors for {type(self.datamodule).__name__} but"
-                f" {', '.join(missing)} is missing. Give it, as in --selector NonnegativeOMP --k 100 --vectors my_module.function,"
-                " or use a config of CoresetDataModule."
+                f"Expected a selector, k and vectors for {name} but {', '.join(missing)} is missing. Give it, as in"
+                " --selector NonnegativeOMP --k 100 --vectors my_module.function, or use a config of CoresetDataModule."
             )
         return CoresetDataModule(self.datamodule, **given, seed=int(self.option("seed_everything") or 0))
 
@@ -161,7 +161,7 @@ def _sizes(given: list[int] | None) -> list[int]:
 def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int) -> None:
     """Select coresets of all sizes, the largest last, and write a row and a file of each; those that exist are kept."""
     largest = data.k
-    ks = sorted({*(sizes or [max(1, largest // part) for part in PARTS]), largest})
+    ks = sorted({*(sizes or [max(data.smallest, largest // part) for part in PARTS]), largest})
     if ks[-1] > largest:
         raise ConfigurationError(f"Expected `sizes` of at most k = {largest} but got {ks[-1]}. Decrease it, or increase k.")
     began = time.perf_counter()

@@ -262,6 +262,11 @@ class CoresetDataModule(ResumableDataModule):
             )
         return k
 
+    @property
+    def smallest(self) -> int:
+        """The smallest k that can be selected: the number of classes with ``stratify``."""
+        return 1 if self._stratify is None else len(torch.unique(self._classes(self._stratify)))
+
     def candidates(self) -> tuple[Vectors, CoresetSelector]:
         """Return the vectors of all training examples, and a selector for them; call ``setup`` first.
 
@@ -310,13 +315,7 @@ class CoresetDataModule(ResumableDataModule):
         if self._stratify is None:
             coreset: Coreset = selector(vectors, k, generator, state).to("cpu")
         else:
-            classes = torch.cat([entry(batch, self._stratify) for batch in self._all_examples().batches(1024)])
-            if bool((classes < 0).any()):
-                raise DataError(
-                    f"Expected a class for each example with `stratify` but got {int((classes < 0).sum())} unlabelled examples."
-                    " With images, use all labels by `labelled: 1.0`."
-                )
-            coreset = select_by_group(selector, vectors, k, classes, generator).to("cpu")
+            coreset = select_by_group(selector, vectors, k, self._classes(self._stratify), generator).to("cpu")
         if not len(coreset):
             raise DataError(
                 "Expected vectors with a nonzero sum but got the sum 0, for which the best coreset is empty. Use other vectors."
@@ -326,6 +325,16 @@ class CoresetDataModule(ResumableDataModule):
         # Random vectors may differ between processes, so all use the selection of the first.
         first: Coreset = self.trainer.strategy.broadcast(coreset)
         return first
+
+    def _classes(self, key: str) -> Tensor:
+        """Return the classes (N,) of all training examples."""
+        classes = torch.cat([entry(batch, key) for batch in self._all_examples().batches(1024)])
+        if bool((classes < 0).any()):
+            raise DataError(
+                f"Expected a class for each example with `stratify` but got {int((classes < 0).sum())} unlabelled examples."
+                " With images, use all labels by `labelled: 1.0`."
+            )
+        return classes
 
     def _all_examples(self) -> Examples:
         return Examples(lambda indices: self._source.fetch(0, indices), len(self._source))

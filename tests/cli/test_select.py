@@ -62,7 +62,18 @@ def test_a_config_of_a_coreset(capsys: pytest.CaptureFixture[str], tmp_path: Pat
 
 def test_the_selected_coreset_is_that_of_a_training(tmp_path: Path) -> None:
     assert main(["select", *REGRESSION, "--sizes=[20]"]) == 0
-    assert main(["fit", *REGRESSION, "--trainer.max_epochs=1", "--trainer.check_val_every_n_epoch=1"]) == 0
+    assert (
+        main(
+            [
+                "fit",
+                *REGRESSION,
+                "--trainer.max_epochs=1",
+                "--trainer.check_val_every_n_epoch=1",
+                "--trainer.log_every_n_steps=1",
+            ]
+        )
+        == 0
+    )
     runs = tmp_path / "runs" / "coreset" / "gaussian"
     one, two = Coreset.load(runs / "select" / "0" / "coreset.npz"), Coreset.load(runs / "0" / "coreset.npz")
     assert torch.equal(one.indices, two.indices)
