@@ -75,8 +75,8 @@ class CoresetDataModule(ResumableDataModule):
         base: data module to select from.
         selector: selection method.
         k: maximal number of examples; a fraction if below 1, so that 1 is one example.
-        vectors: a projection; any function from :class:`lit_sparse.coresets.Examples` to vectors (N, S); or vectors, such as
-            :class:`lit_sparse.coresets.FileVectors`, in the order of the training examples.
+        vectors: a projection, or any function from :class:`lit_sparse.coresets.Examples` to vectors (N, S). Also vectors, such
+            as :class:`lit_sparse.coresets.FileVectors`, in the order of the training examples.
         coreset: file of a coreset to train on, instead of a selection.
         normalize: whether to scale the weights to a mean of 1.
         stratify: key of the classes (B,) in a batch; each class is selected separately with its share of k. None selects

@@ -134,7 +134,7 @@ def add_exactly(parts: Tensor) -> Tensor:
     Args:
         parts: (p, S) float64.
 
-    Source: Ogita, Rump & Oishi (2005), Accurate Sum and Dot Product, algorithm 4.3, doi:10.1137/030601818.
+    Source: Ogita, Rump & Oishi (2005), Accurate Sum and Dot Product, doi:10.1137/030601818.
 
     Example:
         >>> add_exactly(torch.tensor([[1e16], [1.0], [-1e16]], dtype=torch.float64))[0].item()
