@@ -28,6 +28,7 @@ COMMANDS = {
     "validate": "score a checkpoint on the validation data: lit-sparse validate -c CONFIG --ckpt_path CHECKPOINT",
     "test": "score a checkpoint on the test data: lit-sparse test -c CONFIG --ckpt_path CHECKPOINT",
     "predict": "write a checkpoint's predictions: lit-sparse predict -c CONFIG --ckpt_path CHECKPOINT",
+    "select": "select a coreset of the data: lit-sparse select -c coreset/logistic",
     "compare": "tabulate and draw runs: lit-sparse compare sparse=RUN_FOLDER dense=RUN_FOLDER",
     "report": "write one page about runs or a study: lit-sparse report RUN_FOLDER RUN_FOLDER -o report.html",
     "sweep": "search over values of a config: lit-sparse sweep -c CONFIG -s SPACE --metric val/nelbo",
@@ -39,6 +40,7 @@ COMMANDS = {
 
 #: Command that does not run a model -> module with its ``main`` and ``parser``.
 MODULES = {
+    "select": "lit_sparse.cli.select",
     "compare": "lit_sparse.studies.compare",
     "report": "lit_sparse.studies.report",
     "sweep": "lit_sparse.studies.sweep",

@@ -88,6 +88,9 @@ class LitSparseCLI(LightningCLI):
         LitSparseError: saying what to change.
     """
 
+    #: Command whose usage the help shows; the parsed one by default.
+    shown: str | None = None
+
     def __init__(self, args: list[str], execute: bool = True) -> None:
         args = [args[0], *with_config_files(args[1:])]
         self.command = args[0]
@@ -106,7 +109,7 @@ class LitSparseCLI(LightningCLI):
                 save_config_callback=SaveConfig,
                 seed_everything_default=0,
                 parser_class=Parser,
-                parser_kwargs={self.command: {"usage": USAGES[self.command], "description": None}},
+                parser_kwargs={self.command: {"usage": USAGES[self.shown or self.command], "description": None}},
                 subclass_mode_model=True,
                 subclass_mode_data=True,
                 auto_configure_optimizers=False,

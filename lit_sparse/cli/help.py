@@ -22,6 +22,12 @@ _SCORE = {
     "-c RUN/config.yaml --ckpt_path RUN/checkpoints/last.ckpt": "use the last checkpoint of the run folder RUN",
     "-c ssvae/digits --ckpt_path best --data.eval_batch_size 100": "change an option of the data",
 }
+_SELECT = {
+    "-c coreset/logistic": "select the coreset that `fit` would train on",
+    "-c ssvae/digits --selector NonnegativeOMP --k 100 --vectors my_vectors.pixels": "select from other data",
+    "-c coreset/logistic --sizes [10,20,40,80]": "select these sizes for the picture, too",
+    "-c coreset/logistic --resume true": "continue the newest selection of this config after it was killed",
+}
 
 
 def _usage(command: str, options: str, examples: dict[str, str]) -> str:
@@ -33,6 +39,7 @@ def _usage(command: str, options: str, examples: dict[str, str]) -> str:
 #: Command -> usage with examples.
 USAGES = {
     "fit": _usage("fit", "-c CONFIG [-c OVERLAY ...]", _FIT),
+    "select": _usage("select", "-c CONFIG", _SELECT),
     **{name: _usage(name, "-c CONFIG --ckpt_path CHECKPOINT", _SCORE) for name in ("validate", "test", "predict")},
 }
 
@@ -40,6 +47,7 @@ USAGES = {
 _GROUPS = {
     "help": ("config", "A config sets the options below; an option of the command line changes it."),
     "output_dir": ("run folder", "A run writes its config, metrics, pictures and checkpoints to OUTPUT_DIR/NAME/NUMBER."),
+    "selector": ("selection", "These are for data modules other than CoresetDataModule, which has them as its own options."),
     "ckpt_path": ("checkpoint", None),
     "model": (
         "model and optimizer",

@@ -14,6 +14,7 @@ from typing import Any, get_origin
 
 import torch
 
+from lit_sparse.coresets import CoresetSelector
 from lit_sparse.data import LabelNoise
 from lit_sparse.errors import LitSparseError, did_you_mean, error_chain
 from lit_sparse.estimators import Estimator
@@ -35,6 +36,7 @@ BASES: dict[str, type] = {
     "body": EncoderDecoder,
     "metrics": TextMetric,
     "structure": Structure,
+    "selector": CoresetSelector,
     "model": pl.LightningModule,
     "data": pl.LightningDataModule,
     "label_noise": LabelNoise,

@@ -2,6 +2,7 @@
 
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.examples import Examples
+from lit_sparse.coresets.file_vectors import FileVectors
 from lit_sparse.coresets.frank_wolfe import FrankWolfe
 from lit_sparse.coresets.giga import GIGA
 from lit_sparse.coresets.groups import select_by_group
@@ -13,6 +14,7 @@ from lit_sparse.coresets.posteriors import GaussianPosterior
 from lit_sparse.coresets.projections import ExactGaussianVectors, FunctionVectors, LogLikelihoodVectors, Projection
 from lit_sparse.coresets.selector import CoresetSelector, Selection
 from lit_sparse.coresets.sparse_vi import SparseVI
+from lit_sparse.coresets.state import SelectionState
 from lit_sparse.coresets.uniform import Uniform
 from lit_sparse.coresets.vectors import BlockVectors, DenseVectors, ShardedVectors, Vectors
 
@@ -26,6 +28,7 @@ __all__ = [
     "DenseVectors",
     "ExactGaussianVectors",
     "Examples",
+    "FileVectors",
     "FrankWolfe",
     "FunctionVectors",
     "GaussianPosterior",
@@ -38,6 +41,7 @@ __all__ = [
     "PoissonLikelihood",
     "Projection",
     "Selection",
+    "SelectionState",
     "ShardedVectors",
     "SparseVI",
     "Uniform",

@@ -6,6 +6,7 @@ import torch
 from typing_extensions import override
 
 from lit_sparse.coresets.selector import CoresetSelector, Selection
+from lit_sparse.coresets.state import Kept
 from lit_sparse.coresets.vectors import Vectors
 
 __all__ = ["FrankWolfe"]
@@ -31,9 +32,9 @@ class FrankWolfe(CoresetSelector):
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         target, norms = vectors.total.to(vectors.dtype), vectors.norms.to(vectors.dtype)
         whole = norms.sum()
-        weights, made = torch.zeros_like(norms), torch.zeros_like(target)
-        trace = []
-        for step in self.steps(k):
+        here = Kept(weights=torch.zeros_like(norms), made=torch.zeros_like(target), trace=[])
+        for step in self.steps(k, here):
+            weights, made = here.weights, here.made
             cosines = torch.where(norms > 0, vectors.correlate(target - made) / norms, -torch.inf)
             which = cosines.argmax()
             size = whole / norms[which]
@@ -46,9 +47,9 @@ class FrankWolfe(CoresetSelector):
                 share = torch.where(length > 0, towards @ (target - made) / length, 0.0).clamp(0, 1)
             weights *= 1 - share
             weights[which] += share * size
-            made = (1 - share) * made + share * corner
-            trace.append(float((target - made).square().sum()))
+            here.made = (1 - share) * made + share * corner
+            here.trace.append(float((target - here.made).square().sum()))
             if float(share) == 0:
                 break
-        chosen = weights.nonzero().squeeze(-1)
-        return Selection(chosen, weights[chosen], trace)
+        chosen = here.weights.nonzero().squeeze(-1)
+        return Selection(chosen, here.weights[chosen], here.trace)

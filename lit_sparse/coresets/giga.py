@@ -6,6 +6,7 @@ import torch
 from typing_extensions import override
 
 from lit_sparse.coresets.selector import CoresetSelector, Selection
+from lit_sparse.coresets.state import Kept
 from lit_sparse.coresets.vectors import Vectors
 
 __all__ = ["GIGA"]
@@ -31,11 +32,13 @@ class GIGA(CoresetSelector):
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         target, norms = vectors.total.to(vectors.dtype), vectors.norms.to(vectors.dtype)
         length, usable = target.norm(), norms > 0
-        weights, made, trace = torch.zeros_like(norms), torch.zeros_like(target), []  # of unit vectors; their weighted sum
         if float(length) == 0:
-            return Selection(weights[:0].long(), weights[:0])
+            return Selection(norms[:0].long(), norms[:0])
+        # Weights of unit vectors; the weighted sum of these.
+        here = Kept(weights=torch.zeros_like(norms), made=torch.zeros_like(target), trace=[])
         aim = target / length
-        for step in self.steps(k):
+        for step in self.steps(k, here):
+            weights, made = here.weights, here.made
             tangent = aim - (aim @ made) * made
             size = tangent.norm()
             if float(size) <= torch.finfo(vectors.dtype).eps:
@@ -51,17 +54,17 @@ class GIGA(CoresetSelector):
                 share = torch.ones_like(size)
             else:
                 to_unit, to_made, between = aim @ unit, aim @ made, unit @ made
-                here, there = to_unit - to_made * between, to_made - to_unit * between
-                share = (here / (here + there)).clamp(0, 1)
+                first, second = to_unit - to_made * between, to_made - to_unit * between
+                share = (first / (first + second)).clamp(0, 1)
             made = (1 - share) * made + share * unit
             weights *= 1 - share
             weights[which] += share
             stretch = made.norm()
-            made, weights = made / stretch, weights / stretch
-            trace.append(float((target - target @ made * made).square().sum()))
-        chosen = weights.nonzero().squeeze(-1)
-        scale = (target @ made).clamp_min(0)
-        return Selection(chosen, scale * weights[chosen] / norms[chosen], trace)
+            here.made, here.weights = made / stretch, weights / stretch
+            here.trace.append(float((target - target @ here.made * here.made).square().sum()))
+        chosen = here.weights.nonzero().squeeze(-1)
+        scale = (target @ here.made).clamp_min(0)
+        return Selection(chosen, scale * here.weights[chosen] / norms[chosen], here.trace)
 
 
 #: Squared sine below which two unit vectors are equal.

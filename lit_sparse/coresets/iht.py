@@ -34,6 +34,39 @@ class _Point(NamedTuple):
     support: Tensor
 
 
+class _Search:
+    """Variables of a search.
+
+    Attributes:
+        here: last point of the iterations, or of polishing.
+        start: start of the next step.
+        best: point with the least objective.
+        least: objective at that point.
+        trace: objectives of all iterations.
+    """
+
+    def __init__(self, vectors: Vectors) -> None:
+        target = vectors.total.to(vectors.dtype)
+        nothing = torch.zeros(vectors.shape[0], dtype=vectors.dtype, device=vectors.device)
+        self.here = self.start = self.best = _Point(nothing, torch.zeros_like(target), nothing[:0].long())
+        self.least = float(target.square().sum())
+        self.trace: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the variables, with the weights of supports only."""
+        points = {name: getattr(self, name) for name in ("here", "start", "best")}
+        packed = {name: (point.support, point.weights[point.support], point.made) for name, point in points.items()}
+        return {**packed, "least": self.least, "trace": self.trace}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the variables."""
+        self.least, self.trace = state["least"], state["trace"]
+        for name in ("here", "start", "best"):
+            support, weights, made = (part.to(self.best.made.device) for part in state[name])
+            everywhere = torch.zeros_like(self.best.weights).index_put((support,), weights)
+            setattr(self, name, _Point(everywhere, made, support))
+
+
 class IHT(CoresetSelector):
     """Repeats gradient steps, each followed by keeping the k largest positive weights.
 
@@ -87,52 +120,49 @@ class IHT(CoresetSelector):
 
     @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        best, least, trace = self._run(vectors, k, generator)
+        search = _Search(vectors)
+        self._run(vectors, k, generator, search)
         if self.polish:
-            best, least = self._polished(vectors, k, best, least)
-            trace.append(least)
-        return Selection(best.support, best.weights[best.support], trace)
+            self._polished(vectors, k, search)
+        best = search.best
+        return Selection(best.support, best.weights[best.support], search.trace)
 
-    def _run(self, vectors: Vectors, k: int, generator: torch.Generator) -> tuple[_Point, float, list[float]]:
-        """Iterate from zero; return the best point, its objective, and the objectives of all iterations."""
+    def _run(self, vectors: Vectors, k: int, generator: torch.Generator, search: _Search) -> None:
+        """Iterate from zero."""
         target = vectors.total.to(vectors.dtype)
-        nothing = torch.zeros(vectors.shape[0], dtype=vectors.dtype, device=vectors.device)
-        here = start = best = _Point(nothing, torch.zeros_like(target), nothing[:0].long())
-        least = float(target.square().sum())
         floor = self._floor(vectors)
-        trace: list[float] = []
         constant = 1 / squared_norm(vectors) if self.step == "constant" else None
-        for _ in self.steps(self.max_iter):
+        for _ in self.steps(self.max_iter, search):
+            here, start, trace = search.here, search.start, search.trace
             gradient = self._gradient(vectors, target, start, generator)
             step = self.step_scale * (self._step(vectors, start, gradient, k) if constant is None else constant)
             weights = start.weights + step * gradient
             kept = largest(weights, k)
             following = self._improved(vectors, target, self._at(vectors, kept, weights[kept]))
             trace.append(float((target - following.made).square().sum()))
-            if trace[-1] < least:
-                best, least = following, trace[-1]
+            if trace[-1] < search.least:
+                search.best, search.least = following, trace[-1]
             change = float((following.weights - here.weights).norm())
-            start, here = self._continued(target, here, following), following
+            search.start, search.here = self._continued(target, here, following), following
             if not math.isfinite(trace[-1]) or change <= self.tol * float(here.weights.norm()) or trace[-1] <= floor:
                 break
-        return best, least, trace
 
     @staticmethod
     def _floor(vectors: Vectors) -> float:
         """Return an objective that consists of rounding errors only."""
         return (16 * torch.finfo(vectors.dtype).eps) ** 2 * float(vectors.total.square().sum())
 
-    def _polished(self, vectors: Vectors, k: int, point: _Point, least: float) -> tuple[_Point, float]:
-        """Return a better point and its objective, by optimal weights for its support and exchanges of its members."""
-        following = self._fitted(vectors, point)
-        for turn in range(ROUNDS + 1):
-            before, objective = least, float((vectors.total - following.made.double()).square().sum())
-            if objective < least:
-                point, least = following, objective
-            if turn == ROUNDS or least <= self._floor(vectors) or (turn and not least < ENOUGH * before):
+    def _polished(self, vectors: Vectors, k: int, search: _Search) -> None:
+        """Improve the best point by optimal weights for its support and exchanges of its members."""
+        for turn in self.steps(ROUNDS + 1, search):
+            point = self._exchanged(vectors, k, search.here, turn - 1) if turn else search.best
+            following = search.here = self._fitted(vectors, point)
+            before, objective = search.least, float((vectors.total - following.made.double()).square().sum())
+            if objective < before:
+                search.best, search.least = following, objective
+            if search.least <= self._floor(vectors) or (turn and not search.least < ENOUGH * before):
                 break
-            following = self._fitted(vectors, self._exchanged(vectors, k, following, turn))
-        return point, least
+        search.trace.append(search.least)
 
     @classmethod
     def _fitted(cls, vectors: Vectors, point: _Point) -> _Point:

@@ -46,5 +46,6 @@ class NonnegativeOMP(CoresetSelector):
     @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
         fit = NonnegativeFit(vectors.total, k)
-        trace = list(Pursuit(fit, vectors.norms).run(vectors, k, self.steps(3 * k)))
-        return Selection(fit.indices, fit.weights.to(vectors.dtype), trace)
+        pursuit = Pursuit(fit, vectors.norms)
+        pursuit.run(vectors, k, self.steps(3 * k, pursuit))
+        return Selection(fit.indices, fit.weights.to(vectors.dtype), pursuit.trace)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -59,6 +60,23 @@ class NonnegativeFit:
     def weights(self) -> Tensor:
         """Weights (n,) of the vectors in the support, positive."""
         return self._on_device(self._scaled) / self.lengths[: len(self.members)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the support, and what was computed of it."""
+        n = len(self.members)
+        arrays = {"factor": self._factor[:n, :n], "products": self._products[:n], "scaled": self._scaled}
+        tensors = {"units": self.units[:n], "lengths": self.lengths[:n], "residual": self.residual}
+        copies = {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
+        return {"members": list(self.members), **copies, **{name: value.clone() for name, value in tensors.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state of a fit with the same target and capacity."""
+        self.members = list(state["members"])
+        n = len(self.members)
+        self.units[:n], self.lengths[:n] = state["units"].to(self.units), state["lengths"].to(self.lengths)
+        self.residual = state["residual"].to(self.residual)
+        self._factor[:n, :n], self._products[:n] = state["factor"].numpy(), state["products"].numpy()
+        self._scaled = state["scaled"].numpy()
 
     def begin(self, indices: list[int], vectors: Tensor, weights: Tensor) -> None:
         """Add vectors (n, S) at once, and move from positive weights (n,) to the optimal ones.
@@ -147,6 +165,9 @@ class Pursuit:
     Args:
         fit: weights that the vectors join, for the same target.
         norms: (N,) norms of all candidates.
+
+    Attributes:
+        trace: objective after each step.
     """
 
     def __init__(self, fit: NonnegativeFit, norms: Tensor) -> None:
@@ -155,6 +176,7 @@ class Pursuit:
         self.least = ROUNDING * float(fit.target.norm())
         self._barred = norms <= 0
         self._idle: list[int] = []
+        self.trace: list[float] = []
 
     def next(self, vectors: Vectors) -> int | None:
         """Return the index of the vector to add; None if none decreases the objective."""
@@ -190,14 +212,25 @@ class Pursuit:
             self._barred[which] = True
             self._idle.append(which)
 
-    def run(self, vectors: Vectors, k: int, steps: Iterable[int]) -> Iterator[float]:
-        """Add one vector per step, until there are k or none decreases the objective; yield the objectives."""
+    def run(self, vectors: Vectors, k: int, steps: Iterable[int]) -> None:
+        """Add one vector per step, until there are k or none decreases the objective; append the objectives to the trace."""
         for _ in steps:
             which = None if len(self.fit.members) >= k or self.stuck else self.next(vectors)
             if which is None:
                 return
             self.enter(which, vectors.rows(torch.tensor([which], device=vectors.device))[0])
-            yield self.fit.objective
+            self.trace.append(self.fit.objective)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the fit, the vectors without effect, and the trace."""
+        return {"fit": self.fit.state_dict(), "idle": self._idle, "trace": self.trace}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state."""
+        self.fit.load_state_dict(state["fit"])
+        self._idle, self.trace = state["idle"], state["trace"]
+        self._barred = self.norms <= 0
+        self._barred[self._idle] = True
 
     @property
     def stuck(self) -> bool:
@@ -218,6 +251,5 @@ def nonnegative_least_squares(vectors: Vectors, indices: Tensor, start: Tensor |
     if start is not None:
         given = (start > 0).nonzero().squeeze(-1)
         fit.begin(given.tolist(), rows[given], start[given].double())
-    for _ in Pursuit(fit, rows.norm(dim=1)).run(DenseVectors(rows), len(indices), range(3 * len(indices))):
-        pass
+    Pursuit(fit, rows.norm(dim=1)).run(DenseVectors(rows), len(indices), range(3 * len(indices)))
     return torch.zeros(len(indices), dtype=torch.float64, device=rows.device).index_put((fit.indices,), fit.weights).to(rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,6 +17,7 @@ from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import check_count
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
+from lit_sparse.coresets.state import Resumable, SelectionState
 from lit_sparse.coresets.vectors import Vectors, as_vectors
 from lit_sparse.distributed import is_first
 from lit_sparse.errors import ConfigurationError, DataError, full_name
@@ -61,6 +63,7 @@ class CoresetSelector(nn.Module, ABC):
         True
     """
 
+    _state: SelectionState | None = None
     #: Unit of the progress bar.
     counted = "iterations"
     #: Whether the search ends near the optimal weights of its support, not exactly at them.
@@ -99,7 +102,13 @@ class CoresetSelector(nn.Module, ABC):
         return shown_arguments(self)
 
     @torch.no_grad()
-    def forward(self, vectors: Vectors | Tensor, k: int, generator: torch.Generator | None = None) -> Coreset:
+    def forward(
+        self,
+        vectors: Vectors | Tensor,
+        k: int,
+        generator: torch.Generator | None = None,
+        state: SelectionState | None = None,
+    ) -> Coreset:
         """Return a coreset of at most k examples.
 
         Args:
@@ -107,9 +116,11 @@ class CoresetSelector(nn.Module, ABC):
                 use float64 for tiny objectives.
             k: largest number of examples.
             generator: CPU generator for random choices; torch's own by default. With several processes the first one's is used.
+            state: file with the state of the selection, for long ones. A killed selection continues from it.
 
         Raises:
-            ConfigurationError: if k is not in 1 .. N.
+            CheckpointError: if the file of the state is damaged.
+            ConfigurationError: if k is not in 1 .. N, or the state is that of another selection.
             DataError: if a vector is not finite, or all of them are zero.
         """
         found = as_vectors(vectors)
@@ -122,7 +133,16 @@ class CoresetSelector(nn.Module, ABC):
         unit = 2.0 ** math.floor(math.log2(longest))
         scaled = found.scaled(unit)
         seed = found.agree(torch.randint(2**62, (), generator=generator))
-        selection = self.select(scaled, k, torch.Generator().manual_seed(int(seed)))
+        drawn = torch.Generator().manual_seed(int(seed))
+        if state is not None:
+            arguments = {name: value for name, value in vars(self).items() if isinstance(value, int | float | str)}
+            problem = {"selector": full_name(self), "k": k, **arguments, "training": None, "progress": None}
+            state.open(scaled, problem, drawn)
+        self._state = state
+        try:
+            selection = self.select(scaled, k, drawn)
+        finally:
+            self._state = None
         self._check(selection, k)
         coreset = self._finished(scaled, selection)
         if not math.isfinite(coreset.objective):
@@ -131,6 +151,8 @@ class CoresetSelector(nn.Module, ABC):
                 f" {longest:.3g}, vary too much for their dtype. Give them as float64, or leave out the longest ones."
             )
         trace = torch.tensor(selection.trace, dtype=torch.float64) * unit**2
+        if state is not None:
+            state.close()
         return Coreset(coreset.indices, coreset.weights, coreset.objective * unit**2, trace, size)
 
     def _check(self, selection: Selection, k: int) -> None:
@@ -163,16 +185,26 @@ class CoresetSelector(nn.Module, ABC):
                 indices, weights, objective = indices[there], fitted[there], better
         return Coreset(indices, weights, objective, size=vectors.shape[0])
 
-    def steps(self, number: int) -> Iterator[int]:
-        """Count from 0 to ``number - 1``, with a progress bar if requested."""
-        if not self.progress or not is_first():
-            yield from range(number)
+    def steps(self, number: int, here: Resumable | None = None) -> Iterator[int]:
+        """Count from 0 to ``number - 1``, with a progress bar if requested.
+
+        Args:
+            number: number of steps.
+            here: variables that the steps change. They are written to the state of the selection, and a continued selection
+                counts from the step that follows them. All loops of a selector have the same variables.
+        """
+        state = self._state if here is not None else None
+        done = state.begin(here) if state is not None and here is not None else 0
+        if done is None:
             return
-        with _bar() as bar:
-            task = bar.add_task(type(self).__name__, total=number, counted=self.counted)
-            for step in range(number):
+        with _bar() if self.progress and is_first() else nullcontext() as bar:
+            task = bar.add_task(type(self).__name__, total=number, completed=done, counted=self.counted) if bar else None
+            for step in range(done, number):
                 yield step
-                bar.update(task, completed=step + 1)
+                if state is not None and here is not None:
+                    state.keep(step + 1, here)
+                if bar and task is not None:
+                    bar.update(task, completed=step + 1)
 
 
 def squared_distance(vectors: Vectors, indices: Tensor, weights: Tensor) -> float:

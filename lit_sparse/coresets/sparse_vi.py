@@ -13,6 +13,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection
 from lit_sparse.coresets.selector import CoresetSelector, Selection
+from lit_sparse.coresets.state import Kept
 from lit_sparse.coresets.vectors import ScaledVectors, Vectors, as_vectors
 from lit_sparse.errors import DataError
 
@@ -82,11 +83,10 @@ class SparseVI(CoresetSelector):
 
     @override
     def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
-        support: list[int] = []
-        weights = torch.zeros(0, dtype=vectors.dtype, device=vectors.device)
-        target, trace = vectors.total, []
-        self.rounds = []
-        for _ in self.steps(k):
+        target = vectors.total
+        here = Kept(support=[], weights=torch.zeros(0, dtype=vectors.dtype, device=vectors.device), trace=[], rounds=[])
+        for _ in self.steps(k, here):
+            support, weights = here.support, here.weights
             drawn = self._drawn(vectors, support, weights, generator)
             which = self._next(drawn, support, weights)
             if which not in support:
@@ -101,9 +101,11 @@ class SparseVI(CoresetSelector):
                 step = first / (1 - DECAY**t) / torch.where(size > 0, size, 1.0)
                 weights = (weights + step / t).clamp_min(0)
             made = vectors.combine(self._at(support, vectors), weights)
-            trace.append(float((target - made.double()).square().sum()))
-            self.rounds.append((self._at(support, vectors), weights))
-        return Selection(self._at(support, vectors), weights, trace)
+            here.trace.append(float((target - made.double()).square().sum()))
+            here.weights = weights
+            here.rounds.append((self._at(support, vectors), weights))
+        self.rounds = here.rounds
+        return Selection(self._at(here.support, vectors), here.weights, here.trace)
 
     def _drawn(self, vectors: Vectors, support: list[int], weights: Tensor, generator: torch.Generator) -> Vectors:
         if self.resample is None:

@@ -15,9 +15,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import FLOATS, check_count
-from lit_sparse.distributed import broadcast, gather, gather_unequal, rank, reduce
+from lit_sparse.distributed import broadcast, gather, gather_unequal, is_first, rank, reduce
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.kernels.row_sums import row_products, row_sum
+from lit_sparse.kernels.row_sums import add_exactly, row_products, row_sum
 
 __all__ = ["BlockVectors", "DenseVectors", "ShardedVectors", "Vectors", "as_vectors"]
 
@@ -28,6 +28,8 @@ HARMLESS = 2.0**20
 #: Largest matrix copied to float32 for faster products, and the relative error of those.
 MOST_COPIED = 2**26
 ROUGH = 2e-5
+#: Largest number of vectors that processes exchange for a weighted sum of them.
+MOST_GATHERED = 2**14
 
 
 class Vectors(ABC):
@@ -53,7 +55,10 @@ class Vectors(ABC):
 
     @abstractmethod
     def measure(self) -> tuple[Tensor, Tensor]:
-        """Return the norms (N,) of all vectors and their sum (S,), both float64."""
+        """Return the norms (N,) of all vectors and their sum (S,), both float64.
+
+        The sum may also be parts (p, S), which are added without rounding between them.
+        """
 
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
         """Return the products (n,) of the vectors at indices (n,) with a direction (S,)."""
@@ -85,6 +90,11 @@ class Vectors(ABC):
         """Return the value of the first of the processes that select together."""
         return value
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the first of those that select together."""
+        return is_first()
+
     @cached_property
     def norms(self) -> Tensor:
         """Norms (N,) of all vectors, float64."""
@@ -93,7 +103,8 @@ class Vectors(ABC):
     @cached_property
     def total(self) -> Tensor:
         """Sum (S,) of all vectors, float64."""
-        return self._measured[1]
+        parts = self._measured[1]
+        return parts if parts.ndim == 1 else add_exactly(parts)[0]
 
     @cached_property
     def _measured(self) -> tuple[Tensor, Tensor]:
@@ -306,6 +317,8 @@ class ShardedVectors(Vectors):
 
     @override
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
+        if self.device.type == "cpu" and len(indices) <= MOST_GATHERED:  # the same order of sums as in one process
+            return row_sum(self.rows(indices), torch.arange(len(indices)), weights).to(self.dtype)
         mine, own = self._own(indices)
         part = self.share.combine(own, weights[mine]) if len(mine) else weights.new_zeros(self.shape[1])
         return torch.stack(gather(part, self.group)).sum(0)
@@ -321,11 +334,17 @@ class ShardedVectors(Vectors):
     @override
     def measure(self) -> tuple[Tensor, Tensor]:
         norms, total = self.share.measure()
-        return self._joined(norms), torch.stack(gather(total, self.group)).sum(0)
+        parts = total if total.ndim == 2 else total.unsqueeze(0)
+        return self._joined(norms), torch.cat(gather_unequal(parts, self.group))
 
     @override
     def agree(self, value: Tensor) -> Tensor:
         return broadcast(value.to(self.device), self.group)
+
+    @property
+    @override
+    def is_first(self) -> bool:
+        return is_first(self.group)
 
     def _own(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions, among some indices (n,), of those of this process, and the local indices of these."""
@@ -372,6 +391,11 @@ class ScaledVectors(Vectors):
 
     def agree(self, value: Tensor) -> Tensor:
         return self.vectors.agree(value)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the first of those that select together."""
+        return self.vectors.is_first
 
 
 def as_vectors(vectors: Vectors | Tensor) -> Vectors:

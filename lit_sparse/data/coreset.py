@@ -18,7 +18,9 @@ from lit_sparse.coresets import (
     CoresetSelector,
     DenseVectors,
     Examples,
+    FileVectors,
     Projection,
+    SelectionState,
     ShardedVectors,
     Vectors,
     select_by_group,
@@ -73,7 +75,8 @@ class CoresetDataModule(ResumableDataModule):
         base: data module to select from.
         selector: selection method.
         k: maximal number of examples; a fraction if below 1, so that 1 is one example.
-        vectors: a projection, or any function from :class:`lit_sparse.coresets.Examples` to vectors (N, S).
+        vectors: a projection, or any function from :class:`lit_sparse.coresets.Examples` to vectors (N, S). Also vectors, such
+            as :class:`lit_sparse.coresets.FileVectors`, in the order of the training examples.
         coreset: file of a coreset to train on, instead of a selection.
         normalize: whether to scale the weights to a mean of 1.
         stratify: key of the classes (B,) in a batch; each class is selected separately with its share of k. None selects
@@ -99,7 +102,7 @@ class CoresetDataModule(ResumableDataModule):
         base: pl.LightningDataModule,
         selector: CoresetSelector | None = None,
         k: float | None = None,
-        vectors: Projection | Callable[[Examples], Tensor | Vectors] | None = None,
+        vectors: Projection | Vectors | Callable[[Examples], Tensor | Vectors] | None = None,
         *,
         coreset: str | None = None,
         normalize: bool = False,
@@ -242,41 +245,77 @@ class CoresetDataModule(ResumableDataModule):
         return self._examples
 
     def _chosen(self) -> Coreset:
+        return self._checked(Coreset.load(self._file)) if self._file is not None else self.select(*self.candidates())
+
+    @property
+    def k(self) -> int:
+        """The maximal number of examples."""
+        if self._k is None:
+            raise ConfigurationError(
+                f"Expected a selector and k but got the coreset {self._file!r}, which is selected already."
+            )
         size = len(self._source)
-        if self._file is not None:
-            return self._checked(Coreset.load(self._file))
-        assert self._selector is not None and self._k is not None and self._vectors is not None
-        selector = self._selector
-        if self.trainer is not None and self.trainer.progress_bar_callback is not None:
-            selector = copy(selector)
-            selector.progress = True
         k = max(1, round(self._k * size)) if self._k < 1 else int(self._k)
         if k > size:
             raise ConfigurationError(
                 f"Expected argument `k` to be at most {size}, the number of training examples, but got {k}. Decrease it."
             )
-        examples = Examples(lambda indices: self._source.fetch(0, indices), size)
+        return k
+
+    @property
+    def smallest(self) -> int:
+        """The smallest k that can be selected: the number of classes with ``stratify``."""
+        return 1 if self._stratify is None else len(torch.unique(self._classes(self._stratify)))
+
+    def candidates(self) -> tuple[Vectors, CoresetSelector]:
+        """Return the vectors of all training examples, and a selector for them; call ``setup`` first.
+
+        Raises:
+            ConfigurationError: if the data module has a file of a coreset, or k is too large.
+            DataError: if the number of vectors differs from that of the examples.
+        """
+        k, size = self.k, len(self._source)
+        assert self._selector is not None and self._vectors is not None and k <= size
+        selector = self._selector
+        if self.trainer is not None and self.trainer.progress_bar_callback is not None:
+            selector = copy(selector)
+            selector.progress = True
+        examples = self._all_examples()
         if isinstance(self._vectors, Projection):
             vectors = self._projected(self._vectors, examples)
             selector = selector.prepared(self._vectors, examples)
         else:
-            output = self._vectors(examples)
+            output = self._vectors if isinstance(self._vectors, Vectors) else self._vectors(examples)
             vectors = output if isinstance(output, Vectors) else DenseVectors(output)
         if vectors.shape[0] != size:
             raise DataError(
                 f"Expected a vector for each of the {size} training examples but got {vectors.shape[0]}. Correct `vectors`."
             )
+        if isinstance(vectors, FileVectors) and world_size() > 1:
+            first, last = (size * part // world_size() for part in (rank(), rank() + 1))
+            vectors = ShardedVectors(vectors.part(first, last))
+        return vectors, selector
+
+    def select(
+        self, vectors: Vectors, selector: CoresetSelector, k: int | None = None, state: SelectionState | None = None
+    ) -> Coreset:
+        """Return a coreset of the training examples; the data module does not keep it.
+
+        Args:
+            vectors: vectors of :meth:`candidates`.
+            selector: selector of :meth:`candidates`.
+            k: maximal number of examples; that of the data module by default.
+            state: file from which a killed selection continues; not used with ``stratify``.
+
+        Raises:
+            DataError: if the coreset is empty, or an example has no class.
+        """
+        k = self.k if k is None else k
         generator = torch.Generator().manual_seed(self.seed)
         if self._stratify is None:
-            coreset: Coreset = selector(vectors, k, generator).to("cpu")
+            coreset: Coreset = selector(vectors, k, generator, state).to("cpu")
         else:
-            classes = torch.cat([entry(batch, self._stratify) for batch in examples.batches(1024)])
-            if bool((classes < 0).any()):
-                raise DataError(
-                    f"Expected a class for each example with `stratify` but got {int((classes < 0).sum())} unlabelled examples."
-                    " With images, use all labels by `labelled: 1.0`."
-                )
-            coreset = select_by_group(selector, vectors, k, classes, generator).to("cpu")
+            coreset = select_by_group(selector, vectors, k, self._classes(self._stratify), generator).to("cpu")
         if not len(coreset):
             raise DataError(
                 "Expected vectors with a nonzero sum but got the sum 0, for which the best coreset is empty. Use other vectors."
@@ -286,6 +325,19 @@ class CoresetDataModule(ResumableDataModule):
         # Random vectors may differ between processes, so all use the selection of the first.
         first: Coreset = self.trainer.strategy.broadcast(coreset)
         return first
+
+    def _classes(self, key: str) -> Tensor:
+        """Return the classes (N,) of all training examples."""
+        classes = torch.cat([entry(batch, key) for batch in self._all_examples().batches(1024)])
+        if bool((classes < 0).any()):
+            raise DataError(
+                f"Expected a class for each example with `stratify` but got {int((classes < 0).sum())} unlabelled examples."
+                " With images, use all labels by `labelled: 1.0`."
+            )
+        return classes
+
+    def _all_examples(self) -> Examples:
+        return Examples(lambda indices: self._source.fetch(0, indices), len(self._source))
 
     def _projected(self, projection: Projection, examples: Examples) -> Vectors:
         """Return the vectors of all examples; each process makes a share of them."""

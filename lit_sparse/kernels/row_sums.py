@@ -1,20 +1,21 @@
-"""Weighted sums and products of some rows of a matrix, without a copy of them.
+"""Weighted sums, products, norms and exact sums of rows of a matrix, without a copy of them.
 
 Rows are spread over memory, so that what counts is how often each is read. Sums are float64 and do not depend on the
-number of threads.
+number of threads. The products and norms of a row do not depend on other rows.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
 
-__all__ = ["row_products", "row_sum"]
+__all__ = ["add_exactly", "all_products", "measured", "row_products", "row_sum"]
 
 #: Number of partial sums over rows, independent of the number of threads.
 PARTS = 16
@@ -48,6 +49,31 @@ def _products(start: int, stop: int, out: Any, matrix: Any, indices: Any, direct
         out[i] = product
 
 
+@compile_rows(frozenset({"reassoc", "contract"}))
+def _all_products(start: int, stop: int, out: Any, matrix: Any, direction: Any) -> None:
+    for i in range(start, stop):
+        product = 0.0
+        for j in range(matrix.shape[1]):
+            product += matrix[i, j] * direction[j]
+        out[i] = product
+
+
+@compile_rows()
+def _measure(start: int, stop: int, norms: Any, sums: Any, errors: Any, matrix: Any) -> None:
+    for part in range(start, stop):
+        for i in range(len(matrix) * part // len(sums), len(matrix) * (part + 1) // len(sums)):
+            square = 0.0
+            for j in range(matrix.shape[1]):
+                entry = np.float64(matrix[i, j])
+                square += entry * entry
+                before = sums[part, j]
+                after = before + entry
+                added = after - before
+                errors[part, j] += (before - (after - added)) + (entry - added)  # what rounding took from the sum
+                sums[part, j] = after
+            norms[i] = np.sqrt(square)
+
+
 def row_sum(matrix: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
     """Return ``sum_i weights_i matrix[indices_i]``, (S,) float64.
 
@@ -74,3 +100,51 @@ def row_products(matrix: Tensor, indices: Tensor, direction: Tensor) -> Tensor:
     arrays = (out.numpy(), matrix.numpy(), indices.numpy(), direction.double().numpy())
     over_rows(_products, (len(indices), matrix.shape[1]), COST, *arrays)
     return out
+
+
+def all_products(matrix: Tensor, direction: Tensor, out: Tensor) -> None:
+    """Write the products of all rows with a direction to ``out``, with float64 sums.
+
+    Args:
+        matrix: (N, S) contiguous float32 or float64 on the CPU.
+        direction: (S,).
+        out: (N,) floating.
+    """
+    over_rows(_all_products, tuple(matrix.shape), COST, out.numpy(), matrix.numpy(), direction.double().numpy())
+
+
+def measured(matrix: Tensor, norms: Tensor) -> Tensor:
+    """Write the norms of all rows to ``norms``, and return their sum as parts (2, S) for :func:`add_exactly`.
+
+    Args:
+        matrix: (N, S) contiguous float32 or float64 on the CPU, finite.
+        norms: (N,) float64.
+    """
+    sums, errors = torch.zeros(2, PARTS, matrix.shape[1], dtype=torch.float64)
+    arrays = (norms.numpy(), sums.numpy(), errors.numpy(), matrix.numpy())
+    over_rows(_measure, (PARTS, len(matrix) * matrix.shape[1] // PARTS), COST, *arrays)
+    return add_exactly(torch.cat([sums, errors]))
+
+
+def add_exactly(parts: Tensor) -> Tensor:
+    """Return the sum of rows (p, S) as two rows (2, S): the rounded sum, and its error up to rounding.
+
+    So sums of sums do not depend on how rows were divided, as if they were rounded once, at the end.
+
+    Args:
+        parts: (p, S) float64.
+
+    Source: Ogita, Rump & Oishi (2005), Accurate Sum and Dot Product, doi:10.1137/030601818.
+
+    Example:
+        >>> add_exactly(torch.tensor([[1e16], [1.0], [-1e16]], dtype=torch.float64))[0].item()
+        1.0
+    """
+    total, error = torch.zeros_like(parts[0]), torch.zeros_like(parts[0])
+    for part in (*parts, None):
+        entry = error if part is None else part
+        after = total + entry
+        added = after - total
+        lost = (total - (after - added)) + (entry - added)
+        total, error = after, lost if part is None else error + lost
+    return torch.stack([total, error])

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+import tempfile
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lit_sparse.coresets import BlockVectors, Coreset, CoresetSelector
+from lit_sparse.coresets import BlockVectors, Coreset, CoresetSelector, FileVectors, SelectionState, Vectors
 from lit_sparse.errors import DataError
 from lit_sparse.testing.checks import Checks, refuses
 
@@ -39,7 +41,7 @@ def _vectors(seed: int = 0, size: int = SIZE, shift: float = 0.5) -> Tensor:
     return vectors * torch.rand(size, 1, generator=generator, dtype=torch.float64) + shift / DRAWS
 
 
-def _select(selector: CoresetSelector, vectors: Tensor | BlockVectors, k: int) -> Coreset:
+def _select(selector: CoresetSelector, vectors: Tensor | Vectors, k: int) -> Coreset:
     coreset = selector(vectors, k, torch.Generator().manual_seed(7))
     assert isinstance(coreset, Coreset), f"expected a Coreset but got {type(coreset).__name__}"
     return coreset
@@ -95,6 +97,59 @@ def _blocks(selector: CoresetSelector) -> None:
     found = _select(selector, BlockVectors(lambda indices: vectors[indices], SIZE, block_size=17), 9)
     assert torch.equal(expected.indices, found.indices)
     torch.testing.assert_close(found.weights, expected.weights, rtol=1e-6, atol=1e-8)
+
+
+@SELECTOR_CHECKS.add
+def _files(selector: CoresetSelector) -> None:
+    """Vectors in a file give the coreset of vectors in memory."""
+    vectors = _vectors()
+    with tempfile.TemporaryDirectory() as folder:
+        for dtype in (torch.float64, torch.bfloat16):
+            given = vectors.to(dtype).double()
+            stored = FileVectors.save(given, Path(folder) / "vectors.npy", dtype=dtype)
+            expected = _select(selector, given.to(stored.dtype), 9)
+            found = _select(selector, stored, 9)
+            assert torch.equal(expected.indices, found.indices), f"vectors in a file of {dtype} select others"
+            torch.testing.assert_close(found.weights, expected.weights, rtol=1e-4, atol=1e-6)
+
+
+@SELECTOR_CHECKS.add
+def _resumes(selector: CoresetSelector) -> None:
+    """A selection that is killed at any moment continues, and gives the same coreset, to the last bit."""
+    vectors = _vectors()
+    whole, calls = _counted(vectors, 10**9)
+    expected = _select(selector, whole, 9)
+    number = calls[0]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "state.pt"
+        for moment in sorted({2 + (number - 2) * part // 5 for part in range(1, 5)}):
+            try:
+                selector(_counted(vectors, moment)[0], 9, torch.Generator().manual_seed(7), SelectionState(path, every=1))
+            except InterruptedError:
+                pass
+            else:
+                raise AssertionError(f"expected more than {moment} reads of the vectors")
+            written = path.is_file()
+            again, calls = _counted(vectors, 10**9)
+            found = selector(again, 9, torch.Generator().manual_seed(7), SelectionState(path))
+            assert torch.equal(expected.indices, found.indices), f"after read {moment} of {number} it selects others"
+            assert torch.equal(expected.weights, found.weights), f"after read {moment} of {number} weights differ"
+            assert torch.equal(expected.trace, found.trace), f"after read {moment} of {number} the trace differs"
+            assert not written or calls[0] < number, "a continued selection repeats all steps"
+            assert not path.exists(), "the state is not removed"
+
+
+def _counted(vectors: Tensor, most: int) -> tuple[BlockVectors, list[int]]:
+    """Return vectors of which only so many reads succeed, and a list with the number of reads."""
+    calls = [0]
+
+    def rows(indices: Tensor) -> Tensor:
+        calls[0] += 1
+        if calls[0] > most:
+            raise InterruptedError
+        return vectors[indices]
+
+    return BlockVectors(rows, len(vectors)), calls
 
 
 @SELECTOR_CHECKS.add

@@ -1,4 +1,4 @@
-"""Vectors in memory, in blocks and on two processes."""
+"""Vectors in memory, in blocks and on several processes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ from lit_sparse.errors import ConfigurationError
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 @pytest.mark.gate
-def test_two_processes_select_what_one_does(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.coresets.two_processes"]
+@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)])
+def test_processes_select_what_one_does(world: int, tmp_path: Path) -> None:
+    """Vectors in memory on two processes, and vectors in files on more."""
+    command = [sys.executable, "-m", "tests.coresets.processes"]
     running = [
         subprocess.Popen(
-            [*command, str(rank), str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*command, str(rank), str(tmp_path), str(world)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
-        for rank in range(2)
+        for rank in range(world)
     ]
     for process in running:
         out, err = process.communicate(timeout=200)

@@ -1,0 +1,315 @@
+"""The command ``lit-sparse select``: a coreset of the training examples of any data module, and whether it pays."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from jsonargparse import capture_parser
+from torch import Tensor
+from typing_extensions import override
+
+from lit_sparse.callbacks.pictures.base import new_figure
+from lit_sparse.checks import check_count
+from lit_sparse.cli.app import LitSparseCLI
+from lit_sparse.cli.arguments import model_named_by_user, with_config_files
+from lit_sparse.cli.stopping import quiet
+from lit_sparse.coresets import Coreset, CoresetSelector, Examples, Projection, SelectionState, Uniform, Vectors
+from lit_sparse.data import CoresetDataModule
+from lit_sparse.distributed import gather_objects, group_for_run, is_first, world_size
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import LightningArgumentParser, pl
+from lit_sparse.runs import claim_folder, numbered, replaced
+
+__all__ = ["NoModel", "SelectCLI", "main", "parser"]
+
+#: Divisors of k: the sizes of the picture.
+PARTS = (16, 8, 4, 2, 1)
+#: Steps of a trial training whose time is measured, those before them, and its largest duration in seconds.
+TIMED_STEPS, WARM_UP, LONGEST_TRIAL = 20, 3, 30
+COLUMNS = ("k", "examples", "objective", "relative", "uniform", "seconds")
+
+
+class NoModel(pl.LightningModule):
+    """Stands for the model where a config has only data."""
+
+
+class SelectCLI(LitSparseCLI):
+    """Parse the options of ``fit``, and those of a selection, and build the data module and the model.
+
+    Args:
+        args: arguments after ``lit-sparse select``.
+
+    Raises:
+        LitSparseError: saying what to change.
+    """
+
+    shown = "select"
+
+    def __init__(self, args: Sequence[str]) -> None:
+        args = with_config_files(list(args))
+        if model_named_by_user(args) is None:
+            args.append(f"--model={NoModel.__module__}.{NoModel.__name__}")
+        super().__init__(["fit", *args], execute=False)
+
+    @override
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        super().add_arguments_to_parser(parser)
+        group = parser.add_argument_group("selection")
+        parser.add_subclass_arguments(CoresetSelector, "selector", required=False, help="Class of the selector.")
+        group.add_argument("--k", type=float | None, default=None, help="Number of examples; a fraction if below 1.")
+        vectors = Projection | Vectors | Callable[[Examples], Tensor | Vectors] | None
+        group.add_argument("--vectors", type=vectors, default=None, help="Projection, vectors, or a function of examples.")
+        group.add_argument("--stratify", type=str | None, default=None, help="Key of the classes, selected one by one.")
+        group.add_argument("--sizes", type=list[int] | None, default=None, help="Sizes of the picture; k / 16 to k by default.")
+        group.add_argument("--every", type=int, default=10, help="Passes through the data between two states on the disk.")
+        group.add_argument("--resume", type=bool, default=False, help="Whether to continue the newest selection of the config.")
+
+    @override
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        """Build nothing: a selection needs no trainer, and its processes may be those of any launcher."""
+
+    def option(self, name: str) -> Any:
+        """Return the value of an option, built if it is a part."""
+        return self._get(self.config_init, name)
+
+    def data_module(self) -> CoresetDataModule:
+        """Return the coreset data module of the config, or one of its data and the options of the command.
+
+        Raises:
+            ConfigurationError: if a selector, k or vectors are missing, or given twice.
+        """
+        given = {name: self.option(name) for name in ("selector", "k", "vectors", "stratify")}
+        named = [f"--{name}" for name, value in given.items() if value is not None]
+        if isinstance(self.datamodule, CoresetDataModule):
+            if named:
+                raise ConfigurationError(
+                    f"Expected options of the CoresetDataModule but got {', '.join(named)}. Write"
+                    f" --data.{named[0][2:]} instead."
+                )
+            return self.datamodule
+        missing = [f"--{name}" for name in ("selector", "k", "vectors") if given[name] is None]
+        if missing:
+            name = type(self.datamodule).__name__
+            raise ConfigurationError(
+                f"Expected a selector, k and vectors for {name} but {', '.join(missing)} is missing. Give it, as in"
+                " --selector NonnegativeOMP --k 100 --vectors my_module.function, or use a config of CoresetDataModule."
+            )
+        return CoresetDataModule(self.datamodule, **given, seed=int(self.option("seed_everything") or 0))
+
+    def folder(self) -> Path:
+        """Return a new run folder, or the newest one with ``--resume``; the same on all processes."""
+        parent = self._experiment(self._args[1:]) / "select"
+        folder = None
+        if is_first():
+            folder = (
+                next(reversed(numbered(parent)), None) if self.option("resume") else claim_folder(parent, first_process=True)
+            )
+        folder = gather_objects(folder)[0]
+        if folder is None:
+            raise ConfigurationError(f"Expected a selection in {str(parent)!r} to resume but got none. Leave out --resume.")
+        return folder
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command."""
+    root = capture_parser(lambda: SelectCLI([]))
+    return next(action.choices["fit"] for action in root._actions if isinstance(action.choices, dict))  # type: ignore[no-any-return]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Select a coreset, and write it to a run folder with its costs and a picture.
+
+    Raises:
+        LitSparseError: saying what to change.
+    """
+    with quiet(), group_for_run():
+        _join()
+        cli = SelectCLI(arguments)
+        data = cli.data_module()
+        sizes = _sizes(cli.option("sizes"))
+        check_count("every", cli.option("every"))
+        folder = cli.folder()
+        _print(f"run folder: {folder}")
+        data.prepare_data()
+        data.setup("fit")
+        _select(data, folder, sizes, cli.option("every"))
+        if world_size() == 1 and not isinstance(cli.model, NoModel):
+            trainer = cli.option("trainer")
+            _weigh(data, cli.model, folder, trainer.get("max_epochs"))
+    return 0
+
+
+def _join() -> None:
+    """Join the other processes, if a launcher such as ``torchrun`` set the variables of torch."""
+    available = torch.distributed.is_available() and not torch.distributed.is_initialized()
+    if available and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch.distributed.init_process_group("gloo")
+
+
+def _sizes(given: list[int] | None) -> list[int]:
+    return [] if given is None else [check_count("sizes", size) for size in given]
+
+
+def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int) -> None:
+    """Select coresets of all sizes, the largest last, and write a row and a file of each; those that exist are kept."""
+    largest = data.k
+    ks = sorted({*(sizes or [max(data.smallest, largest // part) for part in PARTS]), largest})
+    if ks[-1] > largest:
+        raise ConfigurationError(f"Expected `sizes` of at most k = {largest} but got {ks[-1]}. Decrease it, or increase k.")
+    began = time.perf_counter()
+    vectors, selector = data.candidates()
+    whole = float(vectors.total.square().sum())
+    making = time.perf_counter() - began
+    table = folder / "objective.csv"
+    rows = _read(table) if is_first() else []
+    rows = gather_objects(rows)[0]
+    done = {int(row["k"]) for row in rows}
+    for k in ks:
+        if k in done:
+            continue
+        began = time.perf_counter()
+        state = SelectionState(folder / "states" / f"{k}.pt", every=every)
+        coreset = data.select(vectors, selector, k, state)
+        seconds = time.perf_counter() - began
+        uniform = data.select(vectors, Uniform(), k).objective / whole
+        share = coreset.objective / whole
+        values = (k, len(coreset), coreset.objective, share, uniform, seconds)
+        rows.append(dict(zip(COLUMNS, map(str, values), strict=True)))
+        if is_first():
+            coreset.save(folder / "coresets" / f"{k}.npz")
+            _write(table, rows)
+    if is_first():
+        _report(folder, rows, largest, making)
+
+
+def _report(folder: Path, rows: list[dict[str, str]], largest: int, making: float) -> None:
+    """Write the coreset, the picture and the costs, and print them."""
+    coreset = Coreset.load(folder / "coresets" / f"{largest}.npz")
+    coreset.save(folder / "coreset.npz")
+    _draw(rows, folder / "objective.png")
+    selecting = next(float(row["seconds"]) for row in rows if int(row["k"]) == largest)
+    others = sum(float(row["seconds"]) for row in rows) - selecting
+    _write(folder / "cost.csv", [{"making": str(making), "selecting": str(selecting)}])
+    print("\n".join(["", *_table(rows), ""]))
+    print(f"coreset: {coreset}: {folder / 'coreset.npz'}")
+    print(
+        f"cost: {making:.3g} s for the vectors, {selecting:.3g} s for k = {largest}, {others:.3g} s for the other sizes,"
+        f" {_memory():.3g} GB of memory at most"
+    )
+    rest, spent = coreset.size - len(coreset), making + selecting
+    print(
+        f"Selecting pays if training on the other {rest:,} examples takes more than {spent:.3g} s, which is"
+        f" {1e6 * spent / max(1, rest):.3g} microseconds per example.",
+        flush=True,
+    )
+
+
+def _weigh(data: CoresetDataModule, model: pl.LightningModule, folder: Path, epochs: int | None) -> None:
+    """Time a training step on all data, and print whether the coreset saves more time than it costs."""
+    coreset = Coreset.load(folder / "coreset.npz")
+    (cost,) = _read(folder / "cost.csv")
+    spent = sum(map(float, cost.values()))
+    watch = _Watch()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=WARM_UP + TIMED_STEPS,
+        max_time={"seconds": LONGEST_TRIAL},
+        limit_val_batches=0,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[watch],
+    )
+    trainer.fit(model, data.base)
+    if not watch.seconds or watch.size == 0:
+        return
+    epochs = epochs if epochs is not None and epochs > 0 else 1000  # Lightning's default
+    each = median(watch.seconds) / watch.size * epochs
+    all_seconds, small = each * coreset.size, each * len(coreset)
+    saved = all_seconds - small
+    verdict = "saves more than it costs" if saved > spent else "COSTS MORE THAN IT SAVES"
+    _print(
+        f"Training {epochs} epochs on this processor takes about {all_seconds:.3g} s on all {coreset.size:,} examples and"
+        f" {small:.3g} s on the coreset. Selecting took {spent:.3g} s and saves {saved:.3g} s: it {verdict}."
+    )
+
+
+class _Watch(pl.Callback):
+    """The seconds of training steps after the first ones, and the number of examples per step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.size = 0
+        self._began = 0.0
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
+        """Start the watch."""
+        self._began = time.perf_counter()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Note the time, and the largest number of examples."""
+        values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, list | tuple) else [batch]
+        self.size = max([self.size, *(len(value) for value in values if isinstance(value, Tensor) and value.ndim)])
+        if batch_idx >= WARM_UP:
+            self.seconds.append(time.perf_counter() - self._began)
+
+
+def _draw(rows: list[dict[str, str]], path: Path) -> None:
+    """Draw the objective against k, with the objective of a random choice."""
+    figure, (axes,) = new_figure(1, 1, 5.0, 3.5)
+    ordered = sorted(rows, key=lambda row: int(row["k"]))
+    ks = [int(row["k"]) for row in ordered]
+    for column, label, style in (("relative", "selected", "o-"), ("uniform", "at random", "s--")):
+        axes.plot(ks, [max(float(row[column]), 1e-300) for row in ordered], style, label=label)
+    axes.set(xscale="log", yscale="log", xlabel="k", ylabel="objective, of an empty coreset's")
+    axes.legend()
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+def _table(rows: list[dict[str, str]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield f"{'k':>10} {'examples':>10} {'objective':>10} {'at random':>10} {'seconds':>10}"
+    for row in sorted(rows, key=lambda row: int(row["k"])):
+        numbers = " ".join(f"{float(row[name]):>10.3g}" for name in ("relative", "uniform", "seconds"))
+        yield f"{row['k']:>10} {row['examples']:>10} {numbers}"
+
+
+def _read(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _write(path: Path, rows: list[dict[str, str]]) -> None:
+    with replaced(path, "w") as file:
+        writer = csv.DictWriter(file, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def _memory() -> float:
+    """Return the most memory of this process so far in GB, or NaN where it cannot be read."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return float("nan")
+    return next((int(line.split()[1]) / 2**20 for line in lines if line.startswith("VmHWM")), float("nan"))
+
+
+def _print(text: str) -> None:
+    if is_first():
+        print(text, flush=True)

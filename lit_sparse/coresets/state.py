@@ -1,0 +1,145 @@
+"""The state of a selection in a file, from which a killed selection continues."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checkpoint_files import read_torch_file
+from lit_sparse.checks import check_count
+from lit_sparse.coresets.vectors import Vectors
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.runs import replaced
+
+__all__ = ["Kept", "Resumable", "SelectionState"]
+
+#: Largest difference of the vectors' sum, as a fraction of it, in a continued selection: that of rounding.
+ROUNDING = 1e-6
+
+
+class Resumable(Protocol):
+    """The variables of a loop."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return them as tensors, numbers, text, lists and dicts."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set them."""
+
+
+class Kept(SimpleNamespace):
+    """Variables of a loop that are tensors, numbers, or lists of these.
+
+    Example:
+        >>> here = Kept(weights=torch.zeros(3), trace=[])
+        >>> here.load_state_dict({"weights": torch.ones(3), "trace": [1.5]})
+        >>> here.trace
+        [1.5]
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the variables."""
+        return dict(vars(self))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the variables; tensors on the devices of the present ones."""
+        for name, value in state.items():
+            before = getattr(self, name)
+            setattr(self, name, value.to(before.device) if isinstance(before, Tensor) else value)
+
+
+class SelectionState:
+    """A file in which a selection writes its state every so many passes through the data.
+
+    Args:
+        path: the file. A selection continues from it if it exists, and removes it at the end.
+        every: number of steps of the selector between two states.
+
+    Raises:
+        ConfigurationError: unless ``every`` is positive.
+    """
+
+    def __init__(self, path: str | Path, *, every: int = 10) -> None:
+        self.path = Path(path)
+        self.every = check_count("every", every)
+        self._loops = self._steps = 0
+
+    def open(self, vectors: Vectors, problem: dict[str, Any], generator: torch.Generator) -> None:
+        """Begin a selection, and read its state if there is one.
+
+        Args:
+            vectors: vectors to select from; of several processes, the first one reads and writes.
+            problem: numbers and text that a continued selection must have in common with the killed one.
+            generator: source of random choices.
+
+        Raises:
+            CheckpointError: if the file is damaged.
+            ConfigurationError: if the file is the state of another selection.
+        """
+        self._vectors, self._generator, self._loops, self._steps = vectors, generator, 0, 0
+        self._problem = {**problem, "shape": list(vectors.shape), "dtype": str(vectors.dtype)}
+        self._found: dict[str, Any] | None = None
+        content = self.path.read_bytes() if vectors.is_first and self.path.is_file() else b""
+        size = int(vectors.agree(torch.tensor(len(content))))
+        if not size:
+            return
+        shared = (
+            torch.zeros(size, dtype=torch.uint8) if not content else torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        )
+        content = vectors.agree(shared).cpu().numpy().tobytes()
+        self._found = read_torch_file(io.BytesIO(content), repr(str(self.path)))
+        assert self._found is not None
+        others = [name for name, value in self._problem.items() if self._found["problem"].get(name) != value]
+        total = vectors.total.cpu()
+        if not others and float((self._found["total"] - total).norm()) > ROUNDING * float(total.norm()):
+            others = ["sum of the vectors"]
+        if others:
+            raise ConfigurationError(
+                f"Expected the state {str(self.path)!r} of this selection but got that of one with another {others[0]}. Remove"
+                " the file to begin anew, or continue with the options and data of the killed selection."
+            )
+        generator.set_state(self._found["generator"])
+
+    def begin(self, here: Resumable) -> int | None:
+        """Begin the next loop of the selector, and set its variables if it was killed here or later.
+
+        Args:
+            here: variables of the loop.
+
+        Returns:
+            The number of steps that are done, or None if the loop had ended.
+        """
+        self._loops += 1
+        if self._found is None or self._found["loop"] < self._loops:
+            return 0
+        here.load_state_dict(self._found["state"])
+        return int(self._found["step"]) if self._found["loop"] == self._loops else None
+
+    def keep(self, step: int, here: Resumable) -> None:
+        """Write the state, if enough steps were done since the last one.
+
+        Args:
+            step: number of steps of the loop that are done.
+            here: variables of the loop.
+        """
+        self._steps += 1
+        if self._steps % self.every or not self._vectors.is_first:
+            return
+        state: dict[str, Any] = {
+            "problem": self._problem,
+            "total": self._vectors.total.cpu(),
+            "loop": self._loops,
+            "step": step,
+        }
+        with replaced(self.path, "wb") as file:
+            torch.save({**state, "generator": self._generator.get_state(), "state": here.state_dict()}, file)
+
+    def close(self) -> None:
+        """Remove the file."""
+        if self._vectors.is_first:
+            self.path.unlink(missing_ok=True)

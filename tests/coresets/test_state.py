@@ -1,0 +1,109 @@
+"""Selections that are killed continue, and states of other selections are refused."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from lit_sparse.coresets import IHT, AcceleratedIHT, CoresetSelector, FileVectors, NonnegativeOMP, SelectionState
+from lit_sparse.errors import CheckpointError, ConfigurationError
+
+ROOT = Path(__file__).parents[2]
+KILLED = """
+import os, signal, sys
+from lit_sparse.coresets import FileVectors, SelectionState
+from tests.coresets.test_state import SELECTORS
+class Killed(FileVectors):
+    passes = 0
+    def correlate(self, direction):
+        self.passes += 1
+        if self.passes == int(sys.argv[3]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().correlate(direction)
+SELECTORS[sys.argv[2]](Killed(sys.argv[1]), 30, state=SelectionState(sys.argv[1] + ".state", every=4))
+"""
+SELECTORS: dict[str, CoresetSelector] = {
+    "iterations": IHT(max_iter=40, tol=0.0, step="constant"),
+    "polishing": AcceleratedIHT(debias=True, max_iter=15, tol=0.0),
+    "pursuit": NonnegativeOMP(),
+}
+
+
+def vectors() -> torch.Tensor:
+    return torch.randn(400, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.1
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize(("name", "moment"), [("iterations", 75), ("polishing", 14), ("polishing", 17), ("pursuit", 23)])
+def test_a_killed_process_continues(name: str, moment: int, tmp_path: Path) -> None:
+    path = tmp_path / "vectors.npy"
+    stored = FileVectors.save(vectors(), path, dtype=torch.float64)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), name, str(moment)], cwd=ROOT, capture_output=True, timeout=200
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    state = Path(f"{path}.state")
+    assert state.is_file()
+    selector = SELECTORS[name]
+    found = selector(stored, 30, state=SelectionState(state))
+    expected = selector(stored, 30)
+    assert torch.equal(found.indices, expected.indices)
+    assert torch.equal(found.weights, expected.weights)
+    assert torch.equal(found.trace, expected.trace)
+    assert not state.exists()
+
+
+def killed(selector: CoresetSelector, path: Path, given: torch.Tensor, k: int = 30) -> None:
+    """Write a state and stop."""
+
+    class Stopping(SelectionState):
+        def close(self) -> None:
+            """Keep the file."""
+
+    selector(given, k, torch.Generator().manual_seed(3), Stopping(path, every=3))
+    assert path.is_file()
+
+
+@pytest.mark.parametrize(
+    ("selector", "k", "scale", "words"),
+    [
+        (AcceleratedIHT(max_iter=20), 29, 1.0, "another k"),
+        (AcceleratedIHT(max_iter=21), 30, 1.0, "another max_iter"),
+        (IHT(max_iter=20), 30, 1.0, "another selector"),
+        (AcceleratedIHT(max_iter=20), 30, 1.01, "sum of the vectors"),
+    ],
+)
+def test_states_of_other_selections_are_refused(
+    selector: CoresetSelector, k: int, scale: float, words: str, tmp_path: Path
+) -> None:
+    path, given = tmp_path / "state", vectors()
+    killed(AcceleratedIHT(max_iter=20), path, given)
+    with pytest.raises(ConfigurationError, match=words):
+        selector(scale * given, k, state=SelectionState(path))
+    with pytest.raises(ConfigurationError, match="another shape"):
+        AcceleratedIHT(max_iter=20)(given[:-1], 30, state=SelectionState(path))
+    assert path.is_file(), "a refused state is kept"
+
+
+def test_damaged_states_and_arguments_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    killed(NonnegativeOMP(), path, vectors())
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match="state"):
+        NonnegativeOMP()(vectors(), 30, state=SelectionState(path))
+    with pytest.raises(ConfigurationError, match="`every`"):
+        SelectionState(path, every=0)
+
+
+def test_the_random_choices_of_a_killed_selection_are_continued(tmp_path: Path) -> None:
+    path, selector = tmp_path / "state", IHT(max_iter=20, tol=0.0, batch=0.3, polish=False)
+    killed(selector, path, vectors())
+    found = selector(vectors(), 30, torch.Generator().manual_seed(99), SelectionState(path))
+    expected = selector(vectors(), 30, torch.Generator().manual_seed(3))
+    assert torch.equal(found.trace, expected.trace)
