@@ -21,6 +21,7 @@ __all__ = [
     "gather_unequal",
     "group_for_run",
     "is_first",
+    "is_lost",
     "rank",
     "reduce",
     "world_size",
@@ -44,6 +45,13 @@ def group_for_run() -> Iterator[None]:
     yield
     if _has_group() and not had_group:
         torch.distributed.destroy_process_group()
+
+
+def is_lost(error: BaseException) -> bool:
+    """Return whether an error of a distributed run says that another process has ended, or cannot be reached."""
+    if not _has_group():
+        return False
+    return isinstance(error, torch.distributed.DistError) or (isinstance(error, RuntimeError) and "/gloo/" in str(error))
 
 
 def rank(group: Any = None) -> int:

@@ -21,7 +21,7 @@ from lit_sparse.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
-    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning_fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
     from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
     from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
     from pytorch_lightning.cli import (
@@ -49,7 +49,7 @@ PLACES = {
     "loggers": "CSVLogger Logger TensorBoardLogger",
     "loggers.csv_logs": "ExperimentWriter",
     "plugins": "MixedPrecision Precision TorchCheckpointIO",
-    "plugins.environments": "SLURMEnvironment",
+    "plugins.environments": "LightningEnvironment SLURMEnvironment",
     "utilities": "rank_zero_info rank_zero_only rank_zero_warn",
     "utilities.enums": "GradClipAlgorithmType",
     "utilities.exceptions": "MisconfigurationException SIGTERMException",
@@ -62,6 +62,9 @@ NAMES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytor
 MALICIOUS = {"2.6.2", "2.6.3"}
 
 VARIABLE = "LIT_SPARSE_LIGHTNING"
+
+#: Options of Lightning's ``log`` for a value that is equal on all processes; a mean of three equal numbers may be rounded.
+AGREED: dict[str, Any] = {"sync_dist": True, "reduce_fx": "max"}
 
 
 def choose() -> str:

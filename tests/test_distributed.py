@@ -1,9 +1,11 @@
-"""Two real processes report what one does."""
+"""Two and three real processes report what one does."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from lit_sparse.metrics import hoyer_sparseness
 
 from .conftest import CONFIGS, ROOT, Command, metrics_of
 from .data.pairs import write_pairs
+from .support.counted import calls_of
 
 pytestmark = pytest.mark.gate
 
@@ -25,27 +28,58 @@ GAME = ("-c", str(ROOT / "tests" / "support" / "game.yaml"))
 SOAE = ("-c", str(ROOT / "tests" / "support" / "soae.yaml"))
 TRANSLATION = ("-c", str(ROOT / "tests" / "support" / "translation.yaml"))
 TWO = ("-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"))
+THREE = (*TWO, "--trainer.devices=3")
 ODD = ("--data.init_args.test_size=101", "--data.init_args.val_size=101", "--data.init_args.eval_batch_size=7")
 QUIET = ("--trainer.accelerator=cpu", "--trainer.enable_progress_bar=false", "--data.init_args.binarize=true")
 SHORT = ("--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=1")
 
 
-def test_scores_equal_those_of_one_process(lit_sparse: Command, tmp_path: Path) -> None:
-    done = lit_sparse("fit", *DIGITS, *ODD, *QUIET, *SHORT)
+#: Name of a case -> overlay, and number of examples; with two examples, the third process has none.
+SEVERAL = {
+    "two": (TWO, 101),
+    "three": pytest.param(THREE, 101, marks=pytest.mark.slow),
+    "one of three is empty": pytest.param(THREE, 2, marks=pytest.mark.slow),
+}
+
+
+@pytest.mark.parametrize(("overlay", "examples"), SEVERAL.values(), ids=SEVERAL)
+def test_scores_equal_those_of_one_process(
+    overlay: tuple[str, ...], examples: int, lit_sparse: Command, tmp_path: Path
+) -> None:
+    sizes = (*ODD, f"--data.init_args.test_size={examples}", f"--data.init_args.val_size={examples}")
+    done = lit_sparse("fit", *DIGITS, *sizes, *QUIET, *SHORT)
     assert done.returncode == 0, done.stderr
     for command, prefix in (("validate", "val"), ("test", "test")):
         scores = []
-        for number, overlay in enumerate(((), TWO)):
-            done = lit_sparse(command, *DIGITS, *overlay, *ODD, *QUIET, "--ckpt_path", "last")
+        for number, several in enumerate(((), overlay)):
+            done = lit_sparse(command, *DIGITS, *several, *sizes, *QUIET, "--ckpt_path", "last")
             assert done.returncode == 0, done.stderr
             scores.append(metrics_of(tmp_path / "runs" / "ssvae" / "digits" / "0" / command / str(number)))
         one, two = scores
         assert one.keys() == two.keys()
-        assert one[f"{prefix}/examples"] == two[f"{prefix}/examples"] == [101.0]
-        assert one[f"{prefix}/decoder_calls_total"][0] > 101
+        assert one[f"{prefix}/examples"] == two[f"{prefix}/examples"] == [examples]
+        assert one[f"{prefix}/decoder_calls_total"][0] > examples
         for name, values in one.items():
             exact = "support_size" in name or "decoder_calls" in name
             assert two[name] == (values if exact else pytest.approx(values, rel=1e-6)), name
+
+
+def test_counts_of_three_processes_are_exact_if_one_is_empty(lit_sparse: Command, tmp_path: Path) -> None:
+    """Sums, means and percentiles are those of a list of all decisions; the third process has no example of the validation."""
+    fit = ("fit", "--model=counted.Counted", "--data=counted.CountedData", "--name=counted", *THREE)
+    done = lit_sparse(*fit, "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", "--trainer.log_every_n_steps=1")
+    assert done.returncode == 0, done.stderr
+    got = metrics_of(tmp_path / "runs" / "counted" / "0")
+    for stage, examples in (("train", range(6)), ("val", range(2))):
+        calls = [count for index in examples for count in calls_of(index)]
+        for name, counts in (("decoder_calls", calls), ("support_size", [count + 1 for count in calls])):
+            assert got[f"{stage}/{name}_total"] == [sum(counts)]
+            assert got[f"{stage}/{name}_mean"] == [sum(counts) / len(counts)], "to the last bit"
+            assert got[f"{stage}/{name}_median"] == [statistics.median_low(counts)]
+            assert got[f"{stage}/{name}_p10"] == [sorted(counts)[math.ceil(len(counts) / 10) - 1]]
+    assert got["val/examples"] == [2.0]
+    mean = sum(calls) / len(calls)
+    assert (mean + mean + mean) / 3 != mean, "a mean of equal means would be rounded"
 
 
 @pytest.mark.slow

@@ -38,11 +38,12 @@ from lit_sparse.cli.messages import about_checkpoint
 from lit_sparse.cli.parser import Parser
 from lit_sparse.cli.refusals import build_error, check_numbers, refusal
 from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stop_status, stoppable
-from lit_sparse.distributed import group_for_run
+from lit_sparse.distributed import group_for_run, is_lost
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 from lit_sparse.lightning import (
     LightningArgumentParser,
     LightningCLI,
+    LightningEnvironment,
     MisconfigurationException,
     RichProgressBar,
     TorchCheckpointIO,
@@ -194,8 +195,9 @@ class LitSparseCLI(LightningCLI):
             self._optimizer_options = merged.optimizer_options()
             self.config, changes = merged.for_fit(state)
             notes += changes
-        for note in notes:
-            _say(f"note: {note}")
+        if self._is_first():
+            for note in notes:
+                print(f"note: {note}", file=sys.stderr)
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint silently override the command line."""
@@ -212,12 +214,20 @@ class LitSparseCLI(LightningCLI):
             options["name"] = experiment_name(config, str(options["model"]["class_path"]))
         return experiment_folder(str(options["output_dir"]), str(options["name"]))
 
+    def _is_first(self) -> bool:
+        """Return whether this is the first process, before a trainer exists.
+
+        Without a launcher, Lightning's rank is that within the machine until the trainer exists; NODE_RANK tells machines apart.
+        """
+        several = self._options()["trainer"].get("num_nodes", 1) > 1
+        return not rank_zero_only.rank and not (several and LightningEnvironment().node_rank())
+
     def _choose_folder(self) -> None:
         """Choose the run folder: a new one, the continued run's, or a new one next to the scored checkpoint."""
         parent = self._experiment(self._args[1:])
         if not self._execute or self._options()["trainer"].get("fast_dev_run"):
             return
-        first = _is_first()
+        first = self._is_first()
         run = run_of(self._checkpoint) if self._checkpoint is not None else None
         if self.command == "fit":
             last = self._checkpoint is not None and self._checkpoint.name == "last.ckpt"
@@ -263,7 +273,7 @@ class LitSparseCLI(LightningCLI):
         asked = self._get(self.config_init, "trainer")
         training = self.command == "fit"
         callbacks = measures()
-        if asked.get("enable_progress_bar") is not False and _is_first():
+        if asked.get("enable_progress_bar") is not False and self._is_first():
             callbacks.append(RichProgressBar(refresh_rate=SHOWN_EVERY))
         self.save_config_kwargs["folder"] = self.run_folder
         if self.run_folder is not None:
@@ -297,7 +307,7 @@ class LitSparseCLI(LightningCLI):
             yield
         except BaseException:
             began = getattr(self, "trainer", None) is not None and self.trainer.global_step > 0
-            if self.run_folder is not None and not began and _is_first():
+            if self.run_folder is not None and not began and self._is_first():
                 discard_if_unused(self.run_folder)
             raise
 
@@ -344,12 +354,22 @@ class LitSparseCLI(LightningCLI):
                 if isinstance(error, OSError) and (isinstance(own, DiskError) or error.errno in DISK_IS_FULL):
                     reason = f"Expected to write to {str(self.run_folder)!r} but got: {error}. Free space on the disk."
                     raise DiskError(f"{own or reason} {self._next('fit', 'last')}".rstrip()) from error
+                if is_lost(error):
+                    reason = re.sub(r"^\[\S*/gloo/\S*\] ", "", str(error)).partition(". ")[0]
+                    raise LitSparseError(
+                        f"Expected an answer of all processes of this run but got: {reason}. The output of the process that ended"
+                        f" first has the cause. {self._next('fit', 'last')}".rstrip()
+                    ) from error
                 if (refused := refusal(error)) is None:
                     raise
                 raise refused from error
 
     def _next(self, command: str, *names: str) -> str:
-        return "" if self.run_folder is None else next_command(self.run_folder, command, names)
+        if self.run_folder is None:
+            return ""
+        saver = self.trainer.checkpoint_callback  # Lightning broadcasts its folder; other processes only guess the run folder
+        folder = None if self.trainer.is_global_zero else getattr(saver, "dirpath", None)
+        return next_command(Path(folder).parent if folder else self.run_folder, command, names)
 
     def _print_end(self, *, continue_it: bool) -> None:
         """Print the best metrics of a training, the next command and the run folder."""
@@ -365,13 +385,3 @@ class LitSparseCLI(LightningCLI):
             for path in sorted(self.run_folder.glob("predictions*")):
                 print(f"predictions: {path}")
         print(f"run folder: {self.run_folder}", flush=True)
-
-
-def _is_first() -> bool:
-    """Return whether this is the first process, before a trainer exists."""
-    return int(getattr(rank_zero_only, "rank", 0) or 0) == 0
-
-
-@rank_zero_only
-def _say(message: str) -> None:
-    print(message, file=sys.stderr)

@@ -248,18 +248,25 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()
-        if self.size(split) < processes:  # raised on all processes, so that none waits for another
+        if self.size(split) < (1 if self._may_be_without() else processes):  # raised on all, so that none waits for another
             raise DataError(
                 f"Expected at least {processes} examples in the {split} data, one per process, but got {self.size(split)}."
                 f" Use --trainer.devices {max(1, self.size(split))}."
             )
-        batches = in_batches(self.eval_order(split)[rank::processes], self.eval_batch_size)
+        share = self.eval_order(split)[rank::processes]
+        batches = in_batches(share, self.eval_batch_size) or [share]  # Lightning skips the hooks of an epoch without batches
         return EpochLoader(
             lambda epoch: batches,
-            lambda epoch, indices: self.fetch(split, 0, indices),
+            lambda epoch, indices: self.fetch(split, 0, indices) if len(indices) else {},
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
         )
+
+    def _may_be_without(self) -> bool:
+        """Return whether a process may be without an example: in validation and test of models that skip an empty batch."""
+        trainer: Any = self.trainer
+        skips: bool = getattr(getattr(trainer, "lightning_module", None), "skips_empty_batches", False)
+        return skips and not trainer.predicting
 
     def _process(self) -> tuple[int, int]:
         if self.trainer is None:

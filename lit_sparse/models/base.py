@@ -66,6 +66,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     inference_arguments: ClassVar[frozenset[str]] = frozenset()
     #: Whether a risk may perturb the inputs; ``step`` then calls :meth:`perturbed`.
     adversarial: ClassVar[bool] = False
+    #: Whether validation and test skip an empty batch, that of a process without examples.
+    skips_empty_batches: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -381,7 +383,9 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         return batch_idx % SHOWN_EVERY == 0 or (every > 0 and (self.global_step + 1) % every == 0)
 
     def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
-        """Run the step and update the means."""
+        """Run the step and update the means; a process without examples has one batch, and this batch is empty."""
+        if not batch:
+            return {}
         output = self.run_step(batch, batch_idx, stage)
         metrics = self.stage_metrics(stage)
         metrics.update_means(output["per_example"])

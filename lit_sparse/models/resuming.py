@@ -25,6 +25,8 @@ def match_risk(model: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
     Raises:
         CheckpointError: if a run is to be continued with another risk.
     """
+    if "state_dict" not in checkpoint:  # a strategy that shards models has already restored and checked it
+        return
     state = checkpoint["state_dict"]
     theirs = {name for name in state if name.startswith(RISK)}
     own = {name: value for name, value in model.state_dict().items() if name.startswith(RISK)}

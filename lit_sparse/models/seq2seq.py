@@ -15,7 +15,7 @@ from typing_extensions import override
 from lit_sparse.aliases import former_arguments, former_method
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import rank_zero_info
+from lit_sparse.lightning import AGREED, rank_zero_info
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
 from lit_sparse.models.base import Batch, Stage, StepOutput
@@ -316,7 +316,7 @@ class Seq2Seq(TextModule):
     @override
     def _log_metrics(self, stage: Stage) -> None:
         super()._log_metrics(stage)
-        self.log(f"{stage}/perplexity", self.stage_metrics(stage)["nll"].compute().exp(), sync_dist=True)
+        self.log(f"{stage}/perplexity", self.stage_metrics(stage)["nll"].compute().exp(), **AGREED)
 
     def _losses(self, hidden: Tensor, gold: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the minimized loss, the negative log-likelihood and whether the token has the highest score, each (N,).

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 
 from lit_sparse.distributed import is_first
-from lit_sparse.lightning import pl
+from lit_sparse.lightning import AGREED, pl
 from lit_sparse.metrics import GroupMeans, MeanOverExamples
 
 __all__ = ["StageMetrics", "group_metrics", "mean_metrics"]
@@ -90,9 +90,9 @@ class StageMetrics(nn.ModuleDict):
             computed = cast(Metric, metric).compute()
             for key, value in (computed if isinstance(computed, dict) else {name: computed}).items():
                 shown = stage != "train" and (name not in counts or key in SHOWN)
-                model.log(f"{stage}/{key}", value, prog_bar=shown, sync_dist=True)
+                model.log(f"{stage}/{key}", value, prog_bar=shown, **AGREED)
         if stage != "train":
-            model.log(f"{stage}/{count_name}", torch.tensor(counts["loss"], dtype=torch.float64), sync_dist=True)
+            model.log(f"{stage}/{count_name}", torch.tensor(counts["loss"], dtype=torch.float64), **AGREED)
 
     def sums(self) -> dict[str, dict[str, Tensor]]:
         """Return the sums of the means over all processes; all processes must call it."""

@@ -12,7 +12,7 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number, check_positive
 from lit_sparse.distributed import gather_unequal
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.lightning import LRSchedulerCallable, OptimizerCallable
+from lit_sparse.lightning import AGREED, LRSchedulerCallable, OptimizerCallable
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
 from lit_sparse.transport import KernelPotentials, MLPPotentials, Potentials
 from lit_sparse.transport.dual import (
@@ -283,7 +283,7 @@ class EntropicTransport(LitSparseModule):
     @override
     def on_validation_epoch_start(self) -> None:
         super().on_validation_epoch_start()
-        self._held = []
+        self._held = self._none()
 
     @override
     def on_validation_epoch_end(self) -> None:
@@ -293,19 +293,24 @@ class EntropicTransport(LitSparseModule):
     @override
     def on_test_epoch_start(self) -> None:
         super().on_test_epoch_start()
-        self._held = []
+        self._held = self._none()
 
     @override
     def on_test_epoch_end(self) -> None:
         super().on_test_epoch_end()
         self._log_values("test")
 
+    def _none(self) -> list[tuple[Tensor, Tensor]]:
+        """Return a list of no points, to which batches are added; a process may get none."""
+        empty = torch.empty(0, self.dim, device=self.device)
+        return [(empty, empty)]
+
     def _log_values(self, stage: Stage) -> None:
         """Log the values over all pairs, which differ from a mean over batches."""
         source, target = (torch.cat(gather_unequal(torch.cat(points))) for points in zip(*self._held, strict=True))
         self._held, self.held_out = [], (source, target)
         for name, value in (("objective", self.dual(source, target)), ("semi_dual", self.semi_dual(source, target))):
-            self.log(f"{stage}/{name}", torch.tensor(value, dtype=torch.float64), prog_bar=True, sync_dist=True)
+            self.log(f"{stage}/{name}", torch.tensor(value, dtype=torch.float64), prog_bar=True, **AGREED)
 
     def _surplus(self, x: Tensor, y: Tensor, u: Tensor | None = None, v: Tensor | None = None) -> Tensor:
         u = self.potentials.source_potential(x) if u is None else u

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,21 @@ class KillAtStep(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         if trainer.global_step == self.step:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class KillMachine(pl.Callback):
+    """SIGKILL to all processes of a machine of :mod:`tests.support.hosts` right after a training batch."""
+
+    def __init__(self, step: int, node: int) -> None:
+        self.step = step
+        self.node = node
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step and trainer.node_rank == self.node:
+            listed = subprocess.run(["ip", "netns", "pids", os.environ["NAMESPACE"]], capture_output=True, text=True)
+            for pid in sorted(map(int, listed.stdout.split()), key=os.getpid().__eq__):  # this process last
+                with suppress(ProcessLookupError):  # that of the list itself
+                    os.kill(pid, signal.SIGKILL)
 
 
 class KillAtEpoch(pl.Callback):

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, StageCallback
 from lit_sparse.distributed import is_first
-from lit_sparse.lightning import pl
+from lit_sparse.lightning import AGREED, pl
 from lit_sparse.metrics import CountHistogram, DecoderCalls, SupportSize
 
 __all__ = ["CountLogger"]
@@ -69,7 +69,7 @@ class CountLogger(StageCallback):
             statistics = metric.compute()
             if not bool(statistics["mean"].isnan()):  # the model makes no such decisions
                 for statistic, value in statistics.items():
-                    pl_module.log(f"{stage}/{name}_{statistic}", value, sync_dist=True)
+                    pl_module.log(f"{stage}/{name}_{statistic}", value, **AGREED)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the counts of the training epoch so far, summed over processes; to be called on all of them."""

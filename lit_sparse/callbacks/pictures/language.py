@@ -11,7 +11,7 @@ from typing_extensions import override
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
 from lit_sparse.checks import check_choice
-from lit_sparse.lightning import pl
+from lit_sparse.lightning import AGREED, pl
 from lit_sparse.metrics import MessageCounts, MessageStructure
 from lit_sparse.metrics.language import InputDistance
 
@@ -110,7 +110,7 @@ class LanguageLogger(Picture):
             del found["class_information"]
             self._drawn = None
         for name, value in found.items():
-            pl_module.log(f"{stage}/{name}", value.float(), sync_dist=True)
+            pl_module.log(f"{stage}/{name}", value.float(), **AGREED)
 
     @override
     def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

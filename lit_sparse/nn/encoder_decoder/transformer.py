@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +129,7 @@ class TransformerBody(EncoderDecoder):
 
 
 def _layers(modules: nn.ModuleList) -> Iterator[_Layer]:
-    return (module for module in modules if isinstance(module, _Layer))
+    return cast("Iterator[_Layer]", iter(modules))  # also layers that a strategy has wrapped
 
 
 class _Layer(nn.Module):
