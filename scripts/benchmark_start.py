@@ -3,8 +3,8 @@
 Usage:
     python scripts/benchmark_start.py [start] [loader] [--rounds 7] [--steps 200] [--run "CONFIG --KEY=VALUE ..."]
 
-``start`` starts processes in turn: one that imports torch, one that imports Lightning, and ``lit-sparse fit`` of a config up to
-the end of its first step. Times are those of the processor since the process began; other programs lengthen them little.
+``start`` starts processes in turn. One imports torch, one imports Lightning, and one runs ``lit-sparse fit`` up to the end of
+its first step. Times are those of the processor since the process began; other programs lengthen them little.
 
 ``loader`` measures for each ``--run`` the time in which the trainer waits for the next batch, over that time and the step's, by
 Lightning's own profiler. A run is a config, by name or path, with its options.
