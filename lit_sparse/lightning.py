@@ -21,7 +21,8 @@ from lit_sparse.errors import ConfigurationError
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
-    from lightning_fabric.plugins.environments import LightningEnvironment, SLURMEnvironment
+    from lightning_fabric.plugins.environments.lightning import LightningEnvironment
+    from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
     from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
     from pytorch_lightning.cli import (

@@ -63,7 +63,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def run(hosts: tuple[Host, ...], line: str, folder: Path, path: str) -> tuple[list[int], list[str]]:
     """Run a command of the page on hosts; return the exit statuses and the outputs."""
     folder.mkdir(exist_ok=True)
-    lines = [line.replace("RANK ", f"{number} ").replace("NODE_RANK=RANK", f"NODE_RANK={number}") for number in range(len(hosts))]
+    lines = [
+        line.replace("RANK ", f"{number} ").replace("NODE_RANK=RANK", f"NODE_RANK={number}") for number in range(len(hosts))
+    ]
     outputs = [folder / f"output_{host.name}" for host in hosts]
     for output in outputs:
         output.unlink(missing_ok=True)
@@ -126,7 +128,9 @@ def test_only_the_first_process_writes(whole: Path) -> None:
     assert "open metrics.csv" in changed and "open config.yaml" in changed and "os.mkdir 0" in changed
     folder = whole / "runs" / "ssvae" / "digits"
     assert [path.name for path in folder.iterdir()] == ["0"]
-    names = sorted(re.sub(r"(events\.out\.tfevents).*", r"\1", path.name) for path in (folder / "0").rglob("*") if path.is_file())
+    names = sorted(
+        re.sub(r"(events\.out\.tfevents).*", r"\1", path.name) for path in (folder / "0").rglob("*") if path.is_file()
+    )
     assert len(names) == len(set(names)), "one file of each kind"
     steps = [(row["step"], sorted(row)) for row in rows(folder / "0")]
     assert len(steps) == len({(step, *keys) for step, keys in steps}), "no row twice"

@@ -214,10 +214,10 @@ class LitSparseCLI(LightningCLI):
     def _is_first(self) -> bool:
         """Return whether this is the first process, before a trainer exists.
 
-        Without a launcher, Lightning's rank is that within the machine until the trainer exists; NODE_RANK tells machines apart.
+        Without a launcher, Lightning's rank is that within the machine until the trainer exists.
         """
-        several = self._options()["trainer"].get("num_nodes", 1) > 1
-        return not rank_zero_only.rank and not (several and LightningEnvironment().node_rank())
+        machine = LightningEnvironment().node_rank() if self._options()["trainer"].get("num_nodes", 1) > 1 else 0
+        return machine == 0 and not getattr(rank_zero_only, "rank", 0)
 
     def _choose_folder(self) -> None:
         """Choose the run folder: a new one, the continued run's, or a new one next to the scored checkpoint."""
@@ -354,8 +354,8 @@ class LitSparseCLI(LightningCLI):
                 if is_lost(error):
                     reason = re.sub(r"^\[\S*/gloo/\S*\] ", "", str(error)).partition(". ")[0]
                     raise LitSparseError(
-                        f"Expected an answer of all processes of this run but got: {reason}. The output of the process that ended"
-                        f" first has the cause. {self._next('fit', 'last')}".rstrip()
+                        f"Expected an answer of all processes of this run but got: {reason}. The output of the process that"
+                        f" ended first has the cause. {self._next('fit', 'last')}".rstrip()
                     ) from error
                 if (refused := refusal(error)) is None:
                     raise
