@@ -21,11 +21,11 @@ BODIES = {
     "recurrent": (),
     "transformer": (
         *("--model.init_args.body=lit_sparse.nn.TransformerBody", "--model.init_args.body.init_args.heads=2"),
-        "--model.init_args.body.init_args.feedforward=24",
+        *("--model.init_args.body.init_args.feedforward=24", "--model.init_args.tied_embeddings=true"),
     ),
 }
 PARALLEL = "--trainer.strategy.init_args"
-#: FSDP as the page about several devices has it, on CPUs, and torch's newer form by Lightning's ModelParallelStrategy.
+#: FSDP on CPUs, and torch's newer form by Lightning's ModelParallelStrategy, as on the page about several devices.
 STRATEGIES = {
     "fsdp": ("--trainer.strategy.class_path=sharded.CPUShards",),
     "fully_shard": (
@@ -35,6 +35,8 @@ STRATEGIES = {
     ),
 }
 TWO = ("--trainer.devices=2", "--checkpoint_every_n_steps=3")
+#: Lightning's FSDP does not clip norms.
+CLIP = {"fsdp": (), "fully_shard": ("--trainer.gradient_clip_val=0.1",)}
 
 
 def checkpoint_of(run: Path) -> dict[str, torch.Tensor]:
@@ -51,7 +53,7 @@ def test_shards_train_and_continue_as_whole_weights_do(
     for split, number in (("train", 61), ("val", 11), ("test", 13)):
         write_pairs(tmp_path / "pairs", split, number)
     monkeypatch.chdir(tmp_path)
-    base, shards = (*TRANSLATION, *BODIES[body]), STRATEGIES[strategy]
+    base, shards = (*TRANSLATION, *BODIES[body], *CLIP[strategy]), STRATEGIES[strategy]
     done = lit_sparse("fit", *base, "-c", str(CONFIGS / "trainer" / "ddp_cpu.yaml"), *TWO, "--name=whole")
     assert done.returncode == 0, done.stderr
     model, options = ((shards[0],), shards[1:]) if shards[0].startswith("--model") else ((), shards)

@@ -217,10 +217,10 @@ class LitSparseCLI(LightningCLI):
     def _is_first(self) -> bool:
         """Return whether this is the first process, before a trainer exists.
 
-        Without a launcher, Lightning's rank is that within the machine until the trainer exists. NODE_RANK tells machines.
+        Without a launcher, Lightning's rank is that within the machine until the trainer exists.
         """
-        several = self._options()["trainer"].get("num_nodes", 1) > 1
-        return not getattr(rank_zero_only, "rank", 0) and not (several and LightningEnvironment().node_rank())
+        machine = LightningEnvironment().node_rank() if self._options()["trainer"].get("num_nodes", 1) > 1 else 0
+        return machine == 0 and not getattr(rank_zero_only, "rank", 0)
 
     def _choose_folder(self) -> None:
         """Choose the run folder: a new one, the continued run's, or a new one next to the scored checkpoint."""

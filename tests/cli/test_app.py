@@ -5,12 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 import yaml
+from pytorch_lightning.utilities import rank_zero_only
 
 from lit_sparse.cli import build_cli, main
+from lit_sparse.cli.app import LitSparseCLI
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.version import __version__
 from tests.conftest import CONFIGS, metrics_of
@@ -40,6 +44,17 @@ def test_help_and_version_load_nothing_heavy() -> None:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
         assert words in done.stdout
         assert done.stdout.strip().endswith("False")
+
+
+@pytest.mark.parametrize(("node", "nodes", "first"), [("0", 2, True), ("1", 2, False), ("1", 1, True)])
+def test_a_machine_started_by_its_number_alone_is_not_the_first(
+    node: str, nodes: int, first: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its number does not count in a run on one machine."""
+    monkeypatch.setenv("NODE_RANK", node)
+    monkeypatch.setattr(rank_zero_only, "rank", 0)
+    options = {"trainer": {"num_nodes": nodes}}
+    assert LitSparseCLI._is_first(cast(LitSparseCLI, SimpleNamespace(_options=lambda: options))) is first
 
 
 def test_a_run_folder_holds_everything(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from lit_sparse.data import Ragged, SummarizationDataModule, TranslationDataModule
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.models import Seq2Seq
 from lit_sparse.text import Vocabulary, VocabularyOptions
 
 
@@ -190,6 +192,18 @@ def test_more_processes_than_examples_are_refused_on_each(folder: Path) -> None:
     with pytest.raises(
         DataError, match=r"at least 11 examples in the val data, one per process, but got 10.* --trainer.devices 10"
     ):
+        data.val_dataloader()
+
+
+def test_a_process_may_be_without_examples_unless_it_predicts(folder: Path) -> None:
+    """Lightning would skip the hooks at the end of an epoch without batches, in which the other processes wait."""
+    data = module(folder)
+    data.setup()
+    trainer = SimpleNamespace(global_rank=10, world_size=11, predicting=False, lightning_module=Seq2Seq)
+    data.trainer = trainer  # type: ignore[assignment]
+    assert list(data.val_dataloader()) == [{}]
+    trainer.predicting = True
+    with pytest.raises(DataError, match="at least 11 examples in the val data"):
         data.val_dataloader()
 
 
