@@ -28,7 +28,7 @@ import pytorch_lightning  # noqa: F401
 
 #: Names of variables that Lightning and the command line leave for the processes that they start.
 LEFT = ("MASTER_", "LIT_SPARSE_RUN_FOLDER", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "PL_")
-collect_ignore = ["support/either_lightning.py"]  # a program
+collect_ignore = ["support/either_lightning.py", "support/writes.py"]  # a program, and a module for programs
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "lit_sparse" / "configs"
 
