@@ -238,7 +238,7 @@ def _weigh(data: CoresetDataModule, model: pl.LightningModule, folder: Path, epo
     each = median(watch.seconds) / watch.size * epochs
     all_seconds, small = each * coreset.size, each * len(coreset)
     saved = all_seconds - small
-    verdict = "saves more than it costs" if saved > spent else "COSTS MORE THAN IT SAVES"
+    verdict = "saves more than it costs" if saved > spent else "costs more than it saves"
     _print(
         f"Training {epochs} epochs on this processor takes about {all_seconds:.3g} s on all {coreset.size:,} examples and"
         f" {small:.3g} s on the coreset. Selecting took {spent:.3g} s and saves {saved:.3g} s: it {verdict}."

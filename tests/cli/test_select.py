@@ -56,7 +56,7 @@ def test_a_config_of_a_coreset(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     text = capsys.readouterr().out
     assert f"run folder: {folder.relative_to(tmp_path)}" in text
     assert "Selecting pays if training on the other 780 examples takes more than" in text
-    assert "saves more than it costs" in text or "COSTS MORE THAN IT SAVES" in text
+    assert "saves more than it costs" in text or "costs more than it saves" in text
     assert not list((folder / "states").glob("*"))
 
 
@@ -99,7 +99,7 @@ def test_vectors_of_a_file(tmp_path: Path) -> None:
     assert torch.equal(found.indices, NonnegativeOMP()(FileVectors(tmp_path / "vectors.npy"), 9).indices)
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.0, "saves more than it costs"), (1e6, "COSTS MORE THAN IT SAVES")])
+@pytest.mark.parametrize(("seconds", "words"), [(0.0, "saves more than it costs"), (1e6, "costs more than it saves")])
 def test_a_selection_that_costs_more_than_it_saves_is_reported(
     seconds: float, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
