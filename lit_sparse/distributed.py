@@ -6,6 +6,7 @@ a process gets its own values back.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ __all__ = [
     "group_for_run",
     "is_first",
     "is_lost",
+    "join_launched",
     "rank",
     "reduce",
     "world_size",
@@ -45,6 +47,12 @@ def group_for_run() -> Iterator[None]:
     yield
     if _has_group() and not had_group:
         torch.distributed.destroy_process_group()
+
+
+def join_launched() -> None:
+    """Join the other processes, if a launcher such as ``torchrun`` has set torch's variables and no group exists."""
+    if torch.distributed.is_available() and not _has_group() and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        torch.distributed.init_process_group("gloo")
 
 
 def is_lost(error: BaseException) -> bool:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
 from jsonargparse import capture_parser
 from torch import Tensor
 from typing_extensions import override
@@ -23,7 +21,7 @@ from lit_sparse.cli.arguments import model_named_by_user, with_config_files
 from lit_sparse.cli.stopping import quiet
 from lit_sparse.coresets import Coreset, CoresetSelector, Examples, Projection, SelectionState, Uniform, Vectors
 from lit_sparse.data import CoresetDataModule
-from lit_sparse.distributed import gather_objects, group_for_run, is_first, world_size
+from lit_sparse.distributed import gather_objects, group_for_run, is_first, join_launched, world_size
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import LightningArgumentParser, pl
 from lit_sparse.runs import claim_folder, numbered, replaced
@@ -131,7 +129,7 @@ def main(arguments: Sequence[str]) -> int:
         LitSparseError: saying what to change.
     """
     with quiet(), group_for_run():
-        _join()
+        join_launched()
         cli = SelectCLI(arguments)
         data = cli.data_module()
         sizes = _sizes(cli.option("sizes"))
@@ -145,13 +143,6 @@ def main(arguments: Sequence[str]) -> int:
             trainer = cli.option("trainer")
             _weigh(data, cli.model, folder, trainer.get("max_epochs"))
     return 0
-
-
-def _join() -> None:
-    """Join the other processes, if a launcher such as ``torchrun`` set the variables of torch."""
-    available = torch.distributed.is_available() and not torch.distributed.is_initialized()
-    if available and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        torch.distributed.init_process_group("gloo")
 
 
 def _sizes(given: list[int] | None) -> list[int]:
