@@ -164,7 +164,9 @@ def test_a_killed_selection_continues(tmp_path: Path, capsys: pytest.CaptureFixt
     assert [path.name for path in (folder / "states").iterdir()] == ["100.pt"]
     (first,) = table(folder)
     assert main([*command, *options, "--resume=true"]) == 0
-    assert table(folder)[0] == first, "the size that was finished is not selected again"
+    rows = table(folder)
+    assert [row["k"] for row in rows] == ["10", "100"]
+    assert rows[0] == first, "the size that was finished is not selected again"
     assert main([*command, *options]) == 0
     found, expected = (Coreset.load(folder.parent / name / "coreset.npz") for name in ("0", "1"))
     assert torch.equal(found.indices, expected.indices)

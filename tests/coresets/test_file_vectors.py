@@ -42,6 +42,8 @@ def test_products_are_those_of_the_matrix(dtype: torch.dtype, tmp_path: Path, mo
         torch.testing.assert_close(part.correlate(direction).double(), whole @ direction.double())
         torch.testing.assert_close(part.norms, whole.norm(dim=1))
         torch.testing.assert_close(part.total, whole.sum(0))
+        places = torch.tensor([9, 0, 40])
+        torch.testing.assert_close(part.rows(places).double(), whole[places])
     torch.testing.assert_close(vectors.correlate_some(indices, direction).double(), exact[indices] @ direction.double())
     torch.testing.assert_close(vectors.combine(indices, weights).double(), weights.double() @ exact[indices])
     everything = torch.arange(300)

@@ -11,6 +11,8 @@ import pytest
 import torch
 
 from lit_sparse.coresets import IHT, AcceleratedIHT, CoresetSelector, FileVectors, NonnegativeOMP, SelectionState
+from lit_sparse.coresets.pursuit import NonnegativeFit, Pursuit
+from lit_sparse.coresets.vectors import DenseVectors
 from lit_sparse.errors import CheckpointError, ConfigurationError
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +90,22 @@ def test_states_of_other_selections_are_refused(
     with pytest.raises(ConfigurationError, match="another shape"):
         AcceleratedIHT(max_iter=20)(given[:-1], 30, state=SelectionState(path))
     assert path.is_file(), "a refused state is kept"
+
+
+def test_vectors_without_effect_stay_excluded() -> None:
+    given = vectors()
+    one, two = (Pursuit(NonnegativeFit(given.sum(0), 5), given.norm(dim=1)) for _ in range(2))
+    dense = DenseVectors(given)
+    one.run(dense, 3, range(3))
+    one.enter(7, torch.zeros(40, dtype=torch.float64) + given[one.fit.members[0]])  # in the span of the support
+    two.load_state_dict(one.state_dict())
+    first = one.next(dense)
+    assert two.next(dense) == first
+    excluded = set()
+    for pursuit in (one, two):
+        pursuit._barred[first] = False
+        excluded.add(tuple(pursuit._barred.nonzero().squeeze(-1).tolist()))
+    assert excluded == {(7,)}
 
 
 def test_damaged_states_and_arguments_are_refused(tmp_path: Path) -> None:
