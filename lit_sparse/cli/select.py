@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import yaml
 from jsonargparse import capture_parser
 from torch import Tensor
 from typing_extensions import override
@@ -24,7 +25,7 @@ from lit_sparse.data import CoresetDataModule
 from lit_sparse.distributed import gather_objects, group_for_run, is_first, join_launched, world_size
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import LightningArgumentParser, pl
-from lit_sparse.runs import claim_folder, numbered, replaced
+from lit_sparse.runs import claim_folder, differences, numbered, replaced
 
 __all__ = ["NoModel", "SelectCLI", "main", "parser"]
 
@@ -103,7 +104,11 @@ class SelectCLI(LitSparseCLI):
         return CoresetDataModule(self.datamodule, **given, seed=int(self.option("seed_everything") or 0))
 
     def folder(self) -> Path:
-        """Return a new run folder, or the newest one with ``--resume``; the same on all processes."""
+        """Return a new run folder with the config, or the newest one with ``--resume``; the same on all processes.
+
+        Raises:
+            ConfigurationError: if there is none to resume, or it has another config.
+        """
         parent = self._experiment(self._args[1:]) / "select"
         folder = None
         if is_first():
@@ -113,6 +118,18 @@ class SelectCLI(LitSparseCLI):
         folder = gather_objects(folder)[0]
         if folder is None:
             raise ConfigurationError(f"Expected a selection in {str(parent)!r} to resume but got none. Leave out --resume.")
+        now = yaml.safe_load(self.parser.dump(self.config, skip_validation=True))["fit"]
+        now = {name: value for name, value in now.items() if name not in ("resume", "every")}
+        path = folder / "config.yaml"
+        if self.option("resume"):
+            before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            if others := [f"{name} {new!r}, was {old!r}" for name, old, new in differences(before, now)]:
+                raise ConfigurationError(
+                    f"Expected the options of {str(folder)!r} but got: {'; '.join(others)[:300]}. Use those."
+                )
+        elif is_first():
+            with replaced(path, "w") as file:
+                yaml.safe_dump(now, file, sort_keys=False)
         return folder
 
 

@@ -163,6 +163,8 @@ def test_a_killed_selection_continues(tmp_path: Path, capsys: pytest.CaptureFixt
     folder = tmp_path / "runs" / "coreset" / "logistic" / "select" / "0"
     assert [path.name for path in (folder / "states").iterdir()] == ["100.pt"]
     (first,) = table(folder)
+    assert main([*command, *options, "--resume=true", "--data.seed=7"]) == 2
+    assert "data.init_args.seed 7, was 0" in capsys.readouterr().err
     assert main([*command, *options, "--resume=true"]) == 0
     rows = table(folder)
     assert [row["k"] for row in rows] == ["10", "100"]
