@@ -13,7 +13,7 @@ from lit_sparse.kernels.gpu import triton_attention
 from lit_sparse.kernels.gpu.triton_attention import BlockOptions
 from lit_sparse.mappings import Entmax, SparseMapping, Sparsemax
 from lit_sparse.nn.candidate_lists import Pairs
-from lit_sparse.nn.dense_attention import dense_attention
+from lit_sparse.nn.dense_attention import dense_attention, product_dtype
 
 __all__ = ["attend_in_blocks", "serves"]
 
@@ -33,8 +33,7 @@ def serves(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pa
         return False
     if 0 in (*query.shape, *key.shape, *value.shape):
         return False
-    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # under autocast that of products
-    return triton_attention.serves(query.device, low, alpha, (key.shape[-1], value.shape[-1]))
+    return triton_attention.serves(query.device, product_dtype(query, key), alpha, (key.shape[-1], value.shape[-1]))
 
 
 def attend_in_blocks(

@@ -19,7 +19,7 @@ from lit_sparse.kernels.sparse_products import Lists
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.block_attention import attend_in_blocks, serves
 from lit_sparse.nn.candidate_lists import Pairs, list_candidates
-from lit_sparse.nn.dense_attention import dense_attention, group_size
+from lit_sparse.nn.dense_attention import dense_attention, group_size, product_dtype
 from lit_sparse.nn.listed_operations import products, sums
 from lit_sparse.torch_internals import can_read_values, forward_mode_active
 
@@ -139,8 +139,7 @@ def attend_to_blocks(
     query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, *, scale: float | None
 ) -> Tensor:
     """Attend as :func:`sparse_attention` does, in blocks; a function :func:`serves` says where."""
-    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype
-    return attend_in_blocks(*_fitted(query, key, value, low), mapping, pairs, scale)
+    return attend_in_blocks(*_fitted(query, key, value, product_dtype(query, key)), mapping, pairs, scale)
 
 
 def attend_to_candidates(
@@ -199,7 +198,7 @@ class _Prepared(NamedTuple):
 
 
 def _prepared(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> _Prepared:
-    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
+    low = product_dtype(query, key)
     dtype = torch.promote_types(low, torch.float32) if query.dtype == low else torch.float32
     query, key, value = _fitted(query, key, value, dtype)
     with torch.autocast(query.device.type, enabled=False):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
 from lit_sparse.mappings import Entmax, SparseMapping, TopKSparsemax
-from lit_sparse.nn.dense_attention import dense_attention
+from lit_sparse.nn.dense_attention import dense_attention, product_dtype
 from lit_sparse.nn.sparse_attention import (
     Pairs,
     attend_to_blocks,
@@ -72,7 +72,7 @@ def traced_attention(
     """
     alpha = mapping.entmax_alpha
     given = isinstance(alpha, Tensor)
-    low = (query.new_empty(0, 0) @ key.new_empty(0, 0)).dtype  # that of products, under autocast too
+    low = product_dtype(query, key)
     if not query.is_cpu:
         query, key, value = query.to(low), key.to(low), value.to(low)
     output: Tensor = torch.ops.lit_sparse.attention(
