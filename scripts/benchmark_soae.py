@@ -6,9 +6,10 @@ Usage:
 On images of MNIST's size and density, 1,000 hidden units. ``steps`` times forward pass, backward pass and ``torch.optim.SGD``
 of the same model with a Hoyer projection, a hard threshold, and tanh, in turns. It prints the medians of their ratios within a
 round, for one image per update also with a sparse gradient. ``online`` counts updates per second with one image each, of this
-model and of the robust classifier. A loop by hand and the command line, with 1 and with 50 updates per batch, take turns. The
-command line's speed is a share of the loop's, and times are those of the processor. ``projection`` is ``F.hoyer_projection`` of
-1,000 vectors of 784, and what ``SparseConnectivity`` takes with them. Without an argument it measures all three.
+model and of the robust classifier. Steps by hand and batches of the command line, of 1 and of 50 updates, take turns. The
+command line's speed is a share of the loop's, the median of neighbours. Times are those of the processor. ``projection`` is
+``F.hoyer_projection`` of 1,000 vectors of 784, and what ``SparseConnectivity`` takes with them. Without an argument it measures
+all three.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import timing  # noqa: F401  # isort: skip
 
 import argparse
+import itertools
 import logging
 import os
 import platform
@@ -28,7 +30,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from timing import WARM_UP, clock, timed_fit
+from timing import WARM_UP, clock, spread, timed_fit
 from torch import Tensor, nn
 
 from lit_sparse.callbacks import (
@@ -89,26 +91,40 @@ def robust_model() -> RobustClassifier:
     return RobustClassifier(risk=UnbalancedOTDRO(1.0, 1.0, 0.1), optimizer=lambda p: torch.optim.SGD(p, lr=1e-4))
 
 
-def loop(model: LitSparseModule, batch_size: int, steps: int) -> float:
-    """Return seconds a step of a loop by hand."""
+def step_by_hand(model: LitSparseModule, batch_size: int) -> Callable[[], None]:
+    """Return a step of a loop by hand."""
     optimizer: Any = model.configure_optimizers()
-    data = images(batch_size * (steps + WARM_UP))
+    data = images(max(4096, batch_size))
     model.train()
-    began = 0.0
-    for step in range(WARM_UP + steps):
-        if step == WARM_UP:
-            began = clock()
-        rows = slice(step * batch_size, (step + 1) * batch_size)
+    count = itertools.count()
+
+    def step() -> None:
+        number = next(count)
+        first = number * batch_size % (len(data) - batch_size + 1)
+        rows = slice(first, first + batch_size)
         batch = {"pixels": data.pixels[rows], "label": data.labels[rows]}
         optimizer.zero_grad()
-        loss: Tensor = model.run_step(batch, step, "train")["loss"]
+        loss: Tensor = model.run_step(batch, number, "train")["loss"]
         loss.backward()
         optimizer.step()
+
+    return step
+
+
+def loop(model: LitSparseModule, batch_size: int, steps: int) -> float:
+    """Return seconds a step of a loop by hand."""
+    step = step_by_hand(model, batch_size)
+    for _ in range(WARM_UP):
+        step()
+    began = clock()
+    for _ in range(steps):
+        step()
     return (clock() - began) / steps
 
 
-def with_lightning(model: LitSparseModule, steps: int, updates: int) -> float:
-    """Return seconds an online update under Lightning, with so many updates in a batch."""
+def with_lightning(make: Callable[[], LitSparseModule], steps: int, updates: int) -> tuple[float, float]:
+    """Return seconds of a step by hand, and its share of an online update under Lightning, with so many in a batch."""
+    model, step = make(), step_by_hand(make(), 1)
     warm_up = max(2, WARM_UP // updates)
     batches = warm_up + steps // updates + 1
     data = NoiseDataModule(batches * updates, batch_size=1, eval_batch_size=64, updates_per_batch=updates)
@@ -117,12 +133,9 @@ def with_lightning(model: LitSparseModule, steps: int, updates: int) -> float:
         drawn = (BasesPlot(folder=folder), ActivityHistogram(folder=folder), ReconstructionPlot(folder))
         return [*drawn, *([SparseConnectivity("encoder", 0.75)] if hasattr(model, "encoder") else [])]
 
-    return timed_fit(model, data, steps // updates, pictures, warm_up, log_every_n_steps=1000)[0] / updates
-
-
-def spread(values: list[float], digits: int = 2) -> str:
-    """Return a median, and the least and the most."""
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+    by_hand = lambda: [step() for _ in range(updates)]  # noqa: E731
+    ours, plain, _ = timed_fit(model, data, steps // updates, by_hand, pictures, warm_up, log_every_n_steps=1000)
+    return statistics.median(plain) / updates, statistics.median(a / b for a, b in zip(plain, ours, strict=True))
 
 
 def measure_steps(rounds: int, steps: int) -> None:
@@ -149,11 +162,9 @@ def measure_online(rounds: int, steps: int) -> None:
         name: partial(model_of, name) for name in ("Hoyer, 0.8", SPARSE_GRADIENT)
     }
     for name, make in {**models, "robust classifier": robust_model}.items():
-        taken = [
-            (loop(make(), 1, steps), with_lightning(make(), steps, 1), with_lightning(make(), steps, 50)) for _ in range(rounds)
-        ]
-        shares = [spread([times[0] / times[which] for times in taken]) for which in (1, 2)]
-        print(f"| {name} | {spread([1 / times[0] for times in taken], 0)} | {shares[0]} | {shares[1]} |")
+        one, several = ([with_lightning(make, steps, count) for _ in range(rounds)] for count in (1, 50))
+        speed = spread([1 / seconds for seconds, _ in one + several], ".0f")
+        print(f"| {name} | {speed} | {spread([share for _, share in one])} | {spread([share for _, share in several])} |")
 
 
 def measure_projection(rounds: int) -> None:

@@ -37,6 +37,11 @@ def clock() -> float:
     return time.process_time() if torch.get_num_threads() == 1 and not torch.cuda.is_available() else time.perf_counter()
 
 
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """Return a median, and the least and the most."""
+    return f"{statistics.median(values):{form}} ({min(values):{form}} to {max(values):{form}})"
+
+
 def medians(contestants: dict[str, Callable[[], object]], rounds: int, least: float = 2e-3) -> dict[str, float]:
     """Return the median seconds of a call of each contestant, see :func:`seconds_of`."""
     return {name: statistics.median(values) for name, values in seconds_of(contestants, rounds, least).items()}
@@ -87,40 +92,53 @@ def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]
 
 
 class Stopwatch(pl.Callback):
-    """The time from one step to another, validation and start left out."""
+    """The seconds of each batch, and those of a step by hand that follows it, in turn: other programs slow both alike."""
 
-    def __init__(self, warm_up: int) -> None:
-        self.warm_up = warm_up
+    def __init__(self, by_hand: Callable[[], object]) -> None:
+        self.by_hand = by_hand
+        self.before: float | None = None
+        self.batches: list[float] = []
+        self.steps: list[float] = []
 
-    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int) -> None:
-        if batch_idx == self.warm_up:
-            self.began = clock()
-        self.now = clock()
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Stop the watch, make a step by hand, and start the watch."""
+        now = clock()
+        if self.before is not None:
+            self.batches.append(now - self.before)
+        began = clock()
+        self.by_hand()
+        self.before = clock()
+        self.steps.append(self.before - began)
 
 
 def timed_fit(
     model: pl.LightningModule,
     data: pl.LightningDataModule,
-    steps: int,
+    batches: int,
+    by_hand: Callable[[], object],
     pictures: Callable[[str], list[pl.Callback]],
     warm_up: int = WARM_UP,
     **options: Any,
-) -> tuple[float, pl.Trainer]:
-    """Train for an epoch of ``warm_up + steps + 1`` steps on the CPU; return seconds a step and the trainer.
+) -> tuple[list[float], list[float], pl.Trainer]:
+    """Train for an epoch of ``warm_up + batches + 1`` batches on the CPU.
 
     Args:
         model: model to train.
         data: data module with at least as many batches.
-        steps: how many are timed.
+        batches: how many are timed.
+        by_hand: the same work by hand, which is done after each batch.
         pictures: further callbacks, for the folder that they write to.
-        warm_up: number of steps before those that are timed.
+        warm_up: number of batches before those that are timed.
         options: options of the trainer.
+
+    Returns:
+        The seconds of each batch, those of the work by hand after it, and the trainer.
     """
-    watch = Stopwatch(warm_up)
+    watch = Stopwatch(by_hand)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         trainer = pl.Trainer(
             max_epochs=1,
-            limit_train_batches=warm_up + steps + 1,
+            limit_train_batches=warm_up + batches + 1,
             limit_val_batches=0,
             accelerator="cpu",
             logger=[CSVLogger(folder, name="csv"), TensorBoardLogger(folder, name="board")],
@@ -132,4 +150,4 @@ def timed_fit(
             **options,
         )
         trainer.fit(model, data)
-    return (watch.now - watch.began) / steps, trainer
+    return watch.batches[warm_up:], watch.steps[1 + warm_up :], trainer

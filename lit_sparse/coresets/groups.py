@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.selector import CoresetSelector, squared_distance
+from lit_sparse.coresets.state import Kept, SelectionState
 from lit_sparse.coresets.uniform import Uniform
 from lit_sparse.coresets.vectors import Vectors, as_vectors
 from lit_sparse.errors import ConfigurationError
@@ -22,6 +23,7 @@ def select_by_group(
     k: int,
     groups: Tensor,
     generator: torch.Generator | None = None,
+    state: SelectionState | None = None,
 ) -> Coreset:
     """Return the union of one coreset per group of examples, with sizes in proportion to the groups' sizes.
 
@@ -30,14 +32,18 @@ def select_by_group(
         vectors: (N, S), one per example.
         k: largest number of examples in all, at least one per group.
         groups: (N,) int64, the group of each example.
-        generator: CPU generator for random choices.
+        generator: CPU generator for random choices; torch's own by default.
+        state: file with the finished groups. A killed selection continues from it, and from a second file with the ending
+            ``.group``, which has the state of the selection within a group.
 
     Returns:
         A coreset whose objective is the sum over the groups; its trace is empty. In a group whose vectors are all zero, or add
         up to zero, examples are drawn at random.
 
     Raises:
-        ConfigurationError: if there are more groups than k, or the number of labels differs from that of vectors.
+        CheckpointError: if a file of the state is damaged.
+        ConfigurationError: if there are more groups than k, the number of labels differs from that of vectors, or the state is
+            that of another selection.
 
     Example:
         >>> from lit_sparse.coresets import Uniform
@@ -53,20 +59,35 @@ def select_by_group(
         raise ConfigurationError(
             f"Expected argument `k` in {len(names)} .. {len(groups)}, at least one example per group, but got {k}."
         )
-    indices, weights, objective = [], [], 0.0
-    for name, share in zip(names.tolist(), _shares(sizes, k).tolist(), strict=True):
-        members = (groups == name).nonzero().squeeze(-1).to(found.device)
-        part = found.subset(members)
-        chosen = selector.within(members)(part, share, generator) if float(part.norms.max()) > 0 else None
+    shares = _shares(sizes, k).tolist()
+    here = Kept(indices=[], weights=[], objective=0.0)
+    whole = part_state = None
+    done = 0
+    if state is not None:
+        whole, part_state = SelectionState(state.path, every=1), SelectionState(f"{state.path}.group", every=state.every)
+        problem = {**selector.problem(k), "division into groups": [names.tolist(), sizes.tolist()]}
+        whole.open(found, problem, torch.default_generator if generator is None else generator)
+        done = whole.begin(here) or 0
+        if not done:
+            whole.keep(0, here)  # the state of the generator
+    for number in range(done, len(names)):
+        members = (groups == names[number]).nonzero().squeeze(-1).to(found.device)
+        part, share = found.subset(members), shares[number]
+        chosen = selector.within(members)(part, share, generator, part_state) if float(part.norms.max()) > 0 else None
         if chosen is None or not len(chosen):  # the vectors do not distinguish the examples
             alike = torch.ones(len(members), 1, dtype=found.dtype, device=found.device)
             drawn = Uniform()(alike, share, generator)
             chosen = replace(drawn, objective=squared_distance(part, drawn.indices, drawn.weights))
-        indices.append(members[chosen.indices])
-        weights.append(chosen.weights)
-        objective += chosen.objective
-    order = torch.cat(indices).argsort()
-    return Coreset(torch.cat(indices)[order], torch.cat(weights)[order], objective, size=found.shape[0])
+        here.indices.append(members[chosen.indices].cpu())
+        here.weights.append(chosen.weights.cpu())
+        here.objective += chosen.objective
+        if whole is not None:
+            whole.keep(number + 1, here)
+    if whole is not None:
+        whole.close()
+    indices, weights = (torch.cat(parts).to(found.device) for parts in (here.indices, here.weights))
+    order = indices.argsort()
+    return Coreset(indices[order], weights[order], here.objective, size=found.shape[0])
 
 
 def _shares(sizes: Tensor, k: int) -> Tensor:

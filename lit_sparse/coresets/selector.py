@@ -92,6 +92,11 @@ class CoresetSelector(nn.Module, ABC):
         """Return a selector for the vectors of a part (n,) of the examples; by default the selector itself."""
         return self
 
+    def problem(self, k: int) -> dict[str, int | float | str | None]:
+        """Return the options that a continued selection of at most k examples must share with the killed one."""
+        arguments = {name: value for name, value in vars(self).items() if isinstance(value, int | float | str)}
+        return {"selector": full_name(self), "k": k, **arguments, "training": None, "progress": None}
+
     @classmethod
     def examples(cls) -> list[Self]:
         """Return instances for the shared tests."""
@@ -135,9 +140,7 @@ class CoresetSelector(nn.Module, ABC):
         seed = found.agree(torch.randint(2**62, (), generator=generator))
         drawn = torch.Generator().manual_seed(int(seed))
         if state is not None:
-            arguments = {name: value for name, value in vars(self).items() if isinstance(value, int | float | str)}
-            problem = {"selector": full_name(self), "k": k, **arguments, "training": None, "progress": None}
-            state.open(scaled, problem, drawn)
+            state.open(scaled, self.problem(k), drawn)
         self._state = state
         try:
             selection = self.select(scaled, k, drawn)

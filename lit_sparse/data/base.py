@@ -18,6 +18,8 @@ from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
 __all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled", "warn_without_test"]
 
 Split = Literal["train", "val", "test", "predict"]
+#: Examples of small training batches that are fetched together.
+ROWS_PER_FETCH = 512
 
 
 def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:
@@ -89,6 +91,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         ConfigurationError: for a batch size or a number of updates below 1, a negative number of workers, or a wrong fold.
     """
 
+    #: Whether each row of a batch depends on its own example alone, so that small batches can be fetched together.
+    independent_rows: bool = False
     #: Whether training and validation examples may be divided into folds.
     has_folds: ClassVar[bool] = False
 
@@ -210,6 +214,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             limit=lambda: float("inf") if self.trainer is None else self.trainer.num_training_batches,
+            rows_per_fetch=ROWS_PER_FETCH if self.independent_rows else 0,
         )
         if self._train_loader is not None:  # a new loader between epochs continues at the position of the last
             loader.load_state_dict(self._train_loader.state_dict())

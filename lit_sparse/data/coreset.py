@@ -203,6 +203,7 @@ class CoresetDataModule(ResumableDataModule):
         coreset, trainer = self._checked(self.coreset), self.trainer
         self.batch_size, self.num_workers = self._source.batch_size, self._source.num_workers
         self.updates_per_batch = getattr(self.base, "updates_per_batch", 1)
+        self.independent_rows = getattr(self.base, "independent_rows", False)
         if len(coreset) < (processes := self._process()[1]):
             raise DataError(
                 f"Expected a coreset of at least {processes} examples, one per process, but got {len(coreset)}. Use"
@@ -305,7 +306,7 @@ class CoresetDataModule(ResumableDataModule):
             vectors: vectors of :meth:`candidates`.
             selector: selector of :meth:`candidates`.
             k: maximal number of examples; that of the data module by default.
-            state: file from which a killed selection continues; not used with ``stratify``.
+            state: file from which a killed selection continues.
 
         Raises:
             DataError: if the coreset is empty, or an example has no class.
@@ -315,7 +316,8 @@ class CoresetDataModule(ResumableDataModule):
         if self._stratify is None:
             coreset: Coreset = selector(vectors, k, generator, state).to("cpu")
         else:
-            coreset = select_by_group(selector, vectors, k, self._classes(self._stratify), generator).to("cpu")
+            classes = self._classes(self._stratify)
+            coreset = select_by_group(selector, vectors, k, classes, generator, state).to("cpu")
         if not len(coreset):
             raise DataError(
                 "Expected vectors with a nonzero sum but got the sum 0, for which the best coreset is empty. Use other vectors."

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -33,6 +35,9 @@ class EpochLoader:
         num_workers: number of worker processes that fetch batches; 0 fetches in this process.
         pin_memory: whether to copy batches of worker processes to pinned memory.
         limit: function that returns the maximal number of batches per epoch.
+        rows_per_fetch: number of examples that this process fetches together, in as many whole batches, because a call takes
+            longer than the rows of a small batch. The entries of their batches are rows of tensors and lists; others, such as
+            tuples, are the same in each. 0 fetches each batch by itself.
     """
 
     @former_arguments(plan="batch_indices")
@@ -44,12 +49,14 @@ class EpochLoader:
         num_workers: int = 0,
         pin_memory: bool = False,
         limit: Callable[[], float] | None = None,
+        rows_per_fetch: int = 0,
     ) -> None:
         self.batch_indices = batch_indices
         self.fetch = fetch
         self.num_workers = num_workers
         self.pin_memory = pin_memory
         self.limit = limit
+        self.rows_per_fetch = rows_per_fetch
         self.epoch = 0
         self.batch = 0  # number of batches of the epoch so far
         self._restored = False
@@ -69,9 +76,18 @@ class EpochLoader:
 
     def _batches(self, epoch: int, batch_indices: Sequence[Tensor]) -> Iterator[Batch]:
         if self.num_workers == 0:
-            return (self.fetch(epoch, indices) for indices in batch_indices)
+            return self._fetched(epoch, batch_indices)
         batches = _Batches(self.fetch, epoch, batch_indices)
         return iter(DataLoader(batches, batch_size=None, num_workers=self.num_workers, pin_memory=self.pin_memory))
+
+    def _fetched(self, epoch: int, batch_indices: Sequence[Tensor]) -> Iterator[Batch]:
+        count = max(1, self.rows_per_fetch // max(1, len(batch_indices[0]))) if batch_indices else 1
+        for first in range(0, len(batch_indices), count):
+            several = list(batch_indices[first : first + count])
+            if len(several) == 1:
+                yield self.fetch(epoch, several[0])
+            else:
+                yield from _divided(self.fetch(epoch, torch.cat(several)), [len(indices) for indices in several])
 
     def state_dict(self) -> dict[str, int]:
         """Return the position after the last batch: the epoch and its number of batches so far."""
@@ -93,6 +109,12 @@ class EpochLoader:
             )
         self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
         self._restored = True
+
+
+def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
+    """Yield batches of ``sizes`` examples, the rows of one batch."""
+    for first, last in pairwise(accumulate(sizes, initial=0)):
+        yield {name: value[first:last] if isinstance(value, Tensor | list) else value for name, value in batch.items()}
 
 
 class _Batches(Dataset[Batch]):

@@ -17,6 +17,7 @@ from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import Arrays, open_arrays
 from lit_sparse.data.readers.text_files import in_folder
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.kernels.distinct import distinct
 from lit_sparse.random import seeded_uniform
 
 __all__ = ["ReferentialGameDataModule", "distinct"]
@@ -52,6 +53,8 @@ class ReferentialGameDataModule(ResumableDataModule):
     Raises:
         ConfigurationError: unless exactly one of images and path is given, or for another argument outside its range.
     """
+
+    independent_rows = True
 
     @former_arguments(val_share="val_size", test_share="test_size")
     def __init__(
@@ -323,29 +326,6 @@ def _are_integers(array: np.ndarray[Any, np.dtype[Any]]) -> bool:
     if array.dtype.kind not in "uf" or not bool(np.isfinite(array).all()):
         return False
     return bool((array == np.round(array)).all() and (np.abs(array) < 2.0**63).all())
-
-
-def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
-    """Return n distinct numbers (B, n) of ``0 .. size - 1`` per row, all subsets equally likely, by Floyd's algorithm.
-
-    Args:
-        draws: (B, n) uniform in [0, 1).
-        sizes: (B,) sizes, at least n.
-
-    Example:
-        >>> sorted(distinct(torch.tensor([[0.1, 0.9, 0.2]]), torch.tensor([3]))[0].tolist())
-        [0, 1, 2]
-    """
-    count = draws.shape[1]
-    last = sizes.unsqueeze(-1) - count + torch.arange(count)
-    chosen = torch.minimum((draws * (last + 1)).long(), last)
-    ordered = chosen.sort(-1).values
-    for row in (ordered[:, 1:] == ordered[:, :-1]).any(-1).nonzero().flatten().tolist():  # few rows
-        numbers: list[int] = []
-        for drawn, other in zip(chosen[row].tolist(), last[row].tolist(), strict=True):
-            numbers.append(other if drawn in numbers else drawn)
-        chosen[row] = torch.tensor(numbers)
-    return chosen
 
 
 def _without(numbers: Tensor, left_out: Tensor) -> Tensor:

@@ -11,12 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.kernels.candidates import list_candidates_of
+from lit_sparse.kernels.cpu.threads import over_blocks
 from lit_sparse.nn.dense_attention import any_along
 
 __all__ = ["Pairs", "list_candidates"]
 
-#: Scores that are computed at a time.
-BLOCK = 1 << 20
+#: Scores that a thread computes at a time: the caches hold about as many.
+BLOCK = 1 << 19
+#: Least number of queries for which they are computed, because products of few rows are slow.
+ROWS = 128
 #: Share of the keys in the lists above which dense attention is faster.
 DENSE = 0.125
 #: Listed keys per query that are always few.
@@ -66,56 +69,132 @@ def list_candidates(
         pairs: masks, bias and cap.
         only_few: whether to return None as soon as the candidates are many.
     """
-    leading, length, size = query.shape[:-2], query.shape[-2], keys.shape[1]
+    length, size = query.shape[-2], keys.shape[1]
     if pairs.mask is not None and _is_triangle(pairs.mask, length, size):
         pairs = pairs._replace(mask=None, is_causal=True)
-    heads = query.flatten(0, -3) if leading else query.unsqueeze(0)
-    alphas = torch.as_tensor(alpha).detach().expand(*leading, 1, 1).flatten().tolist()
-    shape = (*leading, length, size)
-    wide = pairs._replace(
-        mask=None if pairs.mask is None else pairs.mask.expand(*pairs.mask.shape[:-2], *shape[-2:]),
-        bias=None if pairs.bias is None else pairs.bias.expand(*pairs.bias.shape[:-2], *shape[-2:]),
-    )
-    most = min(size, max(FEW, size // 4))
-    counts = torch.zeros(len(heads), length, dtype=torch.int32, device=query.device)
-    places = counts.new_full((len(heads), length, min(most, FEW)), -1)
-    space = query.new_empty(0)
-    total = cells = rows = 0
-    alike = wide.mask is None and wide.bias is None and len(keys) == len(heads) and len(set(alphas)) == 1
-    for head, others, first, last in _blocks(len(heads), length, size, pairs.is_causal, alike):
-        low, high, allowed = _range(wide, head, first, last, leading, size)
+    search = _Search(query, keys, alpha, gamma, pairs, only_few)
+    if query.is_cpu:
+        over_blocks(search.run, len(search.blocks))
+    else:
+        for number in range(len(search.blocks)):
+            search.run(number)
+    return search.result()
+
+
+class _Search:
+    """The search of one call of :func:`list_candidates`, block by block. The order of the blocks does not change the result."""
+
+    def __init__(self, query: Tensor, keys: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, only_few: bool) -> None:
+        self.leading, self.length, self.size = query.shape[:-2], query.shape[-2], keys.shape[1]
+        self.heads = query.detach().flatten(0, -3) if self.leading else query.detach().unsqueeze(0)
+        self.keys = keys.detach()
+        self.alphas = torch.as_tensor(alpha).detach().expand(*self.leading, 1, 1).flatten().tolist()
+        self.gamma, self.only_few = gamma, only_few
+        shape = (*self.leading, self.length, self.size)
+        self.pairs = pairs._replace(
+            mask=None if pairs.mask is None else pairs.mask.expand(*pairs.mask.shape[:-2], *shape[-2:]),
+            bias=None if pairs.bias is None else pairs.bias.detach().expand(*pairs.bias.shape[:-2], *shape[-2:]),
+        )
+        plain = self.pairs.mask is None and self.pairs.bias is None
+        alike = plain and len(keys) == len(self.heads) and len(set(self.alphas)) == 1
+        self.blocks = list(_blocks(len(self.heads), self.length, self.size, pairs.is_causal, alike))
+        self.most = min(self.size, max(FEW, self.size // 4))
+        self.counts = torch.zeros(len(self.heads), self.length, dtype=torch.int32, device=query.device)
+        self.places = self.counts.new_empty(len(self.heads), self.length, min(self.most, FEW))
+        #: Number of a block -> its lists, if they are longer.
+        self.longer: dict[int, Tensor] = {}
+        self.needed = 0  # length of the longest lists so far
+        self.spaces: list[Tensor] = []  # for the scores of a block, one for each thread
+        #: Candidates, scores and rows of each block that is done; the first blocks decide whether the candidates are few.
+        self.totals: list[tuple[int, int, int] | None] = [None] * len(self.blocks)
+        self.many = False
+        self.inference = torch.is_inference_mode_enabled()
+
+    def run(self, number: int) -> None:
+        """List the candidates of a block."""
+        if self.many:
+            return
+        with torch.inference_mode(self.inference), torch.no_grad():
+            self.totals[number] = self._list(number)
+        if self.only_few:
+            self.many = self._are_many()
+
+    def _are_many(self) -> bool:
+        """Return whether the blocks up to one of them have many candidates, as far as all of these are done."""
+        total = cells = rows = 0
+        for done in self.totals:
+            if done is None:
+                return False
+            total, cells, rows = total + done[0], cells + done[1], rows + done[2]
+            if total > DENSE * cells + FEW * rows:
+                return True
+        return False
+
+    def _list(self, number: int) -> tuple[int, int, int]:
+        """Write the lists of a block; return the numbers of candidates, scores and rows."""
+        head, others, first, last = self.blocks[number]
+        low, high, allowed = _range(self.pairs, head, first, last, self.leading, self.size)
         if low == high:
-            continue
+            self.places[head:others, first:last] = -1
+            return 0, 0, 0
         part = (others - head, last - first, high - low)
+        space = self.spaces.pop() if self.spaces else self.heads.new_empty(0)
         if space.numel() < math.prod(part):
-            space = query.new_empty(math.prod(part))
-        shared = head * len(keys) // len(heads)
+            space = self.heads.new_empty(math.prod(part))
         scores = space[: math.prod(part)].view(part)
+        shared = head * len(self.keys) // len(self.heads)
         if len(scores) == 1:  # in several threads this is faster than a batch of one
-            torch.mm(heads[head, first:last], keys[shared, low:high].mT, out=scores[0])
+            torch.mm(self.heads[head, first:last], self.keys[shared, low:high].mT, out=scores[0])
         else:
-            torch.bmm(heads[head:others, first:last], keys[head:others, low:high].mT, out=scores)
-        if pairs.softcap is not None:
-            scores.div_(pairs.softcap).tanh_().mul_(pairs.softcap)
-        if wide.bias is not None:
-            scores += _of_head(wide.bias, head, leading)[first:last, low:high]
+            torch.bmm(self.heads[head:others, first:last], self.keys[head:others, low:high].mT, out=scores)
+        if self.pairs.softcap is not None:
+            scores.div_(self.pairs.softcap).tanh_().mul_(self.pairs.softcap)
+        if self.pairs.bias is not None:
+            scores += _of_head(self.pairs.bias, head, self.leading)[first:last, low:high]
         if allowed is not None:
             scores.masked_fill_(~allowed, -torch.inf)
-        options: dict[str, Any] = {"low": low, "ahead": first - low if pairs.is_causal else None}
-        number = list_candidates_of(scores, alphas[head], gamma, places[head:others, first:last], **options)
-        if places.shape[2] < most and int(number.max()) > places.shape[2]:
-            width = _width(number.flatten(), most, size)
-            if width > places.shape[2]:
-                places = F.pad(places, (0, min(most, width + width // 4) - places.shape[2]), value=-1)
-                list_candidates_of(scores, alphas[head], gamma, places[head:others, first:last], **options)
-        counts[head:others, first:last] = number
-        total, cells, rows = total + int(number.sum()), cells + scores.numel(), rows + number.numel()
-        if only_few and total > DENSE * cells + FEW * rows:
+        found = self._list_scores(number, scores, {"low": low, "ahead": first - low if self.pairs.is_causal else None})
+        self.counts[head:others, first:last] = found
+        self.spaces.append(space)
+        return int(found.sum()), scores.numel(), found.numel()
+
+    def _list_scores(self, number: int, scores: Tensor, options: dict[str, Any]) -> Tensor:
+        """Write the lists of a block of scores, as long as its rows need; return the number of candidates of each row."""
+        head, others, first, last = self.blocks[number]
+        mine = self.places[head:others, first:last]
+        lists = mine if self.needed <= mine.shape[-1] else mine.new_empty(*mine.shape[:-1], self.needed)
+        found = list_candidates_of(scores, self.alphas[head], self.gamma, lists, **options)
+        width = mine.shape[-1]
+        if width < self.most and int(found.max()) > width:
+            wanted = _width(found.flatten(), self.most, self.size)
+            width = width if wanted <= width else min(self.most, wanted + wanted // 4)
+        if width > lists.shape[-1]:
+            lists = mine.new_empty(*mine.shape[:-1], width)
+            list_candidates_of(scores, self.alphas[head], self.gamma, lists, **options)
+        if width > mine.shape[-1]:
+            self.longer[number] = lists[..., :width]
+            self.needed = max(self.needed, width)
+        elif lists is not mine:
+            mine.copy_(lists[..., :width])
+        return found
+
+    def result(self) -> tuple[Tensor, Tensor] | None:
+        """Return the result of :func:`list_candidates`."""
+        if self.many:
             return None
-    number = counts.flatten()
-    width = min(_width(number, most, size), places.shape[2])
-    long = number > width
-    return places[..., :width].flatten(0, 1).masked_fill(long.unsqueeze(1), -1), long
+        longest = max([self.places.shape[-1], *(lists.shape[-1] for lists in self.longer.values())])
+        width = min(_width(self.counts.flatten(), self.most, self.size), longest)
+        short = self.places.shape[-1]
+        places = self.places[..., :width] if width <= short else F.pad(self.places, (0, width - short), value=-1)
+        #: Length of the list of each row, of which the candidates may be more.
+        lengths = torch.full_like(self.counts, min(width, short))
+        for number, lists in self.longer.items():
+            head, others, first, last = self.blocks[number]
+            listed = lists[..., :width]
+            places[head:others, first:last, : listed.shape[-1]] = listed
+            lengths[head:others, first:last] = listed.shape[-1]
+        long = (self.counts > lengths).flatten()
+        return places.flatten(0, 1).masked_fill(long.unsqueeze(1), -1), long
 
 
 def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) -> Iterator[tuple[int, int, int, int]]:
@@ -130,7 +209,7 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) ->
     """
     first = 0
     while first < length:
-        rows = max(16, BLOCK // max(1, size))
+        rows = max(ROWS, BLOCK // max(1, size))
         if is_causal:  # rows of few keys are as many as of many keys
             rows = min(max(rows, BLOCK // (first + rows)), max(16, length // 8))
         last = min(length, first + rows)
@@ -179,7 +258,10 @@ def _width(counts: Tensor, most: int, size: int) -> int:
         size: number of keys.
     """
     number = len(counts)
-    ordered = counts.clamp_max(most).sort().values.long()
-    later = torch.where(ordered < most, torch.arange(number - 1, -1, -1, device=counts.device), (counts > most).sum())
-    cost = ordered * number + later * (LONG * size) + (later > 0) * (COPIES * number)
-    return max(1, int(ordered[cost.argmin()])) if number else 1
+    if not number:
+        return 1
+    later = number - torch.bincount(counts.clamp_max(most), minlength=most + 1).cumsum(0)  # rows longer than each C
+    later[most] = (counts > most).sum()
+    cost = torch.arange(most + 1, device=counts.device) * number + later * (LONG * size) + (later > 0) * (COPIES * number)
+    least = int(counts.min().clamp_max(most))  # not all rows are long
+    return max(1, least + int(cost[least:].argmin()))

@@ -30,6 +30,7 @@ __all__ = [
     "find_candidates",
     "leading_of",
     "mapping_refusal",
+    "prepared",
     "refusal",
     "serves",
     "sparse_attention",
@@ -105,34 +106,51 @@ def sparse_attention(
     """
     if not need_weights and serves(query, key, value, mapping, pairs, dropout):
         return attend_to_blocks(query, key, value, mapping, pairs, scale=scale), None
-    candidates = find_candidates(query, key, value, mapping, pairs, scale=scale, only_few=only_few)
-    if candidates is None:
-        return None
-    return attend_to_candidates(
-        query, key, value, mapping, pairs, candidates, scale=scale, dropout=dropout, need_weights=need_weights
-    )
+    given = prepared(query, key, value, scale)
+    candidates = find_candidates(given, mapping, pairs, only_few=only_few)
+    return None if candidates is None else attend_to_candidates(given, mapping, pairs, candidates, dropout, need_weights)
 
 
-def find_candidates(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mapping: SparseMapping,
-    pairs: Pairs,
-    *,
-    scale: float | None,
-    only_few: bool,
-) -> tuple[Tensor, Tensor] | None:
+class Prepared(NamedTuple):
+    """Operands of attention with dimensions that fit, in the dtype of the computation.
+
+    Attributes:
+        exact: query (..., L, E), key and value, of whose leading dimensions the last may be a divisor.
+        scaled: (..., L, E) the query with the factor of the scores.
+        keys: (B, S, E), which the queries share evenly, in order.
+        values: (B, S, Ev).
+        scale: factor of the scores; None for ``1 / sqrt(E)``.
+        low: dtype of the result.
+    """
+
+    exact: tuple[Tensor, Tensor, Tensor]
+    scaled: Tensor
+    keys: Tensor
+    values: Tensor
+    scale: float | None
+    low: torch.dtype
+
+
+def prepared(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Prepared:
+    """Return the operands of :func:`find_candidates` and :func:`attend_to_candidates`, see :func:`sparse_attention`."""
+    low = product_dtype(query, key)
+    dtype = torch.promote_types(low, torch.float32) if query.dtype == low else torch.float32
+    query, key, value = _fitted(query, key, value, dtype)
+    with torch.autocast(query.device.type, enabled=False):
+        scaled = query * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
+        keys, values = (x.flatten(0, -3) if x.dim() > 2 else x.unsqueeze(0) for x in (key, value))
+    return Prepared((query, key, value), scaled, keys, values, scale, low)
+
+
+def find_candidates(given: Prepared, mapping: SparseMapping, pairs: Pairs, *, only_few: bool) -> tuple[Tensor, Tensor] | None:
     """Return the candidates of each query and which queries have too many, see :func:`list_candidates`.
 
     None if ``only_few`` and the candidates are many.
     """
     alpha = mapping.entmax_alpha
     assert alpha is not None
-    with torch.no_grad():
-        given = _prepared(query, key, value, scale)
-        with torch.autocast(query.device.type, enabled=False):
-            return list_candidates(given.scaled, given.keys, alpha, mapping.gamma, pairs, only_few)
+    with torch.no_grad(), torch.autocast(given.scaled.device.type, enabled=False):
+        return list_candidates(given.scaled, given.keys, alpha, mapping.gamma, pairs, only_few)
 
 
 def attend_to_blocks(
@@ -143,22 +161,18 @@ def attend_to_blocks(
 
 
 def attend_to_candidates(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
+    given: Prepared,
     mapping: SparseMapping,
     pairs: Pairs,
     candidates: tuple[Tensor, Tensor],
-    *,
-    scale: float | None,
     dropout: float,
     need_weights: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Attend as :func:`sparse_attention` does, to given candidates."""
-    given = _prepared(query, key, value, scale)
     places, long = candidates
-    leading, length, size = given.scaled.shape[:-2], query.shape[-2], key.shape[-2]
-    with torch.autocast(query.device.type, enabled=False):
+    *leading, length, _ = given.scaled.shape
+    size = given.keys.shape[1]
+    with torch.autocast(given.scaled.device.type, enabled=False):
         rows = given.scaled.flatten(0, -2)
         share = max(1, len(rows) // max(1, len(given.keys)))
         lists = Lists(places, torch.arange(len(rows), device=rows.device) // share, (len(given.keys), size))
@@ -168,43 +182,15 @@ def attend_to_candidates(
         if pairs.bias is not None:
             scores = scores + _listed_bias(pairs.bias, places, (*leading, length, size)).to(scores.dtype)
         weights = F.dropout(mapping.map_block(scores, (places >= 0).view(scores.shape)), dropout)
-        output = sums(weights.flatten(0, -2), given.values, lists).view(*leading, length, value.shape[-1])
+        output = sums(weights.flatten(0, -2), given.values, lists).view(*leading, length, given.values.shape[-1])
         rest = None
         if bool(long.any()):
-            rest = _attend_long(*given.exact, mapping, pairs, long.view(*leading, length), scale, dropout)
+            rest = _attend_long(*given.exact, mapping, pairs, long.view(*leading, length), given.scale, dropout)
             output = output.scatter_add(-2, rest.rows.unsqueeze(-1).expand(rest.output.shape), rest.output)
         output = output.to(given.low)
     if not need_weights:
         return output, None
     return output, _sparse_weights(weights.to(given.low), places.view(weights.shape), rest, size)
-
-
-class _Prepared(NamedTuple):
-    """Operands of attention with dimensions that fit, in the dtype of the computation.
-
-    Attributes:
-        exact: query (..., L, E), key and value, of whose leading dimensions the last may be a divisor.
-        scaled: (..., L, E) the query with the factor of the scores.
-        keys: (B, S, E), which the queries share evenly, in order.
-        values: (B, S, Ev).
-        low: dtype of the result.
-    """
-
-    exact: tuple[Tensor, Tensor, Tensor]
-    scaled: Tensor
-    keys: Tensor
-    values: Tensor
-    low: torch.dtype
-
-
-def _prepared(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> _Prepared:
-    low = product_dtype(query, key)
-    dtype = torch.promote_types(low, torch.float32) if query.dtype == low else torch.float32
-    query, key, value = _fitted(query, key, value, dtype)
-    with torch.autocast(query.device.type, enabled=False):
-        scaled = query * (1.0 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        keys, values = (x.flatten(0, -3) if x.dim() > 2 else x.unsqueeze(0) for x in (key, value))
-    return _Prepared((query, key, value), scaled, keys, values, low)
 
 
 def _fitted(query: Tensor, key: Tensor, value: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:

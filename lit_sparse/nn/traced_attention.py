@@ -17,6 +17,7 @@ from lit_sparse.nn.sparse_attention import (
     find_candidates,
     leading_of,
     mapping_refusal,
+    prepared,
     serves,
 )
 from lit_sparse.torch_internals import autograd_in_operator, transforms_active
@@ -120,13 +121,14 @@ def _attend(
     if serves(query, key, value, mapping, pairs, dropout):
         output = attend_to_blocks(query, key, value, mapping, pairs, scale=scale)
         return output, *_no_candidates(rows, query.device)
+    operands = prepared(query, key, value, scale)
     if candidates is None:
-        candidates = find_candidates(query, key, value, mapping, pairs, scale=scale, only_few=only_few)
+        candidates = find_candidates(operands, mapping, pairs, only_few=only_few)
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(int(seed))
         if candidates is not None and candidates[0].shape[1]:
-            output, _ = attend_to_candidates(query, key, value, mapping, pairs, candidates, scale=scale, dropout=dropout)
+            output, _ = attend_to_candidates(operands, mapping, pairs, candidates, dropout)
             return output, *candidates
         output, _ = dense_attention(
             query, key, value, mapping, pairs.allowed(query, key), bias, scale=scale, softcap=softcap, dropout=dropout

@@ -5,12 +5,22 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from lit_sparse.coresets import IHT, AcceleratedIHT, CoresetSelector, FileVectors, NonnegativeOMP, SelectionState
+from lit_sparse.coresets import (
+    IHT,
+    AcceleratedIHT,
+    CoresetSelector,
+    FileVectors,
+    NonnegativeOMP,
+    SelectionState,
+    select_by_group,
+)
 from lit_sparse.coresets.pursuit import NonnegativeFit, Pursuit
 from lit_sparse.coresets.vectors import DenseVectors
 from lit_sparse.errors import CheckpointError, ConfigurationError
@@ -125,3 +135,42 @@ def test_the_random_choices_of_a_killed_selection_are_continued(tmp_path: Path) 
     found = selector(vectors(), 30, torch.Generator().manual_seed(99), SelectionState(path))
     expected = selector(vectors(), 30, torch.Generator().manual_seed(3))
     assert torch.equal(found.trace, expected.trace)
+
+
+class Interrupted(IHT):
+    """Iterations with random batches, of which the process survives a number."""
+
+    left = 0
+
+    def steps(self, number: int, here: Any = None) -> Iterator[int]:
+        for step in super().steps(number, here):
+            if type(self).left == 0:
+                raise KeyboardInterrupt
+            type(self).left -= 1
+            yield step
+
+
+@pytest.mark.parametrize("moment", [2, 11, 21, 25, 48, 59])
+def test_a_selection_by_groups_continues_within_a_group(moment: int, tmp_path: Path) -> None:
+    path, groups = tmp_path / "state", torch.arange(400) % 3
+    selector = Interrupted(max_iter=20, tol=0.0, batch=0.3, polish=False)
+
+    def select(left: int, seed: int, k: int = 30, classes: torch.Tensor = groups, kept: bool = True) -> Any:
+        Interrupted.left = left
+        state = SelectionState(path, every=3) if kept else None
+        return select_by_group(selector, vectors(), k, classes, torch.Generator().manual_seed(seed), state)
+
+    with pytest.raises(KeyboardInterrupt):
+        select(moment, seed=3)
+    with pytest.raises(ConfigurationError, match="another k"):
+        select(1000, seed=3, k=31)
+    with pytest.raises(ConfigurationError, match="another division into groups"):
+        select(1000, seed=3, classes=torch.arange(400) % 2)
+    found = select(1000, seed=99)
+    done = 60 - (1000 - Interrupted.left)
+    assert moment - done < 4, f"{moment} of 60 steps were done, and {done} of them were kept"
+    expected = select(1000, seed=3, kept=False)
+    assert torch.equal(found.indices, expected.indices)
+    assert torch.equal(found.weights, expected.weights)
+    assert found.objective == expected.objective
+    assert not list(tmp_path.iterdir())

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from lit_sparse.data import DigitsDataModule, EpochLoader
-from lit_sparse.data.base import shuffled
+from lit_sparse.data import (
+    ColoredDigitsDataModule,
+    DigitsDataModule,
+    EpochLoader,
+    ReferentialGameDataModule,
+    SymmetricNoise,
+    SyntheticRegressionDataModule,
+)
+from lit_sparse.data.base import ResumableDataModule, shuffled
 from lit_sparse.data.images.base import UNLABELLED
+from lit_sparse.testing import concrete_subclasses
 
 
 def loader(**options: Any) -> EpochLoader:
@@ -139,3 +148,59 @@ def test_a_loader_made_anew_goes_on() -> None:
     loader = again.train_dataloader()
     for expected in epochs:
         assert torch.equal(torch.cat([batch["index"] for batch in loader]), expected)
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+def test_batches_are_fetched_together(start: int) -> None:
+    """They are those of single calls, also after a restored position."""
+    calls: list[int] = []
+
+    def fetch(epoch: int, indices: torch.Tensor) -> dict[str, Any]:
+        calls.append(len(indices))
+        return {"index": indices, "name": [f"{epoch}/{i}" for i in indices.tolist()], "updates": (1, 4)}
+
+    plan = lambda epoch: shuffled(22, 0, epoch).split(4)  # noqa: E731
+    alone = EpochLoader(plan, fetch)
+    expected = [*alone, *alone]
+    calls.clear()
+    together = EpochLoader(plan, fetch, rows_per_fetch=11)
+    together.load_state_dict({"epoch": 0, "batch": start})
+    iterator = iter(together)
+    for number in range(start, 6):
+        assert together.state_dict() == {"epoch": 0, "batch": number}
+        batch = next(iterator)
+        assert batch["index"].tolist() == expected[number]["index"].tolist()
+        assert batch["name"] == expected[number]["name"]
+        assert batch["updates"] == (1, 4)
+    assert next(iterator, None) is None
+    assert calls == {0: [8, 8, 6], 1: [8, 8, 2], 3: [8, 2]}[start]
+    assert [batch["name"] for batch in together] == [batch["name"] for batch in expected[6:]]
+
+
+GAMES: tuple[Any, ...] = ("any", "other_classes", "same_class")
+INDEPENDENT: list[Callable[[], ResumableDataModule]] = [
+    lambda: DigitsDataModule(shift_augmentation=True, label_noise=SymmetricNoise(0.3)),
+    lambda: ColoredDigitsDataModule(),
+    lambda: SyntheticRegressionDataModule(),
+    *(lambda kind=kind: ReferentialGameDataModule(DigitsDataModule(), distractors=kind, candidates=8) for kind in GAMES),
+]
+
+
+@pytest.mark.parametrize("make", INDEPENDENT)
+def test_rows_that_are_said_to_be_independent_are(make: Callable[[], ResumableDataModule]) -> None:
+    data = make()
+    data.setup("fit")
+    indices = shuffled(data.size("train"), 1)[:40]
+    whole = data.fetch("train", 3, indices)
+    parts = [data.fetch("train", 3, some) for some in indices.split(7)]
+    assert data.independent_rows
+    for name, value in whole.items():
+        assert torch.equal(value, torch.cat([part[name] for part in parts])), name
+
+
+def test_all_ways_to_fetch_independent_rows_are_tested() -> None:
+    def defines_fetch(kind: type) -> type:
+        return next(base for base in kind.__mro__ if "fetch" in vars(base))
+
+    kinds = [kind for kind in concrete_subclasses(ResumableDataModule) if kind.independent_rows]
+    assert {defines_fetch(kind) for kind in kinds} == {defines_fetch(type(make())) for make in INDEPENDENT}

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lit_sparse.data import DigitsDataModule, ReferentialGameDataModule
-from lit_sparse.data.referential_game import distinct
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.kernels.distinct import distinct
 
 
 def vectors(size: int = 60) -> np.ndarray:
@@ -179,10 +179,22 @@ def test_real_features_and_attributes(shared: Path) -> None:
     assert visa.attribute_count == visa.in_features == 638
 
 
+def floyd(draws: list[float], size: int) -> list[int]:
+    """Return distinct numbers by Bentley and Floyd's algorithm."""
+    numbers: list[int] = []
+    for i, draw in enumerate(draws):
+        last = size - len(draws) + i
+        number = min(int(draw * (last + 1)), last)
+        numbers.append(last if number in numbers else number)
+    return numbers
+
+
 @pytest.mark.parametrize("size", [3, 5, 11])
 def test_distinct_draws_every_choice_alike(size: int) -> None:
-    draws = torch.rand(40_000, 3, generator=torch.Generator().manual_seed(0))
-    chosen = distinct(draws, torch.full((40_000,), size)).sort(-1).values
+    draws = torch.rand(40_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    given = distinct(draws, torch.full((40_000,), size))
+    assert given[:500].tolist() == [floyd(row, size) for row in draws[:500].tolist()]
+    chosen = given.sort(-1).values
     assert bool((chosen[:, 1:] > chosen[:, :-1]).all())
     assert int(chosen.min()) >= 0 and int(chosen.max()) < size
     _, counts = chosen.unique(dim=0, return_counts=True)

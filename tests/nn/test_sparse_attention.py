@@ -31,6 +31,7 @@ MAPPINGS = [
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a block hold a few queries."""
     monkeypatch.setattr(candidate_lists, "BLOCK", 1 << 11)
+    monkeypatch.setattr(candidate_lists, "ROWS", 16)
 
 
 def inputs(length: int, size: int, heads: int = 4, groups: int = 1, scale: float = 1.0) -> list[Tensor]:
@@ -140,6 +141,49 @@ def test_lists_grow_when_a_block_needs_more() -> None:
     assert torch.equal((places >= 0).sum(1)[~long], counts[~long].long())
     assert 0 < int(long.sum()) < 48
     check(Entmax(1.5), [x.requires_grad_() for x in given])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_longer_row_before_many_longer_ones(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lists of the first block are shorter than its longest row has candidates, and those of later blocks are longer."""
+    monkeypatch.setattr(candidate_lists, "ROWS", 64)
+    monkeypatch.setattr(candidate_lists, "BLOCK", 1 << 15)
+    torch.manual_seed(0)
+    bias = torch.full((512, 512), -50.0, dtype=torch.float64)
+    for row in range(512):
+        size = (80 if row == 1 else 2) if row < 64 else 110
+        bias[row, torch.randperm(512)[:size]] = 0.0
+    query, key, value = (torch.randn(1, 512, n, dtype=torch.float64) for n in (4, 4, 8))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for options in ({"only_few": True}, {}):
+            found = module.sparse_attention(0 * query, key, value, Sparsemax(), Pairs(bias=bias[None]), **options)
+            assert found is not None
+            expected, _ = attention(0 * query, key, value, Sparsemax(), bias=bias[None], method="dense")
+            torch.testing.assert_close(found[0], expected, rtol=1e-10, atol=1e-10)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_modes_of_the_caller(threads: int) -> None:
+    given = inputs(300, 400)
+    expected = attention(*given, Sparsemax(), method="dense")[0]
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for mode in (torch.no_grad, torch.inference_mode, torch.enable_grad):
+            with mode():
+                copies = [x.detach().clone().requires_grad_(mode is torch.enable_grad) for x in given]
+                found = attention(*copies, Sparsemax(), method="sparse", need_weights=False)[0]
+            assert found.is_inference() == (mode is torch.inference_mode)
+            assert found.requires_grad == (mode is torch.enable_grad)
+            torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-10, atol=1e-10)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            list_candidates(given[0], given[1].flatten(0, 1)[..., :5], 2.0, 1.0, Pairs(), False)
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_ties_and_equal_scores() -> None:

@@ -99,6 +99,7 @@ class ImageDataModule(ResumableDataModule):
 
     classes = 10
     has_folds = True
+    independent_rows = True
     #: Height and width.
     shape: tuple[int, int]
 

@@ -94,6 +94,7 @@ class RegressionDataModule(ResumableDataModule):
     """
 
     has_folds = True
+    independent_rows = True
 
     @former_arguments(whole="use_all")
     def __init__(

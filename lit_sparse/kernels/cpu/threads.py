@@ -23,10 +23,12 @@ from typing import Any
 
 import torch
 
-__all__ = ["over_rows"]
+__all__ = ["over_blocks", "over_rows"]
 
 # A call that one thread ends within this many seconds stays there: waking a second one takes some 50 microseconds.
 SERIAL_SECONDS = 100e-6
+# A row takes at least about as long, however short it is.
+ROW_SECONDS = 50e-9
 # Several blocks a thread: one that wakes late, or shares its core for a while, leaves more of them to the others. But none of
 # less than this many seconds, for taking one costs the interpreter lock.
 BLOCKS_PER_THREAD = 4
@@ -165,7 +167,7 @@ def over_rows(block: Callable[..., None], shape: tuple[int, ...], cost: float, *
         args: arrays and scalars handed to every call.
     """
     rows, d = shape
-    seconds = rows * d * cost
+    seconds = rows * (d * cost + ROW_SECONDS)
     threads = 1 if seconds < SERIAL_SECONDS else min(torch.get_num_threads(), rows)
     if threads <= 1:
         block(0, rows, *args)
@@ -173,3 +175,23 @@ def over_rows(block: Callable[..., None], shape: tuple[int, ...], cost: float, *
     blocks = min(rows, max(threads, min(threads * BLOCKS_PER_THREAD, int(seconds / BLOCK_SECONDS))))
     job = _Job(block, [rows * i // blocks for i in range(blocks + 1)], args)
     _threads.run(job, threads)
+
+
+def over_blocks(function: Callable[[int], None], count: int) -> None:
+    """Call ``function(0) .. function(count - 1)``, on several threads at a time if these are torch's own.
+
+    On them, an operation of torch within ``function`` has one thread. So calls of many operations need no meeting of threads
+    after each of them. Modes such as ``torch.no_grad`` are those of a new thread.
+
+    Args:
+        function: function of the number of a block; it must not depend on the order.
+        count: number of blocks.
+    """
+    threads = min(torch.get_num_threads(), count)
+    if threads <= 1 or not isinstance(_threads, _Team):
+        for number in range(count):
+            function(number)
+        return
+    _threads.run(
+        _Job(lambda first, last: [function(number) for number in range(first, last)], list(range(count + 1)), ()), threads
+    )
