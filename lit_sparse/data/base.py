@@ -19,7 +19,7 @@ __all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled", "warn_witho
 
 Split = Literal["train", "val", "test", "predict"]
 #: Examples of small training batches that are fetched together.
-ROWS_PER_FETCH = 512
+ROWS_PER_FETCH = 1024
 
 
 def shuffled(size: int, seed: int, epoch: int = 0, stream: int = 0) -> Tensor:

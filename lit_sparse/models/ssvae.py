@@ -185,16 +185,16 @@ class SemiSupervisedVAE(LitSparseModule):
         counts: Counts = {}
         known: Decoding | None = None
         if len(labelled):
-            x, s, y = pixels[labelled], scores[labelled], label[labelled]
+            x, s, y = (values.index_select(0, labelled) for values in (pixels, scores, label))
             classification = self._classify(s, y)
             noise = torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype)
             known = Decoding(x, nnf.one_hot(y, self.classes).to(x.dtype), noise)
             per_example["classification"] = classification
             per_example["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
         if len(unlabelled) or world_size() > 1:  # other processes may wait for this one in a baseline's reduction
-            x = pixels[unlabelled]
+            x, s = pixels.index_select(0, unlabelled), scores.index_select(0, unlabelled)
             noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
-            nelbo, counts = self._unlabelled_loss(x, scores[unlabelled], noise, beside=known)
+            nelbo, counts = self._unlabelled_loss(x, s, noise, beside=known)
             per_example["nelbo"] = nelbo
             parts.append((self.unlabelled_weight * nelbo, unlabelled))
         if known is not None:
@@ -226,7 +226,8 @@ class SemiSupervisedVAE(LitSparseModule):
         """
 
         def loss_fn(latent: LatentBatch) -> Tensor:
-            rows = Decoding(pixels[latent.example_index], latent.values, noise[latent.example_index, latent.values.argmax(-1)])
+            chosen = noise[latent.example_index, latent.values.argmax(-1)]
+            rows = Decoding(pixels.index_select(0, latent.example_index), latent.values, chosen)
             if beside is None or beside.losses is not None:
                 return self._losses(rows)
             found = self._losses(rows.and_also(beside))  # the networks run once for both

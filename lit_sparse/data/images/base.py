@@ -48,7 +48,10 @@ class Images:
             raise DataError(f"Expected as many labels as images, {len(self.pixels)}, but got {len(self.labels)}. Add the rest.")
 
     def __getitem__(self, which: Tensor | slice) -> Images:
-        return Images(*(None if column is None else column[which] for column in self._columns))  # type: ignore[arg-type]
+        def chosen(column: Tensor) -> Tensor:  # `index_select` takes a quarter of the time of an index
+            return column[which] if isinstance(which, slice) or which.dtype == torch.bool else column.index_select(0, which)
+
+        return Images(*(None if column is None else chosen(column) for column in self._columns))  # type: ignore[arg-type]
 
     def __add__(self, other: Images) -> Images:
         pairs = zip(self._columns, other._columns, strict=True)

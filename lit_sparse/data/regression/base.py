@@ -165,9 +165,10 @@ class RegressionDataModule(ResumableDataModule):
 
     @override
     def fetch(self, split: Split, epoch: int, indices: Tensor) -> Batch:
-        rows = self._tables[split][indices]
-        batch = {"features": rows.features, "target": rows.target, "index": indices}
-        return batch if rows.groups is None else {**batch, "group": rows.groups}
+        table = self._tables[split]
+        columns = {"features": table.features, "target": table.target, "group": table.groups}
+        rows = {name: column.index_select(0, indices) for name, column in columns.items() if column is not None}
+        return {**rows, "index": indices}
 
     def _with_standard_targets(self, tables: dict[Split, Table]) -> dict[Split, Table]:
         target = tables["train"].target.double()
