@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -105,9 +106,12 @@ class _Search:
         self.longer: dict[int, Tensor] = {}
         self.needed = 0  # length of the longest lists so far
         self.spaces: list[Tensor] = []  # for the scores of a block, one for each thread
-        #: Candidates, scores and rows of each block that is done; the first blocks decide whether the candidates are few.
-        self.totals: list[tuple[int, int, int] | None] = [None] * len(self.blocks)
+        #: Candidates, scores and rows of each block that is done.
+        self.done: list[tuple[int, int, int] | None] = [None] * len(self.blocks)
+        self.first = 0  # number of the first block that is not done
+        self.totals = [0, 0, 0]  # of the blocks before it, which decide whether the candidates are many
         self.many = False
+        self.counting = threading.Lock()
         self.inference = torch.is_inference_mode_enabled()
 
     def run(self, number: int) -> None:
@@ -115,20 +119,12 @@ class _Search:
         if self.many:
             return
         with torch.inference_mode(self.inference), torch.no_grad():
-            self.totals[number] = self._list(number)
-        if self.only_few:
-            self.many = self._are_many()
-
-    def _are_many(self) -> bool:
-        """Return whether the blocks up to one of them have many candidates, as far as all of these are done."""
-        total = cells = rows = 0
-        for done in self.totals:
-            if done is None:
-                return False
-            total, cells, rows = total + done[0], cells + done[1], rows + done[2]
-            if total > DENSE * cells + FEW * rows:
-                return True
-        return False
+            self.done[number] = self._list(number)
+        with self.counting:
+            while self.first < len(self.done) and (block := self.done[self.first]) is not None:
+                total, cells, rows = self.totals = [a + b for a, b in zip(self.totals, block, strict=True)]
+                self.many |= self.only_few and total > DENSE * cells + FEW * rows
+                self.first += 1
 
     def _list(self, number: int) -> tuple[int, int, int]:
         """Write the lists of a block; return the numbers of candidates, scores and rows."""
@@ -153,20 +149,20 @@ class _Search:
             scores += _of_head(self.pairs.bias, head, self.leading)[first:last, low:high]
         if allowed is not None:
             scores.masked_fill_(~allowed, -torch.inf)
-        found = self._list_scores(number, scores, {"low": low, "ahead": first - low if self.pairs.is_causal else None})
-        self.counts[head:others, first:last] = found
+        counts = self._list_scores(number, scores, {"low": low, "ahead": first - low if self.pairs.is_causal else None})
+        self.counts[head:others, first:last] = counts
         self.spaces.append(space)
-        return int(found.sum()), scores.numel(), found.numel()
+        return int(counts.sum()), scores.numel(), counts.numel()
 
     def _list_scores(self, number: int, scores: Tensor, options: dict[str, Any]) -> Tensor:
         """Write the lists of a block of scores, as long as its rows need; return the number of candidates of each row."""
         head, others, first, last = self.blocks[number]
         mine = self.places[head:others, first:last]
         lists = mine if self.needed <= mine.shape[-1] else mine.new_empty(*mine.shape[:-1], self.needed)
-        found = list_candidates_of(scores, self.alphas[head], self.gamma, lists, **options)
+        counts = list_candidates_of(scores, self.alphas[head], self.gamma, lists, **options)
         width = mine.shape[-1]
-        if width < self.most and int(found.max()) > width:
-            wanted = _width(found.flatten(), self.most, self.size)
+        if width < self.most and int(counts.max()) > width:
+            wanted = _width(counts.flatten(), self.most, self.size)
             width = width if wanted <= width else min(self.most, wanted + wanted // 4)
         if width > lists.shape[-1]:
             lists = mine.new_empty(*mine.shape[:-1], width)
@@ -176,7 +172,7 @@ class _Search:
             self.needed = max(self.needed, width)
         elif lists is not mine:
             mine.copy_(lists[..., :width])
-        return found
+        return counts
 
     def result(self) -> tuple[Tensor, Tensor] | None:
         """Return the result of :func:`list_candidates`."""

@@ -167,6 +167,23 @@ def test_a_longer_row_before_many_longer_ones(threads: int, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("flat", [slice(0, 60), slice(900, 1000)])
+def test_the_first_blocks_decide_whether_candidates_are_many(threads: int, flat: slice) -> None:
+    """Candidates of the first blocks are many, or those of later ones, which add few to all of them."""
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 1000, 8) for _ in range(3))
+    query[:, flat] *= 1e-3
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for _ in range(5):
+            found = module.sparse_attention(query, key, value, Entmax(1.5), Pairs(), only_few=True)
+            assert (found is None) == (flat.start == 0)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
 def test_modes_of_the_caller(threads: int) -> None:
     given = inputs(300, 400)
     expected = attention(*given, Sparsemax(), method="dense")[0]

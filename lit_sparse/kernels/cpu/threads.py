@@ -187,11 +187,13 @@ def over_blocks(function: Callable[[int], None], count: int) -> None:
         function: function of the number of a block; it must not depend on the order.
         count: number of blocks.
     """
+
+    def run(first: int, last: int) -> None:
+        for number in range(first, last):
+            function(number)
+
     threads = min(torch.get_num_threads(), count)
     if threads <= 1 or not isinstance(_threads, _Team):
-        for number in range(count):
-            function(number)
-        return
-    _threads.run(
-        _Job(lambda first, last: [function(number) for number in range(first, last)], list(range(count + 1)), ()), threads
-    )
+        run(0, count)
+    else:
+        _threads.run(_Job(run, list(range(count + 1)), ()), threads)
