@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import torch
@@ -60,15 +61,19 @@ def select_by_group(
             f"Expected argument `k` in {len(names)} .. {len(groups)}, at least one example per group, but got {k}."
         )
     shares = _shares(sizes, k).tolist()
-    here = Kept(indices=[], weights=[], objective=0.0)
+    empty = torch.empty(0, dtype=found.dtype, device=found.device)
+    here = Kept(indices=empty.long(), weights=empty, objective=0.0)
     whole = part_state = None
     done = 0
     if state is not None:
         whole, part_state = SelectionState(state.path, every=1), SelectionState(f"{state.path}.group", every=state.every)
-        problem = {**selector.problem(k), "division into groups": [names.tolist(), sizes.tolist()]}
+        digest = hashlib.sha256(groups.cpu().numpy().tobytes()).hexdigest()
+        problem = {**selector.problem(k), "division into groups": digest}
         whole.open(found, problem, torch.default_generator if generator is None else generator)
         done = whole.begin(here) or 0
-        if not done:
+        if whole.is_new:
+            if found.is_first:
+                part_state.path.unlink(missing_ok=True)  # of another selection
             whole.keep(0, here)  # the state of the generator
     for number in range(done, len(names)):
         members = (groups == names[number]).nonzero().squeeze(-1).to(found.device)
@@ -78,16 +83,15 @@ def select_by_group(
             alike = torch.ones(len(members), 1, dtype=found.dtype, device=found.device)
             drawn = Uniform()(alike, share, generator)
             chosen = replace(drawn, objective=squared_distance(part, drawn.indices, drawn.weights))
-        here.indices.append(members[chosen.indices].cpu())
-        here.weights.append(chosen.weights.cpu())
+        here.indices = torch.cat([here.indices, members[chosen.indices]])
+        here.weights = torch.cat([here.weights, chosen.weights])
         here.objective += chosen.objective
         if whole is not None:
             whole.keep(number + 1, here)
     if whole is not None:
         whole.close()
-    indices, weights = (torch.cat(parts).to(found.device) for parts in (here.indices, here.weights))
-    order = indices.argsort()
-    return Coreset(indices[order], weights[order], here.objective, size=found.shape[0])
+    order = here.indices.argsort()
+    return Coreset(here.indices[order], here.weights[order], here.objective, size=found.shape[0])
 
 
 def _shares(sizes: Tensor, k: int) -> Tensor:

@@ -94,7 +94,8 @@ class SelectionState:
         content = vectors.agree(shared).cpu().numpy().tobytes()
         self._found = read_torch_file(io.BytesIO(content), repr(str(self.path)))
         assert self._found is not None
-        others = [name for name, value in self._problem.items() if self._found["problem"].get(name) != value]
+        problems = self._problem, self._found["problem"]
+        others = [name for name in {**problems[0], **problems[1]} if problems[0].get(name) != problems[1].get(name)]
         total = vectors.total.cpu()
         if not others and float((self._found["total"] - total).norm()) > ROUNDING * float(total.norm()):
             others = ["sum of the vectors"]
@@ -104,6 +105,11 @@ class SelectionState:
                 " the file to begin anew, or continue with the options and data of the killed selection."
             )
         generator.set_state(self._found["generator"])
+
+    @property
+    def is_new(self) -> bool:
+        """Whether there was no state when the selection began."""
+        return self._found is None
 
     def begin(self, here: Resumable) -> int | None:
         """Begin the next loop of the selector, and set its variables if it was killed here or later.

@@ -91,8 +91,9 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         ConfigurationError: for a batch size or a number of updates below 1, a negative number of workers, or a wrong fold.
     """
 
-    #: Whether each row of a batch depends on its own example alone, so that small batches can be fetched together.
-    independent_rows: bool = False
+    #: Whether each row of a batch depends on its own example alone, so that small batches can be fetched together. It holds for
+    #: the ``fetch`` of the class that sets it; a subclass with another ``fetch`` may set it again.
+    independent_rows: ClassVar[bool] = False
     #: Whether training and validation examples may be divided into folds.
     has_folds: ClassVar[bool] = False
 
@@ -214,7 +215,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
             limit=lambda: float("inf") if self.trainer is None else self.trainer.num_training_batches,
-            rows_per_fetch=ROWS_PER_FETCH if self.independent_rows else 0,
+            rows_per_fetch=ROWS_PER_FETCH if self._has_independent_rows() else 0,
         )
         if self._train_loader is not None:  # a new loader between epochs continues at the position of the last
             loader.load_state_dict(self._train_loader.state_dict())
@@ -266,6 +267,11 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
         )
+
+    def _has_independent_rows(self) -> bool:
+        """Return whether small batches can be fetched together, see ``independent_rows``."""
+        kind = next(kind for kind in type(self).__mro__ if "fetch" in vars(kind) or "independent_rows" in vars(kind))
+        return self.independent_rows and "independent_rows" in vars(kind)
 
     def _may_be_without(self) -> bool:
         """Return whether a process may be without an example: in validation and test of models that skip an empty batch."""

@@ -203,7 +203,6 @@ class CoresetDataModule(ResumableDataModule):
         coreset, trainer = self._checked(self.coreset), self.trainer
         self.batch_size, self.num_workers = self._source.batch_size, self._source.num_workers
         self.updates_per_batch = getattr(self.base, "updates_per_batch", 1)
-        self.independent_rows = getattr(self.base, "independent_rows", False)
         if len(coreset) < (processes := self._process()[1]):
             raise DataError(
                 f"Expected a coreset of at least {processes} examples, one per process, but got {len(coreset)}. Use"
@@ -237,6 +236,10 @@ class CoresetDataModule(ResumableDataModule):
             self._coreset = Coreset(**state_dict[STATE])
         if "base" in state_dict:
             self.base.load_state_dict(state_dict["base"])
+
+    @override
+    def _has_independent_rows(self) -> bool:
+        return isinstance(self.base, ResumableDataModule) and self.base._has_independent_rows()
 
     @property
     def _source(self) -> _Source:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lit_sparse.aliases import former_arguments
-from lit_sparse.errors import CheckpointError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 
@@ -35,9 +35,9 @@ class EpochLoader:
         num_workers: number of worker processes that fetch batches; 0 fetches in this process.
         pin_memory: whether to copy batches of worker processes to pinned memory.
         limit: function that returns the maximal number of batches per epoch.
-        rows_per_fetch: number of examples that this process fetches together, in as many whole batches, because a call takes
-            longer than the rows of a small batch. The entries of their batches are rows of tensors and lists; others, such as
-            tuples, are the same in each. 0 fetches each batch by itself.
+        rows_per_fetch: number of examples up to which this process fetches batches together, because a call takes longer than
+            the rows of a small batch. The entries of their batches are rows, but tuples are the same in each. 0 fetches each
+            batch by itself.
     """
 
     @former_arguments(plan="batch_indices")
@@ -81,13 +81,24 @@ class EpochLoader:
         return iter(DataLoader(batches, batch_size=None, num_workers=self.num_workers, pin_memory=self.pin_memory))
 
     def _fetched(self, epoch: int, batch_indices: Sequence[Tensor]) -> Iterator[Batch]:
-        count = max(1, self.rows_per_fetch // max(1, len(batch_indices[0]))) if batch_indices else 1
-        for first in range(0, len(batch_indices), count):
-            several = list(batch_indices[first : first + count])
+        for several in self._together(batch_indices):
             if len(several) == 1:
                 yield self.fetch(epoch, several[0])
             else:
                 yield from _divided(self.fetch(epoch, torch.cat(several)), [len(indices) for indices in several])
+
+    def _together(self, batch_indices: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+        """Yield the indices of successive batches that are fetched by one call."""
+        several: list[Tensor] = []
+        rows = 0
+        for indices in batch_indices:
+            rows += len(indices)
+            if several and rows > self.rows_per_fetch:
+                yield several
+                several, rows = [], len(indices)
+            several.append(indices)
+        if several:
+            yield several
 
     def state_dict(self) -> dict[str, int]:
         """Return the position after the last batch: the epoch and its number of batches so far."""
@@ -112,9 +123,26 @@ class EpochLoader:
 
 
 def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
-    """Yield batches of ``sizes`` examples, the rows of one batch."""
+    """Yield batches of ``sizes`` examples, the rows of one batch.
+
+    Raises:
+        ConfigurationError: if an entry does not have a row for each example.
+    """
+    for name, value in batch.items():
+        if isinstance(value, Tensor):
+            kind, fits = f"a tensor {tuple(value.shape)}", value.shape[:1] == (sum(sizes),)
+        else:
+            kind, fits = (
+                f"a {type(value).__name__}",
+                isinstance(value, tuple) or (isinstance(value, list) and len(value) == sum(sizes)),
+            )
+        if not fits:
+            raise ConfigurationError(
+                f"Expected {name!r} of a batch to be a tensor or list with {sum(sizes)} rows, one per example, but got {kind}."
+                " Correct `fetch`, or set `independent_rows = False` in the class of the data module."
+            )
     for first, last in pairwise(accumulate(sizes, initial=0)):
-        yield {name: value[first:last] if isinstance(value, Tensor | list) else value for name, value in batch.items()}
+        yield {name: value[first:last] if not isinstance(value, tuple) else value for name, value in batch.items()}
 
 
 class _Batches(Dataset[Batch]):

@@ -19,8 +19,8 @@ __all__ = ["Pairs", "list_candidates"]
 
 #: Scores that a thread computes at a time: the caches hold about as many.
 BLOCK = 1 << 19
-#: Least number of queries for which they are computed, because products of few rows are slow.
-ROWS = 128
+#: Number of queries for which more are computed, up to ``MOST``, because products of few rows are slow.
+ROWS, MOST = 128, 1 << 21
 #: Share of the keys in the lists above which dense attention is faster.
 DENSE = 0.125
 #: Listed keys per query that are always few.
@@ -134,7 +134,10 @@ class _Search:
             self.places[head:others, first:last] = -1
             return 0, 0, 0
         part = (others - head, last - first, high - low)
-        space = self.spaces.pop() if self.spaces else self.heads.new_empty(0)
+        try:
+            space = self.spaces.pop()
+        except IndexError:
+            space = self.heads.new_empty(0)
         if space.numel() < math.prod(part):
             space = self.heads.new_empty(math.prod(part))
         scores = space[: math.prod(part)].view(part)
@@ -205,7 +208,7 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) ->
     """
     first = 0
     while first < length:
-        rows = max(ROWS, BLOCK // max(1, size))
+        rows = max(16, min(ROWS, MOST // max(1, size)), BLOCK // max(1, size))
         if is_causal:  # rows of few keys are as many as of many keys
             rows = min(max(rows, BLOCK // (first + rows)), max(16, length // 8))
         last = min(length, first + rows)

@@ -164,8 +164,12 @@ def test_a_selection_by_groups_continues_within_a_group(moment: int, tmp_path: P
         select(moment, seed=3)
     with pytest.raises(ConfigurationError, match="another k"):
         select(1000, seed=3, k=31)
+    for classes in (torch.arange(400) % 2, groups.flip(0)):
+        with pytest.raises(ConfigurationError, match="another division into groups"):
+            select(1000, seed=3, classes=classes)
+    other = {"path": path, "every": 3}
     with pytest.raises(ConfigurationError, match="another division into groups"):
-        select(1000, seed=3, classes=torch.arange(400) % 2)
+        selector(vectors(), 30, state=SelectionState(**other))
     found = select(1000, seed=99)
     done = 60 - (1000 - Interrupted.left)
     assert moment - done < 4, f"{moment} of 60 steps were done, and {done} of them were kept"
@@ -173,4 +177,9 @@ def test_a_selection_by_groups_continues_within_a_group(moment: int, tmp_path: P
     assert torch.equal(found.indices, expected.indices)
     assert torch.equal(found.weights, expected.weights)
     assert found.objective == expected.objective
+    assert found.weights.dtype == expected.weights.dtype == torch.float64
     assert not list(tmp_path.iterdir())
+    with pytest.raises(KeyboardInterrupt):
+        select(moment, seed=4)
+    path.unlink()  # begin anew: the state of a group belongs to the former selection
+    assert torch.equal(select(1000, seed=3).weights, expected.weights)

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from lit_sparse.coresets import Uniform
 from lit_sparse.data import (
     ColoredDigitsDataModule,
+    CoresetDataModule,
     DigitsDataModule,
     EpochLoader,
     ReferentialGameDataModule,
@@ -18,6 +20,7 @@ from lit_sparse.data import (
 )
 from lit_sparse.data.base import ResumableDataModule, shuffled
 from lit_sparse.data.images.base import UNLABELLED
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.testing import concrete_subclasses
 
 
@@ -173,7 +176,7 @@ def test_batches_are_fetched_together(start: int) -> None:
         assert batch["name"] == expected[number]["name"]
         assert batch["updates"] == (1, 4)
     assert next(iterator, None) is None
-    assert calls == {0: [8, 8, 6], 1: [8, 8, 2], 3: [8, 2]}[start]
+    assert calls == {0: [8, 8, 6], 1: [8, 10], 3: [10]}[start]
     assert [batch["name"] for batch in together] == [batch["name"] for batch in expected[6:]]
 
 
@@ -196,6 +199,44 @@ def test_rows_that_are_said_to_be_independent_are(make: Callable[[], ResumableDa
     assert data.independent_rows
     for name, value in whole.items():
         assert torch.equal(value, torch.cat([part[name] for part in parts])), name
+
+
+def test_a_fetch_of_a_subclass_is_called_for_each_batch() -> None:
+    class Counted(DigitsDataModule):
+        calls = 0
+
+        def fetch(self, split: Any, epoch: int, indices: torch.Tensor) -> dict[str, Any]:
+            type(self).calls += 1
+            return super().fetch(split, epoch, indices)
+
+    class Declared(Counted):
+        independent_rows = True
+
+        def fetch(self, split: Any, epoch: int, indices: torch.Tensor) -> dict[str, Any]:
+            return super().fetch(split, epoch, indices) | self.more
+
+    for kind, together in ((Counted, False), (Declared, True)):
+        kind.calls, kind.more = 0, {}
+        data = CoresetDataModule(kind(batch_size=16), Uniform(), 200, lambda examples: torch.ones(len(examples), 1))
+        data.setup("fit")
+        assert sum(len(batch["index"]) for batch in data.train_dataloader()) == 200
+        assert kind.calls == (1 if together else 13)
+    for entry in (torch.tensor(1.0), torch.ones(10), [1.0], torch.ones(16).numpy(), 1.0):
+        Declared.more = {"entry": entry}
+        data = Declared(batch_size=16)
+        data.setup("fit")
+        with pytest.raises(
+            ConfigurationError, match=r"'entry' of a batch to be a tensor or list with .* rows.*independent_rows"
+        ):
+            next(iter(data.train_dataloader()))
+
+
+def test_batches_of_many_rows_are_fetched_alone() -> None:
+    calls = []
+    plan = lambda epoch: [torch.arange(n) for n in (1, 5, 6, 4, 4, 12, 1, 1)]  # noqa: E731
+    some = EpochLoader(plan, lambda epoch, indices: calls.append(len(indices)) or {"index": indices}, rows_per_fetch=8)
+    assert [len(batch["index"]) for batch in some] == [1, 5, 6, 4, 4, 12, 1, 1]
+    assert calls == [6, 6, 8, 12, 2]
 
 
 def test_all_ways_to_fetch_independent_rows_are_tested() -> None:

@@ -127,6 +127,8 @@ class _Team:
 
         self.parallel(self.task(help_out), None, threads, 0)
         job.tell()
+        if len(job.ended) < len(job.edges) - 1:  # an interrupt came between OpenMP's call and `try`, and ctypes dropped it
+            raise KeyboardInterrupt
 
 
 def _runner() -> _Team | _Pool:
@@ -145,6 +147,8 @@ def _runner() -> _Team | _Pool:
 
 
 _threads = _runner()
+#: ``in_blocks``: whether this thread works on a block of :func:`over_blocks`.
+_here = threading.local()
 
 
 def _start_afresh() -> None:
@@ -169,7 +173,7 @@ def over_rows(block: Callable[..., None], shape: tuple[int, ...], cost: float, *
     rows, d = shape
     seconds = rows * (d * cost + ROW_SECONDS)
     threads = 1 if seconds < SERIAL_SECONDS else min(torch.get_num_threads(), rows)
-    if threads <= 1:
+    if threads <= 1 or getattr(_here, "in_blocks", False):
         block(0, rows, *args)
         return
     blocks = min(rows, max(threads, min(threads * BLOCKS_PER_THREAD, int(seconds / BLOCK_SECONDS))))
@@ -189,11 +193,16 @@ def over_blocks(function: Callable[[int], None], count: int) -> None:
     """
 
     def run(first: int, last: int) -> None:
-        for number in range(first, last):
-            function(number)
+        _here.in_blocks = True
+        try:
+            for number in range(first, last):
+                function(number)
+        finally:
+            _here.in_blocks = False
 
     threads = min(torch.get_num_threads(), count)
     if threads <= 1 or not isinstance(_threads, _Team):
-        run(0, count)
+        for number in range(count):
+            function(number)
     else:
         _threads.run(_Job(run, list(range(count + 1)), ()), threads)
