@@ -20,7 +20,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.cli.app import LitSparseCLI
 from lit_sparse.cli.arguments import model_named_by_user, with_config_files
 from lit_sparse.cli.stopping import quiet
-from lit_sparse.coresets import Coreset, CoresetSelector, Examples, Projection, SelectionState, Uniform, Vectors
+from lit_sparse.coresets import Coreset, CoresetSelector, Examples, SelectionState, Uniform, VectorSource
 from lit_sparse.data import CoresetDataModule
 from lit_sparse.distributed import gather_objects, group_for_run, is_first, join_launched, world_size
 from lit_sparse.errors import ConfigurationError
@@ -33,6 +33,8 @@ __all__ = ["NoModel", "SelectCLI", "main", "parser"]
 PARTS = (16, 8, 4, 2, 1)
 #: Steps of a trial training whose time is measured, those before them, and its largest duration in seconds.
 TIMED_STEPS, WARM_UP, LONGEST_TRIAL = 20, 3, 30
+#: File of a row for each size.
+TABLE = "objective.csv"
 COLUMNS = ("k", "examples", "objective", "relative", "uniform", "seconds")
 
 
@@ -64,7 +66,7 @@ class SelectCLI(LitSparseCLI):
         group = parser.add_argument_group("selection")
         parser.add_subclass_arguments(CoresetSelector, "selector", required=False, help="Class of the selector.")
         group.add_argument("--k", type=float | None, default=None, help="Number of examples; a fraction if below 1.")
-        vectors = Projection | Vectors | Callable[[Examples], Tensor | Vectors] | None
+        vectors = VectorSource | Callable[[Examples], Any] | None
         group.add_argument("--vectors", type=vectors, default=None, help="Projection, vectors, or a function of examples.")
         group.add_argument("--stratify", type=str | None, default=None, help="Key of the classes, selected one by one.")
         group.add_argument("--sizes", type=list[int] | None, default=None, help="Sizes of the picture; k / 16 to k by default.")
@@ -113,7 +115,9 @@ class SelectCLI(LitSparseCLI):
         folder = None
         if is_first():
             folder = (
-                next(reversed(numbered(parent)), None) if self.option("resume") else claim_folder(parent, first_process=True)
+                max(numbered(parent), key=lambda other: (_has_begun(other), int(other.name)), default=None)
+                if self.option("resume")
+                else claim_folder(parent, first_process=True)
             )
         folder = gather_objects(folder)[0]
         if folder is None:
@@ -131,6 +135,11 @@ class SelectCLI(LitSparseCLI):
             with replaced(path, "w") as file:
                 yaml.safe_dump(now, file, sort_keys=False)
         return folder
+
+
+def _has_begun(folder: Path) -> bool:
+    """Return whether a selection in a folder has a state or a coreset; one that was refused has none."""
+    return any((folder / "states").glob("*")) or (folder / TABLE).is_file()
 
 
 def parser() -> argparse.ArgumentParser:
@@ -176,7 +185,7 @@ def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int)
     vectors, selector = data.candidates()
     whole = float(vectors.total.square().sum())
     making = time.perf_counter() - began
-    table = folder / "objective.csv"
+    table = folder / TABLE
     rows = _read(table) if is_first() else []
     rows = gather_objects(rows)[0]
     done = {int(row["k"]) for row in rows}

@@ -16,7 +16,7 @@ from lit_sparse.coresets.selector import CoresetSelector, Selection
 from lit_sparse.coresets.sparse_vi import SparseVI
 from lit_sparse.coresets.state import SelectionState
 from lit_sparse.coresets.uniform import Uniform
-from lit_sparse.coresets.vectors import BlockVectors, DenseVectors, ShardedVectors, Vectors
+from lit_sparse.coresets.vectors import BlockVectors, DenseVectors, ShardedVectors, Vectors, VectorSource
 
 __all__ = [
     "GIGA",
@@ -45,6 +45,7 @@ __all__ = [
     "ShardedVectors",
     "SparseVI",
     "Uniform",
+    "VectorSource",
     "Vectors",
     "select_by_group",
 ]

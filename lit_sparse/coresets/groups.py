@@ -52,9 +52,12 @@ def select_by_group(
         tensor([2., 2., 2., 2., 2.])
     """
     found = as_vectors(vectors)
-    if not isinstance(groups, Tensor) or groups.shape != (found.shape[0],):
-        shape = tuple(groups.shape) if isinstance(groups, Tensor) else type(groups).__name__
-        raise ConfigurationError(f"Expected a tensor with a group per example, {found.shape[0]} of them, but got {shape}.")
+    whole_numbers = isinstance(groups, Tensor) and not groups.is_floating_point() and not groups.is_complex()
+    if not whole_numbers or groups.shape != (found.shape[0],):
+        shape = f"{groups.dtype} {tuple(groups.shape)}" if isinstance(groups, Tensor) else type(groups).__name__
+        raise ConfigurationError(
+            f"Expected an integer tensor with a group per example, {found.shape[0]} of them, but got {shape}. Convert it."
+        )
     names, sizes = torch.unique(groups, return_counts=True)
     if not len(names) <= k <= len(groups):
         raise ConfigurationError(

@@ -20,7 +20,7 @@ from lit_sparse.checks import MOST_FEATURES, check_count, check_number, check_po
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.likelihoods import Likelihood
 from lit_sparse.coresets.posteriors import GaussianPosterior, gaussian_mean_posterior, laplace_posterior
-from lit_sparse.coresets.vectors import BlockVectors
+from lit_sparse.coresets.vectors import BlockVectors, VectorSource
 from lit_sparse.errors import ConfigurationError, DataError
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
 BATCH = 4096
 
 
-class Projection(ABC):
+class Projection(VectorSource, ABC):
     """Maps each example to a vector of S numbers; subclasses implement :meth:`project`, and :meth:`fit` if it needs all data.
 
     Calling it with examples returns their vectors (N, S).
@@ -48,7 +48,7 @@ class Projection(ABC):
     #: Number of examples per batch.
     batch_size = BATCH
 
-    def fit(self, examples: Examples) -> None:  # noqa: B027  (optional for subclasses)
+    def fit(self, examples: Examples) -> None:
         """Compute quantities that depend on all examples, such as an approximate posterior."""
 
     @abstractmethod

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from lit_sparse.checkpoint_files import read_torch_file
+from lit_sparse.checkpoint_files import SUGGESTION, read_torch_file
 from lit_sparse.checks import check_count
 from lit_sparse.coresets.vectors import Vectors
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.runs import replaced
 
 __all__ = ["Kept", "Resumable", "SelectionState"]
@@ -92,13 +92,19 @@ class SelectionState:
             torch.zeros(size, dtype=torch.uint8) if not content else torch.frombuffer(bytearray(content), dtype=torch.uint8)
         )
         content = vectors.agree(shared).cpu().numpy().tobytes()
-        self._found = read_torch_file(io.BytesIO(content), repr(str(self.path)))
+        try:
+            self._found = read_torch_file(io.BytesIO(content), repr(str(self.path)))
+        except CheckpointError as error:
+            raise CheckpointError(str(error).replace(SUGGESTION, "Remove the file to begin anew.")) from error
         assert self._found is not None
         problems = self._problem, self._found["problem"]
         others = [name for name in {**problems[0], **problems[1]} if problems[0].get(name) != problems[1].get(name)]
         total = vectors.total.cpu()
         if not others and float((self._found["total"] - total).norm()) > ROUNDING * float(total.norm()):
             others = ["sum of the vectors"]
+        norms = vectors.norms.double().cpu()
+        if not others and abs(self._found["order"] - _order(norms)) > ROUNDING * float(norms.sum()):
+            others = ["order of the vectors"]
         if others:
             raise ConfigurationError(
                 f"Expected the state {str(self.path)!r} of this selection but got that of one with another {others[0]}. Remove"
@@ -139,6 +145,7 @@ class SelectionState:
         state: dict[str, Any] = {
             "problem": self._problem,
             "total": self._vectors.total.cpu(),
+            "order": _order(self._vectors.norms.double().cpu()),
             "loop": self._loops,
             "step": step,
         }
@@ -149,3 +156,8 @@ class SelectionState:
         """Remove the file."""
         if self._vectors.is_first:
             self.path.unlink(missing_ok=True)
+
+
+def _order(norms: Tensor) -> float:
+    """Return a number that changes with the order of vectors of norms (N,), and by rounding with the norms."""
+    return float(norms @ torch.arange(len(norms), dtype=torch.float64).cos())

@@ -19,7 +19,7 @@ from lit_sparse.distributed import broadcast, gather, gather_unequal, is_first, 
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.row_sums import add_exactly, row_products, row_sum
 
-__all__ = ["BlockVectors", "DenseVectors", "ShardedVectors", "Vectors", "as_vectors"]
+__all__ = ["BlockVectors", "DenseVectors", "ShardedVectors", "VectorSource", "Vectors", "as_vectors"]
 
 #: Largest number of entries in a block that is converted to another dtype.
 BLOCK_NUMBERS = 2**20
@@ -32,7 +32,11 @@ ROUGH = 2e-5
 MOST_GATHERED = 2**14
 
 
-class Vectors(ABC):
+class VectorSource:
+    """Base of vectors, and of projections, which make vectors of examples."""
+
+
+class Vectors(VectorSource, ABC):
     """N vectors g_1 ... g_N of S numbers, the rows of Phi^T; a coreset approximates their sum y = Phi 1.
 
     Attributes:

@@ -23,6 +23,7 @@ from lit_sparse.coresets import (
     SelectionState,
     ShardedVectors,
     Vectors,
+    VectorSource,
     select_by_group,
 )
 from lit_sparse.coresets.projections import entry
@@ -102,7 +103,7 @@ class CoresetDataModule(ResumableDataModule):
         base: pl.LightningDataModule,
         selector: CoresetSelector | None = None,
         k: float | None = None,
-        vectors: Projection | Vectors | Callable[[Examples], Tensor | Vectors] | None = None,
+        vectors: VectorSource | Callable[[Examples], Any] | None = None,
         *,
         coreset: str | None = None,
         normalize: bool = False,

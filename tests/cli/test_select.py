@@ -21,8 +21,7 @@ REGRESSION = ("-c", "coreset/gaussian")
 DIGITS = ("--data=DigitsDataModule", "--data.labelled=1.0", "--data.binarize=false")
 FUNCTION = '''
 import torch
-from lit_sparse.coresets import Examples
-def pixels(examples: Examples) -> torch.Tensor:
+def pixels(examples):
     """The pixels of all images."""
     return examples[torch.arange(len(examples))]["pixels"].double()
 '''
@@ -126,6 +125,10 @@ def test_a_selection_that_costs_more_than_it_saves_is_reported(
         ([*REGRESSION, "--data.k=801"], "at most 800"),
         ([*DIGITS, "--selector=NonnegativeOPM"], "NonnegativeOMP"),
         (
+            [*DIGITS, "--selector=NonnegativeOMP", "--k=5", "--vectors=FileVectors", "--vectors.path=none.npy"],
+            "to read the vectors 'none.npy' but got: No such file",
+        ),
+        (
             [*REGRESSION, "--data.selector=null", "--data.k=null", "--data.vectors=null", "--data.coreset=x.npz"],
             "selected already",
         ),
@@ -165,12 +168,14 @@ def test_a_killed_selection_continues(tmp_path: Path, capsys: pytest.CaptureFixt
     (first,) = table(folder)
     assert main([*command, *options, "--resume=true", "--data.seed=7"]) == 2
     assert "data.init_args.seed 7, was 0" in capsys.readouterr().err
+    assert main([*command, *options, "--data.k=1000000"]) == 2  # the folder of a refused command is not continued
+    assert (folder.parent / "1" / "config.yaml").is_file()
     assert main([*command, *options, "--resume=true"]) == 0
     rows = table(folder)
     assert [row["k"] for row in rows] == ["10", "100"]
     assert rows[0] == first, "the size that was finished is not selected again"
     assert main([*command, *options]) == 0
-    found, expected = (Coreset.load(folder.parent / name / "coreset.npz") for name in ("0", "1"))
+    found, expected = (Coreset.load(folder.parent / name / "coreset.npz") for name in ("0", "2"))
     assert torch.equal(found.indices, expected.indices)
     assert torch.equal(found.weights, expected.weights)
     assert torch.equal(found.trace, expected.trace)

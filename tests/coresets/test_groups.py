@@ -94,8 +94,8 @@ def test_what_cannot_be_shared() -> None:
     for k in (1, 7, 0, -1):
         with pytest.raises(ConfigurationError, match=rf"`k` in 2 \.\. 6, at least one example per group, but got {k}\."):
             select_by_group(Uniform(), vectors, k, torch.tensor([0, 0, 0, 1, 1, 1]))
-    for groups in (torch.zeros(5), torch.zeros(6, 1)):
-        with pytest.raises(ConfigurationError, match="a group per example, 6 of them"):
+    for groups in (torch.zeros(5).long(), torch.zeros(6, 1).long(), torch.full((6,), torch.nan), [0] * 6):
+        with pytest.raises(ConfigurationError, match="integer tensor with a group per example, 6 of them"):
             select_by_group(Uniform(), vectors, 3, groups)
 
 

@@ -99,6 +99,8 @@ def test_states_of_other_selections_are_refused(
         selector(scale * given, k, state=SelectionState(path))
     with pytest.raises(ConfigurationError, match="another shape"):
         AcceleratedIHT(max_iter=20)(given[:-1], 30, state=SelectionState(path))
+    with pytest.raises(ConfigurationError, match="another order of the vectors"):
+        AcceleratedIHT(max_iter=20)(given.flip(0), 30, state=SelectionState(path))
     assert path.is_file(), "a refused state is kept"
 
 
@@ -123,7 +125,7 @@ def test_damaged_states_and_arguments_are_refused(tmp_path: Path) -> None:
     killed(NonnegativeOMP(), path, vectors())
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(CheckpointError, match="state"):
+    with pytest.raises(CheckpointError, match=r"state.*Remove the file to begin anew\."):
         NonnegativeOMP()(vectors(), 30, state=SelectionState(path))
     with pytest.raises(ConfigurationError, match="`every`"):
         SelectionState(path, every=0)
