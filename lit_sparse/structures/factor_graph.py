@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checks import check_count
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.structures.base import Structure
 from lit_sparse.structures.count import CountConstraint
 from lit_sparse.structures.pair import Pair
@@ -73,6 +73,11 @@ def _as_tuple(values: Any, name: str) -> tuple[int, ...]:
     Raises:
         ConfigurationError: if they are not.
     """
+    if isinstance(values, str):
+        raise ConfigurationError(
+            f"Expected argument `{name}` of a factor to be whole numbers, or 'neighbours', but got {values!r}."
+            f"{did_you_mean(values, ['neighbours'])}"
+        )
     items = tuple(values) if isinstance(values, list | tuple) else (values,)
     if not all(type(item) is int for item in items) or len(set(items)) < len(items):
         raise ConfigurationError(f"Expected argument `{name}` of a factor to hold different whole numbers but got {values!r}.")
@@ -124,7 +129,10 @@ class FactorGraph:
             check_count("variables", self.variables)
         given: Any = self.factors
         if not isinstance(given, list | tuple) or not given or not all(isinstance(factor, Factor) for factor in given):
-            raise ConfigurationError(f"Expected argument `factors` to be a list with a Factor or more but got {given!r}.")
+            raise ConfigurationError(
+                f"Expected argument `factors` to be a list with a Factor or more but got {given!r}. Write"
+                " Factor(Pair()) for a structure over all variables, and Factor(Pair(), [0, 1]) for one over some."
+            )
         object.__setattr__(self, "factors", tuple(given))
         if self.variables is not None:
             layout_of(self, self.variables)
