@@ -123,7 +123,7 @@ class CoresetDataModule(ResumableDataModule):
         self._k = None if k is None else check_number("k", k, 0.0, 1e18, open_low=True)
         if k is not None and k >= 1 and k != int(k):
             raise ConfigurationError(f"Expected argument `k` to be a fraction below 1 or a whole number but got {k}. Round it.")
-        self._vectors = vectors
+        self._vectors: Any = vectors
         self._file = coreset
         self._normalize = normalize
         self._stratify = stratify

@@ -166,7 +166,9 @@ class ReferentialGameDataModule(ResumableDataModule):
         return {
             **known,
             "target": vectors[indices],
-            "candidates": vectors.index_select(0, chosen.flatten()).unflatten(0, chosen.shape),  # faster than an index
+            "candidates": vectors.index_select(0, chosen.flatten()).view(
+                *chosen.shape, vectors.shape[1]
+            ),  # faster than an index
             "position": position,
             "index": indices,
         }
