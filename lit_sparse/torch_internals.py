@@ -27,6 +27,7 @@ __all__ = [
     "is_exporting",
     "is_fake",
     "is_legacy_batch",
+    "lacks_autocast_dtype",
     "must_decompose",
     "no_autograd",
     "scan",
@@ -62,6 +63,16 @@ def autocast_enabled(device: torch.device) -> bool:
     if hasattr(torch, "get_autocast_dtype"):
         return torch.is_autocast_enabled(device.type)
     return torch.is_autocast_cpu_enabled() if device.type == "cpu" else torch.is_autocast_enabled()  # torch 2.3
+
+
+def lacks_autocast_dtype() -> bool:
+    """Return whether autocast of the CPU is enabled, and oneDNN does not have its dtype on this processor."""
+    if not autocast_enabled(torch.device("cpu")) or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    new = hasattr(torch, "get_autocast_dtype")  # since torch 2.4
+    dtype = torch.get_autocast_dtype("cpu") if new else torch.get_autocast_cpu_dtype()
+    name = "bf16" if dtype == torch.bfloat16 else "fp16"
+    return not getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")()
 
 
 def can_read_values() -> bool:

@@ -10,9 +10,9 @@ from torch.nn import functional as nnf
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from lit_sparse.nn.encoder_decoder.base import length_mask
-from lit_sparse.torch_internals import is_exporting, scan
+from lit_sparse.torch_internals import is_exporting, lacks_autocast_dtype, scan
 
-__all__ = ["run_recurrent"]
+__all__ = ["call_recurrent", "run_recurrent"]
 
 
 def run_recurrent(
@@ -33,9 +33,24 @@ def run_recurrent(
     if is_exporting():  # packing reads the lengths
         return _scanned(rnn, inputs, lengths, start)
     packed = pack_padded_sequence(inputs, lengths.cpu(), batch_first=True, enforce_sorted=False)
-    outputs, last = rnn(packed, start)
+    outputs, last = call_recurrent(rnn, packed, start)
     states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=inputs.shape[1])
     return states, last if isinstance(last, tuple) else (last,)
+
+
+def call_recurrent(rnn: nn.GRU | nn.LSTM, inputs: Any, start: Any = None) -> tuple[Any, Any]:
+    """Return the output of a network, in float32 if this processor has no instructions for the dtype of autocast.
+
+    Args:
+        rnn: network.
+        inputs: tensor or packed sequence.
+        start: first states, a tensor or a tuple of them; None for zeros.
+    """
+    if not inputs.is_cuda and lacks_autocast_dtype():  # torch fails there
+        with torch.autocast("cpu", enabled=False):
+            start = start if start is None else start.float() if isinstance(start, Tensor) else tuple(x.float() for x in start)
+            return rnn(inputs.float(), start)  # type: ignore[no-any-return]
+    return rnn(inputs, start)  # type: ignore[no-any-return]
 
 
 def _scanned(rnn: nn.GRU | nn.LSTM, inputs: Tensor, lengths: Tensor, start: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
-from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
+from lit_sparse.nn.encoder_decoder.padded_rows import call_recurrent, run_recurrent
 
 __all__ = ["RecurrentBody"]
 
@@ -124,7 +124,7 @@ class RecurrentBody(EncoderDecoder):
     def decode(self, embedded: Tensor, memory: State) -> tuple[Tensor, Tensor]:
         if not self.input_feeding:
             begin = [memory[name].transpose(0, 1).contiguous() for name in ("h", "c") if name in memory]
-            outputs, _ = self.decoder(embedded, tuple(begin) if len(begin) > 1 else begin[0])
+            outputs, _ = call_recurrent(self.decoder, embedded, tuple(begin) if len(begin) > 1 else begin[0])
             hidden, weights = self._attend(outputs, memory)
             return hidden, weights.unsqueeze(1)
         state, hiddens, all_weights = self.start(memory), [], []
