@@ -70,7 +70,9 @@ def run(hosts: tuple[Host, ...], line: str, folder: Path, path: str) -> tuple[li
     for output in outputs:
         output.unlink(missing_ok=True)
     started = [
-        host.start(f"exec env {each}" if "=" in each.split()[0] else f"exec {each}", folder, output, PATH=path)
+        host.start(
+            f"exec env {each}" if "=" in each.split()[0] else f"exec {each}", folder, output, PATH=path, OMP_NUM_THREADS="1"
+        )
         for host, each, output in zip(hosts, (line.replace("ADDRESS", "host0") for line in lines), outputs, strict=True)
     ]
     statuses = [process.wait(timeout=250) for process in started]

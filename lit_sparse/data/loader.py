@@ -141,8 +141,15 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
                 f"Expected {name!r} of a batch to be a tensor or list with {sum(sizes)} rows, one per example, but got {kind}."
                 " Correct `fetch`, or set `independent_rows = False` in the class of the data module."
             )
+
+    def rows(value: Any, first: int, last: int) -> Any:
+        """Return some rows in memory of their own: products may be rounded otherwise at another alignment."""
+        if isinstance(value, tuple):
+            return value
+        return value[first:last].clone() if isinstance(value, Tensor) else value[first:last]
+
     for first, last in pairwise(accumulate(sizes, initial=0)):
-        yield {name: value[first:last] if not isinstance(value, tuple) else value for name, value in batch.items()}
+        yield {name: rows(value, first, last) for name, value in batch.items()}
 
 
 class _Batches(Dataset[Batch]):
