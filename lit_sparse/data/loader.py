@@ -15,6 +15,8 @@ from lit_sparse.errors import CheckpointError, ConfigurationError
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
 
+#: Bytes of which the address of a new tensor is a multiple.
+ALIGNMENT = 64
 #: Tensors and lists of text by name.
 Batch = dict[str, Any]
 #: ``batch_indices(epoch)`` lists the batches of an epoch, each as the indices of its examples; all epochs have as many.
@@ -143,10 +145,12 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
             )
 
     def rows(value: Any, first: int, last: int) -> Any:
-        """Return some rows in memory of their own: products may be rounded otherwise at another alignment."""
+        """Return some rows, copied unless they are aligned as a new tensor: products may be rounded otherwise."""
         if isinstance(value, tuple):
             return value
-        return value[first:last].clone() if isinstance(value, Tensor) else value[first:last]
+        part = value[first:last]
+        aligned = not isinstance(value, Tensor) or value.dim() < 2 or value.stride(0) * value.element_size() % ALIGNMENT == 0
+        return part if aligned else part.clone()
 
     for first, last in pairwise(accumulate(sizes, initial=0)):
         yield {name: rows(value, first, last) for name, value in batch.items()}
