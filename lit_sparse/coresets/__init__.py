@@ -13,10 +13,11 @@ from lit_sparse.coresets.omp import NonnegativeOMP
 from lit_sparse.coresets.posteriors import GaussianPosterior
 from lit_sparse.coresets.projections import ExactGaussianVectors, FunctionVectors, LogLikelihoodVectors, Projection
 from lit_sparse.coresets.selector import CoresetSelector, Selection
+from lit_sparse.coresets.sharded_vectors import ShardedVectors
 from lit_sparse.coresets.sparse_vi import SparseVI
 from lit_sparse.coresets.state import SelectionState
 from lit_sparse.coresets.uniform import Uniform
-from lit_sparse.coresets.vectors import BlockVectors, DenseVectors, ShardedVectors, Vectors, VectorSource
+from lit_sparse.coresets.vectors import BlockVectors, DenseVectors, Vectors, VectorSource
 
 __all__ = [
     "GIGA",

@@ -20,6 +20,8 @@ __all__ = ["Kept", "Resumable", "SelectionState"]
 
 #: Largest difference of the vectors' sum, as a fraction of it, in a continued selection: that of rounding.
 ROUNDING = 1e-6
+#: Norms that are summed at a time.
+CHUNK = 2**20
 
 
 class Resumable(Protocol):
@@ -83,6 +85,7 @@ class SelectionState:
         """
         self._vectors, self._generator, self._loops, self._steps = vectors, generator, 0, 0
         self._problem = {**problem, "shape": list(vectors.shape), "dtype": str(vectors.dtype)}
+        self._order = _order(vectors.norms)
         self._found: dict[str, Any] | None = None
         content = self.path.read_bytes() if vectors.is_first and self.path.is_file() else b""
         size = int(vectors.agree(torch.tensor(len(content))))
@@ -96,14 +99,15 @@ class SelectionState:
             self._found = read_torch_file(io.BytesIO(content), repr(str(self.path)))
         except CheckpointError as error:
             raise CheckpointError(str(error).replace(SUGGESTION, "Remove the file to begin anew.")) from error
-        assert self._found is not None
+        if not isinstance(self._found, dict) or not {"problem", "total", "order", "generator"} <= self._found.keys():
+            raise CheckpointError(f"Expected {str(self.path)!r} to be the state of a selection. Remove the file to begin anew.")
         problems = self._problem, self._found["problem"]
         others = [name for name in {**problems[0], **problems[1]} if problems[0].get(name) != problems[1].get(name)]
         total = vectors.total.cpu()
         if not others and float((self._found["total"] - total).norm()) > ROUNDING * float(total.norm()):
             others = ["sum of the vectors"]
-        norms = vectors.norms.double().cpu()
-        if not others and abs(self._found["order"] - _order(norms)) > ROUNDING * float(norms.sum()):
+        tolerance = ROUNDING * float(vectors.norms.sum(dtype=torch.float64))
+        if not others and abs(self._found["order"] - self._order) > tolerance:
             others = ["order of the vectors"]
         if others:
             raise ConfigurationError(
@@ -145,7 +149,7 @@ class SelectionState:
         state: dict[str, Any] = {
             "problem": self._problem,
             "total": self._vectors.total.cpu(),
-            "order": _order(self._vectors.norms.double().cpu()),
+            "order": self._order,
             "loop": self._loops,
             "step": step,
         }
@@ -160,4 +164,8 @@ class SelectionState:
 
 def _order(norms: Tensor) -> float:
     """Return a number that changes with the order of vectors of norms (N,), and by rounding with the norms."""
-    return float(norms @ torch.arange(len(norms), dtype=torch.float64).cos())
+    order = 0.0
+    for first in range(0, len(norms), CHUNK):  # so that memory does not grow with N
+        part = norms[first : first + CHUNK].cpu().double()
+        order += float(part @ torch.arange(first, first + len(part), dtype=torch.float64).cos())
+    return order

@@ -1,4 +1,4 @@
-"""The vectors of a coreset problem: a matrix in memory, blocks computed on access, or shards of several processes.
+"""The vectors of a coreset problem: a matrix in memory, or blocks computed on access.
 
 A selector needs only products, norms and a few rows of the N vectors, so N x S numbers need not be stored.
 """
@@ -8,18 +8,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import FLOATS, check_count
-from lit_sparse.distributed import broadcast, gather, gather_unequal, is_first, rank, reduce
+from lit_sparse.distributed import is_first
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.row_sums import add_exactly, row_products, row_sum
 
-__all__ = ["BlockVectors", "DenseVectors", "ShardedVectors", "VectorSource", "Vectors", "as_vectors"]
+__all__ = ["BlockVectors", "DenseVectors", "VectorSource", "Vectors", "as_vectors"]
 
 #: Largest number of entries in a block that is converted to another dtype.
 BLOCK_NUMBERS = 2**20
@@ -269,95 +268,6 @@ class BlockVectors(Vectors):
         """Iterate over all blocks, each with the index of its first vector."""
         for start in range(0, self.shape[0], self.block_size):
             yield start, self.rows(torch.arange(start, min(start + self.block_size, self.shape[0]), device=self.device))
-
-
-class ShardedVectors(Vectors):
-    """Vectors distributed over the processes of a group, in the order of ranks.
-
-    All processes make the same calls and get the same results, so selectors need no changes.
-
-    Args:
-        share: vectors of this process; may be empty.
-        group: the processes; None for all of them.
-
-    Raises:
-        ConfigurationError: if S or the dtype differs between processes.
-    """
-
-    def __init__(self, share: Vectors | Tensor, group: Any = None) -> None:
-        self.share = share if isinstance(share, Vectors) else DenseVectors(share)
-        self.group = group
-        self.dtype, self.device = self.share.dtype, self.share.device
-        double = int(self.dtype == torch.float64)
-        mine = torch.tensor([*self.share.shape, double], device=self.device)
-        theirs = torch.stack(gather(mine, group)).tolist()
-        if len({(width, kind) for _, width, kind in theirs}) > 1:
-            shapes = ", ".join(f"({size}, {width}) float{64 if kind else 32}" for size, width, kind in theirs)
-            raise ConfigurationError(f"Expected vectors of equal length and dtype on all processes but got {shapes}.")
-        self.sizes = [size for size, _, _ in theirs]
-        self.first = sum(self.sizes[: rank(group)])
-        self.shape = (sum(self.sizes), self.share.shape[1])
-
-    @override
-    def correlate(self, direction: Tensor) -> Tensor:
-        return self._joined(self.share.correlate(direction))
-
-    @override
-    def rows(self, indices: Tensor) -> Tensor:
-        # Each row comes from one process; the others add zeros, which is exact.
-        found = torch.zeros(len(indices), self.shape[1], dtype=self.dtype, device=self.device)
-        mine, own = self._own(indices)
-        if len(mine):
-            found[mine] = self.share.rows(own)
-        return reduce(found, self.group)
-
-    @override
-    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
-        found = torch.zeros(len(indices), dtype=self.dtype, device=self.device)
-        mine, own = self._own(indices)
-        if len(mine):
-            found[mine] = self.share.correlate_some(own, direction)
-        return reduce(found, self.group)
-
-    @override
-    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
-        if self.device.type == "cpu" and len(indices) <= MOST_GATHERED:  # the same order of sums as in one process
-            return row_sum(self.rows(indices), torch.arange(len(indices)), weights).to(self.dtype)
-        mine, own = self._own(indices)
-        part = self.share.combine(own, weights[mine]) if len(mine) else weights.new_zeros(self.shape[1])
-        return torch.stack(gather(part, self.group)).sum(0)
-
-    @override
-    def divided(self, unit: float) -> ShardedVectors:
-        return ShardedVectors(self.share.divided(unit), self.group)
-
-    @override
-    def subset(self, indices: Tensor) -> ShardedVectors:
-        return ShardedVectors(self.share.subset(self._own(indices)[1]), self.group)
-
-    @override
-    def measure(self) -> tuple[Tensor, Tensor]:
-        norms, total = self.share.measure()
-        parts = total if total.ndim == 2 else total.unsqueeze(0)
-        return self._joined(norms), torch.cat(gather_unequal(parts, self.group))
-
-    @override
-    def agree(self, value: Tensor) -> Tensor:
-        return broadcast(value.to(self.device), self.group)
-
-    @property
-    @override
-    def is_first(self) -> bool:
-        return is_first(self.group)
-
-    def _own(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the positions, among some indices (n,), of those of this process, and the local indices of these."""
-        mine = ((indices >= self.first) & (indices < self.first + self.share.shape[0])).nonzero().squeeze(-1)
-        return mine, indices[mine] - self.first
-
-    def _joined(self, value: Tensor) -> Tensor:
-        """Return the values (n, ...) of all processes, concatenated (N, ...)."""
-        return torch.cat(gather_unequal(value, self.group))
 
 
 class ScaledVectors(Vectors):

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import copy
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from typing_extensions import override
 
 from lit_sparse.checks import check_number
@@ -28,6 +27,7 @@ from lit_sparse.coresets import (
 )
 from lit_sparse.coresets.projections import entry
 from lit_sparse.data.base import ResumableDataModule, Split
+from lit_sparse.data.example_source import ExampleSource, source_of
 from lit_sparse.data.loader import Batch
 from lit_sparse.distributed import rank, world_size
 from lit_sparse.errors import ConfigurationError, DataError
@@ -129,7 +129,7 @@ class CoresetDataModule(ResumableDataModule):
         self._stratify = stratify
         self._stream = stream
         self._coreset: Coreset | None = None
-        self._examples: _Source | None = None
+        self._examples: ExampleSource | None = None
 
     def __getattr__(self, name: str) -> Any:
         if name not in FORWARDED:
@@ -243,10 +243,9 @@ class CoresetDataModule(ResumableDataModule):
         return isinstance(self.base, ResumableDataModule) and self.base._has_independent_rows()
 
     @property
-    def _source(self) -> _Source:
+    def _source(self) -> ExampleSource:
         if self._examples is None:
-            resumable = isinstance(self.base, ResumableDataModule)
-            self._examples = _Resumable(self.base) if resumable else _OfLoader(self.base)  # type: ignore[arg-type]
+            self._examples = source_of(self.base)
         return self._examples
 
     def _chosen(self) -> Coreset:
@@ -364,49 +363,6 @@ class CoresetDataModule(ResumableDataModule):
                 " Use the data of the coreset, or select another coreset."
             )
         return coreset
-
-
-class _Source(Protocol):
-    """The training examples of a data module."""
-
-    batch_size: int
-    num_workers: int
-
-    def __len__(self) -> int: ...
-
-    def fetch(self, epoch: int, indices: Tensor) -> Any: ...
-
-
-class _Resumable:
-    def __init__(self, base: ResumableDataModule) -> None:
-        self.base, self.indices = base, base.train_indices()
-        self.batch_size, self.num_workers = base.batch_size, base.num_workers
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def fetch(self, epoch: int, indices: Tensor) -> Any:
-        return self.base.fetch("train", epoch, self.indices[indices])
-
-
-class _OfLoader:
-    """The examples of the data set behind a ``DataLoader``."""
-
-    def __init__(self, base: pl.LightningDataModule) -> None:
-        loader = base.train_dataloader()
-        if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
-            raise ConfigurationError(
-                f"Expected the training loader of {type(base).__name__} to be a DataLoader of a data set with indices but got"
-                f" {type(loader).__name__}. Derive it from lit_sparse.data.ResumableDataModule."
-            )
-        self.loader = loader
-        self.batch_size, self.num_workers = loader.batch_size or 1, loader.num_workers
-
-    def __len__(self) -> int:
-        return len(self.loader.dataset)  # type: ignore[arg-type]
-
-    def fetch(self, epoch: int, indices: Tensor) -> Any:
-        return self.loader.collate_fn([self.loader.dataset[i] for i in indices.tolist()])
 
 
 def _with_weights(batch: Any, weights: Tensor) -> Any:

@@ -131,14 +131,9 @@ def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:
         ConfigurationError: if an entry does not have a row for each example.
     """
     for name, value in batch.items():
-        if isinstance(value, Tensor):
-            kind, fits = f"a tensor {tuple(value.shape)}", value.shape[:1] == (sum(sizes),)
-        else:
-            kind, fits = (
-                f"a {type(value).__name__}",
-                isinstance(value, tuple) or (isinstance(value, list) and len(value) == sum(sizes)),
-            )
-        if not fits:
+        sized = isinstance(value, list) or (isinstance(value, Tensor) and value.dim() > 0)
+        if not isinstance(value, tuple) and not (sized and len(value) == sum(sizes)):
+            kind = f"a tensor {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
             raise ConfigurationError(
                 f"Expected {name!r} of a batch to be a tensor or list with {sum(sizes)} rows, one per example, but got {kind}."
                 " Correct `fetch`, or set `independent_rows = False` in the class of the data module."

@@ -20,7 +20,7 @@ from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.distinct import distinct
 from lit_sparse.random import seeded_uniform
 
-__all__ = ["ReferentialGameDataModule", "distinct"]
+__all__ = ["ReferentialGameDataModule"]
 
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
@@ -160,15 +160,14 @@ class ReferentialGameDataModule(ResumableDataModule):
         chosen.scatter_(1, places + (places >= position.unsqueeze(-1)).long(), others)
         chosen.scatter_(1, position.unsqueeze(-1), indices.unsqueeze(-1))
         vectors = mine.images.pixels
+        drawn = vectors.index_select(0, chosen.flatten())  # an index takes several times as long
         known = {"attributes": self._attributes[split][indices]} if self._attributes else {}
         if self.class_names:
             known["label"] = mine.images.labels[indices]
         return {
             **known,
             "target": vectors[indices],
-            "candidates": vectors.index_select(0, chosen.flatten()).view(
-                *chosen.shape, vectors.shape[1]
-            ),  # faster than an index
+            "candidates": drawn.view(*chosen.shape, vectors.shape[1]),
             "position": position,
             "index": indices,
         }

@@ -127,6 +127,10 @@ def test_damaged_states_and_arguments_are_refused(tmp_path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(CheckpointError, match=r"state.*Remove the file to begin anew\."):
         NonnegativeOMP()(vectors(), 30, state=SelectionState(path))
+    for other in ({"weights": torch.zeros(3)}, [1, 2]):
+        torch.save(other, path)
+        with pytest.raises(CheckpointError, match="to be the state of a selection"):
+            NonnegativeOMP()(vectors(), 30, state=SelectionState(path))
     with pytest.raises(ConfigurationError, match="`every`"):
         SelectionState(path, every=0)
 

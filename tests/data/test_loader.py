@@ -239,6 +239,15 @@ def test_batches_of_many_rows_are_fetched_alone() -> None:
     assert calls == [6, 6, 8, 12, 2]
 
 
+@pytest.mark.parametrize("width", [3, 16, 17])
+def test_batches_are_aligned_as_new_tensors(width: int) -> None:
+    """Products of a continued run are rounded alike, whichever batches are fetched with a batch."""
+    table = torch.randn(40, width)
+    plan = lambda epoch: torch.arange(40).split(5)  # noqa: E731
+    some = EpochLoader(plan, lambda epoch, indices: {"pixels": table[indices]}, rows_per_fetch=40)
+    assert {batch["pixels"].data_ptr() % 64 for batch in some} == {0}
+
+
 def test_all_ways_to_fetch_independent_rows_are_tested() -> None:
     def defines_fetch(kind: type) -> type:
         return next(base for base in kind.__mro__ if "fetch" in vars(base))

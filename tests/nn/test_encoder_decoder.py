@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Entmax, Fusedmax, LearnableEntmax, Softmax, SparseMAP, Sparsemax
 from lit_sparse.nn import EncoderDecoder, RecurrentBody, TransformerBody
+from lit_sparse.nn.encoder_decoder import padded_rows
 from lit_sparse.structures import Assignment, Sequence
 
 BODIES = {
@@ -200,3 +201,19 @@ def test_a_mapping_that_couples_queries_is_refused(make: object) -> None:
 def test_bad_arguments_are_refused(make: object, words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         make()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+def test_without_instructions_for_bfloat16_networks_are_in_float32(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's LSTM fails on such processors under autocast."""
+    torch.manual_seed(0)
+    body = RecurrentBody(8, 2, cell=cell, bidirectional=True, input_feeding=False).bind(Sparsemax()).eval()  # type: ignore[arg-type]
+    source, target = (x.float() for x in inputs())
+    expected = body.encode(source, LENGTHS)
+    monkeypatch.setattr(padded_rows, "lacks_autocast_dtype", lambda: True)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        memory = body.encode(source.bfloat16(), LENGTHS)
+        hidden, _ = body.decode(target.bfloat16(), memory)
+    assert memory["h"].dtype == torch.float32
+    torch.testing.assert_close(memory["h"], expected["h"], atol=0.02, rtol=0.02)
+    assert bool(hidden.isfinite().all())

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from lit_sparse.kernels.cpu.threads import over_blocks
+from lit_sparse.kernels.cpu import threads as module
+from lit_sparse.kernels.cpu.threads import over_blocks, over_rows
 
 
 @pytest.fixture(params=[1, 2], autouse=True)
@@ -44,3 +45,14 @@ def test_errors_are_raised_after_the_other_blocks(threads: int) -> None:
         over_blocks(block, 50)
     assert len(numbers) == (4 if threads == 1 else 50)
     over_blocks(lambda number: None, 50)
+
+
+def test_an_interrupt_that_ctypes_drops_is_raised(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes before the threads begin with the blocks, which are then not computed."""
+    if threads == 1 or not isinstance(module._threads, module._Team):
+        pytest.skip("there are no threads of OpenMP")
+    monkeypatch.setattr(module._threads, "parallel", lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        over_rows(lambda first, last: None, (100, 100), 1.0)
+    with pytest.raises(KeyboardInterrupt):
+        over_blocks(lambda number: None, 5)

@@ -1,0 +1,67 @@
+"""The training examples of any data module, by their indices."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lit_sparse.data.base import ResumableDataModule
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import pl
+
+__all__ = ["ExampleSource", "source_of"]
+
+
+class ExampleSource(Protocol):
+    """The training examples of a data module."""
+
+    batch_size: int
+    num_workers: int
+
+    def __len__(self) -> int: ...
+
+    def fetch(self, epoch: int, indices: Tensor) -> Any:
+        """Return a batch of the examples at indices (B,)."""
+
+
+class _Resumable:
+    def __init__(self, base: ResumableDataModule) -> None:
+        self.base, self.indices = base, base.train_indices()
+        self.batch_size, self.num_workers = base.batch_size, base.num_workers
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def fetch(self, epoch: int, indices: Tensor) -> Any:
+        return self.base.fetch("train", epoch, self.indices[indices])
+
+
+class _OfLoader:
+    """The examples of the data set behind a ``DataLoader``."""
+
+    def __init__(self, base: pl.LightningDataModule) -> None:
+        loader = base.train_dataloader()
+        if not isinstance(loader, DataLoader) or not hasattr(loader.dataset, "__getitem__"):
+            raise ConfigurationError(
+                f"Expected the training loader of {type(base).__name__} to be a DataLoader of a data set with indices but got"
+                f" {type(loader).__name__}. Derive it from lit_sparse.data.ResumableDataModule."
+            )
+        self.loader = loader
+        self.batch_size, self.num_workers = loader.batch_size or 1, loader.num_workers
+
+    def __len__(self) -> int:
+        return len(self.loader.dataset)  # type: ignore[arg-type]
+
+    def fetch(self, epoch: int, indices: Tensor) -> Any:
+        return self.loader.collate_fn([self.loader.dataset[i] for i in indices.tolist()])
+
+
+def source_of(base: pl.LightningDataModule) -> ExampleSource:
+    """Return the training examples of a data module, after its ``setup``.
+
+    Raises:
+        ConfigurationError: if its loader is not a DataLoader of a data set with indices.
+    """
+    return _Resumable(base) if isinstance(base, ResumableDataModule) else _OfLoader(base)
