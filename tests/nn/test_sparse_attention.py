@@ -183,6 +183,25 @@ def test_the_first_blocks_decide_whether_candidates_are_many(threads: int, flat:
         torch.set_num_threads(before)
 
 
+@pytest.mark.parametrize("only_few", [False, True])
+@pytest.mark.parametrize("flat", [slice(0, 30), slice(900, 1000), slice(0, 0)])
+def test_the_order_of_blocks_changes_nothing(only_few: bool, flat: slice) -> None:
+    torch.manual_seed(0)
+    query, keys = torch.randn(1, 1000, 8), torch.randn(1, 1000, 8)
+    query[:, flat] *= 1e-3
+    results = []
+    for step in (1, -1):
+        search = candidate_lists._Search(query, keys, 1.5, 1.0, Pairs(), only_few)
+        for number in range(len(search.blocks))[::step]:
+            search.run(number)
+        results.append(search.result())
+    first, other = results
+    assert (first is None) == (other is None) == (only_few and flat == slice(0, 30))
+    if first is not None and other is not None:
+        assert torch.equal(first[0], other[0])
+        assert torch.equal(first[1], other[1])
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_modes_of_the_caller(threads: int) -> None:
     given = inputs(300, 400)
