@@ -73,7 +73,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
     """Base of data modules: a subclass defines the number of examples and makes batches from their indices.
 
     Training shuffles by (seed, epoch), and each process takes every n-th example of the same permutation. The position in
-    the epoch is part of ``state_dict``. Validation, test and prediction use one fixed order. Again each process takes every
+    the epoch is part of ``state_dict``. A new trainer begins at the first epoch. Validation, test and prediction use one fixed order. Again each process takes every
     n-th example, and no example comes twice.
 
     Args:
@@ -128,6 +128,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         self.updates_per_batch = updates_per_batch
         self._train_loader: EpochLoader | None = None
         self._position: dict[str, int] | None = None
+        #: Trainer of this position. That of another trainer, or of a loop by hand before, does not count.
+        self._run: pl.Trainer | None = None
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), **options: Any) -> Self:
@@ -217,11 +219,10 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             limit=lambda: float("inf") if self.trainer is None else self.trainer.num_training_batches,
             rows_per_fetch=ROWS_PER_FETCH if self._has_independent_rows() else 0,
         )
-        if self._train_loader is not None:  # a new loader between epochs continues at the position of the last
-            loader.load_state_dict(self._train_loader.state_dict())
-        elif self._position is not None:
-            loader.load_state_dict(self._position)
-        self._train_loader = loader
+        position = self.state_dict().get("train")
+        if position is not None:  # of a restored run, or of the loader of its epochs so far
+            loader.load_state_dict(position)
+        self._train_loader, self._run = loader, self.trainer
         return loader
 
     def val_dataloader(self) -> EpochLoader | list[EpochLoader]:
@@ -241,13 +242,17 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return torch.arange(self.size(split))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the training data."""
+        """Return the position in the training data; a new trainer begins at the first epoch."""
+        if self._run is not self.trainer:
+            return {}
         if self._train_loader is not None:
             return {"train": self._train_loader.state_dict()}
         return {} if self._position is None else {"train": self._position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue at a saved position in the training data."""
+        if self._run is not self.trainer:
+            self._train_loader, self._run = None, self.trainer
         self._position = state_dict.get("train")
         if self._train_loader is not None and self._position is not None:
             self._train_loader.load_state_dict(self._position)

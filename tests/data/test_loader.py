@@ -21,6 +21,7 @@ from lit_sparse.data import (
 from lit_sparse.data.base import ResumableDataModule, shuffled
 from lit_sparse.data.images.base import UNLABELLED
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.lightning import pl
 from lit_sparse.testing import concrete_subclasses
 
 
@@ -151,6 +152,56 @@ def test_a_loader_made_anew_goes_on() -> None:
     loader = again.train_dataloader()
     for expected in epochs:
         assert torch.equal(torch.cat([batch["index"] for batch in loader]), expected)
+
+
+class Recorder(pl.LightningModule):
+    """Keep the examples of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        self.seen.append(batch["index"].tolist())
+        return self.weight.square()
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None: ...
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+@pytest.mark.parametrize("before", ["a shorter epoch", "a stop within an epoch", "a batch by hand"])
+def test_a_new_trainer_begins_at_the_first_epoch(before: str) -> None:
+    def fit(data: DigitsDataModule, **options: Any) -> list[list[int]]:
+        model = Recorder()
+        pl.Trainer(
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **options,
+        ).fit(model, data)
+        return model.seen
+
+    data = DigitsDataModule(labelled=1.0)
+    if before == "a batch by hand":
+        data.setup()
+        next(iter(data.train_dataloader()))
+    else:
+        fit(
+            data,
+            **(
+                {"max_epochs": 1, "limit_train_batches": 3, "log_every_n_steps": 1}
+                if before == "a shorter epoch"
+                else {"max_steps": 3}
+            ),
+        )
+    seen = fit(data, max_epochs=2, limit_val_batches=0)
+    assert seen == fit(DigitsDataModule(labelled=1.0), max_epochs=2, limit_val_batches=0)
+    assert len(seen) == 2 * len(data.train_dataloader())
 
 
 @pytest.mark.parametrize("start", [0, 1, 3])
