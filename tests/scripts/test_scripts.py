@@ -289,10 +289,15 @@ def test_tables_of_quality_tell_no_times() -> None:
     assert not sorted(head for head in heads if re.search(r"\b(seconds|minutes|time|s a run)\b", head))
 
 
-def test_benchmark_training_compares_the_same_mathematics(capsys: pytest.CaptureFixture[str]) -> None:
-    threads = torch.get_num_threads()
+def test_benchmark_training_compares_the_same_mathematics(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, threads = load("benchmark_training"), torch.get_num_threads()
+    monkeypatch.setattr(script, "WARM_UP", 1)
+    monkeypatch.setattr(script, "LABELLED", 640)
+    monkeypatch.setattr(script, "UNLABELLED", 6400)
     try:
-        load("benchmark_training").main(["--rounds", "1", "--steps", "2", "--threads", str(threads)])
+        script.main(["--rounds", "1", "--steps", "2", "--threads", str(threads)])
     finally:
         torch.set_num_threads(threads)
     assert "| sparse | 1." in capsys.readouterr().out
