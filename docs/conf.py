@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -94,6 +95,13 @@ def keep_colons(app: object, what: str, name: str, item: object, options: object
         lines[0] = ": " + lines[0]
 
 
+def collapse(app: object, page: str, template: str, context: dict[str, Any], doctree: object) -> None:
+    """List in the sidebar what stands above and beside a page: all pages in each page are slow to write and to read."""
+    if (whole := context.get("toctree")) is not None:
+        context["toctree"] = lambda **options: whole(**{**options, "collapse": True})
+
+
 def setup(app: Sphinx) -> None:
-    """Connect the handler, to be called before Napoleon's."""
+    """Connect the handlers, to be called before those of Napoleon and of the theme."""
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
+    app.connect("html-page-context", collapse, priority=400)
