@@ -62,7 +62,8 @@ def of_attention(options: argparse.Namespace) -> Iterator[Comparison]:
 
             case = f"{length} keys" + (", causal" if is_causal else "")
             for kind, call in (("forward", infer), ("training", train)):
-                calls = {name.removesuffix(", sparse"): partial(call, function) for name, function in functions.items()}
+                measured = {name: function for name, function in functions.items() if not name.endswith(", auto")}
+                calls = {name.removesuffix(", sparse"): partial(call, function) for name, function in measured.items()}
                 yield Comparison(f"attention, {kind}", case, calls, "SDPA, softmax")
 
 

@@ -9,7 +9,7 @@ Usage:
 tokens, in one process. It prints medians, and medians of the ratios to softmax for each batch. ``loop``: rounds of the model
 under Lightning, as on the command line, alternate with the same model written by hand. That model has a packed LSTM encoder, a
 decoder step by step with input feeding, Adam, and clipped gradients. ``search``: beam search of 1,000 sentences. ``sparse``:
-the operation of attention by the sparse and the dense method, as ratios to torch's ``scaled_dot_product_attention`` with
+the operation of attention by each method, as ratios to torch's ``scaled_dot_product_attention`` with
 softmax. It prints medians of the ratios with the least and the largest, the mean support, and the peak of memory. Seconds of
 one thread are those of the processor, which do not count other programs.
 """
@@ -47,6 +47,7 @@ from lit_sparse.data.base import Split
 from lit_sparse.mappings import Entmax, Fusedmax, Oscarmax, Softmax, SparseMapping, Sparsemax, SqPNormMax
 from lit_sparse.models import Seq2Seq
 from lit_sparse.nn import RecurrentBody, attention
+from lit_sparse.nn.dot_product import Method
 from lit_sparse.text import BOS, EOS, PAD, UNK, Vocabulary
 
 MAPPINGS: dict[str, type[SparseMapping]] = {
@@ -252,12 +253,10 @@ def contestants(
     }
     support = {}
     for name, mapping in {"sparsemax": Sparsemax(), "entmax 1.5": Entmax(1.5)}.items():
-        chosen = {"is_causal": is_causal, "need_weights": False}
-        sparse = functools.partial(attention, *inputs, mapping, method="sparse", **chosen)
-        ours[f"{name}, sparse"] = lambda sparse=sparse: sparse()[0]
-        if length <= options.dense:
-            dense = functools.partial(attention, *inputs, mapping, method="dense", **chosen)
-            ours[f"{name}, dense"] = lambda dense=dense: dense()[0]
+        methods: tuple[Method, ...] = ("auto", "sparse", "dense") if length <= options.dense else ("auto", "sparse")
+        for method in methods:
+            call = functools.partial(attention, *inputs, mapping, is_causal=is_causal, need_weights=False, method=method)
+            ours[f"{name}, {method}"] = lambda call=call: call()[0]
         with torch.no_grad():
             weights = attention(*inputs, mapping, is_causal=is_causal, method="sparse")[1]
         support[name] = weights._nnz() / (options.heads * length)

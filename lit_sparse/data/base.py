@@ -73,8 +73,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
     """Base of data modules: a subclass defines the number of examples and makes batches from their indices.
 
     Training shuffles by (seed, epoch), and each process takes every n-th example of the same permutation. The position in
-    the epoch is part of ``state_dict``. A new trainer begins at the first epoch. Validation, test and prediction use one fixed order. Again each process takes every
-    n-th example, and no example comes twice.
+    the epoch is part of ``state_dict``. A new trainer begins at the first epoch. Validation, test and prediction use one
+    fixed order. Again each process takes every n-th example, and no example comes twice.
 
     Args:
         batch_size: examples per training batch and process.

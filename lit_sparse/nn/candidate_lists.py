@@ -21,9 +21,11 @@ __all__ = ["Pairs", "list_candidates"]
 BLOCK = 1 << 19
 #: Number of queries for which more are computed, up to ``MOST``, because products of few rows are slow.
 ROWS, MOST = 128, 1 << 21
-#: Share of the keys in the lists above which dense attention is faster.
-DENSE = 0.125
-#: Listed keys per query that are always few.
+#: Candidates of a query above which dense attention is faster: a share of the keys, less a number. By measurement.
+DENSE, LESS = 0.25, 85
+#: Number of queries that show first whether the candidates are many.
+PROBE = 32
+#: Candidates that the first lists hold.
 FEW = 64
 #: Cost of a key of a query that attends to all keys, against that of a place in all lists.
 LONG = 4
@@ -75,7 +77,10 @@ def list_candidates(
         pairs = pairs._replace(mask=None, is_causal=True)
     search = _Search(query, keys, alpha, gamma, pairs, only_few)
     if query.is_cpu:
-        over_blocks(search.run, len(search.blocks))
+        begun = int(only_few)
+        for number in range(begun):
+            search.run(number)
+        over_blocks(lambda number: search.run(begun + number), len(search.blocks) - begun)
     else:
         for number in range(len(search.blocks)):
             search.run(number)
@@ -99,6 +104,8 @@ class _Search:
         plain = self.pairs.mask is None and self.pairs.bias is None
         alike = plain and len(keys) == len(self.heads) and len(set(self.alphas)) == 1
         self.blocks = list(_blocks(len(self.heads), self.length, self.size, pairs.is_causal, alike))
+        if only_few:
+            self.blocks = _after_probe(self.blocks)
         self.most = min(self.size, max(FEW, self.size // 4))
         self.counts = torch.zeros(len(self.heads), self.length, dtype=torch.int32, device=query.device)
         self.places = self.counts.new_empty(len(self.heads), self.length, min(self.most, FEW))
@@ -106,10 +113,10 @@ class _Search:
         self.longer: dict[int, Tensor] = {}
         self.needed = 0  # length of the longest lists so far
         self.spaces: list[Tensor] = []  # for the scores of a block, one for each thread
-        #: Candidates, scores and rows of each block that is done.
-        self.done: list[tuple[int, int, int] | None] = [None] * len(self.blocks)
+        #: Numbers of candidates and of queries of each block that is done.
+        self.done: list[tuple[int, int] | None] = [None] * len(self.blocks)
         self.first = 0  # number of the first block that is not done
-        self.totals = [0, 0, 0]  # of the blocks before it, which decide whether the candidates are many
+        self.totals = [0, 0]  # of the blocks before it, which decide whether the candidates are many
         self.many = False
         self.counting = threading.Lock()
         self.inference = torch.is_inference_mode_enabled()
@@ -122,17 +129,17 @@ class _Search:
             self.done[number] = self._list(number)
         with self.counting:
             while self.first < len(self.done) and (block := self.done[self.first]) is not None:
-                total, cells, rows = self.totals = [a + b for a, b in zip(self.totals, block, strict=True)]
-                self.many |= self.only_few and total > DENSE * cells + FEW * rows
+                total, queries = self.totals = [a + b for a, b in zip(self.totals, block, strict=True)]
+                self.many |= self.only_few and total > (DENSE * self.size - LESS) * queries
                 self.first += 1
 
-    def _list(self, number: int) -> tuple[int, int, int]:
-        """Write the lists of a block; return the numbers of candidates, scores and rows."""
+    def _list(self, number: int) -> tuple[int, int]:
+        """Write the lists of a block; return the numbers of candidates and of queries."""
         head, others, first, last = self.blocks[number]
         low, high, allowed = _range(self.pairs, head, first, last, self.leading, self.size)
         if low == high:
             self.places[head:others, first:last] = -1
-            return 0, 0, 0
+            return 0, 0
         part = (others - head, last - first, high - low)
         try:
             space = self.spaces.pop()
@@ -155,7 +162,7 @@ class _Search:
         counts = self._list_scores(number, scores, {"low": low, "ahead": first - low if self.pairs.is_causal else None})
         self.counts[head:others, first:last] = counts
         self.spaces.append(space)
-        return int(counts.sum()), scores.numel(), counts.numel()
+        return int(counts.sum()), counts.numel()
 
     def _list_scores(self, number: int, scores: Tensor, options: dict[str, Any]) -> Tensor:
         """Write the lists of a block of scores, as long as its rows need; return the number of candidates of each row."""
@@ -216,6 +223,15 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) ->
         for head in range(0, heads, step):
             yield head, min(heads, head + step), first, last
         first = last
+
+
+def _after_probe(blocks: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """Return the blocks with the last queries, which see the most keys, as one of its own before the others."""
+    *others, (head, end, first, last) = blocks
+    middle = max(first, last - PROBE)
+    probe = (end - 1, end, middle, last)
+    rest = [(head, end, first, middle), (head, end - 1, middle, last)]
+    return [probe, *others, *(block for block in rest if block[0] < block[1] and block[2] < block[3])]
 
 
 def _is_triangle(mask: Tensor, length: int, size: int) -> bool:

@@ -283,7 +283,9 @@ def test_third_derivatives_by_nested_forward_mode_are_refused() -> None:
 
 @needs_custom_operators
 @pytest.mark.parametrize(
-    "of_value", [pytest.param(False, marks=pytest.mark.gate), pytest.param(True, marks=pytest.mark.slow)], ids=["mapping", "value"]
+    "of_value",
+    [pytest.param(False, marks=pytest.mark.gate), pytest.param(True, marks=pytest.mark.slow)],
+    ids=["mapping", "value"],
 )
 def test_compiled_second_derivatives_in_alpha(of_value: bool) -> None:
     torch._dynamo.reset()
