@@ -47,10 +47,10 @@ class Comparison(NamedTuple):
 
 def of_attention(options: argparse.Namespace) -> Iterator[Comparison]:
     """Attention of 4 heads of 64 numbers, as benchmark_attention.py times it."""
-    inner = argparse.Namespace(heads=4, device="cpu", dense=0)
+    inner = argparse.Namespace(heads=4, device="cpu")
     for length in options.lengths:
         for is_causal in (False, True):
-            functions, inputs, _ = benchmark_attention.contestants(length, 1.0, is_causal, inner)
+            functions, inputs, _ = benchmark_attention.contestants(length, 1.0, is_causal, ("sparse",), inner)
             slope = torch.randn_like(inputs[0])
 
             def infer(function: Callable[[], Any]) -> None:
@@ -62,8 +62,7 @@ def of_attention(options: argparse.Namespace) -> Iterator[Comparison]:
 
             case = f"{length} keys" + (", causal" if is_causal else "")
             for kind, call in (("forward", infer), ("training", train)):
-                measured = {name: function for name, function in functions.items() if not name.endswith(", auto")}
-                calls = {name.removesuffix(", sparse"): partial(call, function) for name, function in measured.items()}
+                calls = {name.removesuffix(", sparse"): partial(call, function) for name, function in functions.items()}
                 yield Comparison(f"attention, {kind}", case, calls, "SDPA, softmax")
 
 

@@ -9,9 +9,9 @@ Usage:
 tokens, in one process. It prints medians, and medians of the ratios to softmax for each batch. ``loop``: rounds of the model
 under Lightning, as on the command line, alternate with the same model written by hand. That model has a packed LSTM encoder, a
 decoder step by step with input feeding, Adam, and clipped gradients. ``search``: beam search of 1,000 sentences. ``sparse``:
-the operation of attention by each method, as ratios to torch's ``scaled_dot_product_attention`` with
-softmax. It prints medians of the ratios with the least and the largest, the mean support, and the peak of memory. Seconds of
-one thread are those of the processor, which do not count other programs.
+the operation of attention by each method, as ratios to torch's ``scaled_dot_product_attention`` with softmax. It prints
+medians of the ratios with the least and the largest, the mean support, and the peak of memory. Seconds of one thread are those
+of the processor, which do not count other programs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import platform
 import statistics
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -241,9 +241,9 @@ def search(options: argparse.Namespace) -> None:
 
 
 def contestants(
-    length: int, deviation: float, is_causal: bool, options: argparse.Namespace
+    length: int, deviation: float, is_causal: bool, methods: Sequence[Method], options: argparse.Namespace
 ) -> tuple[dict[str, Callable[[], Tensor]], list[Tensor], dict[str, float]]:
-    """Return functions that attend, their inputs, and the mean support of each mapping."""
+    """Return functions that attend by softmax and by each method, their inputs, and the mean support of each mapping."""
     torch.manual_seed(0)
     given = [torch.randn(1, options.heads, length, 64) for _ in range(3)]
     given[0] *= deviation
@@ -253,7 +253,6 @@ def contestants(
     }
     support = {}
     for name, mapping in {"sparsemax": Sparsemax(), "entmax 1.5": Entmax(1.5)}.items():
-        methods: tuple[Method, ...] = ("auto", "sparse", "dense") if length <= options.dense else ("auto", "sparse")
         for method in methods:
             call = functools.partial(attention, *inputs, mapping, is_causal=is_causal, need_weights=False, method=method)
             ours[f"{name}, {method}"] = lambda call=call: call()[0]
@@ -291,7 +290,8 @@ def sparse(options: argparse.Namespace) -> None:
     print(f"| {' | '.join(columns)} |\n| {' | '.join(['---:'] * len(columns))} |")
     cases = [(n, d, c) for n in options.lengths for d in options.deviations for c in (False, True)]
     for length, deviation, is_causal in cases:
-        functions, inputs, support = contestants(length, deviation, is_causal, options)
+        methods: tuple[Method, ...] = ("auto", "sparse", "dense") if length <= options.dense else ("auto", "sparse")
+        functions, inputs, support = contestants(length, deviation, is_causal, methods, options)
         slope = torch.randn_like(inputs[0])
 
         def train(name: str) -> None:

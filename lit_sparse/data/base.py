@@ -219,8 +219,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             limit=lambda: float("inf") if self.trainer is None else self.trainer.num_training_batches,
             rows_per_fetch=ROWS_PER_FETCH if self._has_independent_rows() else 0,
         )
-        position = self.state_dict().get("train")
-        if position is not None:  # of a restored run, or of the loader of its epochs so far
+        position = self._position_of_run()
+        if position is not None:
             loader.load_state_dict(position)
         self._train_loader, self._run = loader, self.trainer
         return loader
@@ -243,11 +243,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the training data; a new trainer begins at the first epoch."""
-        if self._run is not self.trainer:
-            return {}
-        if self._train_loader is not None:
-            return {"train": self._train_loader.state_dict()}
-        return {} if self._position is None else {"train": self._position}
+        position = self._position_of_run()
+        return {} if position is None else {"train": position}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue at a saved position in the training data."""
@@ -256,6 +253,12 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         self._position = state_dict.get("train")
         if self._train_loader is not None and self._position is not None:
             self._train_loader.load_state_dict(self._position)
+
+    def _position_of_run(self) -> dict[str, int] | None:
+        """Return the position of the trainer's loader so far, or else of its restored run."""
+        if self._run is not self.trainer:
+            return None
+        return self._position if self._train_loader is None else self._train_loader.state_dict()
 
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()

@@ -21,7 +21,8 @@ __all__ = ["Pairs", "list_candidates"]
 BLOCK = 1 << 19
 #: Number of queries for which more are computed, up to ``MOST``, because products of few rows are slow.
 ROWS, MOST = 128, 1 << 21
-#: Candidates of a query above which dense attention is faster: a share of the keys, less a number. By measurement.
+#: Candidates of a query above which dense attention is faster: a share of the keys, less a number. With fewer keys the fixed
+#: work of a query counts for more. Measured by ``scripts/benchmark_attention.py sparse``, method ``auto``.
 DENSE, LESS = 0.25, 85
 #: Number of queries that show first whether the candidates are many.
 PROBE = 32
@@ -76,11 +77,10 @@ def list_candidates(
     if pairs.mask is not None and _is_triangle(pairs.mask, length, size):
         pairs = pairs._replace(mask=None, is_causal=True)
     search = _Search(query, keys, alpha, gamma, pairs, only_few)
+    if only_few:
+        search.run(0)
     if query.is_cpu:
-        begun = int(only_few)
-        for number in range(begun):
-            search.run(number)
-        over_blocks(lambda number: search.run(begun + number), len(search.blocks) - begun)
+        over_blocks(search.run, len(search.blocks))
     else:
         for number in range(len(search.blocks)):
             search.run(number)
@@ -122,8 +122,8 @@ class _Search:
         self.inference = torch.is_inference_mode_enabled()
 
     def run(self, number: int) -> None:
-        """List the candidates of a block."""
-        if self.many:
+        """List the candidates of a block, unless they are listed or those of other blocks are many."""
+        if self.many or self.done[number] is not None:
             return
         with torch.inference_mode(self.inference), torch.no_grad():
             self.done[number] = self._list(number)

@@ -172,33 +172,25 @@ class Recorder(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-@pytest.mark.parametrize("before", ["a shorter epoch", "a stop within an epoch", "a batch by hand"])
-def test_a_new_trainer_begins_at_the_first_epoch(before: str) -> None:
-    def fit(data: DigitsDataModule, **options: Any) -> list[list[int]]:
-        model = Recorder()
-        pl.Trainer(
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            **options,
-        ).fit(model, data)
-        return model.seen
+def fit(data: DigitsDataModule, **options: Any) -> list[list[int]]:
+    """Return the examples of each batch of a new trainer."""
+    model = Recorder()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    pl.Trainer(accelerator="cpu", **quiet, **options).fit(model, data)
+    return model.seen
 
+
+BEFORE: dict[str, Callable[[DigitsDataModule], object]] = {
+    "a shorter epoch": lambda data: fit(data, max_epochs=1, limit_train_batches=3, log_every_n_steps=1),
+    "a stop within an epoch": lambda data: fit(data, max_steps=3),
+    "a batch by hand": lambda data: (data.setup(), next(iter(data.train_dataloader()))),
+}
+
+
+@pytest.mark.parametrize("before", BEFORE.values(), ids=BEFORE)
+def test_a_new_trainer_begins_at_the_first_epoch(before: Callable[[DigitsDataModule], object]) -> None:
     data = DigitsDataModule(labelled=1.0)
-    if before == "a batch by hand":
-        data.setup()
-        next(iter(data.train_dataloader()))
-    else:
-        fit(
-            data,
-            **(
-                {"max_epochs": 1, "limit_train_batches": 3, "log_every_n_steps": 1}
-                if before == "a shorter epoch"
-                else {"max_steps": 3}
-            ),
-        )
+    before(data)
     seen = fit(data, max_epochs=2, limit_val_batches=0)
     assert seen == fit(DigitsDataModule(labelled=1.0), max_epochs=2, limit_val_batches=0)
     assert len(seen) == 2 * len(data.train_dataloader())

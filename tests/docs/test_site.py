@@ -46,6 +46,14 @@ def test_a_colon_in_the_text_of_an_attribute_is_text(site: Path) -> None:
     assert "Results are probabilities: not negative" in page
 
 
+def test_the_sidebar_lists_what_stands_beside_a_page(site: Path) -> None:
+    page = (site / "reference/api/objects/lit_sparse.mappings.Sparsemax.html").read_text(encoding="utf-8")
+    sidebar = page[page.index('class="sidebar-tree"') : page.index("</aside>")]
+    for listed in ("lit_sparse.mappings.Entmax.html", "../risks.html", "../../../how_to/index.html"):
+        assert listed in sidebar
+    assert "lit_sparse.risks.CVaR.html" not in sidebar
+
+
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_every_page_opens_without_an_error_or_another_host(site: Path, browser: Any) -> None:
     pages = sorted(page for page in site.rglob("*.html") if "_static" not in page.parts)

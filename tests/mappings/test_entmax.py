@@ -282,11 +282,8 @@ def test_third_derivatives_by_nested_forward_mode_are_refused() -> None:
 
 
 @needs_custom_operators
-@pytest.mark.parametrize(
-    "of_value",
-    [pytest.param(False, marks=pytest.mark.gate), pytest.param(True, marks=pytest.mark.slow)],
-    ids=["mapping", "value"],
-)
+@pytest.mark.gate
+@pytest.mark.parametrize("of_value", [False, True], ids=["mapping", "value"])
 def test_compiled_second_derivatives_in_alpha(of_value: bool) -> None:
     torch._dynamo.reset()
     x, mapping = random_rows(1, 5, seed=0)[0], LearnableEntmax().double()
