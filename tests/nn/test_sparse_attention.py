@@ -144,7 +144,10 @@ def test_lists_grow_when_a_block_needs_more() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-def test_a_longer_row_before_many_longer_ones(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("few", "one", "many"), [(2, 80, 110), (70, 120, 125)])
+def test_a_longer_row_before_many_longer_ones(
+    few: int, one: int, many: int, threads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The lists of the first block are shorter than its longest row has candidates, and those of later blocks are longer."""
     monkeypatch.setattr(candidate_lists, "ROWS", 64)
     monkeypatch.setattr(candidate_lists, "BLOCK", 1 << 15)
@@ -152,7 +155,7 @@ def test_a_longer_row_before_many_longer_ones(threads: int, monkeypatch: pytest.
     torch.manual_seed(0)
     bias = torch.full((512, 512), -50.0, dtype=torch.float64)
     for row in range(512):
-        size = (80 if row == 1 else 2) if row < 64 else 110
+        size = (one if row == 1 else few) if row < 64 else many
         bias[row, torch.randperm(512)[:size]] = 0.0
     query, key, value = (torch.randn(1, 512, n, dtype=torch.float64) for n in (4, 4, 8))
     before = torch.get_num_threads()
@@ -182,6 +185,36 @@ def test_the_last_queries_and_then_all_decide_whether_candidates_are_many(thread
             assert (found is None) == many
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_flat_scores_cost_a_few_queries(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[int] = []
+    block = candidate_lists._Search._list
+    monkeypatch.setattr(
+        candidate_lists._Search, "_list", lambda search, number: (listed.append(number), block(search, number))[1]
+    )
+    query, key, value = (torch.randn(1, 1000, 8) for _ in range(3))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert module.sparse_attention(1e-4 * query, key, value, Entmax(1.5), Pairs(), only_few=True) is None
+    finally:
+        torch.set_num_threads(before)
+    assert listed == [0]
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize(("heads", "length"), [(1, 1), (1, 20), (3, 20), (8, 200), (2, 1000)])
+def test_blocks_have_each_query_once(heads: int, length: int, is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(candidate_lists, "BLOCK", 1 << 17)  # several heads
+    query, keys = torch.randn(heads, length, 4), torch.randn(heads, length, 4)
+    for only_few in (False, True):
+        search = candidate_lists._Search(query, keys, 1.5, 1.0, Pairs(is_causal=is_causal), only_few)
+        seen = torch.zeros(heads, length)
+        for head, end, first, last in search.blocks:
+            seen[head:end, first:last] += 1
+        assert bool((seen == 1).all())
 
 
 @pytest.mark.parametrize("only_few", [False, True])
