@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -191,9 +192,13 @@ def test_the_last_queries_and_then_all_decide_whether_candidates_are_many(thread
 def test_flat_scores_cost_a_few_queries(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     listed: list[int] = []
     block = candidate_lists._Search._list
-    monkeypatch.setattr(
-        candidate_lists._Search, "_list", lambda search, number: (listed.append(number), block(search, number))[1]
-    )
+
+    def slowly(search: Any, number: int) -> tuple[int, int]:
+        listed.append(number)
+        time.sleep(0.1)  # time for another thread to begin with the next block
+        return block(search, number)
+
+    monkeypatch.setattr(candidate_lists._Search, "_list", slowly)
     query, key, value = (torch.randn(1, 1000, 8) for _ in range(3))
     before = torch.get_num_threads()
     try:
