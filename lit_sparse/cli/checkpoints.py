@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -132,15 +133,14 @@ class MergedModel:
         inference: frozenset[str] = getattr(find_imported(class_path), "inference_arguments", frozenset())
         asked, others = split_model_options(options)
         with as_yaml_file({"model": {"class_path": class_path, "init_args": init_args}}) as model:
-            chosen = chosen_options(asked, inference)
-            used = parser.parse_args([command, *others, "-c", model, *chosen])
+            parsed = cache(lambda *words: parser.parse_args([command, *words]))  # most commands have no model options
             return cls(
                 path=path,
                 command=command,
-                saved=parser.parse_args([command, *others, "-c", model]) if chosen else used,
-                used=used,
-                asked=parser.parse_args([command, *others, "-c", model, *asked]),
-                configured=parser.parse_args([command, "-c", model, *options]),
+                saved=parsed(*others, "-c", model),
+                used=parsed(*others, "-c", model, *chosen_options(asked, inference)),
+                asked=parsed(*others, "-c", model, *asked),
+                configured=parsed("-c", model, *options),
                 inference=inference,
             )
 

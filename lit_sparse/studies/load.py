@@ -34,7 +34,7 @@ def load_study(path: str | Path) -> Study:
     parser.add_class_arguments(Study, skip={"path"})
     try:
         given = _written_options(_for_each_test(yaml.safe_load(path.read_text(encoding="utf-8"))))
-        study = Study(**parser.instantiate(parser.parse_object(given)).as_dict(), path=path)
+        study = Study(**parser.instantiate(parser.parse_object(given, defaults=False)).as_dict(), path=path)
     except (yaml.YAMLError, ArgumentError, TypeError, AttributeError) as error:
         unknown = re.search(r"Option '([^']+)' is not accepted", str(error))
         known = {

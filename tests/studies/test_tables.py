@@ -178,14 +178,15 @@ RESULTS = ROOT / "results"
 
 def _stored() -> list[tuple[Path, str | None]]:
     """Return the studies and schedules that have rows in the repository."""
-    pairs = [(path, schedule) for path in STUDIES for schedule in (load_study(path).schedules or {None: None})]
-    return [pair for pair in pairs if (RESULTS / f"{Runner(load_study(pair[0]), pair[1]).name}.csv").is_file()]
+    studies = {path: load_study(path) for path in STUDIES}
+    pairs = [(path, schedule) for path, study in studies.items() for schedule in (study.schedules or {None: None})]
+    return [pair for pair in pairs if (RESULTS / f"{Runner(studies[pair[0]], pair[1]).name}.csv").is_file()]
 
 
 @pytest.mark.parametrize(("study", "schedule"), _stored(), ids=lambda value: getattr(value, "stem", str(value)))
 def test_committed_tables_are_those_of_their_rows(study: Path, schedule: str | None, tmp_path: Path) -> None:
-    name = Runner(load_study(study), schedule).name
     loaded = load_study(study)
+    name = Runner(loaded, schedule).name
     for row in csv.DictReader((RESULTS / f"{name}.csv").read_text().splitlines()):
         settings = json.loads(json.dumps(loaded.settings(row["cell"], schedule, []), default=str))
         assert row["settings"] in ("", digest(settings)), "the study file or a config changed since the row was made"

@@ -6,21 +6,19 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, artifacts_of
-from lit_sparse.callbacks.pictures.base import Picture
+from lit_sparse.callbacks.pictures.base import Format, Picture
 from lit_sparse.callbacks.pictures.heat_maps import Attention, Groups, figure_of
 from lit_sparse.checks import check_choice, check_count
 from lit_sparse.distributed import gather_to_first
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import TensorBoardLogger, pl, rank_zero_warn
+from lit_sparse.lightning import pl, rank_zero_warn
 
 __all__ = ["AttentionPlot", "check_folder"]
-
-Format: TypeAlias = Literal["png", "svg", "json"]
 
 FORMATS: tuple[Format, ...] = ("png", "svg", "json")
 NEEDED = ("attention", "source_tokens", "output_tokens", "index")
@@ -96,29 +94,6 @@ class AttentionPlot(Picture):
         chosen = self._choose({*self._kept, *places})
         self._kept = {i: self._kept[i] if i in self._kept else Attention.cut(artifacts, places[i]) for i in chosen}
 
-    def save(self, trainer: pl.Trainer, figure: Any, name: str | None = None) -> None:
-        """Write a figure in every format, and to every TensorBoard logger; the same figure makes the same files.
-
-        Args:
-            trainer: its loggers show the figure.
-            figure: a matplotlib figure.
-            name: file name without its ending, and tag in TensorBoard; the callback's own by default.
-        """
-        import matplotlib
-
-        name = name or self.name
-        folder = self.folder or self._log_dir
-        if folder is not None:
-            path = Path(folder) / "pictures" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for ending in (ending for ending in self.formats if ending != "json"):
-                metadata = {"Date": None} if ending == "svg" else None
-                with matplotlib.rc_context({"svg.hashsalt": name}):
-                    figure.savefig(f"{path}.{ending}", dpi=120, bbox_inches="tight", metadata=metadata)
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure(name, figure, global_step=trainer.global_step)
-
     def _begin(self) -> None:
         self._kept, self._seen = {}, False
 
@@ -141,6 +116,7 @@ class AttentionPlot(Picture):
             self.save(trainer, figure_of(kept[index], groups), f"{self.name}/{index}")
             if "json" in self.formats and (folder := self.folder or self._log_dir) is not None:
                 path = Path(folder) / "pictures" / self.name / f"{index}.json"
+                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(kept[index].numbers(), ensure_ascii=False), encoding="utf-8")
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:

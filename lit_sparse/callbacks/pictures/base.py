@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from lit_sparse.callbacks.base import StageCallback
 from lit_sparse.lightning import TensorBoardLogger, pl
 
-__all__ = ["Picture", "new_figure"]
+__all__ = ["Format", "Picture", "new_figure"]
+
+Format: TypeAlias = Literal["png", "svg", "json"]
 
 
 class Picture(StageCallback):
@@ -20,6 +23,8 @@ class Picture(StageCallback):
 
     #: File name without its ending, and tag in TensorBoard.
     name = "picture"
+    #: File formats.
+    formats: tuple[Format, ...] = ("png",)
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__()
@@ -30,16 +35,36 @@ class Picture(StageCallback):
         """Read the logger's folder, which is broadcast and therefore read on all processes."""
         self._log_dir = trainer.log_dir
 
-    def save(self, trainer: pl.Trainer, figure: Any) -> None:
-        """Write a matplotlib figure as PNG, and to every TensorBoard logger."""
+    def save(self, trainer: pl.Trainer, figure: Any, name: str | None = None) -> None:
+        """Write a figure in every format, and as PNG to every TensorBoard logger; the same figure makes the same files.
+
+        Args:
+            trainer: its loggers show the figure.
+            figure: a matplotlib figure.
+            name: file name without its ending, and tag in TensorBoard; the callback's own by default.
+        """
+        from matplotlib import rc_context
+        from matplotlib.image import imread
+
+        name = name or self.name
         folder = self.folder or self._log_dir
-        if folder is not None:
-            path = Path(folder) / "pictures" / f"{self.name}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            figure.savefig(path, dpi=120, bbox_inches="tight")
-        for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_figure(self.name, figure, global_step=trainer.global_step)
+        boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+        written = [ending for ending in self.formats if ending != "json"] if folder is not None else []
+        for ending in dict.fromkeys([*written, "png"] if boards else written):
+            picture = io.BytesIO()
+            with rc_context({"svg.hashsalt": name}):
+                metadata = {"Date": None} if ending == "svg" else None
+                figure.savefig(picture, format=ending, dpi=120, bbox_inches="tight", metadata=metadata)
+            if folder is not None and ending in written:
+                path = Path(folder) / "pictures" / f"{name}.{ending}"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(picture.getvalue())
+            if ending == "png" and boards:
+                pixels = imread(io.BytesIO(picture.getvalue()), format="png")[
+                    ..., :3
+                ]  # drawn once: a drawing takes longer than the rest
+                for logger in boards:
+                    logger.experiment.add_image(name, pixels, global_step=trainer.global_step, dataformats="HWC")
 
 
 def new_figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, list[Any]]:

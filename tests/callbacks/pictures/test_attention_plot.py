@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from lit_sparse.callbacks import AttentionPlot
 from lit_sparse.callbacks.pictures.attention import _place_in_line
+from lit_sparse.callbacks.pictures.base import Format
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.mappings import Fusedmax, Oscarmax, SparseMapping
@@ -220,6 +222,26 @@ def test_heads_and_tensorboard(tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path))
     events.Reload()
     assert set(events.Tags()["images"]) == {"attention/2", "attention/5"}
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "json"])
+def test_one_format(ending: Format, tmp_path: Path) -> None:
+    """TensorBoard has the picture also if no file does."""
+    logger = TensorBoardLogger(str(tmp_path), name="", version="")
+    trainer(AttentionPlot([2], formats=(ending,)), logger=logger).test(Reader(), verbose=False)
+    assert set(pictures(tmp_path)) == {f"2.{ending}"}
+    assert (tmp_path / "pictures" / "attention" / f"2.{ending}").stat().st_size > 100
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logger.finalize("success")
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (shown,) = events.Images("attention/2")
+    pixels = imread(BytesIO(shown.encoded_image_string), format="png")
+    assert pixels.shape == (shown.height, shown.width, 3)
+    if ending == "png":
+        written = imread(tmp_path / "pictures" / "attention" / "2.png")[..., :3]
+        assert abs(pixels - written).max() <= 1 / 255
 
 
 @pytest.mark.gate
