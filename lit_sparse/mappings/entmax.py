@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ __all__ = ["Entmax", "LearnableEntmax", "entmax"]
 
 LARGEST = 100.0  # beyond, the result is a coin toss of rounding: y = m^(1 / (alpha - 1)) is 1 wherever m > 0
 STEEPEST = 60.0  # how far the logarithm of y^(1 - alpha) may go: its exponential is a number of every type
+SERIES = tuple(1 / math.factorial(n) for n in range(13, 1, -1))  # the first term left out is 6e-18 at 0.3
 CLOSE = 1e-9  # below this alpha - 1, softmax to all digits
 
 
@@ -71,10 +73,9 @@ def _second_remainder(u: Tensor, excess: Tensor | None = None) -> Tensor:
     excess = torch.zeros_like(u) if excess is None else excess
     small = u.abs() < 0.3
     near, far = torch.where(small, u, 0.0), torch.where(small, 1.0, u)
-    series, term = torch.zeros_like(near), torch.full_like(near, 0.5)
-    for n in range(3, 16):
-        series = series + term
-        term = term * -near / n
+    series = torch.full_like(near, SERIES[0])
+    for coefficient in SERIES[1:]:
+        series = coefficient - near * series
     scale = torch.exp(-excess)
     plain = torch.expm1(torch.where(excess > 0, 0.0, -far)) + far
     steep = torch.exp(-far - excess) - scale + scale * far
