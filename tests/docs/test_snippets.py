@@ -35,7 +35,7 @@ ELSEWHERE = (
 )
 LIMITS = {
     "fit": "--trainer.max_epochs=1 --trainer.check_val_every_n_epoch=1 --trainer.limit_train_batches=2"
-    " --trainer.limit_val_batches=2 --trainer.num_sanity_val_steps=0",
+    " --trainer.limit_val_batches=2",
     "validate": "--trainer.limit_val_batches=2",
     "test": "--trainer.limit_test_batches=2",
     "predict": "--trainer.limit_predict_batches=2",

@@ -215,7 +215,7 @@ def test_a_learnt_alpha_has_its_gradient() -> None:
 
 @pytest.mark.parametrize("mapping", [Entmax(1.5), TopKSparsemax(3), Softmax()], ids=repr)
 def test_second_derivatives(mapping: SparseMapping) -> None:
-    layer, hidden, target = layer_of(mapping, 14, reduction="none"), rows_of(4, 0.5), torch.randint(14, (4,))
+    layer, hidden, target = layer_of(mapping, 20, reduction="none"), rows_of(4, 0.5), torch.randint(20, (4,))
 
     def loss(hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return linear_losses.linear_losses(hidden, weight, bias, target, layer.criterion).losses

@@ -23,7 +23,7 @@ class Picture(StageCallback):
 
     #: File name without its ending, and tag in TensorBoard.
     name = "picture"
-    #: File formats.
+    #: File formats; ``save`` leaves ``"json"`` to the callback.
     formats: tuple[Format, ...] = ("png",)
 
     def __init__(self, folder: str | None = None) -> None:
@@ -51,18 +51,17 @@ class Picture(StageCallback):
         boards = [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
         written = [ending for ending in self.formats if ending != "json"] if folder is not None else []
         for ending in dict.fromkeys([*written, "png"] if boards else written):
-            picture = io.BytesIO()
+            buffer = io.BytesIO()  # drawn once for the file and TensorBoard: drawing takes most of the time
             with rc_context({"svg.hashsalt": name}):
                 metadata = {"Date": None} if ending == "svg" else None
-                figure.savefig(picture, format=ending, dpi=120, bbox_inches="tight", metadata=metadata)
+                figure.savefig(buffer, format=ending, dpi=120, bbox_inches="tight", metadata=metadata)
             if folder is not None and ending in written:
                 path = Path(folder) / "pictures" / f"{name}.{ending}"
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(picture.getvalue())
+                path.write_bytes(buffer.getvalue())
             if ending == "png" and boards:
-                pixels = imread(io.BytesIO(picture.getvalue()), format="png")[
-                    ..., :3
-                ]  # drawn once: a drawing takes longer than the rest
+                buffer.seek(0)
+                pixels = imread(buffer, format="png")[..., :3]  # without opacity
                 for logger in boards:
                     logger.experiment.add_image(name, pixels, global_step=trainer.global_step, dataformats="HWC")
 
