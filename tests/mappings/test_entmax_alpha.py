@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch.func import jvp
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Entmax, LearnableEntmax
 from lit_sparse.mappings import functional as F
+from lit_sparse.mappings.entmax import _second_remainder
 from tests.mappings.second_opinions import dense_jacobian, random_rows
 
 
@@ -31,6 +33,17 @@ def test_rows_without_a_valid_alpha_are_nan_and_alone() -> None:
     assert bool(in_alpha[~broken].isfinite().all())
     alone = x[:1].clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(F.entmax(alone, 1.5), alone, x[:1].clamp_min(-9))[0], in_x[:1])
+
+
+def test_the_series_near_zero_has_all_digits() -> None:
+    u = torch.linspace(-0.2999, 0.2999, 101, dtype=torch.float64, requires_grad=True)
+    powers = [[Fraction(-point) ** k for k in range(24)] for point in u.tolist()]
+    value = [float(sum(power[k] / math.factorial(k + 2) for k in range(24))) for power in powers]
+    slope = [float(-sum(k * power[k - 1] / math.factorial(k + 2) for k in range(1, 24))) for power in powers]
+    result = _second_remainder(u)
+    torch.testing.assert_close(result, torch.tensor(value, dtype=torch.float64), rtol=1e-15, atol=0.0)
+    (gradient,) = torch.autograd.grad(result.sum(), u)
+    torch.testing.assert_close(gradient, torch.tensor(slope, dtype=torch.float64), rtol=4e-15, atol=0.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
