@@ -76,9 +76,9 @@ def list_candidates(
     length, size = query.shape[-2], keys.shape[1]
     if pairs.mask is not None and _is_triangle(pairs.mask, length, size):
         pairs = pairs._replace(mask=None, is_causal=True)
+    if only_few and _probe(query, keys, alpha, gamma, pairs):
+        return None
     search = _Search(query, keys, alpha, gamma, pairs, only_few)
-    if only_few:
-        search.run(0)
     if query.is_cpu:
         over_blocks(search.run, len(search.blocks))
     else:
@@ -104,8 +104,6 @@ class _Search:
         plain = self.pairs.mask is None and self.pairs.bias is None
         alike = plain and len(keys) == len(self.heads) and len(set(self.alphas)) == 1
         self.blocks = list(_blocks(len(self.heads), self.length, self.size, pairs.is_causal, alike))
-        if only_few:
-            self.blocks = _after_probe(self.blocks)
         self.most = min(self.size, max(FEW, self.size // 4))
         self.counts = torch.zeros(len(self.heads), self.length, dtype=torch.int32, device=query.device)
         self.places = self.counts.new_empty(len(self.heads), self.length, min(self.most, FEW))
@@ -130,7 +128,7 @@ class _Search:
         with self.counting:
             while self.first < len(self.done) and (block := self.done[self.first]) is not None:
                 total, queries = self.totals = [a + b for a, b in zip(self.totals, block, strict=True)]
-                self.many |= self.only_few and total > (DENSE * self.size - LESS) * queries
+                self.many |= self.only_few and _are_many(total, queries, self.size)
                 self.first += 1
 
     def _list(self, number: int) -> tuple[int, int]:
@@ -225,13 +223,27 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) ->
         first = last
 
 
-def _after_probe(blocks: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-    """Return the blocks with the last queries, which see the most keys, as one of its own before the others."""
-    *others, (head, end, first, last) = blocks
-    middle = max(first, last - PROBE)
-    probe = (end - 1, end, middle, last)
-    rest = [(head, end, first, middle), (head, end - 1, middle, last)]
-    return [probe, *others, *(block for block in rest if block[0] < block[1] and block[2] < block[3])]
+def _probe(query: Tensor, keys: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs) -> bool:
+    """Return whether the candidates of the last queries of the last head, which see the most keys, are many."""
+    rows = query[(-1,) * (query.dim() - 2)][-PROBE:]
+    scores = rows @ keys[-1].mT
+    mask, bias = (None if x is None else x[(-1,) * (x.dim() - 2)][-PROBE:] for x in (pairs.mask, pairs.bias))
+    if pairs.softcap is not None:
+        scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    last = float(alpha.flatten()[-1]) if isinstance(alpha, Tensor) else alpha
+    lists = torch.empty(len(rows), 0, dtype=torch.int32, device=query.device)
+    ahead = query.shape[-2] - len(rows) if pairs.is_causal else None
+    counts = list_candidates_of(scores, last, gamma, lists, ahead=ahead)
+    return _are_many(int(counts.sum()), len(rows), keys.shape[1])
+
+
+def _are_many(candidates: int, queries: int, size: int) -> bool:
+    """Return whether dense attention is faster for queries with some candidates in all, of ``size`` keys each."""
+    return candidates > (DENSE * size - LESS) * queries
 
 
 def _is_triangle(mask: Tensor, length: int, size: int) -> bool:
