@@ -9,9 +9,9 @@ Usage:
 tokens, in one process. It prints medians, and medians of the ratios to softmax for each batch. ``loop``: rounds of the model
 under Lightning, as on the command line, alternate with the same model written by hand. That model has a packed LSTM encoder, a
 decoder step by step with input feeding, Adam, and clipped gradients. ``search``: beam search of 1,000 sentences. ``sparse``:
-the operation of attention by each method, as ratios to torch's ``scaled_dot_product_attention`` with softmax. It prints
-medians of the ratios with the least and the largest, the mean support, and the peak of memory. Seconds of one thread are those
-of the processor, which do not count other programs.
+the operation of attention by each method, as ratios to torch's ``scaled_dot_product_attention`` with softmax, and to the dense
+method. It prints medians of the ratios with the least and the largest, the mean support, and the peak of memory. Seconds of one
+thread are those of the processor, which do not count other programs.
 """
 
 from __future__ import annotations
@@ -284,9 +284,18 @@ def peak_memory(call: Callable[[], object], device: str) -> float:
     return (status("VmHWM") - before) / 1024
 
 
+def spread(ours: list[float], others: list[float] | None) -> str:
+    """Return the median of the ratios of two lists of times, with the least and the largest."""
+    if others is None:
+        return "-"
+    ratios = sorted(a / b for a, b in zip(ours, others, strict=True))
+    return f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"
+
+
 def sparse(options: argparse.Namespace) -> None:
-    """Print the time of attention as ratios to torch's with softmax, and its memory."""
-    columns = ["L", "deviation", "causal", "threads", "attention", "support", "forward", "forward + backward", "peak MiB"]
+    """Print the time of attention as ratios to torch's with softmax and to the dense method, and its memory."""
+    columns = ["L", "deviation", "causal", "threads", "attention", "support", "forward", "training"]
+    columns += ["forward, to dense", "training, to dense", "peak MiB"]
     print(f"| {' | '.join(columns)} |\n| {' | '.join(['---:'] * len(columns))} |")
     cases = [(n, d, c) for n in options.lengths for d in options.deviations for c in (False, True)]
     for length, deviation, is_causal in cases:
@@ -314,12 +323,10 @@ def sparse(options: argparse.Namespace) -> None:
                     turn[1](turn[0])
                     seconds[turn].append(wait(options.device) - began)
             for name in functions:
-                cells = []
-                for kind in (infer, train):
-                    ratios = sorted(a / b for a, b in zip(seconds[name, kind], seconds["SDPA, softmax", kind], strict=True))
-                    cells.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-                mean = support.get(name.split(",")[0])
-                row = [length, deviation, is_causal, threads, name, "-" if mean is None else f"{mean:.1f}", *cells]
+                mapping = name.split(",")[0]
+                row = [length, deviation, is_causal, threads, name, f"{support[mapping]:.1f}" if mapping in support else "-"]
+                for peer in ("SDPA, softmax", f"{mapping}, dense"):
+                    row += [spread(seconds[name, kind], seconds.get((peer, kind))) for kind in (infer, train)]
                 print(f"| {' | '.join(map(str, row))} | {memory[name]:.0f} |", flush=True)
 
 

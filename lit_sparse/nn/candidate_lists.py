@@ -15,7 +15,7 @@ from lit_sparse.kernels.candidates import list_candidates_of
 from lit_sparse.kernels.cpu.threads import over_blocks
 from lit_sparse.nn.dense_attention import any_along
 
-__all__ = ["Pairs", "list_candidates"]
+__all__ = ["Pairs", "list_candidates", "seem_many"]
 
 #: Scores that a thread computes at a time: the caches hold about as many.
 BLOCK = 1 << 19
@@ -58,6 +58,29 @@ class Pairs(NamedTuple):
         return causal if self.mask is None else self.mask & causal
 
 
+def seem_many(query: Tensor, key: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, scale: float | None) -> bool:
+    """Return whether the candidates of the last queries of the last head, which see the most keys, are many.
+
+    Arguments are those of attention, as its caller gave them: this takes the less time the less has to be prepared.
+    """
+    rows, keys = (x.detach()[(-1,) * (x.dim() - 2)] for x in (query, key))
+    rows = rows[-PROBE:]
+    dtype = torch.promote_types(rows.dtype, torch.float32)
+    scores = (rows.to(dtype) * (1.0 / math.sqrt(rows.shape[-1]) if scale is None else scale)) @ keys.to(dtype).mT
+    mask, bias = (None if x is None else x.detach()[(-1,) * (x.dim() - 2)][-PROBE:] for x in (pairs.mask, pairs.bias))
+    if pairs.softcap is not None:
+        scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
+    if bias is not None:
+        scores = scores + bias
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    last = float(alpha.flatten()[-1]) if isinstance(alpha, Tensor) else alpha
+    lists = torch.empty(len(rows), 0, dtype=torch.int32, device=query.device)
+    ahead = query.shape[-2] - len(rows) if pairs.is_causal else None
+    counts = list_candidates_of(scores, last, gamma, lists, ahead=ahead)
+    return _are_many(int(counts.sum()), len(rows), len(keys))
+
+
 def list_candidates(
     query: Tensor, keys: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, only_few: bool
 ) -> tuple[Tensor, Tensor] | None:
@@ -76,8 +99,6 @@ def list_candidates(
     length, size = query.shape[-2], keys.shape[1]
     if pairs.mask is not None and _is_triangle(pairs.mask, length, size):
         pairs = pairs._replace(mask=None, is_causal=True)
-    if only_few and _probe(query, keys, alpha, gamma, pairs):
-        return None
     search = _Search(query, keys, alpha, gamma, pairs, only_few)
     if query.is_cpu:
         over_blocks(search.run, len(search.blocks))
@@ -221,24 +242,6 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) ->
         for head in range(0, heads, step):
             yield head, min(heads, head + step), first, last
         first = last
-
-
-def _probe(query: Tensor, keys: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs) -> bool:
-    """Return whether the candidates of the last queries of the last head, which see the most keys, are many."""
-    rows = query[(-1,) * (query.dim() - 2)][-PROBE:]
-    scores = rows @ keys[-1].mT
-    mask, bias = (None if x is None else x[(-1,) * (x.dim() - 2)][-PROBE:] for x in (pairs.mask, pairs.bias))
-    if pairs.softcap is not None:
-        scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
-    if bias is not None:
-        scores = scores + bias
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf)
-    last = float(alpha.flatten()[-1]) if isinstance(alpha, Tensor) else alpha
-    lists = torch.empty(len(rows), 0, dtype=torch.int32, device=query.device)
-    ahead = query.shape[-2] - len(rows) if pairs.is_causal else None
-    counts = list_candidates_of(scores, last, gamma, lists, ahead=ahead)
-    return _are_many(int(counts.sum()), len(rows), keys.shape[1])
 
 
 def _are_many(candidates: int, queries: int, size: int) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from lit_sparse.kernels.sparse_products import Lists
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.block_attention import attend_in_blocks, serves
-from lit_sparse.nn.candidate_lists import Pairs, list_candidates
+from lit_sparse.nn.candidate_lists import Pairs, list_candidates, seem_many
 from lit_sparse.nn.dense_attention import dense_attention, group_size, product_dtype
 from lit_sparse.nn.listed_operations import products, sums
 from lit_sparse.torch_internals import can_read_values, forward_mode_active
@@ -27,6 +27,7 @@ __all__ = [
     "Pairs",
     "attend_to_blocks",
     "attend_to_candidates",
+    "dense_seems_faster",
     "find_candidates",
     "leading_of",
     "mapping_refusal",
@@ -106,9 +107,19 @@ def sparse_attention(
     """
     if not need_weights and serves(query, key, value, mapping, pairs, dropout):
         return attend_to_blocks(query, key, value, mapping, pairs, scale=scale), None
+    if only_few and dense_seems_faster(query, key, mapping, pairs, scale):
+        return None
     given = prepared(query, key, value, scale)
     candidates = find_candidates(given, mapping, pairs, only_few=only_few)
     return None if candidates is None else attend_to_candidates(given, mapping, pairs, candidates, dropout, need_weights)
+
+
+def dense_seems_faster(query: Tensor, key: Tensor, mapping: SparseMapping, pairs: Pairs, scale: float | None) -> bool:
+    """Return whether a few queries have so many candidates that dense attention is faster, see :func:`sparse_attention`."""
+    alpha = mapping.entmax_alpha
+    assert alpha is not None
+    with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
+        return seem_many(query, key, alpha, mapping.gamma, pairs, scale)
 
 
 class Prepared(NamedTuple):

@@ -14,6 +14,7 @@ from lit_sparse.nn.sparse_attention import (
     Pairs,
     attend_to_blocks,
     attend_to_candidates,
+    dense_seems_faster,
     find_candidates,
     leading_of,
     mapping_refusal,
@@ -121,13 +122,14 @@ def _attend(
     if serves(query, key, value, mapping, pairs, dropout):
         output = attend_to_blocks(query, key, value, mapping, pairs, scale=scale)
         return output, *_no_candidates(rows, query.device)
-    operands = prepared(query, key, value, scale)
-    if candidates is None:
-        candidates = find_candidates(operands, mapping, pairs, only_few=only_few)
+    operands = None
+    if candidates is not None or not (only_few and dense_seems_faster(query, key, mapping, pairs, scale)):
+        operands = prepared(query, key, value, scale)
+        candidates = candidates or find_candidates(operands, mapping, pairs, only_few=only_few)
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(int(seed))
-        if candidates is not None and candidates[0].shape[1]:
+        if operands is not None and candidates is not None and candidates[0].shape[1]:
             output, _ = attend_to_candidates(operands, mapping, pairs, candidates, dropout)
             return output, *candidates
         output, _ = dense_attention(

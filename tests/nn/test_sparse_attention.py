@@ -225,9 +225,9 @@ def _bias(length: int) -> Tensor:
 def test_the_probe_sees_what_queries_see(length: int, spread: float, alpha: float | Tensor, pairs: Pairs, many: bool) -> None:
     torch.manual_seed(0)
     query, keys = spread * torch.randn(2, length, 8), torch.randn(2, 1000, 8)
-    assert candidate_lists._probe(query, keys, alpha, 1.0, pairs) == many
-    if many:
-        assert list_candidates(query, keys, alpha, 1.0, pairs, True) is None
+    assert candidate_lists.seem_many(query, keys, alpha, 1.0, pairs, 1.0) == many
+    found = module.sparse_attention(query, keys, keys, Entmax(alpha), pairs, scale=1.0, only_few=True)
+    assert (found is None) == many or isinstance(alpha, Tensor)
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
