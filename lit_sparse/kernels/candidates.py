@@ -203,14 +203,17 @@ def list_candidates_of(
     """
     eps, last = max(alpha - 1, 1e-9), scores.shape[-1] if ahead is None else ahead
     n = math.ceil(1 / eps)
-    known = scores[..., :0] if known is None else known
-    shape, period, length = lists.shape, lists.shape[-2], lists.shape[-1]
-    scores, known = scores.flatten(0, -2), known.flatten(0, -2)
+    shape = lists.shape
     if scores.is_cpu:
-        counts = torch.empty(len(scores), dtype=torch.int32)
-        arrays = [x.numpy() for x in (lists if lists.dim() == 3 else lists.unsqueeze(0), counts, scores, known)]
-        over_rows(_list, (len(scores), scores.shape[1]), COST, *arrays, last, low, eps, gamma, n)
-        return counts.view(shape[:-1])
+        counts = torch.empty(shape[:-1], dtype=torch.int32)
+        rows = scores.numpy().reshape(counts.numel(), scores.shape[-1])  # numpy has less to do per call than torch
+        others = rows[:, :0] if known is None else known.numpy().reshape(len(rows), known.shape[-1])
+        places = lists.numpy() if lists.dim() == 3 else lists.numpy()[None]
+        over_rows(_list, rows.shape, COST, places, counts.numpy().reshape(-1), rows, others, last, low, eps, gamma, n)
+        return counts
+    period, length = shape[-2:]
+    known = scores[..., :0] if known is None else known
+    scores, known = scores.flatten(0, -2), known.flatten(0, -2)
     columns = torch.arange(scores.shape[1], device=scores.device)
     if ahead is not None:
         reach = torch.arange(len(scores), device=scores.device).unsqueeze(1) % period + ahead

@@ -114,7 +114,8 @@ class _Search:
     def __init__(self, query: Tensor, keys: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, only_few: bool) -> None:
         self.leading, self.length, self.size = query.shape[:-2], query.shape[-2], keys.shape[1]
         self.heads = query.detach().flatten(0, -3) if self.leading else query.detach().unsqueeze(0)
-        self.keys = keys.detach()
+        self.keys = keys.detach().mT
+        self.group = len(self.heads) // max(1, len(self.keys))  # heads that share keys
         self.alphas = torch.as_tensor(alpha).detach().expand(*self.leading, 1, 1).flatten().tolist()
         self.gamma, self.only_few = gamma, only_few
         shape = (*self.leading, self.length, self.size)
@@ -164,14 +165,14 @@ class _Search:
             space = self.spaces.pop()
         except IndexError:
             space = self.heads.new_empty(0)
-        if space.numel() < math.prod(part):
-            space = self.heads.new_empty(math.prod(part))
-        scores = space[: math.prod(part)].view(part)
-        shared = head * len(self.keys) // len(self.heads)
-        if len(scores) == 1:  # in several threads this is faster than a batch of one
-            torch.mm(self.heads[head, first:last], self.keys[shared, low:high].mT, out=scores[0])
+        number_of_scores = math.prod(part)
+        if space.numel() < number_of_scores:
+            space = self.heads.new_empty(number_of_scores)
+        scores = space[:number_of_scores].view(part)
+        if part[0] == 1:  # in several threads this is faster than a batch of one
+            torch.mm(self.heads[head, first:last], self.keys[head // self.group, :, low:high], out=scores[0])
         else:
-            torch.bmm(self.heads[head:others, first:last], self.keys[head:others, low:high].mT, out=scores)
+            torch.bmm(self.heads[head:others, first:last], self.keys[head:others, :, low:high], out=scores)
         if self.pairs.softcap is not None:
             scores.div_(self.pairs.softcap).tanh_().mul_(self.pairs.softcap)
         if self.pairs.bias is not None:
