@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 import lit_sparse
 from lit_sparse.callbacks import OptimalBrainDamage
@@ -25,6 +24,7 @@ from lit_sparse.distributed import (
     world_size,
 )
 from lit_sparse.estimators.running_mean import RunningMean
+from tests.support.processes import run_processes
 
 from .conftest import ROOT
 
@@ -111,4 +111,4 @@ def _process(number: int, store: str) -> None:
 
 @pytest.mark.gate
 def test_two_processes_exchange_values(tmp_path: Path) -> None:
-    mp.spawn(_process, (str(tmp_path / "store"),), nprocs=2)  # type: ignore[no-untyped-call]
+    run_processes(_process, (str(tmp_path / "store"),), 2)

@@ -11,7 +11,6 @@ from typing import Literal
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
@@ -27,6 +26,7 @@ from lit_sparse.estimators.latents import Bits, Categories
 from lit_sparse.estimators.running_mean import RunningMean
 from lit_sparse.mappings import HoyerProjection, Softmax, Sparsemax
 from lit_sparse.testing import concrete_subclasses
+from tests.support.processes import run_processes
 
 
 def first(latent: LatentBatch) -> Tensor:
@@ -300,7 +300,7 @@ def _baselines(rank: int, world: int) -> dict[str, Tensor]:
 
 @pytest.mark.gate
 def test_baselines_agree_between_one_and_two_processes(tmp_path: Path) -> None:
-    mp.spawn(_process, (2, str(tmp_path / "store"), str(tmp_path)), nprocs=2)  # type: ignore[no-untyped-call]
+    run_processes(_process, (2, str(tmp_path / "store"), str(tmp_path)), 2)
     first_rank, second_rank = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     numbers = torch.arange(30.0).reshape(3, 10)
     kept = torch.cat([numbers[0, 0::2], numbers[1], numbers[2]])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lit_sparse import mappings
 from lit_sparse.hf import AnnealedEntmax
-from lit_sparse.mappings import SparseMapping, Sparsemax
+from lit_sparse.mappings import LearnableEntmax, SparseMapping, Sparsemax
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
@@ -21,7 +21,7 @@ def marks(check: str, number: int, example: SparseMapping) -> list[pytest.MarkDe
     """Return the lane of an example, which is slow if it is not the first of its class, or its class is a variant of Entmax."""
     if check not in LONG:
         return [pytest.mark.gate] if check == "derivatives" and example.iterative and number > 0 else []
-    return [pytest.mark.slow if number > 0 or isinstance(example, AnnealedEntmax) else pytest.mark.gate]
+    return [pytest.mark.slow if number > 0 or isinstance(example, AnnealedEntmax | LearnableEntmax) else pytest.mark.gate]
 
 
 CASES = [

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import scipy.stats
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
@@ -21,6 +20,7 @@ from lit_sparse.metrics import (
     positional_disentanglement,
     topographic_similarity,
 )
+from tests.support.processes import run_processes
 
 #: All things of three attributes with four values each.
 THINGS = torch.tensor(list(itertools.product(range(4), repeat=3)))
@@ -157,7 +157,7 @@ def _fill(metric: MessageStructure, index: Tensor) -> None:
 
 @pytest.mark.gate
 def test_structure_is_that_of_one_process(tmp_path: Path) -> None:
-    mp.spawn(_process, (3, str(tmp_path / "store"), str(tmp_path)), nprocs=3)  # type: ignore[no-untyped-call]
+    run_processes(_process, (3, str(tmp_path / "store"), str(tmp_path)), 3)
     whole = MessageStructure(features=3, attributes=2, length=2, examples=30)
     _fill(whole, torch.arange(50).flip(0))
     expected = whole.compute()

@@ -306,8 +306,14 @@ CHECKS: dict[str, Callable[[str], None]] = {
 MODULE = "tests.kernels.gpu.test_triton_attention"
 
 
+#: Half a minute to a minute each.
+LONG = ["masks", "scores", "marks", "choice"]
+
+
 @pytest.mark.gate
-@pytest.mark.parametrize("names", [[*CHECKS][::2], [*CHECKS][1::2]], ids="; ".join)
+@pytest.mark.parametrize(
+    "names", [[name for name in CHECKS if name not in LONG], pytest.param(LONG, marks=pytest.mark.slow)], ids="; ".join
+)
 def test_in_the_interpreter(names: list[str]) -> None:
     pytest.importorskip("triton")
     assert run_python("-m", MODULE, *names, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in names]
