@@ -1,8 +1,7 @@
-"""Program of each of several processes: select from its share of vectors, and compare with all of them."""
+"""What each of several processes does: select from its share of vectors, and compare with all of them."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
@@ -87,15 +86,10 @@ class Stopped(SelectionState):
         """Keep the file."""
 
 
-def main(rank: int, folder: str, world: int) -> None:
+def select(rank: int, folder: str, world: int) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     if world == 2:
         in_memory(rank)
     else:
         in_files(rank, world, Path(folder))
     dist.destroy_process_group()
-    print("same")
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))

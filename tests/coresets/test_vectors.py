@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,29 +10,15 @@ import torch
 
 from lit_sparse.coresets import AcceleratedIHT, BlockVectors, DenseVectors, NonnegativeOMP
 from lit_sparse.errors import ConfigurationError
-
-ROOT = Path(__file__).parents[2]
+from tests.coresets.processes import select
+from tests.support.processes import run_processes
 
 
 @pytest.mark.gate
 @pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)])
 def test_processes_select_what_one_does(world: int, tmp_path: Path) -> None:
     """Vectors in memory on two processes, and vectors in files on more."""
-    command = [sys.executable, "-m", "tests.coresets.processes"]
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path), str(world)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    for process in running:
-        out, err = process.communicate(timeout=200)
-        assert process.returncode == 0, err[-4000:]
-        assert "same" in out
+    run_processes(select, (str(tmp_path), world), world)
 
 
 def test_any_device_selects_what_the_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:
