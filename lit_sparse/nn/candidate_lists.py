@@ -61,17 +61,26 @@ class Pairs(NamedTuple):
 def seem_many(query: Tensor, key: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, scale: float | None) -> bool:
     """Return whether the candidates of the last queries of the last head, which see the most keys, are many.
 
-    Arguments are those of attention, as its caller gave them: this takes the less time the less has to be prepared.
+    It takes queries and keys before they are expanded and converted, which would take longer than this. No tensor may require
+    a gradient, and autocast must be off.
+
+    Args:
+        query: (..., L, E).
+        key: (..., S, E), not empty.
+        alpha: as for :func:`list_candidates`.
+        gamma: strength of the mapping.
+        pairs: masks, bias and cap.
+        scale: factor of the scores; ``1 / sqrt(E)`` by default.
     """
-    rows, keys = (x.detach()[(-1,) * (x.dim() - 2)] for x in (query, key))
+    rows, keys = (x[(-1,) * (x.dim() - 2)] for x in (query, key))
     rows = rows[-PROBE:]
     dtype = torch.promote_types(rows.dtype, torch.float32)
     scores = (rows.to(dtype) * (1.0 / math.sqrt(rows.shape[-1]) if scale is None else scale)) @ keys.to(dtype).mT
-    mask, bias = (None if x is None else x.detach()[(-1,) * (x.dim() - 2)][-PROBE:] for x in (pairs.mask, pairs.bias))
+    mask, bias = (None if x is None else x[(-1,) * (x.dim() - 2)][-PROBE:] for x in (pairs.mask, pairs.bias))
     if pairs.softcap is not None:
         scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
     if bias is not None:
-        scores = scores + bias
+        scores = scores + bias.to(dtype)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
     last = float(alpha.flatten()[-1]) if isinstance(alpha, Tensor) else alpha
@@ -142,8 +151,8 @@ class _Search:
         self.inference = torch.is_inference_mode_enabled()
 
     def run(self, number: int) -> None:
-        """List the candidates of a block, unless they are listed or those of other blocks are many."""
-        if self.many or self.done[number] is not None:
+        """List the candidates of a block, unless those of other blocks are many."""
+        if self.many:
             return
         with torch.inference_mode(self.inference), torch.no_grad():
             self.done[number] = self._list(number)

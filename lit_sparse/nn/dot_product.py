@@ -167,6 +167,8 @@ def attend_sparsely(
         ConfigurationError: if ``method`` is ``"sparse"`` and this is impossible.
     """
     auto = method == "auto"
+    dims = max(query.dim(), key.dim(), value.dim())
+    pairs = pairs._replace(mask=_with_dims(pairs.mask, dims), bias=_with_dims(pairs.bias, dims))
     if method == "dense" or (auto and (need_weights or not _worthwhile(query, key))):
         return None
     if auto and not query.is_cpu and not serves(query, key, value, mapping, pairs, dropout):
@@ -190,7 +192,7 @@ def check_method(method: str) -> None:
 
 
 def _worthwhile(query: Tensor, key: Tensor) -> bool:
-    return key.shape[-2] >= LEAST_KEYS and query.shape[:-1].numel() * key.shape[-2] >= LEAST_SCORES
+    return key.numel() > 0 and key.shape[-2] >= LEAST_KEYS and query.shape[:-1].numel() * key.shape[-2] >= LEAST_SCORES
 
 
 def _leading(query: Tensor, key: Tensor, value: Tensor, shapes: str) -> tuple[int, ...]:
@@ -220,6 +222,11 @@ def check_mapping(mapping: object) -> None:
         raise ConfigurationError(
             f"Expected `mapping` to be a SparseMapping, such as `lit_sparse.mappings.Sparsemax()`, but got {got}."
         )
+
+
+def _with_dims(x: Tensor | None, dims: int) -> Tensor | None:
+    """Return a mask or bias with as many dimensions as the output."""
+    return x if x is None or x.dim() >= dims else x[(None,) * (dims - x.dim())]
 
 
 def _fitted(given: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:

@@ -122,16 +122,19 @@ def _attend(
     if serves(query, key, value, mapping, pairs, dropout):
         output = attend_to_blocks(query, key, value, mapping, pairs, scale=scale)
         return output, *_no_candidates(rows, query.device)
-    operands = None
-    if candidates is not None or not (only_few and dense_seems_faster(query, key, mapping, pairs, scale)):
-        operands = prepared(query, key, value, scale)
-        candidates = candidates or find_candidates(operands, mapping, pairs, only_few=only_few)
+    if candidates is None:
+        dense = only_few and dense_seems_faster(query, key, mapping, pairs, scale)
+    else:
+        dense = candidates[0].shape[1] == 0
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(int(seed))
-        if operands is not None and candidates is not None and candidates[0].shape[1]:
-            output, _ = attend_to_candidates(operands, mapping, pairs, candidates, dropout)
-            return output, *candidates
+        if not dense:
+            operands = prepared(query, key, value, scale)
+            candidates = candidates or find_candidates(operands, mapping, pairs, only_few=only_few)
+            if candidates is not None:
+                output, _ = attend_to_candidates(operands, mapping, pairs, candidates, dropout)
+                return output, *candidates
         output, _ = dense_attention(
             query, key, value, mapping, pairs.allowed(query, key), bias, scale=scale, softcap=softcap, dropout=dropout
         )

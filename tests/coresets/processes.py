@@ -1,4 +1,4 @@
-"""What each of several processes does: select from its share of vectors, and compare with all of them."""
+"""A selection on several processes: each selects from its share of the vectors, and compares with all of them."""
 
 from __future__ import annotations
 

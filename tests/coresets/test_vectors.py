@@ -15,10 +15,13 @@ from tests.support.processes import run_processes
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("world", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(8, marks=pytest.mark.slow)])
-def test_processes_select_what_one_does(world: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("world", "how"),
+    [pytest.param(2, "spawn", marks=pytest.mark.slow), (3, None), pytest.param(8, "spawn", marks=pytest.mark.slow)],
+)
+def test_processes_select_what_one_does(world: int, how: str | None, tmp_path: Path) -> None:
     """Vectors in memory on two processes, and vectors in files on more."""
-    run_processes(select, (str(tmp_path), world), world)
+    run_processes(select, (str(tmp_path), world), world, how)
 
 
 def test_any_device_selects_what_the_cpu_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from lit_sparse.mappings import LearnableEntmax, SparseMapping, Sparsemax
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
-#: Seconds each: the first example of a class in the gate, others with the slow tests. Derivatives of iterations take as long:
-#: the first example is in the quick tests, others in the gate.
+#: Seconds each: the first example of a class in the gate, others and variants of Entmax with the slow tests. Derivatives of
+#: iterations take as long: the first example is in the quick tests, others in the gate.
 LONG = {"compiles", "machine_code"}
 
 

@@ -227,7 +227,48 @@ def test_the_probe_sees_what_queries_see(length: int, spread: float, alpha: floa
     query, keys = spread * torch.randn(2, length, 8), torch.randn(2, 1000, 8)
     assert candidate_lists.seem_many(query, keys, alpha, 1.0, pairs, 1.0) == many
     found = module.sparse_attention(query, keys, keys, Entmax(alpha), pairs, scale=1.0, only_few=True)
-    assert (found is None) == many or isinstance(alpha, Tensor)
+    assert (found is None) == (many or isinstance(alpha, Tensor))  # the queries of one head decide in the end
+
+
+def test_the_probe_of_heads_that_share_keys() -> None:
+    """Many candidates of the last keys alone, which the last queries see."""
+    torch.manual_seed(0)
+    key = 10 * torch.randn(2, 3, 600, 8)
+    key[-1, -1] *= 1e-5
+    for shape in ((2, 3, 40, 8), (2, 6, 40, 8), (40, 8)):
+        assert candidate_lists.seem_many(torch.randn(shape), key, 1.5, 1.0, Pairs(), None)
+        assert not candidate_lists.seem_many(torch.randn(shape), key.flip(1), 1.5, 1.0, Pairs(), None)
+    mask = torch.arange(600).lt(50).expand(1, 3, 1, 600)
+    assert not candidate_lists.seem_many(torch.randn(2, 3, 40, 8), key, 1.5, 1.0, Pairs(mask), None)
+    bias = torch.zeros(3, 40, 1, dtype=torch.float64)
+    assert candidate_lists.seem_many(torch.randn(2, 3, 40, 8).bfloat16(), key.bfloat16(), 1.5, 1.0, Pairs(bias=bias), None)
+    long = torch.randn(2, 3, 900, 8)
+    assert candidate_lists.seem_many(long, key, 1.5, 1.0, Pairs(is_causal=True), None)
+
+
+@pytest.mark.parametrize("scale", [1e-4, 5.0])
+def test_values_with_more_leading_dimensions(scale: float) -> None:
+    torch.manual_seed(0)
+    query, key, value, mask = (
+        scale * torch.randn(130, 8),
+        torch.randn(600, 8),
+        torch.randn(3, 600, 4),
+        torch.rand(130, 600) < 0.5,
+    )
+    expected, _ = attention(query, key, value, Entmax(1.5), mask, method="dense")
+    for method in ("auto", "sparse"):
+        output, _ = attention(query, key, value, Entmax(1.5), mask, need_weights=False, method=method)  # type: ignore[arg-type]
+        torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "other"), [((1, 130, 8), (0, 600, 8)), ((130, 8), (0, 600, 8)), ((1, 4, 130, 8), (0, 2, 600, 8))]
+)
+def test_no_heads_of_keys(shape: tuple[int, ...], other: tuple[int, ...]) -> None:
+    key = torch.randn(other)
+    expected, _ = attention(torch.randn(shape), key, key, Entmax(1.5), method="dense")
+    output, _ = attention(torch.randn(shape), key, key, Entmax(1.5), need_weights=False)
+    assert output.shape == expected.shape and output.numel() == 0
 
 
 @pytest.mark.parametrize("is_causal", [False, True])
@@ -235,12 +276,11 @@ def test_the_probe_sees_what_queries_see(length: int, spread: float, alpha: floa
 def test_blocks_have_each_query_once(heads: int, length: int, is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(candidate_lists, "BLOCK", 1 << 17)  # several heads
     query, keys = torch.randn(heads, length, 4), torch.randn(heads, length, 4)
-    for only_few in (False, True):
-        search = candidate_lists._Search(query, keys, 1.5, 1.0, Pairs(is_causal=is_causal), only_few)
-        seen = torch.zeros(heads, length)
-        for head, end, first, last in search.blocks:
-            seen[head:end, first:last] += 1
-        assert bool((seen == 1).all())
+    search = candidate_lists._Search(query, keys, 1.5, 1.0, Pairs(is_causal=is_causal), False)
+    seen = torch.zeros(heads, length)
+    for head, end, first, last in search.blocks:
+        seen[head:end, first:last] += 1
+    assert bool((seen == 1).all())
 
 
 @pytest.mark.parametrize("only_few", [False, True])

@@ -13,9 +13,6 @@ from typing import Any
 import torch.multiprocessing as mp
 
 ROOT = Path(__file__).parents[2]
-#: How processes start that share what one process has imported for them: that takes many times as long as a test.
-SHARING = "forkserver"
-multiprocessing.set_forkserver_preload(["pytest", "lit_sparse.callbacks", "lit_sparse.data", "lit_sparse.models"])
 
 
 def run_python(*arguments: str, timeout: int = 280, **environment: str) -> str:
@@ -26,6 +23,15 @@ def run_python(*arguments: str, timeout: int = 280, **environment: str) -> str:
     return done.stdout
 
 
-def run_processes(function: Callable[..., None], arguments: tuple[Any, ...], number: int) -> None:
-    """Call ``function(rank, *arguments)`` in some processes at a time; each has to succeed."""
-    mp.start_processes(function, arguments, nprocs=number, start_method=SHARING)  # type: ignore[no-untyped-call]
+def sharing_imports() -> str:
+    """Return how to start processes that share what one process has imported, which takes many times as long as a test.
+
+    They have the environment of that one, and no threads of OpenMP for compiled kernels, as all forked processes.
+    """
+    multiprocessing.set_forkserver_preload(["pytest", "lit_sparse.callbacks", "lit_sparse.data", "lit_sparse.models"])
+    return "forkserver"
+
+
+def run_processes(function: Callable[..., None], arguments: tuple[Any, ...], number: int, how: str | None = None) -> None:
+    """Call ``function(rank, *arguments)`` in some processes, started by default as in :func:`sharing_imports`."""
+    mp.start_processes(function, arguments, nprocs=number, start_method=how or sharing_imports())  # type: ignore[no-untyped-call]

@@ -25,7 +25,7 @@ from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.mappings import Fusedmax, Oscarmax, SparseMapping
 from lit_sparse.mappings import functional as F
-from tests.support.processes import SHARING
+from tests.support.processes import sharing_imports
 
 
 def sentence(index: int, heads: int = 0) -> Attention:
@@ -249,7 +249,7 @@ def test_one_format(ending: Format, tmp_path: Path) -> None:
 @pytest.mark.gate
 def test_two_processes_draw_what_one_does(tmp_path: Path) -> None:
     """The chosen examples come together on the first process; the odd one out has one batch more than the other."""
-    for name, options in (("one", {}), ("two", {"strategy": DDPStrategy(start_method=SHARING), "devices": 2})):
+    for name, options in (("one", {}), ("two", {"strategy": DDPStrategy(start_method=sharing_imports()), "devices": 2})):
         random = AttentionPlot(5, folder=str(tmp_path / name))
         named = AttentionPlot([3, 4], formats=("svg",), folder=str(tmp_path / f"{name} named"))
         run = trainer(random, named, use_distributed_sampler=False, **options)

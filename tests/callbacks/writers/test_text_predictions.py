@@ -14,14 +14,13 @@ import pytorch_lightning as pl
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor
 
 from lit_sparse.callbacks import PredictionWriter, TextPredictionWriter
 from lit_sparse.callbacks.writers.outputs import check_indices, write_files
 from lit_sparse.callbacks.writers.text_predictions import _json, _one_line, _Prediction
 from lit_sparse.errors import ConfigurationError, DataError
-from tests.support.processes import SHARING, run_processes
+from tests.support.processes import run_processes
 
 #: Everything that ends a line for ``str.splitlines``, and more that a file could stumble over.
 BREAKS = "\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"
@@ -269,7 +268,7 @@ def test_the_folder_of_a_trainer_without_a_logger(tmp_path: Path) -> None:
 
 @pytest.mark.gate
 def test_two_processes_write_what_one_does(tmp_path: Path) -> None:
-    for name, options in (("one", {}), ("two", {"strategy": DDPStrategy(start_method=SHARING), "devices": 2})):
+    for name, options in (("one", {}), ("two", {"strategy": "ddp_spawn", "devices": 2})):
         predict(Speaker(11, 3), TextPredictionWriter(str(tmp_path / name), attention=True), **options)
     assert files(tmp_path / "two") == files(tmp_path / "one")
     assert len(files(tmp_path / "two")) == 2
