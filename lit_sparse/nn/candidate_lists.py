@@ -61,8 +61,8 @@ class Pairs(NamedTuple):
 def seem_many(query: Tensor, key: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, scale: float | None) -> bool:
     """Return whether the candidates of the last queries of the last head, which see the most keys, are many.
 
-    It takes queries and keys before they are expanded and converted, which would take longer than this. No tensor may require
-    a gradient, and autocast must be off.
+    It takes queries and keys before they are expanded and converted, which would take longer than this. Gradients and autocast
+    must be off.
 
     Args:
         query: (..., L, E).

@@ -120,7 +120,7 @@ def dense_seems_faster(query: Tensor, key: Tensor, mapping: SparseMapping, pairs
     assert alpha is not None
     with torch.no_grad(), torch.autocast(query.device.type, enabled=False):
         alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
-        return seem_many(query.detach(), key.detach(), alpha, mapping.gamma, pairs, scale)
+        return seem_many(query, key, alpha, mapping.gamma, pairs, scale)
 
 
 class Prepared(NamedTuple):
