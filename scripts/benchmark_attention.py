@@ -3,7 +3,7 @@
 Usage:
     python scripts/benchmark_attention.py [mappings] [loop] [search] [sparse] [--steps 200] [--rounds 5] [--threads 2]
         [--width 256] [--layers 1] [--vocabulary 6000] [--device cpu]
-        [--lengths 512 2048 8192] [--heads 4] [--deviations 0.3 1 3] [--dense 4096]
+        [--dtype float32] [--lengths 512 2048 8192] [--heads 4] [--deviations 0.3 1 3] [--dense 4096]
 
 ``mappings``: one model per mapping, all with the same weights, take steps in turn on the same batches of sentences of 8 to 20
 tokens, in one process. It prints medians, and medians of the ratios to softmax for each batch. ``loop``: rounds of the model
@@ -247,7 +247,7 @@ def contestants(
     torch.manual_seed(0)
     given = [torch.randn(1, options.heads, length, 64) for _ in range(3)]
     given[0] *= deviation
-    inputs = [x.to(options.device).requires_grad_() for x in given]
+    inputs = [x.to(options.device, getattr(torch, options.dtype)).requires_grad_() for x in given]
     ours: dict[str, Callable[[], Tensor]] = {
         "SDPA, softmax": lambda: nnf.scaled_dot_product_attention(*inputs, is_causal=is_causal)
     }
@@ -344,6 +344,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--deviations", type=float, nargs="+", default=[0.3, 1.0, 3.0])
     parser.add_argument("--dense", type=int, default=4096, help="largest length of the dense method")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"], help="of the sparse method")
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     warnings.filterwarnings("ignore")

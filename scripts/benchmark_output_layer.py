@@ -2,7 +2,7 @@
 
 Usage:
     python scripts/benchmark_output_layer.py [--classes 50000 256000] [--rows 2048] [--features 512] [--spreads 1 3]
-        [--rounds 3] [--threads 2]
+        [--rounds 3] [--threads 2] [--device cpu]
 
 A call computes the mean loss of all rows and its gradients in the hidden vectors, the weight and the bias. The contestants
 take turns in one process. Scores are normal with the given standard deviation. Labels are drawn from their softmax, as the next
@@ -43,10 +43,11 @@ class Plain(nn.Linear):
         return nnf.cross_entropy(super().forward(hidden), target)
 
 
-def inputs(rows: int, features: int, classes: int, spread: float) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(rows: int, features: int, classes: int, spread: float, device: str) -> tuple[Tensor, Tensor, Tensor]:
     """Return hidden vectors, labels, and the weight of a layer whose scores have this standard deviation."""
     torch.manual_seed(0)
-    hidden, weight = torch.randn(rows, features), torch.empty(classes, features).normal_(0.0, spread / features**0.5)
+    hidden = torch.randn(rows, features, device=device)
+    weight = torch.empty(classes, features, device=device).normal_(0.0, spread / features**0.5)
     draw = (torch.multinomial((part @ weight.t()).softmax(-1), 1).squeeze(1) for part in torch.split(hidden, 64))
     return hidden.requires_grad_(), torch.cat(list(draw)), weight
 
@@ -56,12 +57,14 @@ def call_of(name: str, hidden: Tensor, target: Tensor, weight: Tensor) -> Callab
     classes, features = weight.shape
     layer = Plain(1, 1) if name == BASELINE else LinearFenchelYoungLoss(MAPPINGS[name], 1, 1)
     layer.in_features, layer.out_features = features, classes
-    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(torch.zeros(classes))
+    layer.weight, layer.bias = nn.Parameter(weight), nn.Parameter(weight.new_zeros(classes))
 
     def call() -> None:
         hidden.grad = layer.weight.grad = layer.bias.grad = None
         layer(hidden, target).backward()
         hidden.grad = layer.weight.grad = layer.bias.grad = None
+        if hidden.is_cuda:
+            torch.cuda.synchronize(hidden.device)
 
     return call
 
@@ -72,22 +75,29 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024
 
 
-def print_memory(name: str, rows: int, features: int, classes: int, spread: float) -> None:
+def print_memory(name: str, rows: int, features: int, classes: int, spread: float, device: str) -> None:
     """Print the bytes that a call needs beyond the gradient of the layer."""
-    call_of(name, *inputs(8, 4, 1 << 18, 1.0))()  # compile
-    tensors = inputs(rows, features, classes, spread)
-    call = call_of(name, *tensors)
+    call_of(name, *inputs(8, 4, 1 << 18, 1.0, device))()  # compile
+    tensors = inputs(rows, features, classes, spread, device)
+    call, layer = call_of(name, *tensors), 4 * (tensors[2].numel() + classes)
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        print(torch.cuda.max_memory_allocated(device) - before - layer)
+        return
     ctypes.CDLL(None).malloc_trim(0)  # freed memory goes back, so that the call cannot take it
     Path("/proc/self/clear_refs").write_text("5")  # the largest memory begins anew
     before = resident("VmRSS")
     call()
-    print(resident("VmHWM") - before - 4 * (tensors[2].numel() + classes))
+    print(resident("VmHWM") - before - layer)
 
 
 def memory(name: str, options: argparse.Namespace, classes: int, spread: float) -> int:
     """Return the bytes that a call needs in a process of its own."""
     sizes = [f"--rows={options.rows}", f"--features={options.features}", f"--classes={classes}", f"--spreads={spread}"]
-    command = [sys.executable, __file__, f"--memory-of={name}", f"--threads={options.threads}", *sizes]
+    where = [f"--threads={options.threads}", f"--device={options.device}"]
+    command = [sys.executable, __file__, f"--memory-of={name}", *where, *sizes]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -110,16 +120,18 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--spreads", type=float, nargs="+", default=[1.0, 3.0], help="standard deviations of the scores")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="where to run, cuda for example")
     parser.add_argument("--memory-of", choices=NAMES, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     if options.memory_of:
-        print_memory(options.memory_of, options.rows, options.features, options.classes[0], options.spreads[0])
+        print_memory(options.memory_of, options.rows, options.features, options.classes[0], options.spreads[0], options.device)
         return
-    print(f"{platform.machine()}, torch {torch.__version__}, {options.threads} of {os.cpu_count()} threads")
+    where = platform.machine() if options.device == "cpu" else torch.cuda.get_device_name(options.device)
+    print(f"{where}, torch {torch.__version__}, {options.threads} of {os.cpu_count()} threads")
     for classes in options.classes:
         for spread in options.spreads:
-            hidden, target, weight = inputs(options.rows, options.features, classes, spread)
+            hidden, target, weight = inputs(options.rows, options.features, classes, spread, options.device)
             seconds = medians({name: call_of(name, hidden, target, weight) for name in NAMES}, options.rounds)
             supports = {name: support_of(name, hidden.detach(), weight) for name in NAMES}
             del hidden, target, weight

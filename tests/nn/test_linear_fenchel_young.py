@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -408,3 +409,22 @@ def test_the_reference_of_other_devices_finds_the_same_support(mapping: SparseMa
     found = linear_support.find_support(*arguments)
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours.as_subclass(Tensor), theirs.as_subclass(Tensor))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@pytest.mark.parametrize("mapping", MAPPINGS, ids=repr)
+@pytest.mark.parametrize(
+    "options", [{}, {"label_smoothing": 0.2, "ignore_index": 3}, {"class_weight": torch.linspace(0, 2, 200), "bias": False}]
+)
+def test_each_gpu_gives_what_the_cpu_gives(mapping: SparseMapping, options: dict[str, Any]) -> None:
+    layer, hidden, target = layer_of(mapping, **options), torch.randn(70, 8).double(), torch.randint(200, (70,))
+    expected = layer(hidden.requires_grad_(), target)
+    theirs = torch.autograd.grad(expected, [hidden, *layer.parameters()])
+    for index in range(torch.cuda.device_count()):
+        there, given = copy.deepcopy(layer).to(f"cuda:{index}"), hidden.detach().to(f"cuda:{index}").requires_grad_()
+        loss = there(given, target.to(given.device))
+        torch.testing.assert_close(loss.cpu(), expected)
+        ours = torch.autograd.grad(loss, [given, *there.parameters()])
+        for one, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one.cpu(), other)
+        assert torch.equal(there.probabilities(given)[0].cpu(), layer.probabilities(hidden)[0])

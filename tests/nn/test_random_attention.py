@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -17,8 +18,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 SCORES = 24_000
 
 
-def check(number: int) -> None:
-    """Compare outputs, weights and gradients of the problem of a number."""
+def check(number: int, device: str = "cpu") -> None:
+    """Compare outputs, weights and gradients of the problem of a number; the result of the other method is the CPU's."""
     draw, generator = random.Random(number), torch.Generator().manual_seed(number)
     dtype = draw.choice([torch.float32, torch.float64])
     heads, shared = draw.choice([(1, 1), (2, 2), (2, 1), (4, 2)])
@@ -48,24 +49,29 @@ def check(number: int) -> None:
     broken = (draw.randrange(heads), draw.randrange(length))
     if draw.random() < 0.1:
         query[broken] = torch.nan
-    given = [x.requires_grad_() for x in (query, key, value)]
+    exact = [x.requires_grad_() for x in (query, key, value)]
+    expected, dense = attention(*exact, mapping, method="dense", **options)
 
-    output, weights = attention(*given, mapping, method="sparse", **options)
-    expected, dense = attention(*given, mapping, method="dense", **options)
+    given = [x.detach().to(device).requires_grad_() for x in exact]
+    there = copy.deepcopy(mapping).to(device)
+    options |= {name: x.to(device) for name, x in options.items() if isinstance(x, Tensor)}
+    attended, weights = attention(*given, there, method="sparse", **options)
+    output = attended.cpu()
     near: dict[str, Any] = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype], "equal_nan": True}
     torch.testing.assert_close(output, expected, **near)
     finite = expected.isfinite().all(-1)
     assert int((~finite).sum()) <= 1
     finite[broken] = True
     assert bool(finite.all())
-    torch.testing.assert_close(weights.to_dense().nan_to_num(), dense.nan_to_num(), **near)
+    torch.testing.assert_close(weights.to_dense().nan_to_num().cpu(), dense.nan_to_num(), **near)
     if bool(expected.isfinite().all()):
         slope = normal(*output.shape)
-        wanted = [*given, *mapping.parameters()]
-        ours, theirs = (torch.autograd.grad(x, wanted, slope, retain_graph=True) for x in (output, expected))
+        ours = torch.autograd.grad(attended, [*given, *there.parameters()], slope.to(device))
+        theirs = torch.autograd.grad(expected, [*exact, *mapping.parameters()], slope)
         for one, other in zip(ours, theirs, strict=True):
             largest = max(1.0, float(other.abs().amax()))
-            torch.testing.assert_close(one / largest, other / largest, rtol=10 * TOLERANCE[dtype], atol=10 * TOLERANCE[dtype])
+            far = 10 * TOLERANCE[dtype]
+            torch.testing.assert_close(one.cpu() / largest, other / largest, rtol=far, atol=far)
 
 
 def mapping_of(draw: random.Random, heads: int, dtype: torch.dtype) -> SparseMapping:
@@ -93,3 +99,10 @@ def test_random_problems(first: int) -> None:
 def test_many_random_problems() -> None:
     for number in range(300, 20_000):
         check(number)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_random_problems_on_each_gpu() -> None:
+    for index in range(torch.cuda.device_count()):
+        for number in range(100):
+            check(number, f"cuda:{index}")
