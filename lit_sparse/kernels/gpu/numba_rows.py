@@ -2,7 +2,7 @@
 
 A function that :func:`~lit_sparse.kernels.cpu.compile.compile_rows` compiled is translated by numba-cuda together with the
 functions it calls. Such a function works on scalars and given arrays. It neither allocates nor reads bits of floats. The first
-call imports numba-cuda; without it the torch references are used.
+call imports numba-cuda. Where it is missing or fails, the torch references are used.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import math
 import types
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -27,12 +28,30 @@ WORK_BYTES = 1 << 29  # workspace of one launch; longer batches take several
 
 @cache
 def numba_cuda() -> Any:
-    """Return the module ``numba.cuda``, or None where numba-cuda is not installed or finds no GPU."""
+    """Return the module ``numba.cuda``, or None where numba-cuda is not installed, finds no GPU, or compiles nothing.
+
+    It compiles nothing with a release of numpy or of CUDA that is too new for it. Then a warning says so.
+    """
     try:
         module = importlib.import_module("numba.cuda")
+        if not module.is_available():
+            return None
+        module.jit("void(float32[:])")(_nothing)
     except ImportError:
         return None
-    return module if module.is_available() else None
+    except Exception as error:
+        warnings.warn(
+            f"numba-cuda compiles nothing here: {type(error).__name__}: {error}. Fusedmax, oscarmax and SparseMAP run in torch"
+            " operations on the GPU, which is slower. Another release of numba-cuda or numpy may help.",
+            stacklevel=2,
+        )
+        return None
+    warnings.filterwarnings("ignore", r"(?s).*Grid size \d+ will likely result in GPU under-utilization")  # a batch is as it is
+    return module
+
+
+def _nothing(x: Any) -> None:
+    pass
 
 
 @cache

@@ -12,8 +12,32 @@ from lit_sparse.kernels.gpu.triton_rows import programs_on
 
 __all__ = ["BlockOptions", "attend", "differentiate", "serves"]
 
-#: Queries and keys of a block in each dtype; more float32 numbers would not fit into registers.
-BLOCK = {torch.float32: 32, torch.float16: 64, torch.bfloat16: 64}
+
+class BlockShape(NamedTuple):
+    """Size of a block and how a program of one runs.
+
+    Attributes:
+        rows: number of queries.
+        columns: number of keys.
+        warps: number of warps.
+        stages: number of blocks of keys that are loaded ahead, one of them the current.
+        precision: how float32 factors are multiplied when torch is to use its highest precision.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    stages: int = 1
+    precision: str = "ieee"
+
+
+#: Shapes for each dtype, for keys and values of up to 64 entries and for wider ones. Larger float32 blocks would not fit into
+#: registers.
+BLOCKS = {
+    torch.float32: (BlockShape(32, 32, 8), BlockShape(32, 32, 8)),
+    torch.float16: (BlockShape(64, 64, 4), BlockShape(64, 64, 8)),
+    torch.bfloat16: (BlockShape(64, 64, 4), BlockShape(64, 64, 8)),
+}
 #: Largest number of entries of a key or a value, likewise.
 WIDEST = 128
 #: Alphas below are nearly softmax: without sparsity, and the powers of 1 / (alpha - 1) lose digits.
@@ -45,7 +69,7 @@ def serves(device: torch.device, dtype: torch.dtype, alpha: float, widths: tuple
         alpha: alpha of the entmax.
         widths: entries of a key and of a value.
     """
-    fits = dtype in BLOCK and LEAST_ALPHA <= alpha <= 2 and max(widths) <= WIDEST
+    fits = dtype in BLOCKS and LEAST_ALPHA <= alpha <= 2 and max(widths) <= WIDEST
     return fits and _has_programs(device)
 
 
@@ -64,10 +88,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, optio
         mask: boolean (..., L, S), N when its leading dimensions are multiplied; of any strides. True at allowed positions.
         options: numbers of the mapping and the scores.
     """
-    count, length, size, block = len(query), query.shape[1], key.shape[1], BLOCK[query.dtype]
+    count, length, size, block = len(query), query.shape[1], key.shape[1], block_of(query.dtype, key.shape[2], value.shape[2])
     output = query.new_empty(count, length, value.shape[2])
     statistics = query.new_empty(count, 4, length, dtype=torch.float32)
-    live = query.new_zeros(count, -(-length // block), -(-size // block), dtype=torch.int8)
+    live = query.new_zeros(count, -(-length // block.rows), -(-size // block.columns), dtype=torch.int8)
     _launch("attend_blocks", live[..., 0].numel(), (output, statistics, live), query, key, value, mask, options)
     return output, statistics, live
 
@@ -135,6 +159,11 @@ def _launch(
         )
 
 
+def block_of(dtype: torch.dtype, width: int, depth: int) -> BlockShape:
+    """Return the shape of blocks for keys and values of so many entries."""
+    return BLOCKS[dtype][max(width, depth) > 64]
+
+
 def shape_of(dtype: torch.dtype, width: int, depth: int, eps: float, device: torch.device) -> dict[str, Any]:
     """Return the constants of the programs, and their warps.
 
@@ -148,17 +177,18 @@ def shape_of(dtype: torch.dtype, width: int, depth: int, eps: float, device: tor
     import triton
     import triton.language as tl
 
+    block = block_of(dtype, width, depth)
     types = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
     return {
         "power": {1.0: "one", 0.5: "two"}.get(eps, "any"),
-        "rows": BLOCK[dtype],
-        "columns": BLOCK[dtype],
+        "rows": block.rows,
+        "columns": block.columns,
         "width": max(16, triton.next_power_of_2(width)),
         "depth": max(16, triton.next_power_of_2(depth)),
         "operand": types[dtype] if device.type == "cuda" else tl.float32,
-        "precision": "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32",
-        "num_warps": 4 if dtype != torch.float32 and max(width, depth) <= 64 else 8,
-        "num_stages": 1,
+        "precision": block.precision if torch.get_float32_matmul_precision() == "highest" else "tf32",
+        "num_warps": block.warps,
+        "num_stages": block.stages,
     }
 
 

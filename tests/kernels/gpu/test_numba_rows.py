@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from lit_sparse.kernels.gpu import numba_rows
 
 SIMULATED = """
 import torch
@@ -143,6 +147,18 @@ def test_the_programs_compile() -> None:
         pytest.skip("needs NVIDIA's compiler: pip install nvidia-cuda-nvcc-cu12 nvidia-cuda-nvrtc-cu12")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("compiled") == 5
+
+
+def test_a_compiler_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As numba-cuda does with a release of numpy that is newer than it knows."""
+
+    def jit(signature: str) -> None:
+        raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+
+    broken = SimpleNamespace(is_available=lambda: True, jit=jit)
+    monkeypatch.setattr(importlib, "import_module", lambda name: broken)
+    with pytest.warns(UserWarning, match="numba-cuda compiles nothing here: AttributeError: .* 'row_stack'"):
+        assert numba_rows.numba_cuda.__wrapped__() is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

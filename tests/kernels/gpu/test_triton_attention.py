@@ -104,7 +104,7 @@ def check_scores(device: str) -> None:
             check(mapping, [query * factor, key, value], scale=0.5)
         check(mapping, [query * 0, key, value])
     # The largest four are in one column of all blocks, so that the peaks say little of the threshold.
-    block = triton_attention.BLOCK[torch.float32]
+    block = triton_attention.block_of(torch.float32, 1, 1).columns
     slow = torch.zeros(6 * block, dtype=torch.float64)
     for i in range(4, len(slow)):
         slow[i] = (slow[:i].sum() - 1) / i - 1e-4
@@ -175,7 +175,7 @@ def check_marks(device: str) -> None:
     for alpha in (2.0, 1.5, 1.25):
         options = triton_attention.BlockOptions(alpha, 1.0, 1.0, False)
         live = triton_attention.attend(query, key, value, None, options)[2]
-        block = triton_attention.BLOCK[torch.float32]
+        block = triton_attention.block_of(torch.float32, 1, 1).columns
         weights = attention(query.double(), key.double(), value.double(), Entmax(alpha), scale=1.0)[1]
         padding = -weights.shape[2] % block, -weights.shape[1] % block
         padded = torch.nn.functional.pad(weights, (0, padding[0], 0, padding[1]))
@@ -336,11 +336,12 @@ def test_on_each_gpu(name: str) -> None:
 
 if __name__ == "__main__":
     block_attention.DEVICES.append("cpu")
-    for kind in triton_attention.BLOCK:
-        triton_attention.BLOCK[kind] = 16
+    real = dict(triton_attention.BLOCKS)
+    for kind in real:
+        triton_attention.BLOCKS[kind] = (triton_attention.BlockShape(16, 16, 4),) * 2
     for choice in sys.argv[1:]:
         if choice == "compiles":
-            triton_attention.BLOCK.update({torch.float32: 32, torch.float16: 64, torch.bfloat16: 64})
+            triton_attention.BLOCKS.update(real)
         torch.manual_seed(0)
         {**CHECKS, "compiles": check_compiles}[choice]("cpu")
         print(f"{choice}: holds")
