@@ -105,8 +105,9 @@ def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
         shape = (len(weights), weights.shape[1] * matrix.shape[2])
         over_rows(_sums, shape, COST, *_arrays(out, weights, matrix, *lists[:2]))
         return out
-    kept = weights.masked_fill(lists.places < 0, 0.0)
-    return torch.einsum("rc,rce->re", kept, matrix.flatten(0, 1)[lists.flat])
+    past = lists.places < 0
+    listed = matrix.flatten(0, 1)[lists.flat].masked_fill(past.unsqueeze(-1), 0.0)  # 0 * NaN would be NaN
+    return torch.einsum("rc,rce->re", weights.masked_fill(past, 0.0), listed)
 
 
 def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
@@ -120,8 +121,8 @@ def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
         arrays = _arrays(out, weights, rows, lists.places, starts)
         over_rows(_scatter, (blocks * parts, max(1, cells)), COST, *arrays, parts)
         return out
-    terms = (weights.masked_fill(lists.places < 0, 0.0).unsqueeze(-1) * rows.unsqueeze(1)).flatten(0, 1)
-    return out.flatten(0, 1).index_add(0, lists.flat.flatten(), terms).view(out.shape)
+    terms = (weights.unsqueeze(-1) * rows.unsqueeze(1)).masked_fill((lists.places < 0).unsqueeze(-1), 0.0)
+    return out.flatten(0, 1).index_add(0, lists.flat.flatten(), terms.flatten(0, 1)).view(out.shape)
 
 
 def _arrays(*tensors: Tensor) -> list[Any]:

@@ -262,12 +262,19 @@ class EntropicTransport(LitSparseModule):
         return _KernelSGD(self.potentials) if isinstance(self.potentials, KernelPotentials) else super().configure_optimizers()
 
     def setup(self, stage: str) -> None:
-        """Refuse several processes for kernel potentials."""
+        """Refuse several processes, and a loss scale, for kernel potentials."""
         super().setup(stage)
-        if stage == "fit" and isinstance(self.potentials, KernelPotentials) and self.trainer.world_size > 1:
+        if stage != "fit" or not isinstance(self.potentials, KernelPotentials):
+            return
+        if self.trainer.world_size > 1:
             raise ConfigurationError(
                 "Expected one process for kernel potentials, which are trained pair by pair, but got"
                 f" {self.trainer.world_size}. Use --trainer.devices 1, or MLPPotentials."
+            )
+        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+            raise ConfigurationError(
+                "Expected a precision without a loss scale for kernel potentials, which have no gradient, but got"
+                f" {self.trainer.precision}. Use --trainer.precision 32-true."
             )
 
     def on_predict_start(self) -> None:

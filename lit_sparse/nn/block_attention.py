@@ -15,10 +15,12 @@ from lit_sparse.mappings import Entmax, SparseMapping, Sparsemax
 from lit_sparse.nn.candidate_lists import Pairs
 from lit_sparse.nn.dense_attention import dense_attention, product_dtype
 
-__all__ = ["attend_in_blocks", "serves"]
+__all__ = ["attend_in_blocks", "saves", "serves"]
 
 #: Kinds of devices of the tensors. Tests add the CPU, where Triton's interpreter runs the programs.
 DEVICES = ["cuda"]
+#: Largest number of float32 scores for which ``method="auto"`` is dense, which is faster and needs 12 bytes a score.
+FEW = 1 << 27
 
 
 def serves(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, dropout: float) -> bool:
@@ -34,6 +36,11 @@ def serves(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pa
     if 0 in (*query.shape, *key.shape, *value.shape):
         return False
     return triton_attention.serves(query.device, product_dtype(query, key), alpha, (key.shape[-1], value.shape[-1]))
+
+
+def saves(query: Tensor, key: Tensor) -> bool:
+    """Return whether blocks are faster than dense attention, or needed for its memory."""
+    return product_dtype(query, key) != torch.float32 or query.shape[:-1].numel() * key.shape[-2] > FEW
 
 
 def attend_in_blocks(

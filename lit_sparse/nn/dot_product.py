@@ -10,8 +10,9 @@ from torch import Tensor
 from lit_sparse.checks import check_choice, check_mask, check_number, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.block_attention import saves, serves
 from lit_sparse.nn.dense_attention import dense_attention
-from lit_sparse.nn.sparse_attention import Pairs, refusal, serves, sparse_attention
+from lit_sparse.nn.sparse_attention import Pairs, refusal, sparse_attention
 from lit_sparse.nn.traced_attention import is_traceable, traced_attention
 
 __all__ = ["Method", "attend_sparsely", "attention", "check_mapping", "check_method"]
@@ -101,8 +102,8 @@ def attention(
             keys, if the candidates are few, and neither transforms, exports nor forward mode are involved. On a GPU with
             Triton, both compute sparsemax and entmax with one number alpha in 1.05 .. 2 in blocks, without a matrix of scores,
             unless there are weights to return, a bias, a soft cap, dropout, float64, or more than 128 entries of a key or
-            value; otherwise ``"auto"`` is dense there. Compiled graphs hold the sparse method as one operator, which returns
-            no weights.
+            value. ``"auto"`` is dense there otherwise, and for up to 2^27 scores in float32, where this is faster. Compiled
+            graphs hold the sparse method as one operator, which returns no weights.
 
     Returns:
         The output (..., L, Ev), and the weights (..., L, S), after dropout. The weights are a sparse tensor with
@@ -171,7 +172,7 @@ def attend_sparsely(
     pairs = pairs._replace(mask=_with_dims(pairs.mask, dims), bias=_with_dims(pairs.bias, dims))
     if method == "dense" or (auto and (need_weights or not _worthwhile(query, key))):
         return None
-    if auto and not query.is_cpu and not serves(query, key, value, mapping, pairs, dropout):
+    if auto and not query.is_cpu and not (saves(query, key) and serves(query, key, value, mapping, pairs, dropout)):
         return None
     if not need_weights and is_traceable(query, key, value, mapping, pairs, dropout):
         output = traced_attention(query, key, value, mapping, pairs, scale=scale, dropout=dropout, only_few=auto)

@@ -472,6 +472,9 @@ def test_the_reference_of_the_kernels(dtype: torch.dtype) -> None:
     matrix, rows = torch.randn(2, 9, 4, dtype=dtype), torch.randn(6, 4, dtype=dtype)
     places = torch.stack([torch.randperm(9)[:5] for _ in range(6)]).int()
     places[1, 3:] = places[4, 0:] = -1
+    rows[4] = torch.nan  # lists nothing
+    places[places == 0] = 8
+    matrix[0, 0] = torch.nan  # is not listed
     lists = Lists(places, torch.tensor([0, 0, 0, 1, 1, 1]), (2, 9))
     weights = torch.randn(6, 5, dtype=dtype)
 
