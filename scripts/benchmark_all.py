@@ -47,7 +47,7 @@ class Comparison(NamedTuple):
 
 def of_attention(options: argparse.Namespace) -> Iterator[Comparison]:
     """Attention of 4 heads of 64 numbers, as benchmark_attention.py times it."""
-    inner = argparse.Namespace(heads=4, device="cpu")
+    inner = argparse.Namespace(heads=4, device="cpu", dtype="float32")
     for length in options.lengths:
         for is_causal in (False, True):
             functions, inputs, _ = benchmark_attention.contestants(length, 1.0, is_causal, ("sparse",), inner)
