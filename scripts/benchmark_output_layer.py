@@ -43,7 +43,7 @@ class Plain(nn.Linear):
         return nnf.cross_entropy(super().forward(hidden), target)
 
 
-def inputs(rows: int, features: int, classes: int, spread: float, device: str) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(rows: int, features: int, classes: int, spread: float, device: str = "cpu") -> tuple[Tensor, Tensor, Tensor]:
     """Return hidden vectors, labels, and the weight of a layer whose scores have this standard deviation."""
     torch.manual_seed(0)
     hidden = torch.randn(rows, features, device=device)
