@@ -13,6 +13,7 @@ from pathlib import Path
 
 from lit_sparse.runs import replaced
 from lit_sparse.studies.jobs import locked
+from lit_sparse.version import __version__
 
 __all__ = ["PROVENANCE", "Row", "Rows", "provenance"]
 
@@ -84,13 +85,13 @@ def shown(value: object) -> str:
 
 def provenance(settings: str, seconds: float) -> dict[str, str]:
     """Return the values of the columns :data:`PROVENANCE`."""
-    packages = ("lit-sparse", "torch", "pytorch-lightning")
+    packages = {"lit-sparse": __version__, **{name: _version(name) for name in ("torch", "pytorch-lightning")}}
     return {
         "settings": settings,
         "commit": _commit(),
         "seconds": f"{seconds:.1f}",
         "machine": f"{platform.machine()} {os.cpu_count()} cores",
-        "versions": " ".join(f"{name}={_version(name)}" for name in packages),
+        "versions": " ".join(f"{name}={number}" for name, number in packages.items()),
     }
 
 
