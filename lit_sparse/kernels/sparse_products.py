@@ -48,8 +48,9 @@ def _sums(start: Any, stop: Any, out: Any, weights: Any, matrix: Any, lists: Any
             if place < 0:
                 break
             weight = weights[row, slot]
-            for i in range(width):
-                out[row, i] += weight * matrix[block, place, i]
+            if weight != 0:  # 0 * NaN would be NaN
+                for i in range(width):
+                    out[row, i] += weight * matrix[block, place, i]
 
 
 @compile_rows(frozenset({"contract"}))
@@ -64,8 +65,8 @@ def _scatter(start: Any, stop: Any, out: Any, weights: Any, rows: Any, lists: An
                 place = lists[row, slot]
                 if place < 0:
                     break
-                if first <= place < last:
-                    weight = weights[row, slot]
+                weight = weights[row, slot]
+                if first <= place < last and weight != 0:
                     for i in range(width):
                         out[block, place, i] += weight * rows[row, i]
 
@@ -99,15 +100,18 @@ def listed_products(rows: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
 
 
 def listed_sums(weights: Tensor, matrix: Tensor, lists: Lists) -> Tensor:
-    """Return the sums (R, E) of the rows of the matrix (B, S, E) that each row lists, times its weights (R, C)."""
+    """Return the sums (R, E) of the rows of the matrix (B, S, E) that each row lists, times its weights (R, C).
+
+    A row of the matrix with weight zero takes no part, even if it is NaN; likewise in :func:`sums_to_listed`.
+    """
     if weights.is_cpu:
         out = weights.new_zeros(len(weights), matrix.shape[2])
         shape = (len(weights), weights.shape[1] * matrix.shape[2])
         over_rows(_sums, shape, COST, *_arrays(out, weights, matrix, *lists[:2]))
         return out
-    past = lists.places < 0
-    listed = matrix.flatten(0, 1)[lists.flat].masked_fill(past.unsqueeze(-1), 0.0)  # 0 * NaN would be NaN
-    return torch.einsum("rc,rce->re", weights.masked_fill(past, 0.0), listed)
+    none = (lists.places < 0) | (weights == 0)
+    listed = matrix.flatten(0, 1)[lists.flat].masked_fill_(none.unsqueeze(-1), 0.0)
+    return torch.einsum("rc,rce->re", weights.masked_fill(none, 0.0), listed)
 
 
 def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
@@ -121,7 +125,8 @@ def sums_to_listed(weights: Tensor, rows: Tensor, lists: Lists) -> Tensor:
         arrays = _arrays(out, weights, rows, lists.places, starts)
         over_rows(_scatter, (blocks * parts, max(1, cells)), COST, *arrays, parts)
         return out
-    terms = (weights.unsqueeze(-1) * rows.unsqueeze(1)).masked_fill((lists.places < 0).unsqueeze(-1), 0.0)
+    none = (lists.places < 0) | (weights == 0)
+    terms = (weights.unsqueeze(-1) * rows.unsqueeze(1)).masked_fill_(none.unsqueeze(-1), 0.0)
     return out.flatten(0, 1).index_add(0, lists.flat.flatten(), terms.flatten(0, 1)).view(out.shape)
 
 

@@ -63,9 +63,14 @@ def check(number: int, device: str = "cpu") -> None:
     assert int((~finite).sum()) <= 1
     finite[broken] = True
     assert bool(finite.all())
-    torch.testing.assert_close(weights.to_dense().nan_to_num().cpu(), dense.nan_to_num(), **near)
+    attended_to = weights.to_dense().nan_to_num().cpu()
+    torch.testing.assert_close(attended_to, dense.nan_to_num(), **near)
     if bool(expected.isfinite().all()):
         slope = normal(*output.shape)
+        if device != "cpu":  # where a score at the threshold may fall on either side, and the derivatives differ
+            alike = ((attended_to != 0) == (dense != 0)).all(-1)
+            assert float(alike.double().mean()) > 0.9
+            slope *= alike.unsqueeze(-1)
         ours = torch.autograd.grad(attended, [*given, *there.parameters()], slope.to(device))
         theirs = torch.autograd.grad(expected, [*exact, *mapping.parameters()], slope)
         for one, other in zip(ours, theirs, strict=True):

@@ -477,6 +477,10 @@ def test_the_reference_of_the_kernels(dtype: torch.dtype) -> None:
     matrix[0, 0] = torch.nan  # is not listed
     lists = Lists(places, torch.tensor([0, 0, 0, 1, 1, 1]), (2, 9))
     weights = torch.randn(6, 5, dtype=dtype)
+    matrix[1, 3] = torch.nan
+    weights[:, 0] = 0.0
+    weights[(places == 3) & (lists.blocks == 1).unsqueeze(1)] = 0.0
+    rows[5], weights[5] = torch.nan, 0.0
 
     def all_three(on: Any) -> list[Tensor]:
         return [
@@ -488,4 +492,19 @@ def test_the_reference_of_the_kernels(dtype: torch.dtype) -> None:
     compiled = all_three(lambda x: x)
     reference = all_three(lambda x: x.as_subclass(Elsewhere))
     for ours, theirs in zip(compiled, reference, strict=True):
-        torch.testing.assert_close(ours, theirs.as_subclass(Tensor))
+        torch.testing.assert_close(ours, theirs.as_subclass(Tensor), equal_nan=True)
+    assert not bool(torch.stack([compiled[1].isnan().any(), compiled[2].isnan().any()]).any())
+
+
+@pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.3)])
+def test_a_candidate_without_weight_does_not_matter(mapping: SparseMapping) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(20, 8), torch.randn(60, 8), torch.randn(60, 5)
+    weights = attention(query, key, value, mapping, method="dense")[1]
+    assert weights is not None
+    for place in range(0, 60, 7):
+        broken = value.clone()
+        broken[place] = torch.nan
+        output = attention(query, key, broken, mapping, method="sparse")[0]
+        assert torch.equal(output.isnan().all(-1), weights[:, place] > 0)
+        assert torch.equal(output.isnan().any(-1), weights[:, place] > 0)

@@ -34,11 +34,12 @@ def numba_cuda() -> Any:
     """
     try:
         module = importlib.import_module("numba.cuda")
-        if not module.is_available():
-            return None
-        module.jit("void(float32[:])")(_nothing)
     except ImportError:
         return None
+    if not module.is_available():
+        return None
+    try:
+        module.jit("void(float32[:])")(_nothing)
     except Exception as error:
         warnings.warn(
             f"numba-cuda compiles nothing here: {type(error).__name__}: {error}. Fusedmax, oscarmax and SparseMAP run in torch"
@@ -46,7 +47,6 @@ def numba_cuda() -> Any:
             stacklevel=2,
         )
         return None
-    warnings.filterwarnings("ignore", r"(?s).*Grid size \d+ will likely result in GPU under-utilization")  # a batch is as it is
     return module
 
 
@@ -113,7 +113,8 @@ def launch(
     size = sum(math.prod(shape) * dtype.itemsize for shape, dtype in workspaces)
     step = max(1, min(rows, max(THREADS, WORK_BYTES // size // THREADS * THREADS)))
     work = [torch.empty((step, *shape), dtype=dtype, device=device) for shape, dtype in workspaces]
-    with torch.cuda.device_of(tensors[0]):  # type: ignore[no-untyped-call]
+    with torch.cuda.device_of(tensors[0]), warnings.catch_warnings():  # type: ignore[no-untyped-call]
+        warnings.filterwarnings("ignore", r"(?s).*Grid size \d+ will likely result in GPU under-utilization")
         for first in range(0, rows, step):
             part = slice(first, min(first + step, rows))
             mine = [tensor[part] if len(tensor) == rows else tensor for tensor in tensors]

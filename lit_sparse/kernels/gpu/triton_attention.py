@@ -31,8 +31,8 @@ class BlockShape(NamedTuple):
     precision: str = "ieee"  # of no use in half precision
 
 
-#: Shapes for each dtype, for keys and values of up to 64 entries and for wider ones; chosen on an H100. Products by "tf32x3"
-#: have the precision of float32, on tensor cores.
+#: Shapes for each dtype, for keys and values of up to 64 entries and for wider ones; the first were chosen on an H100. Products
+#: by "tf32x3" are three of TF32 on tensor cores, which together have nearly the precision of float32.
 BLOCKS = {
     torch.float32: (BlockShape(64, 64, 4, precision="tf32x3"), BlockShape(32, 32, 8, precision="tf32x3")),
     torch.float16: (BlockShape(64, 64, 4, stages=2), BlockShape(64, 64, 8)),
