@@ -2,7 +2,7 @@
 
 A function that :func:`~lit_sparse.kernels.cpu.compile.compile_rows` compiled is translated by numba-cuda together with the
 functions it calls. Such a function works on scalars and given arrays. It neither allocates nor reads bits of floats. The first
-call imports numba-cuda. Where it is missing or fails, the torch references are used.
+call imports numba-cuda. If it is missing or fails, the torch references are used.
 """
 
 from __future__ import annotations

@@ -150,7 +150,7 @@ def test_the_programs_compile() -> None:
 
 
 def test_a_compiler_that_fails_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As numba-cuda does with a release of numpy that is newer than it knows."""
+    """As numba-cuda does with a release of numpy that is too new for it."""
 
     def jit(signature: str) -> None:
         raise AttributeError("module 'numpy' has no attribute 'row_stack'")
