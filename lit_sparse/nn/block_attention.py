@@ -13,7 +13,7 @@ from lit_sparse.kernels.gpu import triton_attention
 from lit_sparse.kernels.gpu.triton_attention import BlockOptions
 from lit_sparse.mappings import Entmax, SparseMapping, Sparsemax
 from lit_sparse.nn.candidate_lists import Pairs
-from lit_sparse.nn.dense_attention import dense_attention, product_dtype
+from lit_sparse.nn.dense_attention import dense_attention, number_of_scores, product_dtype
 
 __all__ = ["attend_in_blocks", "saves", "serves"]
 
@@ -41,8 +41,7 @@ def serves(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pa
 
 def saves(query: Tensor, key: Tensor) -> bool:
     """Return whether blocks are faster than dense attention, or needed for its memory."""
-    heads = max(query.shape[:-2].numel(), key.shape[:-2].numel())
-    return product_dtype(query, key) != torch.float32 or heads * query.shape[-2] * key.shape[-2] > FEW
+    return product_dtype(query, key) != torch.float32 or number_of_scores(query, key) > FEW
 
 
 def attend_in_blocks(

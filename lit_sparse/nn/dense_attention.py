@@ -11,7 +11,7 @@ from torch import Tensor
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.torch_internals import can_read_values
 
-__all__ = ["any_along", "dense_attention", "group_size", "product_dtype", "scores_of"]
+__all__ = ["any_along", "dense_attention", "group_size", "number_of_scores", "product_dtype", "scores_of"]
 
 
 def dense_attention(
@@ -71,6 +71,12 @@ def group_size(query: Tensor, key: Tensor) -> int:
     """Return how many heads of queries (..., H, L, E) share a head of keys; 1 where the keys have one head or none."""
     heads, shared = (x.shape[-3] if x.dim() > 2 else 1 for x in (query, key))
     return heads // shared if 1 < shared < heads else 1
+
+
+def number_of_scores(query: Tensor, key: Tensor) -> int:
+    """Return how many scores queries (..., L, E) and keys (..., S, E) have, at least: the larger of their leading dimensions."""
+    heads = max(query.shape[:-2].numel(), key.shape[:-2].numel())
+    return heads * query.shape[-2] * key.shape[-2]
 
 
 def product_dtype(query: Tensor, key: Tensor) -> torch.dtype:

@@ -11,7 +11,7 @@ from lit_sparse.checks import check_choice, check_mask, check_number, check_posi
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.block_attention import saves, serves
-from lit_sparse.nn.dense_attention import dense_attention
+from lit_sparse.nn.dense_attention import dense_attention, number_of_scores
 from lit_sparse.nn.sparse_attention import Pairs, refusal, sparse_attention
 from lit_sparse.nn.traced_attention import is_traceable, traced_attention
 
@@ -194,7 +194,7 @@ def check_method(method: str) -> None:
 
 
 def _worthwhile(query: Tensor, key: Tensor) -> bool:
-    return key.numel() > 0 and key.shape[-2] >= LEAST_KEYS and query.shape[:-1].numel() * key.shape[-2] >= LEAST_SCORES
+    return key.numel() > 0 and key.shape[-2] >= LEAST_KEYS and number_of_scores(query, key) >= LEAST_SCORES
 
 
 def _leading(query: Tensor, key: Tensor, value: Tensor, shapes: str) -> tuple[int, ...]:

@@ -57,6 +57,17 @@ class Change:
 
 
 @dataclass(frozen=True)
+class Schedule(Change):
+    """Changes of all runs.
+
+    Attributes:
+        published: column -> key of the published values, in place of the column's own.
+    """
+
+    published: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class CellChange(Change):
     """A config and changes of it, and what was published for them.
 
@@ -267,7 +278,7 @@ class Study(Change):
     cells: dict[str, Cell] = field(default_factory=dict)
     source: str = ""
     seed_options: list[str] = field(default_factory=lambda: ["seed_everything", "data.init_args.seed"])
-    schedules: dict[str, Change] = field(default_factory=dict)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
     inputs: dict[str, str] = field(default_factory=dict)
     published: str | None = None
     tests: dict[str, dict[str, Scalar]] = field(default_factory=lambda: {"test": {}})
@@ -329,7 +340,9 @@ class Study(Change):
                     labels=cell.labels | labels,
                     schedules=cell.schedules | {schedule or "": last},
                 )
-        return replace(self, cells=cells)
+        keys = self.schedules.get(schedule or "", Schedule()).published
+        columns = {name: replace(self.columns[name], published=key) for name, key in keys.items()}
+        return replace(self, cells=cells, columns=self.columns | columns)
 
     def published_value(self, cell: str, column: str) -> str | None:
         """Return the published value of a cell in a column, or None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,11 +65,15 @@ def test_a_schedule_has_its_published_values(grids: Path, write_study: Callable[
         assert study.published_value(next(iter(study.cells)), "nelbo") == value
     with pytest.raises(ConfigurationError, match="Did you mean 'nelbo'"):
         load_study(write_study(cells={"a": {"schedules": {"taste": {"published": {"nelb": 1}}}}}, schedules={"taste": {}}))
-    (Path(grids).parent / "table.csv").write_text("key,slow\nx,3.5\n")
+    with pytest.raises(ConfigurationError, match="Did you mean 'nelbo'"):
+        load_study(write_study(schedules={"taste": {"published": {"nelb": "x"}}}))
+    (Path(grids).parent / "table.csv").write_text("key,slow\nx,3.5\ny,4.5\n")
     columns = {"nelbo": {"value": "test/nelbo", "published": "x"}}
     cells = {"slow": {"grid": {RATE: [0.1]}}}
-    study = load_study(write_study(published="table.csv", columns=columns, cells=cells)).scheduled(None)
-    assert study.published_value("slow/lr=0.1", "nelbo") == "3.5"
+    schedules: dict[str, Any] = {"full": {}, "other": {"published": {"nelbo": "y"}}}
+    study = load_study(write_study(published="table.csv", columns=columns, cells=cells, schedules=schedules))
+    for schedule, value in ((None, "3.5"), ("full", "3.5"), ("other", "4.5")):
+        assert study.scheduled(schedule).published_value("slow/lr=0.1", "nelbo") == value
 
 
 def test_the_best_points_are_shown(grids: Path, runner: Callable[..., Runner]) -> None:

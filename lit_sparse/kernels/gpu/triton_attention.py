@@ -38,7 +38,7 @@ BLOCKS = {
     torch.float16: (BlockShape(64, 64, 4, stages=2), BlockShape(64, 64, 8)),
     torch.bfloat16: (BlockShape(64, 64, 4, stages=2), BlockShape(64, 64, 8)),
 }
-#: Largest number of entries of a key or a value, likewise.
+#: Largest number of entries of a key or a value; more would not fit into registers.
 WIDEST = 128
 #: Alphas below are nearly softmax: without sparsity, and the powers of 1 / (alpha - 1) lose digits.
 LEAST_ALPHA = 1.05
