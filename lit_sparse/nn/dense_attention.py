@@ -74,7 +74,7 @@ def group_size(query: Tensor, key: Tensor) -> int:
 
 
 def number_of_scores(query: Tensor, key: Tensor) -> int:
-    """Return how many scores queries (..., L, E) and keys (..., S, E) have, at least: the larger of their leading dimensions."""
+    """Return how many scores queries (..., L, E) and keys (..., S, E) have at least, by the larger of their leading parts."""
     heads = max(query.shape[:-2].numel(), key.shape[:-2].numel())
     return heads * query.shape[-2] * key.shape[-2]
 

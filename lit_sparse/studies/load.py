@@ -96,8 +96,8 @@ def _check(study: Study) -> None:
         check_names(cell.schedules, study.schedules, f"`schedules` of cell {name!r} in {study.path}")
         for change in (cell, *cell.schedules.values()):
             check_names(change.published, study.columns, f"`published` of cell {name!r} in {study.path}")
-    for name, change in study.schedules.items():
-        check_names(change.published, study.columns, f"`published` of schedule {name!r} in {study.path}")
+    for name, given in study.schedules.items():
+        check_names(given.published, study.columns, f"`published` of schedule {name!r} in {study.path}")
     for schedule in (None, *study.schedules):
         cells = study.scheduled(schedule).cells
         for name, cell in cells.items():

@@ -474,6 +474,7 @@ def test_the_reference_of_the_kernels(dtype: torch.dtype) -> None:
     places[1, 3:] = places[4, 0:] = -1
     rows[4] = torch.nan  # lists nothing
     places[places == 0] = 8
+    places[3, 0] = places[5, 1] = 3
     matrix[0, 0] = torch.nan  # is not listed
     lists = Lists(places, torch.tensor([0, 0, 0, 1, 1, 1]), (2, 9))
     weights = torch.randn(6, 5, dtype=dtype)
