@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.compile import LANES, REDUCTION_FLAGS, bits_above, compile_rows, lowest_bit
 from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["list_candidates_of"]
 
-#: Entries of a block, and blocks of a chunk, which are lanes of vectors: neighbours in a block are so far apart in the row.
-WIDTH, LANES = 32, 16
+#: Entries of a block. Chunks have a block for each lane of a vector, so neighbours in a block are a vector apart in the row.
+WIDTH = 32
 CHUNK = WIDTH * LANES
 #: Steps of Newton's method; fewer give a lower bound, and some more candidates.
 PASSES = 6
@@ -64,58 +64,55 @@ def _power_sums(entries: Any, top: Any, factor: Any, rest: Any, n: Any) -> Any:
 
 
 @compile_rows(REDUCTION_FLAGS)
-def _write_maxima(maxima: Any, x: Any, row: Any, size: Any) -> None:
-    """Write the maxima of the blocks of the first ``size`` entries of a row: blocks of whole chunks, then of neighbours."""
-    chunks = size // CHUNK
+def _write_maxima(maxima: Any, line: Any) -> None:
+    """Write the maxima of the lanes of each chunk, of which the last may be shorter."""
+    chunks = len(line) // CHUNK
     for chunk in range(chunks):
         for lane in range(LANES):
-            top = x[row, chunk * CHUNK + lane]
+            top = line[chunk * CHUNK + lane]
             for part in range(1, WIDTH):
-                top = max(top, x[row, chunk * CHUNK + part * LANES + lane])
+                top = max(top, line[chunk * CHUNK + part * LANES + lane])
             maxima[chunk * LANES + lane] = top
-    for block in range(chunks * LANES, len(maxima)):
-        top = x[row, block * WIDTH]
-        for i in range(block * WIDTH, min(size, (block + 1) * WIDTH)):
-            top = max(top, x[row, i])
-        maxima[block] = top
+    rest, tops = line[chunks * CHUNK :], maxima[chunks * LANES :]
+    for lane in range(len(tops)):
+        tops[lane] = rest[lane]
+    for part in range(1, len(rest) // LANES):
+        for lane in range(LANES):
+            tops[lane] = max(tops[lane], rest[part * LANES + lane])
+    last = rest[max(len(tops), len(rest) // LANES * LANES) :]
+    for lane in range(len(last)):
+        tops[lane] = max(tops[lane], last[lane])
 
 
 @compile_rows()
-def _any_invalid(x: Any, row: Any, size: Any) -> Any:
-    """Return whether one of the first entries of a row is NaN or +inf."""
+def _any_invalid(line: Any) -> Any:
+    """Return whether an entry is NaN or +inf."""
     invalid = False
-    for i in range(size):
-        invalid |= not x[row, i] < x.dtype.type(math.inf)  # NaN compares false
+    for i in range(len(line)):
+        invalid |= not line[i] < line.dtype.type(math.inf)  # NaN compares false
     return invalid
 
 
 @compile_rows()
-def _list_chunk(found: Any, count: Any, x: Any, row: Any, first: Any, maxima: Any, bound: Any) -> Any:
-    """Add the entries of a whole chunk above the bound to those that are found, in order; return their number."""
-    begin, hot = count, 0
-    for lane in range(LANES):
-        hot += maxima[lane] > bound
-    if hot > LANES // 2:
-        return _list_range(found, count, x, row, first, first + CHUNK, bound)
-    for lane in range(LANES if hot else 0):
-        if maxima[lane] > bound:
-            for i in range(first + lane, first + CHUNK, LANES):
-                if x[row, i] > bound:
-                    at = count
-                    while at > begin and found[at - 1] > i:
-                        found[at] = found[at - 1]
-                        at -= 1
-                    found[at] = i
+def _list_above(found: Any, line: Any, maxima: Any, bound: Any) -> Any:
+    """Write the places of the entries above the bound in increasing order; return their number."""
+    count = 0
+    for first in range(0, len(line), CHUNK):
+        last, lanes = min(len(line), first + CHUNK), maxima[first // WIDTH : first // WIDTH + LANES]
+        hot = False
+        for lane in range(len(lanes)):
+            hot |= lanes[lane] > bound
+        if hot:
+            whole = last - (last - first) % LANES
+            for i in range(first, whole, LANES):
+                bits = bits_above(line, i, bound)
+                while bits:
+                    found[count] = i + lowest_bit(bits)
                     count += 1
-    return count
-
-
-@compile_rows()
-def _list_range(found: Any, count: Any, x: Any, row: Any, first: Any, last: Any, bound: Any) -> Any:
-    """Do so for the entries ``first .. last - 1``."""
-    for i in range(first, last):
-        found[count] = i
-        count += x[row, i] > bound
+                    bits &= bits - 1
+            for i in range(whole, last):
+                found[count] = i
+                count += line[i] > bound
     return count
 
 
@@ -146,30 +143,24 @@ def _list(
     """List the candidates of each row among the entries up to its number plus ``ahead``, as places counted from ``low``."""
     period, most, others = lists.shape[1], lists.shape[2], known.shape[1]
     infinity = x.dtype.type(math.inf)
-    space = np.empty(others + x.shape[1] // WIDTH + 1, x.dtype)
+    space = np.empty(others + (x.shape[1] // CHUNK + 1) * LANES, x.dtype)
     found = np.empty(x.shape[1] + 1, np.int32)
     for row in range(first, last):
         group, number = row // period, row % period
         size = min(x.shape[1], max(0, number + ahead + 1))
-        entries = space[: others + (size + WIDTH - 1) // WIDTH]
+        line, entries = x[row, :size], space[: others + size // CHUNK * LANES + min(LANES, size % CHUNK)]
         maxima = entries[others:]
         entries[:others] = known[row]
         count = 0
-        if _any_invalid(known, row, others) or _any_invalid(x, row, size):
+        if _any_invalid(known[row]) or _any_invalid(line):
             for i in range(size):
-                if not x[row, i] < infinity:
+                if not line[i] < infinity:
                     found[0] = i
                     count = 1
                     break
         elif len(entries):
-            _write_maxima(maxima, x, row, size)
-            bound = _bound(entries, eps, gamma, n)
-            blocks = size // CHUNK * LANES
-            for block in range(0, blocks, LANES):
-                count = _list_chunk(found, count, x, row, block * WIDTH, maxima[block:], bound)
-            for block in range(blocks, len(maxima)):
-                if maxima[block] > bound:
-                    count = _list_range(found, count, x, row, block * WIDTH, min(size, (block + 1) * WIDTH), bound)
+            _write_maxima(maxima, line)
+            count = _list_above(found, line, maxima, _bound(entries, eps, gamma, n))
         counts[row] = count
         for slot in range(min(count, most)):
             lists[group, number, slot] = found[slot] + low
@@ -232,10 +223,9 @@ def list_candidates_of(
 def _maxima_reference(scores: Tensor) -> Tensor:
     """Return the maxima (R, M) of the blocks of scores (R, S)."""
     chunks, rest = divmod(scores.shape[1], CHUNK)
-    blocks = -(-rest // WIDTH)
-    tail = F.pad(scores[:, chunks * CHUNK :], (0, blocks * WIDTH - rest), value=-torch.inf)
-    maxima = scores[:, : chunks * CHUNK].reshape(len(scores), chunks, WIDTH, LANES).amax(2).flatten(1)
-    return torch.cat([maxima, tail.reshape(len(scores), blocks, WIDTH).amax(2)], 1)
+    tail = F.pad(scores[:, chunks * CHUNK :], (0, -rest % LANES), value=-torch.inf)
+    blocks = [scores[:, : chunks * CHUNK].reshape(len(scores), chunks, WIDTH, LANES), tail.reshape(len(scores), 1, -1, LANES)]
+    return torch.cat([part.amax(2).flatten(1) for part in blocks if part.numel()], 1)
 
 
 def _bound_reference(maxima: Tensor, eps: float, gamma: float, n: int) -> Tensor:

@@ -43,7 +43,7 @@ def is_traceable(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMappi
         return False
     if query.is_nested or mapping_refusal(query, key, mapping) is not None:
         return False
-    return query.is_cpu or serves(query, key, value, mapping, pairs, dropout)
+    return serves(query, key, value, mapping, pairs, dropout) or query.is_cpu
 
 
 def traced_attention(

@@ -9,16 +9,20 @@ from typing import Any, Literal
 
 import numba
 import numpy as np
+from llvmlite import ir
 from numba.core import event, types
 from numba.extending import intrinsic, overload
 
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["REDUCTION_FLAGS", "bits_of", "compile_rows", "floats_of", "layout_of", "lowest_bit"]
+__all__ = ["LANES", "REDUCTION_FLAGS", "bits_above", "bits_of", "compile_rows", "floats_of", "layout_of", "lowest_bit"]
 
 # Flags for reductions over values known to be neither NaN nor +inf. Sums may be reordered into SIMD lanes; -inf keeps
 # its meaning. Never give them to a function that subtracts a two-part threshold: reordering would round its parts.
 REDUCTION_FLAGS = frozenset({"reassoc", "contract", "nsz", "arcp", "nnan"})
+
+#: Entries that :func:`bits_above` compares at a time.
+LANES = 16
 
 
 class _Notice(event.Listener):
@@ -147,3 +151,26 @@ def _lowest_bit(context: Any, word: Any) -> Any:
 
 
 lowest_bit: Any = intrinsic(_lowest_bit)
+
+
+def _bits_above(context: Any, entries: Any, first: Any, bound: Any) -> Any:
+    """Return bits that say which of the entries ``first .. first + LANES - 1`` of an array are above a bound; NaN is not.
+
+    A contiguous array must have all of them.
+    """
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(entries)(context, builder, args[0])
+        vector = ir.VectorType(context.get_data_type(entries.dtype), LANES)
+        place = builder.bitcast(builder.gep(array.data, [args[1]]), vector.as_pointer())
+        values = builder.load(place, align=entries.dtype.bitwidth // 8)
+        lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        empty = ir.Constant(vector, ir.Undefined)
+        bounds = builder.shuffle_vector(builder.insert_element(empty, args[2], ir.Constant(ir.IntType(32), 0)), empty, lanes)
+        above = builder.fcmp_ordered(">", values, bounds)
+        return builder.zext(builder.bitcast(above, ir.IntType(LANES)), ir.IntType(64))
+
+    return types.int64(entries, types.int64, entries.dtype), generate
+
+
+bits_above: Any = intrinsic(_bits_above)
