@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+import gc
 import json
 import logging
 import os
@@ -31,6 +32,12 @@ LEFT = ("MASTER_", "LIT_SPARSE_RUN_FOLDER", "WORLD_SIZE", "NODE_RANK", "LOCAL_RA
 collect_ignore = ["support/either_lightning.py", "support/writes.py"]  # a program, and a module for programs
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "lit_sparse" / "configs"
+
+
+def pytest_collection_finish() -> None:
+    """Leave what exists before the tests, hundreds of thousands of objects, out of each garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
