@@ -43,31 +43,34 @@ FILES = [
 ]
 #: Columns of the reference table that are of the order of the objective: what NonnegativeOMP's median should be.
 OMP_MEDIANS = {"synth_lr": 2.1e-6, "phishing_pca_500": 3.3e-3, "ds1_pca_500": 4.2e-3, "airportdelays": 5.9e-3}
+SEEDS = pytest.mark.parametrize("seeds", [range(2), pytest.param(range(2, 5), marks=pytest.mark.slow)], ids=str)
 
 
 def tiny(seed: int, size: int, draws: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(size, draws)) + 0.3
 
 
+@SEEDS
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [100, 200])
-def test_objectives_of_a_normal_mean_are_those_of_a_plain_implementation(name: str, k: int) -> None:
+def test_objectives_of_a_normal_mean_are_those_of_a_plain_implementation(name: str, k: int, seeds: range) -> None:
     selector, slow = PAIRS[name]
-    for seed in range(5):
+    for seed in seeds:
         _, vectors = problems.gaussian(seed)
         objective = selector(torch.from_numpy(vectors), k).objective
         assert objective <= max(1.3 * plain.objective(vectors, slow(vectors, k)), 1e-9), seed
 
 
+@SEEDS
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize(("file", "kind", "k"), FILES)
 def test_objectives_on_real_data_are_those_of_a_plain_implementation(
-    name: str, file: str, kind: problems.Kind, k: int, shared: Path
+    name: str, file: str, kind: problems.Kind, k: int, seeds: range, shared: Path
 ) -> None:
     selector, slow = PAIRS[name]
     x, y = problems.read(file, shared / "data" / "coreset_regression")
     divergences = []
-    for seed in range(5):
+    for seed in seeds:
         vectors = problems.vectors(kind, x, y, seed)
         coreset = selector(torch.from_numpy(vectors), k)
         assert coreset.objective <= max(1.3 * plain.objective(vectors, slow(vectors, k)), 1e-9), seed

@@ -211,7 +211,12 @@ def test_seeds_draw_other_bases(tmp_path: Path) -> None:
     assert not torch.equal(drawn[0], drawn[2])
 
 
-@pytest.mark.parametrize("mapping", TRANSFERS, ids=repr)
+#: Those that no other mapping stands for.
+QUICK = (HoyerProjection, HardThreshold, nn.Tanh, type(None))
+LEARNERS = [pytest.param(each, marks=[] if isinstance(each, QUICK) else pytest.mark.slow) for each in TRANSFERS]
+
+
+@pytest.mark.parametrize("mapping", LEARNERS, ids=repr)
 def test_every_transfer_function_learns_and_is_restored(mapping: nn.Module | None, tmp_path: Path) -> None:
     pl.seed_everything(0)
     sgd = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
