@@ -20,7 +20,7 @@ __all__ = ["Pairs", "list_candidates", "seem_many"]
 #: Scores that a thread computes at a time: the caches hold about as many.
 BLOCK = 1 << 19
 #: Number of queries for which more are computed, up to ``MOST``, because products of few rows are slow.
-ROWS, MOST = 128, 1 << 21
+ROWS, MOST = 64, 1 << 21
 #: Candidates of a query above which dense attention is faster: a share of the keys, less a number. With fewer keys the fixed
 #: work of a query counts for more. Measured by ``scripts/benchmark_attention.py sparse``, method ``auto``.
 DENSE, LESS = 0.25, 85
