@@ -1,7 +1,7 @@
 """Candidates for the support of rows of scores: entries above a bound of the threshold, found in two passes.
 
 The maxima of blocks of entries are some of the row's entries. A mapping of them alone has a lower threshold than that of the
-whole row. So each entry of the support is above it, and blocks whose maximum is not can be skipped.
+whole row. So each entry of the support is above it, and chunks of blocks whose maxima are not can be skipped.
 
 The threshold of the maxima is bounded from below, too. For entmax the weights are ``u^(1 / eps)`` with eps = alpha - 1,
 ``u = 1 - s + eps (x - top) / gamma`` at most 1, and their sum is 1. With n, the smallest integer of at least ``1 / eps``, the
@@ -197,7 +197,7 @@ def list_candidates_of(
     shape = lists.shape
     if scores.is_cpu:
         counts = torch.empty(shape[:-1], dtype=torch.int32)
-        rows = scores.numpy().reshape(counts.numel(), scores.shape[-1])  # numpy has less to do per call than torch
+        rows = scores.contiguous().numpy().reshape(counts.numel(), scores.shape[-1])  # numpy has less to do per call than torch
         others = rows[:, :0] if known is None else known.numpy().reshape(len(rows), known.shape[-1])
         places = lists.numpy() if lists.dim() == 3 else lists.numpy()[None]
         over_rows(_list, rows.shape, COST, places, counts.numpy().reshape(-1), rows, others, last, low, eps, gamma, n)

@@ -43,6 +43,7 @@ def is_traceable(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMappi
         return False
     if query.is_nested or mapping_refusal(query, key, mapping) is not None:
         return False
+    # In this order tests without a GPU trace what a GPU would.
     return serves(query, key, value, mapping, pairs, dropout) or query.is_cpu
 
 

@@ -211,7 +211,7 @@ def test_seeds_draw_other_bases(tmp_path: Path) -> None:
     assert not torch.equal(drawn[0], drawn[2])
 
 
-#: Those that no other mapping stands for.
+#: The kinds in the quick lane. Sparsemax and entmax are trained by other tests, too.
 QUICK = (HoyerProjection, HardThreshold, nn.Tanh, type(None))
 LEARNERS = [pytest.param(each, marks=[] if isinstance(each, QUICK) else pytest.mark.slow) for each in TRANSFERS]
 
