@@ -68,7 +68,7 @@ def derivatives(mapping: SparseMapping) -> None:
     tolerance = 1e-4 if mapping.iterative else 1e-5
     for function in (mapping, mapping.value) if mapping.has_value else (mapping,):
         torch.autograd.gradcheck(function, x, check_forward_ad=True, atol=tolerance, rtol=1e-3)
-        torch.autograd.gradgradcheck(function, x, atol=tolerance / 1e4, rtol=1e-5, fast_mode=True)
+        torch.autograd.gradgradcheck(function, x, atol=tolerance / 1e5, rtol=1e-5, fast_mode=True)
     if mapping.iterative and not FORWARD_MODE_NESTS:
         return  # nor does it let values be read
     point, direction = x.detach(), random_scores(4, 6, seed=4)

@@ -196,7 +196,7 @@ def _derivatives(structure: Structure) -> None:
             return F.sparsemap(x, structure, potentials=potentials).marginals
 
         torch.autograd.gradcheck(call, point, atol=1e-6)
-        torch.autograd.gradgradcheck(call, point, atol=1e-9, rtol=1e-5, fast_mode=True)
+        torch.autograd.gradgradcheck(call, point, atol=1e-10, rtol=1e-5, fast_mode=True)
 
 
 @STRUCTURE_CHECKS.add
