@@ -115,7 +115,10 @@ class PoissonLikelihood(Likelihood):
 
     @override
     def log_prob(self, eta: Tensor, target: Tensor) -> Tensor:
-        return target * _log_rate(eta) - _rate(eta) - torch.lgamma(target + 1)
+        rate, low = _rate(eta), _lowest(eta)
+        # Clamped because the derivative of what `where` does not take must be finite.
+        log_rate = torch.where(eta > low, rate.clamp_min(math.exp(low)).log(), eta)
+        return target * log_rate - rate - torch.lgamma(target + 1)
 
     @override
     def derivatives(self, eta: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -140,11 +143,6 @@ class PoissonLikelihood(Likelihood):
 
 def _rate(eta: Tensor) -> Tensor:
     return torch.logaddexp(eta, torch.zeros_like(eta))  # torch's softplus is inexact beyond 20
-
-
-def _log_rate(eta: Tensor) -> Tensor:
-    low = _lowest(eta)
-    return torch.where(eta > low, _rate(eta.clamp_min(low)).log(), eta)
 
 
 def _lowest(eta: Tensor) -> float:

@@ -177,23 +177,21 @@ def laplace_posterior(
     counts = weights != 0
     data = (features, target, weights) if bool(counts.all()) else (features[counts], target[counts], weights[counts])
     theta = prior.mean.clone() if start is None else start.to(features)
-    here = _log_posterior(likelihood, prior, theta, *data)
+    here, gradient, precision = _log_posterior(likelihood, prior, theta, *data)
     for _ in range(max_iter):
-        gradient, precision = _newton(likelihood, prior, theta, *data)
         direction = torch.cholesky_solve(gradient.unsqueeze(-1), _cholesky(precision)).squeeze(-1)
         gain = float(gradient @ direction)
         size = 1.0
         while size > 1e-8:
             found = _log_posterior(likelihood, prior, theta + size * direction, *data)
-            if found >= here + 1e-4 * size * gain - 1e-12 * abs(here):
-                theta, here = theta + size * direction, found
+            if found[0] >= here + 1e-4 * size * gain - 1e-12 * abs(here):
+                theta, (here, gradient, precision) = theta + size * direction, found
                 break
             size /= 2
         if gain <= 1e-22 * max(1.0, abs(here)) or size <= 1e-8:
             break
     else:
         warnings.warn(f"The mode of the posterior did not converge in max_iter={max_iter} steps.", stacklevel=2)
-    _, precision = _newton(likelihood, prior, theta, *data)
     covariance = torch.cholesky_inverse(_cholesky(precision))
     return GaussianPosterior(theta, 0.5 * (covariance + covariance.mT))
 
@@ -239,25 +237,18 @@ def _cholesky(matrix: Tensor) -> Tensor:
 
 def _log_posterior(
     likelihood: Likelihood, prior: GaussianPosterior, theta: Tensor, features: Tensor, target: Tensor, weights: Tensor
-) -> float:
-    """Return the log density of the posterior, up to a constant."""
+) -> tuple[float, Tensor, Tensor]:
+    """Return the log density of the posterior, up to a constant, its gradient (D,), and its negative Hessian (D, D)."""
     away = theta - prior.mean
-    found = -0.5 * float(away @ prior.precision @ away)
+    gradient, precision = -prior.precision @ away, prior.precision.clone()
+    value = 0.5 * float(away @ gradient)
     for x, y, w in _blocks(features, target, weights):
-        found += float(w @ likelihood.log_prob(x @ theta, y))
-    return found
-
-
-def _newton(
-    likelihood: Likelihood, prior: GaussianPosterior, theta: Tensor, features: Tensor, target: Tensor, weights: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the gradient (D,) of the log posterior, and its negative Hessian (D, D)."""
-    gradient, precision = -prior.precision @ (theta - prior.mean), prior.precision.clone()
-    for x, y, w in _blocks(features, target, weights):
-        first, second = likelihood.derivatives(x @ theta, y)
+        eta = x @ theta
+        value += float(w @ likelihood.log_prob(eta, y))
+        first, second = likelihood.derivatives(eta, y)
         gradient += x.mT @ (w * first)
         precision -= x.mT @ ((w * second).unsqueeze(-1) * x)
-    return gradient, 0.5 * (precision + precision.mT)
+    return value, gradient, 0.5 * (precision + precision.mT)
 
 
 def _blocks(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -38,6 +38,9 @@ __all__ = [
 #: Default number of examples per batch.
 BATCH = 4096
 
+#: Log-likelihoods that are computed at a time, so that they stay in a core's cache.
+CACHED = 2**17
+
 
 class Projection(VectorSource, ABC):
     """Maps each example to a vector of S numbers; subclasses implement :meth:`project`, and :meth:`fit` if it needs all data.
@@ -177,7 +180,12 @@ class LogLikelihoodVectors(Projection):
         return vectors
 
     def _at(self, thetas: Tensor, features: Tensor, target: Tensor) -> Tensor:
-        return centred(self.likelihood.log_prob(features @ thetas.to(features).mT, target.unsqueeze(-1)))
+        thetas = thetas.to(features).mT
+        made = features.new_empty(len(features), thetas.shape[1])
+        size = max(1, CACHED // thetas.shape[1])
+        for x, y, rows in zip(*(torch.split(values, size) for values in (features, target, made)), strict=True):
+            rows.copy_(centred(self.likelihood.log_prob(x @ thetas, y.unsqueeze(-1))))
+        return made
 
     def _of(self, batch: Any) -> tuple[Tensor, Tensor]:
         return entry(batch, self.features).double(), self.likelihood.check(entry(batch, self.target).double())
