@@ -70,7 +70,7 @@ RUN_ELSEWHERE = re.compile("^mapping|^trainer|variants|cut")
 RUNS = [(path,) for path in BASES]
 RUNS += [(commanded(path), path) for path in SERVED if not RUN_ELSEWHERE.search(label(path))]
 #: Configs that run in the quick tests.
-QUICK = re.compile("digits$|robust/california$|coreset/gaussian$|multi30k_de_en$|snli_small$")
+QUICK = re.compile("digits$|robust/california$|coreset/gaussian$")
 
 
 def marks(config: str) -> list[pytest.MarkDecorator]:

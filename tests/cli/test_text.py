@@ -83,6 +83,7 @@ def test_bad_input_is_refused_in_one_message(
         assert not (here / "runs").exists() or not list((here / "runs").rglob("metrics.csv"))
 
 
+@pytest.mark.gate
 def test_a_vocabulary_that_does_not_match_the_checkpoint_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *TRANSLATION, *SHORT]) == 0
     Vocabulary.build(["other words"]).save(here / "other.json")
@@ -96,6 +97,7 @@ def test_a_vocabulary_that_does_not_match_the_checkpoint_is_refused(here: Path, 
     assert main(["test", *TRANSLATION, f"--data.init_args.source_vocabulary.file={own}", "--ckpt_path", "best"]) == 0
 
 
+@pytest.mark.gate
 def test_a_trained_model_writes_otherwise_when_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """How it searches and is scored is not what it has learnt; its layers are."""
     assert main(["fit", *TRANSLATION, *SHORT]) == 0

@@ -92,16 +92,11 @@ def status_of(arguments: list[str]) -> int:
         return stop.code
 
 
-def marks(page: Path) -> list[pytest.MarkDecorator]:
-    """Return the lane of a page: commands train for seconds."""
-    trains = any(block.language == "bash" and "not run" not in block.notes for block in blocks(page))
-    return [pytest.mark.gate] if trains else []
-
-
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")
 @pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*(does not reach its end|left the temperature at):UserWarning")  # after two steps
-@pytest.mark.parametrize("page", [pytest.param(page, marks=marks(page), id=label(page)) for page in PAGES if blocks(page)])
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=label)
 def test_the_code_of_a_page_runs(
     page: Path,
     folder: Path,

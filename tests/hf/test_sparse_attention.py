@@ -119,6 +119,7 @@ def test_a_model_compiles_to_machine_code() -> None:
     torch.testing.assert_close(tiny.outputs_of(torch.compile(model, fullgraph=True)), eager, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.gate
 def test_a_name_compiles_without_a_break() -> None:
     register()
     model = tiny.llama(num_hidden_layers=1)

@@ -240,6 +240,7 @@ def test_transforms_over_alpha() -> None:
     torch.testing.assert_close(hessian(total)(column).sum((2, 3)), second, atol=1e-6, rtol=0)
 
 
+@pytest.mark.gate
 @needs_custom_operators
 def test_compiled_with_a_tensor_alpha() -> None:
     torch._dynamo.reset()
@@ -259,6 +260,7 @@ def test_compiled_with_a_tensor_alpha() -> None:
         torch.testing.assert_close(results[0], results[1])
 
 
+@pytest.mark.gate
 @needs_custom_operators
 def test_compiled_with_a_mask_on_a_broken_row() -> None:
     torch._dynamo.reset()

@@ -106,6 +106,7 @@ def test_a_decoder_layer_takes_it_too() -> None:
 TRACED = [Softmax(), Sparsemax(gamma=0.3)]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mapping", TRACED, ids=repr)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(mapping: SparseMapping, dynamic: bool) -> None:

@@ -62,6 +62,7 @@ def test_folders_of_images_are_read() -> None:
     assert checked > 30
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore:.*does not reach its end", "ignore:TemperatureAnnealing")  # the runs are too short
 @pytest.mark.usefixtures("in_this_process")
 @pytest.mark.parametrize(("path", "schedule"), TASTES, ids=lambda value: getattr(value, "stem", value))
