@@ -11,7 +11,7 @@ sum of ``u^n`` is not larger, and neither is its root s. Newton's method on the 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -21,7 +21,9 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import LANES, REDUCTION_FLAGS, bits_above, compile_rows, lowest_bit
 from lit_sparse.kernels.cpu.threads import over_rows
 
-__all__ = ["list_candidates_of"]
+__all__ = ["list_candidates_of", "list_rows"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 #: Entries of a block. Chunks have a block for each lane of a vector, so neighbours in a block are a vector apart in the row.
 WIDTH = 32
@@ -140,7 +142,7 @@ def _bound(entries: Any, eps: Any, gamma: Any, n: Any) -> Any:
 def _list(
     first: Any, last: Any, lists: Any, counts: Any, x: Any, known: Any, ahead: Any, low: Any, eps: Any, gamma: Any, n: Any
 ) -> None:
-    """List the candidates of each row among the entries up to its number plus ``ahead``, as places counted from ``low``."""
+    """List the candidates of rows ``first .. last - 1``, see :func:`list_rows`."""
     period, most, others = lists.shape[1], lists.shape[2], known.shape[1]
     infinity = x.dtype.type(math.inf)
     space = np.empty(others + (x.shape[1] // CHUNK + 1) * LANES, x.dtype)
@@ -161,11 +163,30 @@ def _list(
         elif len(entries):
             _write_maxima(maxima, line)
             count = _list_above(found, line, maxima, _bound(entries, eps, gamma, n))
-        counts[row] = count
+        counts[group, number] = count
         for slot in range(min(count, most)):
             lists[group, number, slot] = found[slot] + low
         for slot in range(count, most):
             lists[group, number, slot] = -1
+
+
+def list_rows(
+    scores: Array, alpha: float, gamma: float, lists: Array, counts: Array, known: Array, *, low: int, ahead: int | None
+) -> None:
+    """Do on a CPU what :func:`list_candidates_of` does, with the rows in G groups of P.
+
+    Args:
+        scores: (G P, S), contiguous.
+        alpha: alpha of the entmax, at least 1.
+        gamma: strength of the mapping.
+        lists: (G, P, C) int32, receives the places.
+        counts: (G, P) int32, receives the number of candidates.
+        known: (G P, K) entries of the rows elsewhere; K may be 0.
+        low: place of the first column.
+        ahead: row r of a group has only the columns 0 .. r + ahead; all of them if None.
+    """
+    eps, last = max(alpha - 1, 1e-9), scores.shape[1] if ahead is None else ahead
+    over_rows(_list, scores.shape, COST, lists, counts, scores, known, last, low, eps, gamma, math.ceil(1 / eps))
 
 
 def list_candidates_of(
@@ -192,16 +213,15 @@ def list_candidates_of(
         low: place of the first column.
         ahead: row r has only the columns 0 .. r + ahead; by default all of them.
     """
-    eps, last = max(alpha - 1, 1e-9), scores.shape[-1] if ahead is None else ahead
-    n = math.ceil(1 / eps)
     shape = lists.shape
     if scores.is_cpu:
         counts = torch.empty(shape[:-1], dtype=torch.int32)
-        rows = scores.contiguous().numpy().reshape(counts.numel(), scores.shape[-1])  # numpy has less to do per call than torch
+        rows = scores.contiguous().numpy().reshape(counts.numel(), scores.shape[-1])
         others = rows[:, :0] if known is None else known.numpy().reshape(len(rows), known.shape[-1])
-        places = lists.numpy() if lists.dim() == 3 else lists.numpy()[None]
-        over_rows(_list, rows.shape, COST, places, counts.numpy().reshape(-1), rows, others, last, low, eps, gamma, n)
+        places, number = (x.numpy() if lists.dim() == 3 else x.numpy()[None] for x in (lists, counts))
+        list_rows(rows, alpha, gamma, places, number, others, low=low, ahead=ahead)
         return counts
+    eps = max(alpha - 1, 1e-9)
     period, length = shape[-2:]
     known = scores[..., :0] if known is None else known
     scores, known = scores.flatten(0, -2), known.flatten(0, -2)
@@ -210,7 +230,7 @@ def list_candidates_of(
         reach = torch.arange(len(scores), device=scores.device).unsqueeze(1) % period + ahead
         scores = scores.masked_fill(columns > reach, -torch.inf)
     maxima = _maxima_reference(scores)
-    bound = _bound_reference(torch.cat([known, maxima], 1), eps, gamma, n)
+    bound = _bound_reference(torch.cat([known, maxima], 1), eps, gamma, math.ceil(1 / eps))
     invalid = bound.isnan()
     above = torch.where(invalid, ~(scores < torch.inf), scores > bound)
     above &= ~invalid | (above.cumsum(-1) == 1)

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_sparse.kernels.candidates import list_candidates_of
+from lit_sparse.kernels.candidates import list_candidates_of, list_rows
 from lit_sparse.kernels.cpu.threads import over_blocks
 from lit_sparse.nn.dense_attention import any_along
 
@@ -124,6 +125,7 @@ class _Search:
         self.leading, self.length, self.size = query.shape[:-2], query.shape[-2], keys.shape[1]
         self.heads = query.detach().flatten(0, -3) if self.leading else query.detach().unsqueeze(0)
         self.keys = keys.detach().mT
+        self.head_of, self.keys_of = self.heads.unbind(), self.keys.unbind()
         self.group = len(self.heads) // max(1, len(self.keys))  # heads that share keys
         self.alphas = torch.as_tensor(alpha).detach().expand(*self.leading, 1, 1).flatten().tolist()
         self.gamma, self.only_few = gamma, only_few
@@ -138,24 +140,25 @@ class _Search:
         self.most = min(self.size, max(FEW, self.size // 4))
         self.counts = torch.zeros(len(self.heads), self.length, dtype=torch.int32, device=query.device)
         self.places = self.counts.new_empty(len(self.heads), self.length, min(self.most, FEW))
+        #: The same for the blocks, on a CPU as arrays: indexing them costs a fraction of indexing tensors.
+        self.block_counts: Any = self.counts.numpy() if query.is_cpu else self.counts
+        self.block_places: Any = self.places.numpy() if query.is_cpu else self.places
         #: Number of a block -> its lists, if they are longer.
-        self.longer: dict[int, Tensor] = {}
+        self.longer: dict[int, Any] = {}
         self.needed = 0  # length of the longest lists so far
-        self.spaces: list[Tensor] = []  # for the scores of a block, one for each thread
+        self.spaces: list[_Space] = []  # for the scores of a block, one for each thread
         #: Numbers of candidates and of queries of each block that is done.
         self.done: list[tuple[int, int] | None] = [None] * len(self.blocks)
         self.first = 0  # number of the first block that is not done
         self.totals = [0, 0]  # of the blocks before it, which decide whether the candidates are many
         self.many = False
         self.counting = threading.Lock()
-        self.inference = torch.is_inference_mode_enabled()
 
     def run(self, number: int) -> None:
         """List the candidates of a block, unless those of other blocks are many."""
         if self.many:
             return
-        with torch.inference_mode(self.inference), torch.no_grad():
-            self.done[number] = self._list(number)
+        self.done[number] = self._list(number)  # in any mode: nothing here has a gradient
         with self.counting:
             while self.first < len(self.done) and (block := self.done[self.first]) is not None:
                 total, queries = self.totals = [a + b for a, b in zip(self.totals, block, strict=True)]
@@ -167,19 +170,17 @@ class _Search:
         head, others, first, last = self.blocks[number]
         low, high, allowed = _range(self.pairs, head, first, last, self.leading, self.size)
         if low == high:
-            self.places[head:others, first:last] = -1
+            self.block_places[head:others, first:last] = -1
             return 0, 0
-        part = (others - head, last - first, high - low)
         try:
             space = self.spaces.pop()
         except IndexError:
-            space = self.heads.new_empty(0)
-        number_of_scores = math.prod(part)
-        if space.numel() < number_of_scores:
-            space = self.heads.new_empty(number_of_scores)
-        scores = space[:number_of_scores].view(part)
-        if part[0] == 1:  # in several threads this is faster than a batch of one
-            torch.mm(self.heads[head, first:last], self.keys[head // self.group, :, low:high], out=scores[0])
+            space = _Space(self.heads)
+        scores = space.of_shape((others - head, last - first, high - low))
+        if len(scores) == 1:  # in several threads this is faster than a batch of one
+            keys = self.keys_of[head // self.group]
+            keys = keys if high - low == self.size else keys[:, low:high]
+            torch.mm(self.head_of[head][first:last], keys, out=space.first)
         else:
             torch.bmm(self.heads[head:others, first:last], self.keys[head:others, :, low:high], out=scores)
         if self.pairs.softcap is not None:
@@ -188,30 +189,45 @@ class _Search:
             scores += _of_head(self.pairs.bias, head, self.leading)[first:last, low:high]
         if allowed is not None:
             scores.masked_fill_(~allowed, -torch.inf)
-        counts = self._list_scores(number, scores, {"low": low, "ahead": first - low if self.pairs.is_causal else None})
-        self.counts[head:others, first:last] = counts
+        counts = self._list_scores(number, space, low)
         self.spaces.append(space)
-        return int(counts.sum()), counts.numel()
+        return int(counts.sum()), (others - head) * (last - first)
 
-    def _list_scores(self, number: int, scores: Tensor, options: dict[str, Any]) -> Tensor:
+    def _list_scores(self, number: int, space: _Space, low: int) -> Any:
         """Write the lists of a block of scores, as long as its rows need; return the number of candidates of each row."""
         head, others, first, last = self.blocks[number]
-        mine = self.places[head:others, first:last]
-        lists = mine if self.needed <= mine.shape[-1] else mine.new_empty(*mine.shape[:-1], self.needed)
-        counts = list_candidates_of(scores, self.alphas[head], self.gamma, lists, **options)
+        mine = self.block_places[head:others, first:last]
         width = mine.shape[-1]
+        contiguous = others - head == 1 or last - first == self.length  # the kernel is compiled for nothing else
+        lists = mine if contiguous and self.needed <= width else self._new_lists(*mine.shape[:-1], max(self.needed, width))
+        counts = self._write(number, space, low, lists)
         if width < self.most and int(counts.max()) > width:
-            wanted = _width(counts.flatten(), self.most, self.size)
+            wanted = _width(torch.as_tensor(counts).flatten(), self.most, self.size)
             width = width if wanted <= width else min(self.most, wanted + wanted // 4)
         if width > lists.shape[-1]:
-            lists = mine.new_empty(*mine.shape[:-1], width)
-            list_candidates_of(scores, self.alphas[head], self.gamma, lists, **options)
+            lists = self._new_lists(*mine.shape[:-1], width)
+            self._write(number, space, low, lists)
         if width > mine.shape[-1]:
             self.longer[number] = lists[..., :width]
             self.needed = max(self.needed, width)
         elif lists is not mine:
-            mine.copy_(lists[..., :width])
+            mine[...] = lists[..., :width]
         return counts
+
+    def _write(self, number: int, space: _Space, low: int, lists: Any) -> Any:
+        """Write lists of a given length; return the number of candidates of each row."""
+        head, others, first, last = self.blocks[number]
+        alpha, ahead = self.alphas[head], first - low if self.pairs.is_causal else None
+        if space.rows is None:
+            counts: Any = list_candidates_of(space.scores, alpha, self.gamma, lists, low=low, ahead=ahead)
+        else:
+            counts = np.empty(lists.shape[:-1], np.int32)
+            list_rows(space.rows, alpha, self.gamma, lists, counts, space.rows[:, :0], low=low, ahead=ahead)
+        self.block_counts[head:others, first:last] = counts
+        return counts
+
+    def _new_lists(self, *shape: int) -> Any:
+        return np.empty(shape, np.int32) if self.places.is_cpu else self.places.new_empty(shape)
 
     def result(self) -> tuple[Tensor, Tensor] | None:
         """Return the result of :func:`list_candidates`."""
@@ -225,11 +241,35 @@ class _Search:
         lengths = torch.full_like(self.counts, min(width, short))
         for number, lists in self.longer.items():
             head, others, first, last = self.blocks[number]
-            listed = lists[..., :width]
+            listed = torch.as_tensor(lists[..., :width])
             places[head:others, first:last, : listed.shape[-1]] = listed
             lengths[head:others, first:last] = listed.shape[-1]
         long = (self.counts > lengths).flatten()
         return places.flatten(0, 1).masked_fill(long.unsqueeze(1), -1), long
+
+
+class _Space:
+    """Memory for the scores of one block after another.
+
+    Attributes:
+        scores: (heads, queries, keys) of the block.
+        first: (queries, keys) of its first head.
+        rows: (heads * queries, keys), an array; None outside the CPU.
+    """
+
+    def __init__(self, like: Tensor) -> None:
+        self.memory = self.scores = like.new_empty(0, 0, 0)
+
+    def of_shape(self, shape: tuple[int, int, int]) -> Tensor:
+        """Return the scores of a block with this shape; they are not initialized."""
+        if self.scores.shape != shape:
+            number = math.prod(shape)
+            if self.memory.numel() < number:
+                self.memory = self.memory.new_empty(number)
+            self.scores = self.memory.flatten()[:number].view(shape)
+            self.first = self.scores[0]
+            self.rows = self.scores.flatten(0, 1).numpy() if self.scores.is_cpu else None
+        return self.scores
 
 
 def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) -> Iterator[tuple[int, int, int, int]]:

@@ -189,13 +189,18 @@ def test_the_last_queries_and_then_all_decide_whether_candidates_are_many(thread
 
 def test_flat_scores_cost_a_few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     listed: list[int] = []
-    several = candidate_lists.list_candidates_of
 
-    def noted(scores: Tensor, *args: Any, **options: Any) -> Tensor:
-        listed.append(len(scores))
-        return several(scores, *args, **options)
+    def noted(name: str) -> None:
+        several = getattr(candidate_lists, name)
 
-    monkeypatch.setattr(candidate_lists, "list_candidates_of", noted)
+        def listing(scores: Any, *args: Any, **options: Any) -> Any:
+            listed.append(len(scores))
+            return several(scores, *args, **options)
+
+        monkeypatch.setattr(candidate_lists, name, listing)
+
+    noted("list_candidates_of")
+    noted("list_rows")
     query, key, value = (torch.randn(1, 1000, 8) for _ in range(3))
     assert module.sparse_attention(1e-4 * query, key, value, Entmax(1.5), Pairs(), only_few=True) is None
     assert listed == [candidate_lists.PROBE]
