@@ -27,6 +27,8 @@ ROWS, MOST = 64, 1 << 21
 DENSE, LESS = 0.25, 85
 #: Number of queries that show first whether the candidates are many.
 PROBE = 32
+#: Candidates of all queries of causal attention, against those of the last ones, which see the most keys.
+EARLIER = 0.75
 #: Candidates that the first lists hold.
 FEW = 64
 #: Cost of a key of a query that attends to all keys, against that of a place in all lists.
@@ -88,7 +90,8 @@ def seem_many(query: Tensor, key: Tensor, alpha: float | Tensor, gamma: float, p
     lists = torch.empty(len(rows), 0, dtype=torch.int32, device=query.device)
     ahead = query.shape[-2] - len(rows) if pairs.is_causal else None
     counts = list_candidates_of(scores, last, gamma, lists, ahead=ahead)
-    return _are_many(int(counts.sum()), len(rows), len(keys))
+    share = EARLIER if pairs.is_causal and query.shape[-2] > PROBE else 1.0
+    return _are_many(share * int(counts.sum()), len(rows), len(keys))
 
 
 def list_candidates(
@@ -294,7 +297,7 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) ->
         first = last
 
 
-def _are_many(candidates: int, queries: int, size: int) -> bool:
+def _are_many(candidates: float, queries: int, size: int) -> bool:
     """Return whether dense attention is faster for queries with some candidates in all, of ``size`` keys each."""
     return candidates > (DENSE * size - LESS) * queries
 
