@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 from collections.abc import Iterable, Iterator
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "DataError",
     "LitSparseError",
     "MissingExtraError",
+    "Terminated",
     "did_you_mean",
     "error_chain",
     "full_name",
@@ -19,6 +21,12 @@ __all__ = [
 
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
+
+
+class Terminated(KeyboardInterrupt):
+    """Raised at SIGTERM; it stops a command as Ctrl-C does."""
+
+    status = 128 + signal.SIGTERM
 
 
 class LitSparseError(Exception):

@@ -12,21 +12,15 @@ from contextlib import contextmanager
 from typing import Any
 
 from lit_sparse.callbacks.pictures.base import Picture
-from lit_sparse.errors import INTERRUPTED, LitSparseError
+from lit_sparse.errors import INTERRUPTED, LitSparseError, Terminated
 from lit_sparse.lightning import NAME, SIGTERMException, SLURMEnvironment, pl, rank_zero_warn
 
-__all__ = ["DrawWhenStopped", "Terminated", "own_error", "quiet", "stop_status", "stoppable"]
-
-
-class Terminated(KeyboardInterrupt):
-    """Raised at SIGTERM; it stops a run as Ctrl-C does."""
-
-    status = 128 + signal.SIGTERM
+__all__ = ["DrawWhenStopped", "own_error", "quiet", "stop_status", "stoppable"]
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Raise :class:`Terminated` at SIGTERM; Lightning itself would first finish a training batch.
+    """Raise :class:`~lit_sparse.errors.Terminated` at SIGTERM; Lightning itself would first finish a training batch.
 
     Under SLURM, Lightning's own handler stays: it lets a batch end, and the job may be queued again.
     """

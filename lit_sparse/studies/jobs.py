@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -12,9 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
-from lit_sparse.errors import LitSparseError
+from lit_sparse.errors import LitSparseError, Terminated
 
 try:
     import fcntl
@@ -34,6 +35,8 @@ class JobInterruptedError(JobFailedError):
 
 #: Path -> lock between the threads of this process, on systems without locks of files.
 _LOCKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+#: Commands that run on this machine.
+_RUNNING: set[subprocess.Popen[bytes]] = set()
 
 
 def try_lock(path: Path) -> IO[str] | None:
@@ -110,32 +113,57 @@ def call(
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("a") as output:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        process: Process
         if start is not None:
-            process = start(arguments, log)
+            status, stopped = _wait(start(arguments, log), stops)
         else:
-            process = subprocess.Popen(
+            local = subprocess.Popen(
                 arguments, stdout=output, stderr=subprocess.STDOUT, env=environment, pass_fds=tuple(inherited)
             )
-        stopped = False
-        while True:
+            _RUNNING.add(local)
             try:
-                status = process.wait(timeout=2)
-                break
-            except subprocess.TimeoutExpired:
-                if stops is not None and not stopped and stops():
-                    process.terminate()
-                    stopped = True
+                status, stopped = _wait(local, stops)
+            finally:
+                _RUNNING.discard(local)
     if status != 0 and not stopped:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
         kind = JobInterruptedError if status in (130, 143, -2, -15) else JobFailedError
         raise kind(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
 
 
+def _wait(process: Process, stops: Callable[[], bool] | None) -> tuple[int, bool]:
+    """Return the exit status of a command, and whether it was ended because ``stops`` said so."""
+    stopped = False
+    while True:
+        try:
+            return process.wait(timeout=2), stopped
+        except subprocess.TimeoutExpired:
+            if stops is not None and not stopped and stops():
+                process.terminate()
+                stopped = True
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Raise :class:`~lit_sparse.errors.Terminated` at SIGTERM, in the main thread."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
 def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
     """Run tasks, some at a time, each with its share of the cores; return the messages of those that failed.
 
-    The environment variable ``OMP_NUM_THREADS`` gives each another number of threads.
+    The environment variable ``OMP_NUM_THREADS`` gives each another number of threads. At SIGTERM, commands on this machine get
+    it, too.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
     threads = int(asked) if asked.isdigit() and int(asked) else max(1, (os.cpu_count() or 1) // at_once)
@@ -151,10 +179,15 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
 
     pool = ThreadPoolExecutor(at_once)
     try:
-        futures = [pool.submit(attempt, task) for task in tasks]
-        while not all(future.done() for future in futures):
-            time.sleep(0.1)  # Ctrl-C is received between two waits
-    except KeyboardInterrupt:  # commands have received it, too, and stop after their last step
+        with _terminable():
+            futures = [pool.submit(attempt, task) for task in tasks]
+            while not all(future.done() for future in futures):
+                time.sleep(0.1)  # Ctrl-C is received between two waits
+    except KeyboardInterrupt as interrupt:  # commands stop after their last step; they have received Ctrl-C, too
+        pool.shutdown(wait=False, cancel_futures=True)
+        if isinstance(interrupt, Terminated):
+            for process in [*_RUNNING]:
+                process.terminate()
         print("interrupted: give the same command again to continue", file=sys.stderr, flush=True)
         raise
     finally:

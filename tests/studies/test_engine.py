@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -328,3 +329,31 @@ def test_unknown_functions_are_explained(write_study: Callable[..., Path], runne
     study = runner(write_study(config=None, cells={"a": {"function": "math.squareroot"}}, columns={}))
     with pytest.raises(ConfigurationError, match=r"path of a function but got 'math.squareroot'"):
         study.call_functions("a", 0)
+
+
+def test_a_command_ends_with_the_study_that_is_terminated(tmp_path: Path) -> None:
+    """The command would write a second file after a minute; the task after it is not begun."""
+    begun, log = tmp_path / "begun", tmp_path / "log"
+    command = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
+    program = f"""
+import sys
+from pathlib import Path
+from lit_sparse.studies.jobs import call, run_all
+
+def task(threads):
+    call([sys.executable, "-c", {command!r}], Path({str(log)!r}), threads)
+
+try:
+    run_all([task, task], 1)
+except KeyboardInterrupt as stop:
+    sys.exit(stop.status)
+"""
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, start_new_session=True) as study:
+        while not begun.exists():
+            time.sleep(0.05)
+        begun.unlink()
+        asked = time.monotonic()
+        study.send_signal(signal.SIGTERM)
+        assert study.wait(timeout=50) == 143
+    assert time.monotonic() - asked < 50
+    assert not begun.exists()
