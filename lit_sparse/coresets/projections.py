@@ -181,11 +181,9 @@ class LogLikelihoodVectors(Projection):
 
     def _at(self, thetas: Tensor, features: Tensor, target: Tensor) -> Tensor:
         thetas = thetas.to(features).mT
-        made = features.new_empty(len(features), thetas.shape[1])
         size = max(1, CACHED // thetas.shape[1])
-        for x, y, rows in zip(*(torch.split(values, size) for values in (features, target, made)), strict=True):
-            rows.copy_(centred(self.likelihood.log_prob(x @ thetas, y.unsqueeze(-1))))
-        return made
+        blocks = zip(torch.split(features, size), torch.split(target, size), strict=True)
+        return torch.cat([centred(self.likelihood.log_prob(x @ thetas, y.unsqueeze(-1))) for x, y in blocks])
 
     def _of(self, batch: Any) -> tuple[Tensor, Tensor]:
         return entry(batch, self.features).double(), self.likelihood.check(entry(batch, self.target).double())

@@ -268,7 +268,8 @@ class _Space:
         if self.scores.shape != shape:
             number = math.prod(shape)
             if self.memory.numel() < number:
-                self.memory = self.memory.new_empty(number)
+                with torch.inference_mode(False):  # threads share it, and the mode is that of one of them
+                    self.memory = self.memory.new_empty(number)
             self.scores = self.memory.flatten()[:number].view(shape)
             self.first = self.scores[0]
             self.rows = self.scores.flatten(0, 1).numpy() if self.scores.is_cpu else None

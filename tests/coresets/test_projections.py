@@ -310,3 +310,15 @@ def test_examples_come_in_order_and_in_part() -> None:
         Examples.of(a=torch.zeros(2), b=torch.zeros(3))
     with pytest.raises(ConfigurationError, match="`size`"):
         Examples(lambda indices: indices, -1)
+
+
+def test_vectors_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_sparse.coresets.projections.CACHED", 100)  # several blocks
+    x, y = torch.randn(20, 3, dtype=torch.float64), torch.arange(20.0, dtype=torch.float64) % 5
+    projection = LogLikelihoodVectors(PoissonLikelihood(), num_samples=20)
+    vectors = projection(Examples.of(features=x, target=y))
+    features = x.clone().requires_grad_()
+    made = projection.project({"features": features, "target": y})
+    torch.testing.assert_close(made.detach(), vectors)
+    (slope,) = torch.autograd.grad(made.square().sum(), features)
+    assert float(slope.norm()) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -519,3 +520,18 @@ def test_a_candidate_without_weight_does_not_matter(mapping: SparseMapping) -> N
         output = attention(query, key, broken, mapping, method="sparse")[0]
         assert torch.equal(output.isnan().all(-1), weights[:, place] > 0)
         assert torch.equal(output.isnan().any(-1), weights[:, place] > 0)
+
+
+@pytest.mark.parametrize("pairs", [Pairs(), Pairs(mask=torch.rand(1, 300, 300) < 0.5), Pairs(bias=torch.randn(1, 300, 300))])
+def test_threads_share_memory_in_inference_mode(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that is not in inference mode takes over the memory of one that is."""
+    monkeypatch.setattr(candidate_lists, "BLOCK", 64)
+    monkeypatch.setattr(candidate_lists, "ROWS", 16)
+    with torch.inference_mode():
+        query, key = torch.randn(2, 1, 300, 8)
+        search = candidate_lists._Search(query, key, 2.0, 1.0, pairs, False)
+        search.run(0)
+        thread = threading.Thread(target=search.run, args=(1,))
+        thread.start()
+        thread.join()
+    assert search.done[1] is not None
