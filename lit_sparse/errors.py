@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 __all__ = [
     "INTERRUPTED",
@@ -17,6 +21,7 @@ __all__ = [
     "did_you_mean",
     "error_chain",
     "full_name",
+    "terminable",
 ]
 
 #: Exit status after Ctrl-C.
@@ -27,6 +32,26 @@ class Terminated(KeyboardInterrupt):
     """Raised at SIGTERM; it stops a command as Ctrl-C does."""
 
     status = 128 + signal.SIGTERM
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Raise :class:`Terminated` at SIGTERM in the main thread; a forked process, as of a data loader, ends at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    owner = os.getpid()
+
+    def stop(number: int, frame: Any) -> None:
+        if os.getpid() != owner:
+            os._exit(Terminated.status)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
 
 
 class LitSparseError(Exception):

@@ -3,42 +3,23 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from lit_sparse.callbacks.pictures.base import Picture
-from lit_sparse.errors import INTERRUPTED, LitSparseError, Terminated
+from lit_sparse.errors import INTERRUPTED, LitSparseError, Terminated, terminable
 from lit_sparse.lightning import NAME, SIGTERMException, SLURMEnvironment, pl, rank_zero_warn
 
 __all__ = ["DrawWhenStopped", "own_error", "quiet", "stop_status", "stoppable"]
 
 
-@contextmanager
-def stoppable() -> Iterator[None]:
+def stoppable() -> AbstractContextManager[None]:
     """Raise :class:`~lit_sparse.errors.Terminated` at SIGTERM; Lightning itself would first finish a training batch.
 
     Under SLURM, Lightning's own handler stays: it lets a batch end, and the job may be queued again.
     """
-    if threading.current_thread() is not threading.main_thread() or SLURMEnvironment.detect():
-        yield
-        return
-    owner = os.getpid()
-
-    def stop(number: int, frame: Any) -> None:
-        if os.getpid() != owner:  # a forked process of a data loader
-            os._exit(Terminated.status)
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+    return nullcontext() if SLURMEnvironment.detect() else terminable()
 
 
 def stop_status(error: BaseException) -> int | None:

@@ -27,7 +27,7 @@ ROWS, MOST = 64, 1 << 21
 DENSE, LESS = 0.25, 85
 #: Number of queries that show first whether the candidates are many.
 PROBE = 32
-#: Candidates of all queries of causal attention, against those of the last ones, which see the most keys.
+#: Candidates of a causal query that sees some of the keys, against those of one that sees all, on average.
 EARLIER = 0.75
 #: Candidates that the first lists hold.
 FEW = 64
@@ -60,6 +60,12 @@ class Pairs(NamedTuple):
         causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()[(None,) * dims]
         return causal if self.mask is None else self.mask & causal
 
+    def simplified(self, length: int, size: int) -> Pairs:
+        """Return the same for ``length`` queries and ``size`` keys, with ``is_causal`` in place of a mask that says so."""
+        if self.mask is None or not _is_triangle(self.mask, length, size):
+            return self
+        return self._replace(mask=None, is_causal=True)
+
 
 def seem_many(query: Tensor, key: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, scale: float | None) -> bool:
     """Return whether the candidates of the last queries of the last head, which see the most keys, are many.
@@ -90,8 +96,10 @@ def seem_many(query: Tensor, key: Tensor, alpha: float | Tensor, gamma: float, p
     lists = torch.empty(len(rows), 0, dtype=torch.int32, device=query.device)
     ahead = query.shape[-2] - len(rows) if pairs.is_causal else None
     counts = list_candidates_of(scores, last, gamma, lists, ahead=ahead)
-    share = EARLIER if pairs.is_causal and query.shape[-2] > PROBE else 1.0
-    return _are_many(share * int(counts.sum()), len(rows), len(keys))
+    candidates, length, size = float(counts.sum()), query.shape[-2], len(keys)
+    if _are_many(candidates, len(rows), size) and pairs.simplified(length, size).is_causal:
+        candidates *= 1 - (1 - EARLIER) * max(0, min(length, size) - len(rows)) / length
+    return _are_many(candidates, len(rows), size)
 
 
 def list_candidates(
@@ -109,9 +117,7 @@ def list_candidates(
         pairs: masks, bias and cap.
         only_few: whether to return None as soon as the candidates are many.
     """
-    length, size = query.shape[-2], keys.shape[1]
-    if pairs.mask is not None and _is_triangle(pairs.mask, length, size):
-        pairs = pairs._replace(mask=None, is_causal=True)
+    pairs = pairs.simplified(query.shape[-2], keys.shape[1])
     search = _Search(query, keys, alpha, gamma, pairs, only_few)
     if query.is_cpu:
         over_blocks(search.run, len(search.blocks))

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Protocol
 
-from lit_sparse.errors import LitSparseError, Terminated
+from lit_sparse.errors import LitSparseError, Terminated, terminable
 
 try:
     import fcntl
@@ -142,23 +141,6 @@ def _wait(process: Process, stops: Callable[[], bool] | None) -> tuple[int, bool
                 stopped = True
 
 
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """Raise :class:`~lit_sparse.errors.Terminated` at SIGTERM, in the main thread."""
-
-    def stop(number: int, frame: Any) -> None:
-        raise Terminated
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
-
-
 def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
     """Run tasks, some at a time, each with its share of the cores; return the messages of those that failed.
 
@@ -178,17 +160,22 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
             failed.append(f"{type(error).__name__}: {error}")
 
     pool = ThreadPoolExecutor(at_once)
+    futures: list[Future[None]] = []
     try:
-        with _terminable():
-            futures = [pool.submit(attempt, task) for task in tasks]
+        with terminable():
+            for task in tasks:
+                futures.append(pool.submit(attempt, task))
             while not all(future.done() for future in futures):
                 time.sleep(0.1)  # Ctrl-C is received between two waits
     except KeyboardInterrupt as interrupt:  # commands stop after their last step; they have received Ctrl-C, too
-        pool.shutdown(wait=False, cancel_futures=True)
-        if isinstance(interrupt, Terminated):
-            for process in [*_RUNNING]:
-                process.terminate()
         print("interrupted: give the same command again to continue", file=sys.stderr, flush=True)
+        pool.shutdown(wait=False, cancel_futures=True)
+        ended: set[subprocess.Popen[bytes]] = set()
+        while isinstance(interrupt, Terminated) and not all(future.done() for future in futures):
+            for process in {*_RUNNING} - ended:  # some may start only now
+                process.terminate()
+                ended.add(process)
+            time.sleep(0.1)
         raise
     finally:
         pool.shutdown(cancel_futures=True)

@@ -225,6 +225,8 @@ def _bias(length: int) -> Tensor:
         (1000, 1e-4, 1.5, Pairs(is_causal=True), True),
         (1000, 0.12, 1.5, Pairs(), True),
         (1000, 0.12, 1.5, Pairs(is_causal=True), False),  # earlier queries have fewer candidates
+        (1000, 0.12, 1.5, Pairs(torch.ones(1, 1000, 1000, dtype=torch.bool).tril()), False),
+        (4000, 0.11, 1.5, Pairs(is_causal=True), True),  # they are few
         (1000, 3.0, torch.tensor([2.0, 1.001]).view(2, 1, 1), Pairs(), True),
         (1000, 3.0, torch.tensor([1.001, 2.0]).view(2, 1, 1), Pairs(), False),
         (20, 1e-4, 1.5, Pairs(), True),

@@ -331,8 +331,8 @@ def test_unknown_functions_are_explained(write_study: Callable[..., Path], runne
         study.call_functions("a", 0)
 
 
-def test_a_command_ends_with_the_study_that_is_terminated(tmp_path: Path) -> None:
-    """The command would write a second file after a minute; the task after it is not begun."""
+def test_commands_end_with_the_study_that_is_terminated(tmp_path: Path) -> None:
+    """Each takes a minute: one that runs, and one that starts later. The task after them is not begun."""
     begun, log = tmp_path / "begun", tmp_path / "log"
     command = f"import pathlib, time; pathlib.Path({str(begun)!r}).touch(); time.sleep(60)"
     program = f"""
@@ -341,7 +341,10 @@ from pathlib import Path
 from lit_sparse.studies.jobs import call, run_all
 
 def task(threads):
-    call([sys.executable, "-c", {command!r}], Path({str(log)!r}), threads)
+    try:
+        call([sys.executable, "-c", {command!r}], Path({str(log)!r}), threads)
+    finally:
+        call([sys.executable, "-c", "import time; time.sleep(60)"], Path({str(log)!r}), threads)
 
 try:
     run_all([task, task], 1)
