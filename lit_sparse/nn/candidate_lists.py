@@ -147,7 +147,7 @@ class _Search:
         alike = plain and len(keys) == len(self.heads) and len(set(self.alphas)) == 1
         self.blocks = list(_blocks(len(self.heads), self.length, self.size, pairs.is_causal, alike))
         self.most = min(self.size, max(FEW, self.size // 4))
-        self.counts = torch.zeros(len(self.heads), self.length, dtype=torch.int32, device=query.device)
+        self.counts = query.new_zeros(len(self.heads), self.length, dtype=torch.int32)
         self.places = self.counts.new_empty(len(self.heads), self.length, min(self.most, FEW))
         #: The same for the blocks, on a CPU as arrays: indexing them costs a fraction of indexing tensors.
         self.block_counts: Any = self.counts.numpy() if query.is_cpu else self.counts

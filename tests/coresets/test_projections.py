@@ -313,12 +313,16 @@ def test_examples_come_in_order_and_in_part() -> None:
 
 
 def test_vectors_have_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_sparse.coresets.projections.CACHED", 100)  # several blocks
+    """Those of one block and of several are equal."""
     x, y = torch.randn(20, 3, dtype=torch.float64), torch.arange(20.0, dtype=torch.float64) % 5
     projection = LogLikelihoodVectors(PoissonLikelihood(), num_samples=20)
     vectors = projection(Examples.of(features=x, target=y))
     features = x.clone().requires_grad_()
-    made = projection.project({"features": features, "target": y})
-    torch.testing.assert_close(made.detach(), vectors)
-    (slope,) = torch.autograd.grad(made.square().sum(), features)
-    assert float(slope.norm()) > 0
+    slopes = []
+    for size in (1 << 20, 100):
+        monkeypatch.setattr("lit_sparse.coresets.projections.CACHED", size)
+        made = projection.project({"features": features, "target": y})
+        torch.testing.assert_close(made.detach(), vectors)
+        slopes += torch.autograd.grad(made.square().sum(), features)
+    assert float(slopes[0].norm()) > 0
+    torch.testing.assert_close(slopes[1], slopes[0])

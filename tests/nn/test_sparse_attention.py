@@ -460,6 +460,35 @@ def test_candidates_hold_the_support_and_little_more(alpha: float, dtype: torch.
     assert torch.equal(turned, lists)
 
 
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        Pairs(),
+        Pairs(is_causal=True),
+        Pairs(mask=(torch.rand(3, 70, 200, generator=torch.Generator().manual_seed(1)) < 0.7) & (torch.arange(200) > 20)),
+        Pairs(bias=torch.linspace(-1, 1, 200).expand(1, 1, 200), softcap=2.0),
+    ],
+    ids=["plain", "causal", "mask", "bias"],
+)
+@pytest.mark.parametrize("spread", [1.0, 0.5])
+def test_lists_outside_the_cpu(pairs: Pairs, spread: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of tensors give the lists of blocks of arrays, short ones and such as become longer."""
+    torch.manual_seed(0)
+    query, keys = spread * torch.randn(3, 70, 8), torch.randn(3, 200, 8)
+    monkeypatch.setattr(candidate_lists, "FEW", 8)
+    monkeypatch.setattr(candidate_lists, "BLOCK", 5000)
+    kernel = list_candidates_of
+    monkeypatch.setattr(
+        candidate_lists, "list_candidates_of", lambda x, *rest, **more: kernel(x.as_subclass(Tensor), *rest, **more)
+    )
+    expected = candidate_lists.list_candidates(query, keys, 1.5, 1.0, pairs, False)
+    found = candidate_lists.list_candidates(query.as_subclass(Elsewhere), keys.as_subclass(Elsewhere), 1.5, 1.0, pairs, False)
+    assert expected is not None and found is not None
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.as_subclass(Tensor), theirs)
+    assert int((expected[0] >= 0).sum(-1).max()) > 8, "some lists are longer than the first ones"
+
+
 @pytest.mark.parametrize("size", [20, 700, 1700])
 @pytest.mark.parametrize("on", [lambda x: x, lambda x: x.as_subclass(Elsewhere)], ids=["kernel", "reference"])
 def test_candidates_of_causal_rows(size: int, on: Any) -> None:
