@@ -81,8 +81,9 @@ class GaussianPosterior:
         return self.mean + noise @ self.factor.mT
 
     def to(self, other: torch.device | torch.dtype | Tensor) -> GaussianPosterior:
-        """Return the distribution on another device, or in another dtype."""
-        return GaussianPosterior(self.mean.to(other), self.covariance.to(other))
+        """Return the distribution on another device, or in another dtype; itself if it is there, with what it has computed."""
+        mean, covariance = self.mean.to(other), self.covariance.to(other)
+        return self if mean is self.mean and covariance is self.covariance else GaussianPosterior(mean, covariance)
 
 
 def gaussian_mean_posterior(

@@ -171,10 +171,15 @@ class LogLikelihoodVectors(Projection):
     def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
         features, target = self._all(examples)
         prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
+        modes: dict[tuple[int, ...], Tensor] = {}  # that of the last coreset: other weights of its examples move it little
 
         def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
-            some = indices.to(features.device)
-            posterior = laplace_posterior(self.likelihood, features[some], target[some], weights, prior=prior)
+            some, key = indices.to(features.device), tuple(indices.tolist())
+            posterior = laplace_posterior(
+                self.likelihood, features[some], target[some], weights, prior=prior, start=modes.get(key)
+            )
+            modes.clear()
+            modes[key] = posterior.mean
             return self._at(posterior.sample(self.num_samples, generator), features, target)
 
         return vectors
@@ -295,8 +300,7 @@ def approximate_linear_vectors(
     """
     features, target = features.double(), target.double()
     posterior = posterior.to(features)
-    values, turns = torch.linalg.eigh(posterior.covariance)
-    whitened = features @ (turns * values.clamp_min(0).sqrt())
+    whitened = features @ posterior.factor
     errors = target - features @ posterior.mean
     strongest = torch.linalg.eigh(whitened.mT @ whitened).eigenvectors[:, -directions:]
     near = whitened @ strongest

@@ -78,6 +78,7 @@ def test_the_parts_of_a_normal_distribution() -> None:
     close(again, posterior.mean, posterior.covariance)
     prior = GaussianPosterior.isotropic(3, 4.0, -1.5)
     close(prior, torch.full((3,), -1.5, dtype=torch.float64), 4 * torch.eye(3, dtype=torch.float64))
+    assert posterior.to(posterior.mean) is posterior
     single = posterior.to(torch.float32)
     assert (single.mean.dtype, single.covariance.dtype, single.sample(3).dtype) == (torch.float32,) * 3
 

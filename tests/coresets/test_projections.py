@@ -219,7 +219,8 @@ def test_weighted_draws_come_from_the_posterior_of_the_coreset(kind: str) -> Non
     features, target = drawn(kind)
     likelihood = LIKELIHOODS[kind]
     draw = LogLikelihoodVectors(likelihood, 30, prior_variance=2.0).weighted(examples(kind))
-    for indices, weights in (([4, 9, 30], [10.0, 0.0, 25.0]), ([], [])):
+    coresets = ([4, 9, 30], [10.0, 0.0, 25.0]), ([4, 9, 30], [0.0, 1.0, 60.0]), ([4, 9, 31], [0.0, 2.0, 3.0]), ([], [])
+    for indices, weights in coresets:
         some, w = torch.tensor(indices, dtype=torch.int64), torch.tensor(weights, dtype=torch.float32)
         found = draw(some, w, torch.Generator().manual_seed(8))
         prior = GaussianPosterior.isotropic(3, 2.0)
