@@ -149,6 +149,7 @@ def test_a_checkpoint_of_another_model_is_refused(last: Path, capsys: pytest.Cap
         assert "lit_sparse.models.SemiSupervisedVAE" in message
 
 
+@pytest.mark.gate
 def test_a_flipped_bit_is_seen(last: Path) -> None:
     """In the contents of the archive, whose checksums torch does not verify."""
     whole = last.read_bytes()

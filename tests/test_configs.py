@@ -15,11 +15,11 @@ from jsonargparse import ArgumentParser, Namespace
 
 from lit_sparse.cli import main
 from lit_sparse.cli.app import LitSparseCLI
-from lit_sparse.studies.load import load_study
 from lit_sparse.studies.study import written
 
 from .conftest import CONFIGS, metrics_of
 from .support.stand_ins import ATTEND, content, stand_in
+from .support.studies import STUDIES, packaged
 
 #: Runs are shorter here than the schedulers of their configs.
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not reach its end")
@@ -134,6 +134,7 @@ def test_a_config_runs(
     assert main(["test", *options, "--ckpt_path", "best"]) == 0
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore:`ModelCheckpoint.monitor")  # nothing is validated
 def test_the_published_auto_encoder_ends_by_its_loss(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It trains on all images, and its result is the last checkpoint."""
@@ -205,10 +206,10 @@ def test_overlays_change_what_they_name(overlay: Path, parser: ArgumentParser) -
 
 
 @pytest.mark.gate
-@pytest.mark.parametrize("path", sorted((CONFIGS / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_options_of_studies_are_known(path: Path, parser: ArgumentParser) -> None:
     """The first point of each cell is parsed, with each schedule."""
-    study = load_study(path)
+    study = packaged(path)
     for schedule in study.schedules:
         at = study.scheduled(schedule)
         for name in {written(name): name for name in reversed(at.cells) if at.cells[name].function is None}.values():

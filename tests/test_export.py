@@ -106,6 +106,7 @@ def test_a_mapping_is_the_same_in_onnxruntime(mapping: SparseMapping, tmp_path: 
         torch.testing.assert_close(mapped, expected, rtol=0, atol=1e-6, equal_nan=True)
 
 
+@pytest.mark.gate
 def test_attention_with_padding_is_the_same_in_onnxruntime(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     torch.manual_seed(0)
@@ -120,6 +121,7 @@ def test_attention_with_padding_is_the_same_in_onnxruntime(tmp_path: Path) -> No
         torch.testing.assert_close(actual, wanted, rtol=0, atol=1e-6)
 
 
+@pytest.mark.gate
 def test_a_module_is_exported_in_evaluation(tmp_path: Path) -> None:
     """Each part is then in the mode that it was in."""
     pytest.importorskip("onnxscript")
@@ -131,6 +133,7 @@ def test_a_module_is_exported_in_evaluation(tmp_path: Path) -> None:
     torch.testing.assert_close(run(tmp_path / "model.onnx", scores=x)[0], network.eval()(x), rtol=0, atol=1e-6)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.3), Oscarmax(0.1), Fusedmax(0.3)], ids=repr)
 def test_a_decomposed_program_needs_none_of_our_operators(mapping: SparseMapping) -> None:
     """It computes the same, loops included, and its length stays dynamic."""
@@ -178,6 +181,7 @@ def test_an_older_opset_is_refused(opset: Any, tmp_path: Path) -> None:
         export_onnx(Sparsemax(), (torch.randn(3, 5),), tmp_path / "model.onnx", opset=opset)
 
 
+@pytest.mark.gate
 def test_another_opset(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     model = export_onnx(Sparsemax(), (torch.randn(3, 5),), tmp_path / "model.onnx", opset=18)
@@ -192,6 +196,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         export_onnx(Sparsemax(), (torch.randn(3, 5),), tmp_path / "model.onnx")
 
 
+@pytest.mark.gate
 def test_onnx_is_imported_on_use_only() -> None:
     code = (
         "import sys, lit_sparse.export; print([name for name in ('onnx', 'onnxscript', 'onnxruntime') if name in sys.modules])"

@@ -40,6 +40,7 @@ def assert_trained(model: torch.nn.Module, path: Path) -> None:
     assert all(torch.equal(value, saved[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.gate
 def test_a_run_folder_gives_the_trained_model(run: Path) -> None:
     for which in ("best", "last"):
         assert_trained(lit_sparse.load(run, which), run / "checkpoints" / f"{which}.ckpt")
@@ -63,6 +64,7 @@ def test_build_cli_loads_the_weights(command: str, run: Path, tmp_path: Path, mo
     assert_trained(cli.model, run / "checkpoints" / "best.ckpt")
 
 
+@pytest.mark.gate
 def test_a_text_model_knows_its_vocabularies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pairs").mkdir()

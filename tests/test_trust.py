@@ -283,6 +283,7 @@ def test_an_own_class_is_allowed_and_a_function_is_not(trained: Path, tmp_path: 
         assert model.mapping.omega is own_function
 
 
+@pytest.mark.gate
 def test_what_only_the_checkpoint_names_is_not_imported(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,7 @@ def test_arguments_are_checked(options: dict[str, Any]) -> None:
         RelativeChangeStopping(**options)
 
 
+@pytest.mark.gate
 def test_on_the_command_line_it_watches_the_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     stop = (

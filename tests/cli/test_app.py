@@ -70,6 +70,7 @@ def test_a_run_folder_holds_everything(trained: Path, capsys: pytest.CaptureFixt
     assert "val/accuracy" in logged
 
 
+@pytest.mark.gate
 def test_the_last_lines_say_where_and_what_next(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *DIGITS, *SHORT, *QUIET]) == 0
     *_, hint, last = capsys.readouterr().out.strip().splitlines()
@@ -80,6 +81,7 @@ def test_the_last_lines_say_where_and_what_next(capsys: pytest.CaptureFixture[st
     assert "test/accuracy" in metrics_of(Path("runs/ssvae/digits/0/test/0"))
 
 
+@pytest.mark.gate
 def test_options_override_configs_wherever_they_stand(tmp_path: Path) -> None:
     before = ["--seed_everything=7", *QUIET, "--trainer.max_epochs", "1", "--trainer.limit_train_batches=2"]
     before += ["--trainer.log_every_n_steps=1"]
@@ -95,6 +97,7 @@ def test_options_override_configs_wherever_they_stand(tmp_path: Path) -> None:
     assert Path("runs/ssvae/digits/1/test").is_dir()
 
 
+@pytest.mark.gate
 def test_every_command_scores_a_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = str(trained / "checkpoints" / "best.ckpt")
     for command in ("validate", "test", "predict"):
@@ -132,6 +135,7 @@ def test_scoring_takes_the_mapping_of_the_checkpoint(trained: Path, capsys: pyte
     assert logged["test/support_size_mean"][0] < 10
 
 
+@pytest.mark.gate
 def test_an_option_beside_a_checkpoint_is_used_in_training(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last = str(trained / "checkpoints" / "last.ckpt")
     for option in (
@@ -151,6 +155,7 @@ def test_an_option_beside_a_checkpoint_is_used_in_training(trained: Path, capsys
     assert cli.model.mapping.gamma == 0.05
 
 
+@pytest.mark.gate
 def test_what_a_checkpoint_cannot_continue_with_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     last = ["--ckpt_path", str(trained / "checkpoints" / "last.ckpt")]
     for options, words in (
@@ -162,6 +167,7 @@ def test_what_a_checkpoint_cannot_continue_with_is_refused(trained: Path, capsys
         assert words.lower() in message.lower()
 
 
+@pytest.mark.gate
 def test_a_temperature_that_has_fallen_is_not_set_back(
     tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -199,6 +205,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return lines[0]
 
 
+@pytest.mark.gate
 def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = str(trained / "checkpoints" / "best.ckpt")
     message = refused(["test", *DIGITS, "--ckpt_path", best, "--model.init_args.mapping.init_args.gamma=7"], capsys)

@@ -32,6 +32,7 @@ def table(text: str) -> tuple[str, dict[str, str]]:
     return lines[start], dict(line.split() for line in lines[start + 1 : end])
 
 
+@pytest.mark.gate
 def test_it_describes_the_best_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*DIGITS, "--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1"]) == 0
     out = capsys.readouterr().out

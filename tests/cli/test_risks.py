@@ -37,6 +37,7 @@ def last(folder: Path, name: str) -> dict[str, Any]:
     return torch.load(folder / "runs" / name / "0" / "checkpoints" / "last.ckpt", weights_only=True)  # type: ignore[no-any-return]
 
 
+@pytest.mark.gate
 def test_entailment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     for split in ("train", "dev", "test"):
@@ -116,6 +117,7 @@ def test_two_processes_equal_one(
         torch.testing.assert_close(two[name], tensor, atol=2e-5, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
 
 
+@pytest.mark.gate
 def test_what_is_learnt_is_not_taken_from_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A warm start takes the weights of a run with another risk, and finds its own dual variable."""
     monkeypatch.chdir(tmp_path)
@@ -130,6 +132,7 @@ def test_what_is_learnt_is_not_taken_from_another_run(tmp_path: Path, monkeypatc
     assert "risk.dual" not in last(tmp_path, "back")["state_dict"]
 
 
+@pytest.mark.gate
 def test_rates_that_are_changed_when_a_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each keeps its own: the model's is not that of the dual variable."""
     monkeypatch.chdir(tmp_path)

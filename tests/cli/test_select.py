@@ -39,6 +39,7 @@ def table(folder: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.gate
 def test_a_config_of_a_coreset(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["select", *REGRESSION, "--sizes=[5,10]"]) == 0
     folder = tmp_path / "runs" / "coreset" / "gaussian" / "select" / "0"
@@ -59,6 +60,7 @@ def test_a_config_of_a_coreset(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert not list((folder / "states").glob("*"))
 
 
+@pytest.mark.gate
 def test_the_selected_coreset_is_that_of_a_training(tmp_path: Path) -> None:
     assert main(["select", *REGRESSION, "--sizes=[20]"]) == 0
     assert (

@@ -22,6 +22,7 @@ TRANSFORMER = (
 )
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("config", "options", "module"),
     [

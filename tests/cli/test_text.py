@@ -25,6 +25,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore:.*truncated to max_test_length")
 def test_a_run_holds_vocabularies_pictures_signatures_and_predictions(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *TRANSLATION]) == 0

@@ -184,6 +184,7 @@ def test_the_error_falls_linearly_where_an_exact_coreset_exists(debias: bool) ->
         assert float(ratios.max()) < 0.9, ratios
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("options", [{}, {"debias": True}, {"batch": 0.5}], ids=str)
 def test_polishing_is_done_always_or_never(options: dict[str, float]) -> None:
     """Polished weights are at least as near as the best ones for the support that the iterations ended with."""
@@ -202,6 +203,7 @@ def test_polishing_is_done_always_or_never(options: dict[str, float]) -> None:
     assert any(gains)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("debias", [False, True])
 def test_more_points_keep_what_polishing_gains(debias: bool, shared: Path) -> None:
     """Unpolished weights end at 1e-3; with polishing, every size from 60 on ends near zero."""

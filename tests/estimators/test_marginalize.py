@@ -20,6 +20,7 @@ def test_probabilities_too_small_for_the_type_cost_nothing() -> None:
         assert out.decoder_calls.tolist() == [calls]
 
 
+@pytest.mark.gate
 @needs_custom_operators
 def test_decoding_all_compiles_whole() -> None:
     layer, weight = Marginalize(Softmax(), decode="all"), torch.randn(6, dtype=torch.float64)

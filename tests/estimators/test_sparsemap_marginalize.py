@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -30,6 +31,7 @@ def change(structure: Structure, loss: object, **options: str) -> float:
     return float((losses[0] - losses[1]).abs().max())
 
 
+@pytest.mark.gate
 def test_a_linear_loss_over_assignments_is_a_function_of_the_scores_and_another_is_not() -> None:
     """Rounding decides which of many distributions with the same marginals the active set takes."""
     marginals = [F.sparsemap(scores, Assignment()).marginals for scores in (SCORES, NUDGED)]

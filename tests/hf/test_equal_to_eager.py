@@ -91,6 +91,7 @@ def test_generation_with_a_cache(name: str, cache: str) -> None:
     assert torch.equal(torch.stack(found[0].logits), torch.stack(found[1].logits))
 
 
+@pytest.mark.gate
 def test_left_padding_changes_nothing() -> None:
     model = tiny.llama()
     model.set_attn_implementation("lit_sparse_entmax15")

@@ -44,6 +44,7 @@ def test_padding_of_nan_reaches_neither_results_nor_gradients() -> None:
     assert tokens.grad.isfinite().all() and (tokens.grad[:, 3:] == 0).all()
 
 
+@pytest.mark.gate
 def test_it_is_a_module_of_sentence_transformers(tmp_path: Path) -> None:
     pool = pooling(mapping=LearnableEntmax(start=1.7))
     torch.nn.init.constant_(pool.mapping.weight, 0.4)

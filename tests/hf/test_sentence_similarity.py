@@ -43,6 +43,7 @@ def test_the_loss_ranks_pairs() -> None:
     assert torch.allclose(script.loss_of(encoder, rows), (1 + ranked.exp().sum()).log())
 
 
+@pytest.mark.gate
 def test_the_script_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     tiny.bert(vocab_size=len(WORDS)).bert.save_pretrained(tmp_path / "bert")
     transformers.BertTokenizer(vocab={word: n for n, word in enumerate(WORDS)}).save_pretrained(tmp_path / "bert")

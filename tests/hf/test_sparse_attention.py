@@ -173,6 +173,7 @@ def test_one_mapping_per_layer_and_a_choice_of_layers() -> None:
     assert "model.layers.2.self_attn" in str(report) and "TopKSparsemax(k=2" in str(report)
 
 
+@pytest.mark.gate
 def test_heads_have_alphas_of_their_own() -> None:
     model = tiny.llama(num_hidden_layers=1)
     sparsify(model, LearnableEntmax((4, 1, 1), low=1.0, high=4.0))

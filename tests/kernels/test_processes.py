@@ -178,6 +178,7 @@ def results(function: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Te
     return y.detach(), torch.autograd.grad(y, leaf, x[: len(y)])[0]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_two_threads_at_once(name: str, threads: int) -> None:
     function, x = FUNCTIONS[name], scores(0)
@@ -238,6 +239,7 @@ def test_without_openmp_a_pool_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(thread.name.startswith("lit_sparse") for thread in threading.enumerate())
 
 
+@pytest.mark.gate
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere torch's threads cannot be found")
 def test_torchs_own_threads_serve() -> None:
     """Other threads would share cores with torch's threads, which spin until torch's next operation."""

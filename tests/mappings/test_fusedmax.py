@@ -272,6 +272,7 @@ def test_transforms_over_lam() -> None:
     torch.testing.assert_close(jacobian.sum((2, 3)), change, atol=1e-7, rtol=0)
 
 
+@pytest.mark.gate
 @needs_custom_operators
 def test_compiled_with_a_tensor_lam() -> None:
     torch._dynamo.reset()

@@ -231,6 +231,7 @@ class Learnt(nn.Module):
         return 0.5 * rough.square().sum(-1) + self.b.exp() * negative_entropy(y) + self.roughness[1] ** 2 * half_squares(y)
 
 
+@pytest.mark.gate
 def test_parameters_of_omega_are_learnt() -> None:
     mapping = RegularizedArgmax(Learnt(), gamma=0.7).double()
     names, values = zip(*mapping.named_parameters(), strict=True)

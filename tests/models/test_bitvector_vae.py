@@ -106,6 +106,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> BitVectorVAE:
     return model.eval()
 
 
+@pytest.mark.gate
 def test_training_improves_all_it_should(tmp_path: Path) -> None:
     model = small(optimizer=functools.partial(torch.optim.Adam, lr=5e-3))
     fitting = trainer(tmp_path, max_epochs=8, callbacks=[CountLogger()])

@@ -307,6 +307,7 @@ def run(*arguments: str) -> int:
     return main([*arguments, *quiet])
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore:CosineAnnealingLR.*does not reach its end")  # of a config that trains longer
 def test_the_command_line_trains_tests_and_predicts(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The small config on other data; once trained, the model goes on without the file of vectors."""
@@ -340,6 +341,7 @@ def test_the_command_line_trains_tests_and_predicts(folder: Path, tmp_path: Path
     assert run("fit", *config, *model, "--trainer.max_epochs=4", "--ckpt_path", "last") == 0
 
 
+@pytest.mark.gate
 def test_real_pairs_and_vectors(shared: Path, tmp_path: Path) -> None:
     """A little of SNLI: better than guessing after a few steps, and the vectors of the file as they are."""
     glove = shared / "data" / "glove" / "glove.6B.50d.subset.txt.gz"

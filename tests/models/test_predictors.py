@@ -108,6 +108,7 @@ def same(actual: Any, expected: Any) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("lengths", [(5, 3, 2), (4, 0, 6, 1)], ids=["fixed", "dynamic"])
 def test_a_predictor_exports(case: str, lengths: tuple[int, ...]) -> None:
@@ -200,6 +201,7 @@ def test_decoding_steps_are_those_of_search() -> None:
     assert best.score in (pytest.approx(total, abs=1e-5), pytest.approx(total + end, abs=1e-5))
 
 
+@pytest.mark.gate
 def test_a_predictor_loads_without_lightning(tmp_path: Path) -> None:
     torch.save(entailment().predictor(), tmp_path / "predictor.pt")
     code = (

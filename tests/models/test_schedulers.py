@@ -70,11 +70,13 @@ def test_a_warm_up_and_steps() -> None:
     assert rates(WARM_UP) == pytest.approx([*(1e-4 * step for step in range(1, 11)), *cosine])
 
 
+@pytest.mark.gate
 def test_one_cycle_moves_each_step() -> None:
     expected = alone(lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.01, 48, cycle_momentum=False), 1e-3, 48)
     assert rates(ONE_CYCLE) == pytest.approx(expected)
 
 
+@pytest.mark.gate
 def test_a_plateau_is_seen_when_validation_runs() -> None:
     """In epochs 1 and 3 of 6 no metric is new; the loss never improves by a factor of ten."""
     found = rates(PLATEAU.replace("patience: 0", "patience: 0, threshold: 0.9"), "--trainer.max_epochs=6")
@@ -87,6 +89,7 @@ def test_a_plateau_has_a_short_name_on_the_command_line() -> None:
     assert cli.model.configure_optimizers()["lr_scheduler"]["monitor"] == "val/loss"
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("wrapped", [True, False], ids=["steps", "epochs"])
 @pytest.mark.filterwarnings("ignore:A `OneCycleLR` scheduler is using:RuntimeWarning")
 def test_a_schedule_that_does_not_reach_its_end_says_so(wrapped: bool) -> None:

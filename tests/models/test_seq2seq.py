@@ -80,6 +80,7 @@ LEARNERS = [
 ]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mapping", LEARNERS)
 def test_sixty_four_pairs_are_learnt_by_heart(mapping: SparseMapping, shared: Path, tmp_path: Path) -> None:
     lines = {}
@@ -175,6 +176,7 @@ BODIES = {
 }
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", BODIES)
 def test_greedy_search_is_a_beam_of_one_and_no_output_depends_on_others(name: str, folder: Path) -> None:
     model = trained(folder, small(Fusedmax(), body=BODIES[name](), beam_size=1), max_epochs=4).eval()
@@ -229,6 +231,7 @@ def test_metrics_of_outputs_are_logged_with_their_signatures(folder: Path, tmp_p
         assert Vocabulary.load(Path(run.log_dir or "") / "vocabularies" / f"{name}.json") == model.vocabularies[name]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("mapping", "body"),
     [

@@ -233,6 +233,7 @@ def trainer(folder: Path, **options: object) -> pl.Trainer:
     return pl.Trainer(default_root_dir=folder, **{**quiet, "enable_checkpointing": False, **options})  # type: ignore[arg-type]
 
 
+@pytest.mark.gate
 def test_players_come_to_understand_each_other(tmp_path: Path) -> None:
     success = SuccessPlot(folder=str(tmp_path))
     pictures = [LanguageLogger(folder=str(tmp_path)), SupportSizePlot(folder=str(tmp_path)), success]

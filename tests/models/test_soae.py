@@ -216,6 +216,7 @@ QUICK = (HoyerProjection, HardThreshold, nn.Tanh, type(None))
 LEARNERS = [pytest.param(each, marks=[] if isinstance(each, QUICK) else pytest.mark.slow) for each in TRANSFERS]
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("mapping", LEARNERS, ids=repr)
 def test_every_transfer_function_learns_and_is_restored(mapping: nn.Module | None, tmp_path: Path) -> None:
     pl.seed_everything(0)

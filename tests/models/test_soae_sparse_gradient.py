@@ -34,6 +34,7 @@ def test_a_sparse_gradient_is_the_gradient(mapping: nn.Module, batch_size: int) 
         assert rows == int(sparse.encode(batch["pixels"]).ne(0).sum()), "only active units are updated"
 
 
+@pytest.mark.gate
 def test_sparse_updates_train_to_the_same_weights() -> None:
     found = []
     for sparse_gradient in (False, True):

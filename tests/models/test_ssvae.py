@@ -140,6 +140,7 @@ def cli_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "ssvae" / "digits" / "0" / "checkpoints" / "last.ckpt"
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("origin", ["python_checkpoint", "cli_checkpoint"])
 def test_checkpoints_load_from_everywhere(origin: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     path: Path = request.getfixturevalue(origin)

@@ -93,6 +93,7 @@ def gap(model: EntropicTransport) -> float:
 # Values
 
 
+@pytest.mark.gate
 def test_the_optimum_is_that_of_pot() -> None:
     points, (a, b) = on_grid()
     cost = ot.dist(points.numpy(), points.numpy())

@@ -26,6 +26,7 @@ from tests.conftest import CONFIGS, Command, metrics_of
 from .test_transport import RANGE, SOURCE, Quadratic, by_kernels, line, trainer
 
 
+@pytest.mark.gate
 def test_networks_find_the_map_between_normal_distributions() -> None:
     exact = Quadratic()
     plain, moved = GaussianMixture([[0.0, 0.0]], [exact.a]), GaussianMixture([[1.0, 1.0]], [exact.b])

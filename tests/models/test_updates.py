@@ -123,6 +123,7 @@ def callbacks_of(kind: str) -> list[pl.Callback]:
 KINDS = {"autoencoder": autoencoder, "robust": robust}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", KINDS)
 def test_training_is_the_same_in_batches_of_several_updates(kind: str, tmp_path: Path) -> None:
     options: dict[str, Any] = {"gradient_clip_val": 0.5} if kind == "autoencoder" else {"max_steps": 80}
@@ -134,6 +135,7 @@ def test_training_is_the_same_in_batches_of_several_updates(kind: str, tmp_path:
     assert steps == ([] if kind == "autoencoder" else [0, 20, 40, 60, 80])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_that_ends_at_any_batch_goes_on_as_if_it_had_not(kind: str, tmp_path: Path) -> None:
     fit(tmp_path / "whole", KINDS[kind](), data_of(5), *callbacks_of(kind))

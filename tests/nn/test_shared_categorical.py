@@ -97,6 +97,7 @@ def test_vectorized_jacobian() -> None:
     torch.testing.assert_close(together, torch.autograd.functional.jacobian(lambda h: layer(h, values), features))
 
 
+@pytest.mark.gate
 def test_graphs() -> None:
     layer, features, values = case()
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)

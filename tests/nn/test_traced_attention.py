@@ -70,6 +70,7 @@ def test_many_candidates_are_dense_in_the_operator() -> None:
     assert "lit_sparse.attention" in compare(Entmax(1.2), inputs(spread=0.01))
 
 
+@pytest.mark.gate
 def test_an_alpha_for_each_query_stays_dense() -> None:
     """As it does outside of graphs."""
     assert "lit_sparse.attention" not in compare(LearnableEntmax(shape=(300, 1)), inputs(), within=1e-5)

@@ -109,6 +109,7 @@ def test_rows_that_were_drawn_are_all_used_once() -> None:
     assert not torch.equal(torch.get_rng_state(), state)
 
 
+@pytest.mark.gate
 def test_the_variance_is_larger() -> None:
     """Than that of CVaR of a batch of the largest size, whose expectation it has, and of the average size, which is biased."""
     generator = torch.Generator().manual_seed(2)

@@ -39,6 +39,7 @@ def test_what_is_written_by_hand_computes_the_same() -> None:
     torch.testing.assert_close(plain(batch["source"], batch["source_length"], batch["target"]), expected)
 
 
+@pytest.mark.gate
 def test_benchmark_attention_prints_its_tables(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     script = load("benchmark_attention")
     monkeypatch.setattr(script, "WARM_UP", 1)
@@ -72,6 +73,7 @@ def checkpoints(tmp_path: Path) -> dict[str, str]:
     return paths
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("ending", ["png", "svg"])
 def test_attention_of_checkpoints_is_drawn(ending: str, checkpoints: dict[str, str], tmp_path: Path) -> None:
     script = load("plot_attention")

@@ -43,6 +43,7 @@ def assert_picture(path: Path) -> None:
     assert start.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in start
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("file_format", ["png", "svg"])
 def test_plot_mappings_draws_both_pictures(file_format: str, tmp_path: Path) -> None:
     load("plot_mappings").main(["--folder", str(tmp_path / "new"), "--format", file_format, "--resolution", "7"])
@@ -213,6 +214,7 @@ def test_benchmark_mappings_prints_its_table(monkeypatch: pytest.MonkeyPatch, ca
     assert "| (2, 5) | sparsemax |" in capsys.readouterr().out
 
 
+@pytest.mark.gate
 def test_benchmark_onnx_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("onnxscript")
     pytest.importorskip("onnxruntime")
@@ -289,6 +291,7 @@ def test_tables_of_quality_tell_no_times() -> None:
     assert not sorted(head for head in heads if re.search(r"\b(seconds|minutes|time|s a run)\b", head))
 
 
+@pytest.mark.gate
 def test_benchmark_training_compares_the_same_mathematics(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,6 +335,7 @@ def test_benchmark_categorical_prints_both_tables(capsys: pytest.CaptureFixture[
     assert "| 1 | " in printed
 
 
+@pytest.mark.gate
 def test_benchmark_output_layer_prints_times_memory_and_supports(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -345,6 +349,7 @@ def test_benchmark_output_layer_prints_times_memory_and_supports(
     assert re.search(r"\| linear \+ cross_entropy \| .* \| 3000 \|", printed)
 
 
+@pytest.mark.gate
 def test_all_comparisons_with_peers_are_measured_and_drawn_from_their_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -60,6 +60,7 @@ def test_cells_are_run_once_and_stored(
     assert study.checkpoint("fast", 0).stat().st_mtime_ns == before
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("in_this_process")
 def test_what_is_trained_first_gives_its_checkpoint(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {
@@ -77,6 +78,7 @@ def test_what_is_trained_first_gives_its_checkpoint(write_study: Callable[..., P
     assert config["model"]["init_args"]["initial_weights"] == str(study.checkpoint("warm", 0))
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("in_this_process")
 def test_other_settings_are_refused(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {"slow": {"options": {"trainer.max_epochs": 1}}}
@@ -89,6 +91,7 @@ def test_other_settings_are_refused(write_study: Callable[..., Path], runner: Ma
     assert "begun with other settings: options.trainer.max_epochs: 1, now 3. Choose another --output" in message
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("in_this_process")
 def test_a_checkpoint_of_other_settings_or_of_a_killed_training_is_not_used(
     write_study: Callable[..., Path], runner: Make
@@ -114,6 +117,7 @@ def test_a_checkpoint_of_other_settings_or_of_a_killed_training_is_not_used(
     assert study.finished("warm", 0), "it was trained to its end first"
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("in_this_process")
 def test_curves_are_those_of_the_newest_run(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {"slow": {"options": {"trainer.max_epochs": 2}}}
@@ -127,6 +131,7 @@ def test_curves_are_those_of_the_newest_run(write_study: Callable[..., Path], ru
     assert [row["epoch"] for row in study.curves.read()] == ["1"]
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("in_this_process")
 def test_a_failed_cell_leaves_the_others(write_study: Callable[..., Path], runner: Make) -> None:
     cells = {"wrong": {"options": {"model.init_args.bites": 3}}, "right": {"options": {"trainer.max_epochs": 1}}}
@@ -283,6 +288,7 @@ def test_a_taste_of_a_study_of_the_package(runner: Make, tmp_path: Path) -> None
     assert warm["global_step"] > 0
 
 
+@pytest.mark.gate
 @pytest.mark.usefixtures("in_this_process")
 def test_step_sizes_are_compared_by_the_median_of_both_halves(runner: Make) -> None:
     study = runner(CONFIGS / "studies" / "soae_step_size.yaml", schedule="taste")

@@ -27,6 +27,7 @@ def houses(shared: Path) -> str:
     return str(shared / "data" / "california_housing" / "cal_housing.csv.gz")
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize(
     ("link", "risk"),
     [
@@ -85,6 +86,7 @@ def test_zeros_of_weights(tmp_path: Path) -> None:
     assert zeros(path) == {"w": 0.75}
 
 
+@pytest.mark.gate
 def test_activity_is_counted_for_each_training_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     brief = ("--trainer.max_epochs=1", "--trainer.limit_train_batches=2", "--trainer.log_every_n_steps=1")
@@ -122,6 +124,7 @@ def test_twenty_directions_of_a_map_leave_much_of_the_covariances_out(shared: Pa
     assert float((released @ released.T - products).norm() / products.norm()) == pytest.approx(0.41, abs=0.01)
 
 
+@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore:`ModelCheckpoint.monitor")  # stopped before the first validation
 def test_curves_of_wrong_labels(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut after some updates, a run continues with the curves of one that was not."""

@@ -89,6 +89,7 @@ def test_mistakes_are_explained(write_study: Callable[..., Path], tmp_path: Path
         assert text in capsys.readouterr().err
 
 
+@pytest.mark.gate
 def test_fifty_runs_of_two_hundred_epochs_are_a_small_page(tmp_path: Path) -> None:
     words = [f"run{number}={write_run(tmp_path / str(number), 10.0 + number, 0.1, 200)}" for number in range(50)]
     assert main(["report", *words, "-o", str(tmp_path / "report.html")]) == 0

@@ -16,8 +16,7 @@ from lit_sparse.studies.load import load_study
 from lit_sparse.studies.study import Column, Panel, digest
 from lit_sparse.studies.tables import cell_text, page
 from tests.conftest import CONFIGS, ROOT
-
-STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
+from tests.support.studies import STUDIES, packaged, schedules_of
 
 
 def test_diverged_seeds_are_shown_and_are_not_the_best(write_study: Callable[..., Path]) -> None:
@@ -144,8 +143,8 @@ def test_measured_numbers_may_be_the_axis(write_study: Callable[..., Path]) -> N
 
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
-    written = load_study(path)
-    for schedule in written.schedules or {None: None}:
+    written = packaged(path)
+    for schedule in written.schedules:
         study = written.scheduled(schedule)
         for name in study.cells:
             study.settings(name, schedule, [])  # reads all configs
@@ -167,7 +166,7 @@ def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
     ],
 )
 def test_every_overlay_of_a_table_is_in_its_study(study: str, folder: str) -> None:
-    cells = load_study(CONFIGS / "studies" / f"{study}.yaml").cells.values()
+    cells = packaged(CONFIGS / "studies" / f"{study}.yaml").cells.values()
     named = {path for cell in cells for change in (cell, *cell.schedules.values()) for path in change.overlays}
     used = {Path(path).stem for path in named if Path(path).parent.name == Path(folder).name}
     assert used == {path.stem for path in (CONFIGS / folder).glob("*.yaml")}
@@ -176,20 +175,23 @@ def test_every_overlay_of_a_table_is_in_its_study(study: str, folder: str) -> No
 RESULTS = ROOT / "results"
 
 
-def _stored() -> list[tuple[Path, str | None]]:
-    """Return the studies and schedules that have rows in the repository."""
-    studies = {path: load_study(path) for path in STUDIES}
-    pairs = [(path, schedule) for path, study in studies.items() for schedule in (study.schedules or {None: None})]
-    return [pair for pair in pairs if (RESULTS / f"{Runner(studies[pair[0]], pair[1]).name}.csv").is_file()]
+def _stored() -> dict[str, tuple[Path, str]]:
+    """Return name -> study and schedule of those that have rows in the repository."""
+    pairs = [(path, schedule) for path in STUDIES for schedule in schedules_of(path)]
+    named = {"_".join(word for word in (path.stem, schedule) if word): (path, schedule) for path, schedule in pairs}
+    return {name: pair for name, pair in named.items() if (RESULTS / f"{name}.csv").is_file()}
 
 
-@pytest.mark.parametrize(("study", "schedule"), _stored(), ids=lambda value: getattr(value, "stem", str(value)))
-def test_committed_tables_are_those_of_their_rows(study: Path, schedule: str | None, tmp_path: Path) -> None:
-    loaded = load_study(study)
-    name = Runner(loaded, schedule).name
-    for row in csv.DictReader((RESULTS / f"{name}.csv").read_text().splitlines()):
-        settings = json.loads(json.dumps(loaded.settings(row["cell"], schedule, []), default=str))
-        assert row["settings"] in ("", digest(settings)), "the study file or a config changed since the row was made"
+@pytest.mark.parametrize("name", _stored())
+def test_committed_tables_are_those_of_their_rows(name: str, tmp_path: Path) -> None:
+    study, schedule = _stored()[name]
+    loaded = packaged(study)
+    assert Runner(loaded, schedule).name == name
+    with (RESULTS / f"{name}.csv").open(newline="") as file:
+        made_with = {(row["cell"], row["settings"]) for row in csv.DictReader(file)}
+    for cell, settings in made_with:
+        now = json.loads(json.dumps(loaded.settings(cell, schedule, []), default=str))
+        assert settings in ("", digest(now)), "the study file or a config changed since the row was made"
     for path in RESULTS.glob(f"{name}*.csv"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     words = ["--schedule", schedule] if schedule else []

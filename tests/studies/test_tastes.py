@@ -11,13 +11,11 @@ import yaml
 
 from lit_sparse.studies.command import write
 from lit_sparse.studies.engine import Runner
-from lit_sparse.studies.load import load_study
 from lit_sparse.studies.study import CellChange, Study, written
-from tests.conftest import CONFIGS
 from tests.support.stand_ins import stand_in
+from tests.support.studies import STUDIES, packaged, schedules_of
 
-STUDIES = sorted((CONFIGS / "studies").glob("*.yaml"))
-TASTES = [(path, name) for path in STUDIES for name in load_study(path).schedules if name.endswith("taste")]
+TASTES = [(path, name) for path in STUDIES for name in schedules_of(path) if name.endswith("taste")]
 
 
 @pytest.fixture
@@ -46,11 +44,12 @@ def test_every_study_has_a_taste() -> None:
     assert {path for path, _ in TASTES} == set(STUDIES)
 
 
+@pytest.mark.gate
 def test_folders_of_images_are_read() -> None:
     """The tastes take other data, so that they do not show that a config has another source."""
     checked = 0
     for path in STUDIES:
-        study = load_study(path)
+        study = packaged(path)
         for cell, schedule in itertools.product(study.cells, study.schedules):
             change = study.change_of(cell, schedule)
             if change.config is None or "data.init_args.folder" not in change.options:
@@ -78,7 +77,7 @@ def test_a_taste_of_a_study(
 ) -> None:
     """The first cell of a study of configs, or all cells of a study of functions, with the first seed."""
     monkeypatch.chdir(tmp_path)
-    study = with_stand_ins(load_study(path), schedule, images, features, texts)
+    study = with_stand_ins(packaged(path), schedule, images, features, texts)
     quiet = ["--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]
     runner = Runner(study, schedule, inputs={name: inputs[name] for name in study.inputs}, extra=quiet)
     visible = [name for name, cell in study.cells.items() if not cell.hidden]

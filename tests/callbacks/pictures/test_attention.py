@@ -160,6 +160,7 @@ def test_what_is_drawn_is_what_a_loop_finds(rows: list[list[float]]) -> None:
     assert marks == sum(value > 0 and row.count(value) > 1 for row in rows for value in row)
 
 
+@pytest.mark.gate
 def test_mappings_draw_what_they_promise() -> None:
     torch.manual_seed(0)
     scores = torch.randn(5, 12)
@@ -234,6 +235,7 @@ def test_what_the_users_fonts_lack_is_replaced(monkeypatch: pytest.MonkeyPatch) 
         figure.savefig(io.BytesIO())
 
 
+@pytest.mark.gate
 def test_long_sentences_get_wide_figures_that_hold_their_tokens() -> None:
     sizes = []
     for length in (5, 40, 400):

@@ -106,6 +106,7 @@ def pictures(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "pictures" / "attention").iterdir()}
 
 
+@pytest.mark.gate
 def test_pictures_of_a_test_do_not_depend_on_batches(tmp_path: Path) -> None:
     found = []
     for size in (1, 4, 23):

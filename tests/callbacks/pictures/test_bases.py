@@ -31,6 +31,7 @@ def run(model: pl.LightningModule, folder: Path, *callbacks: pl.Callback) -> pl.
     return trainer
 
 
+@pytest.mark.gate
 def test_bases_and_activity_are_drawn(tmp_path: Path) -> None:
     model = SupervisedOnlineAutoencoder(HoyerProjection(0.7), in_features=64, width=30)
     histogram = ActivityHistogram(folder=str(tmp_path))

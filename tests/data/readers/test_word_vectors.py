@@ -275,6 +275,7 @@ def by_hand(path: Path) -> dict[str, Tensor]:
     return rows
 
 
+@pytest.mark.gate
 def test_published_vectors(shared: Path) -> None:
     path = shared / "data" / "glove" / "glove.6B.50d.subset.txt.gz"
     expected = by_hand(path)

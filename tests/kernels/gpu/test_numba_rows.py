@@ -140,6 +140,7 @@ compiled(cuda_active_set.solve_rows, f"{solution} {problem} {work}", *[types.int
 """
 
 
+@pytest.mark.gate
 def test_the_programs_compile() -> None:
     """By NVIDIA's own compiler, which needs no GPU: the simulator would run any Python."""
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, timeout=280)

@@ -47,6 +47,7 @@ def compare(seeds: range) -> tuple[int, int]:
     return solved, contradicting
 
 
+@pytest.mark.gate
 def test_random_graphs_equal_a_quadratic_program() -> None:
     assert compare(range(50)) == (45, 5)
 
