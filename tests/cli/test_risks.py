@@ -168,6 +168,7 @@ def test_messages(
         assert word in said
 
 
+@pytest.mark.gate
 def test_a_broken_loss_ends_training_and_keeps_what_was_learnt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

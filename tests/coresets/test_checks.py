@@ -7,10 +7,15 @@ import pytest
 from lit_sparse.coresets import CoresetSelector
 from lit_sparse.testing import SELECTOR_CHECKS, concrete_subclasses
 
-SELECTORS = [example for kind in concrete_subclasses(CoresetSelector) for example in kind.examples()]
+#: The first example of a class is in the quick tests, the others are in the gate.
+SELECTORS = [
+    pytest.param(example, marks=[pytest.mark.gate] if number else [], id=repr(example))
+    for kind in concrete_subclasses(CoresetSelector)
+    for number, example in enumerate(kind.examples())
+]
 
 
 @pytest.mark.parametrize("name", SELECTOR_CHECKS)
-@pytest.mark.parametrize("selector", SELECTORS, ids=repr)
+@pytest.mark.parametrize("selector", SELECTORS)
 def test_selector(selector: CoresetSelector, name: str) -> None:
     SELECTOR_CHECKS[name](selector)

@@ -200,6 +200,7 @@ def test_two_threads_at_once(name: str, threads: int) -> None:
     assert not wrong
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_number_of_threads_changes_nothing(name: str) -> None:
     before, found = torch.get_num_threads(), []

@@ -12,15 +12,15 @@ from lit_sparse.mappings import LearnableEntmax, SparseMapping, Sparsemax
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
-#: Seconds each: the first example of a class in the gate, others and variants of Entmax with the slow tests. Derivatives of
-#: iterations take as long: the first example is in the quick tests, others in the gate.
+#: Seconds each: the first example of a class in the gate, others and variants of Entmax with the slow tests. Iterations take
+#: as long: the first example is in the quick tests but for its derivatives, others are in the gate.
 LONG = {"compiles", "machine_code"}
 
 
 def marks(check: str, number: int, example: SparseMapping) -> list[pytest.MarkDecorator]:
     """Return the lane of an example, which is slow if it is not the first of its class, or its class is a variant of Entmax."""
     if check not in LONG:
-        return [pytest.mark.gate] if check == "derivatives" and example.iterative and number > 0 else []
+        return [pytest.mark.gate] if example.iterative and (number > 0 or check == "derivatives") else []
     return [pytest.mark.slow if number > 0 or isinstance(example, AnnealedEntmax | LearnableEntmax) else pytest.mark.gate]
 
 

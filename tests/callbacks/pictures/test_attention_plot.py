@@ -129,6 +129,7 @@ def test_the_choice_is_spread_and_fair() -> None:
     assert len({index % 10 for index in chosen}) == 10
 
 
+@pytest.mark.gate
 def test_named_examples_of_the_last_epoch_are_drawn_at_the_end_of_training(tmp_path: Path) -> None:
     seen: list[bool] = []
 
