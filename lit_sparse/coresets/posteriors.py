@@ -36,7 +36,7 @@ BLOCK = 65536
 
 @dataclass(frozen=True)
 class GaussianPosterior:
-    """A normal distribution of parameters.
+    """A normal distribution of parameters. Its tensors must not be changed: what is computed from them is kept.
 
     Attributes:
         mean: (D,), also the most probable parameters (MAP).
@@ -83,7 +83,8 @@ class GaussianPosterior:
     def to(self, other: torch.device | torch.dtype | Tensor) -> GaussianPosterior:
         """Return the distribution on another device, or in another dtype; itself if it is there, with what it has computed."""
         mean, covariance = self.mean.to(other), self.covariance.to(other)
-        return self if mean is self.mean and covariance is self.covariance else GaussianPosterior(mean, covariance)
+        same = mean is self.mean and covariance is self.covariance and not (mean.requires_grad or covariance.requires_grad)
+        return self if same else GaussianPosterior(mean, covariance)
 
 
 def gaussian_mean_posterior(
@@ -154,7 +155,7 @@ def laplace_posterior(
         target: (N,).
         weights: (N,), not negative; ones by default.
         prior: distribution of the coefficients; standard normal by default.
-        start: (D,) initial value; the prior's mean by default.
+        start: (D,) initial value; the prior's mean by default, and where no step from this value leads on.
         max_iter: largest number of steps.
 
     Raises:
@@ -189,7 +190,13 @@ def laplace_posterior(
                 theta, (here, gradient, precision) = theta + size * direction, found
                 break
             size /= 2
-        if gain <= 1e-22 * max(1.0, abs(here)) or size <= 1e-8:
+        bound = max(1.0, abs(here))
+        if gain <= 1e-22 * bound or (size <= 1e-8 and gain <= 1e-12 * bound):
+            break
+        if size <= 1e-8:  # no step leads on, as where predictors are so large that the likelihood is flat
+            if start is not None:
+                return laplace_posterior(likelihood, features, target, weights, prior=prior, max_iter=max_iter)
+            warnings.warn("The mode of the posterior was not found: no Newton step increases the density.", stacklevel=2)
             break
     else:
         warnings.warn(f"The mode of the posterior did not converge in max_iter={max_iter} steps.", stacklevel=2)

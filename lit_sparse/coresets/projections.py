@@ -171,15 +171,16 @@ class LogLikelihoodVectors(Projection):
     def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
         features, target = self._all(examples)
         prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
-        modes: dict[tuple[int, ...], Tensor] = {}  # that of the last coreset: other weights of its examples move it little
+        last: tuple[list[int], Tensor] = [], prior.mean  # the last coreset and its mode, which other weights move little
 
         def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
-            some, key = indices.to(features.device), tuple(indices.tolist())
+            nonlocal last
+            some, chosen = indices.to(features.device), indices.tolist()
+            known, mode = last
             posterior = laplace_posterior(
-                self.likelihood, features[some], target[some], weights, prior=prior, start=modes.get(key)
+                self.likelihood, features[some], target[some], weights, prior=prior, start=mode if known == chosen else None
             )
-            modes.clear()
-            modes[key] = posterior.mean
+            last = chosen, posterior.mean
             return self._at(posterior.sample(self.num_samples, generator), features, target)
 
         return vectors
@@ -297,6 +298,9 @@ def approximate_linear_vectors(
         posterior: distribution of the coefficients.
         variance: variance of the noise.
         directions: number of directions of ``q``.
+
+    Raises:
+        DataError: if the posterior's covariance is not positive definite.
     """
     features, target = features.double(), target.double()
     posterior = posterior.to(features)

@@ -9,8 +9,8 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -160,22 +160,22 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
             failed.append(f"{type(error).__name__}: {error}")
 
     pool = ThreadPoolExecutor(at_once)
-    futures: list[Future[None]] = []
     try:
         with terminable():
-            for task in tasks:
-                futures.append(pool.submit(attempt, task))
+            futures = [pool.submit(attempt, task) for task in tasks]
             while not all(future.done() for future in futures):
                 time.sleep(0.1)  # Ctrl-C is received between two waits
     except KeyboardInterrupt as interrupt:  # commands stop after their last step; they have received Ctrl-C, too
-        print("interrupted: give the same command again to continue", file=sys.stderr, flush=True)
-        pool.shutdown(wait=False, cancel_futures=True)
+        ending = threading.Thread(target=pool.shutdown, kwargs={"cancel_futures": True})
+        ending.start()
         ended: set[subprocess.Popen[bytes]] = set()
-        while isinstance(interrupt, Terminated) and not all(future.done() for future in futures):
+        while isinstance(interrupt, Terminated) and ending.is_alive():
             for process in {*_RUNNING} - ended:  # some may start only now
                 process.terminate()
                 ended.add(process)
             time.sleep(0.1)
+        with suppress(OSError):  # whoever reads it may be gone
+            print("interrupted: give the same command again to continue", file=sys.stderr, flush=True)
         raise
     finally:
         pool.shutdown(cancel_futures=True)

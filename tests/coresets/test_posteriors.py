@@ -79,6 +79,8 @@ def test_the_parts_of_a_normal_distribution() -> None:
     prior = GaussianPosterior.isotropic(3, 4.0, -1.5)
     close(prior, torch.full((3,), -1.5, dtype=torch.float64), 4 * torch.eye(3, dtype=torch.float64))
     assert posterior.to(posterior.mean) is posterior
+    learnt = GaussianPosterior(posterior.mean.clone().requires_grad_(), posterior.covariance)
+    assert learnt.to(posterior.mean) is not learnt, "it would keep the graph of what it has computed"
     single = posterior.to(torch.float32)
     assert (single.mean.dtype, single.covariance.dtype, single.sample(3).dtype) == (torch.float32,) * 3
 
@@ -324,3 +326,15 @@ def test_real_data(shared: Path, name: str, kind: problems.Kind) -> None:
     found = laplace_posterior(LIKELIHOODS[kind], torch.from_numpy(X), torch.from_numpy(y))
     mean, covariance = problems.laplace(kind, X, y, np.ones(len(X)))
     close(found, torch.from_numpy(mean), torch.from_numpy(covariance), 1e-7)
+
+
+def test_a_start_from_which_no_step_leads_on() -> None:
+    """There the rates are zero up to rounding, so that a Newton step is as long as the prior allows."""
+    features = torch.tensor([[8.3, -29.9, -18.3], [-16.2, 62.5, -12.5], [0.2, 17.0, -45.5], [4.7, 18.4, -23.0]])
+    target, weights = torch.tensor([310.0, 307.0, 290.0, 288.0]), torch.tensor([55.0, 55.0, 2.0, 56.0])
+    start, prior = torch.tensor([0.0, 0.0, 20.0], dtype=torch.float64), GaussianPosterior.isotropic(3, 1e4)
+    expected = laplace_posterior(PoissonLikelihood(), features, target, weights, prior=prior)
+    found = laplace_posterior(PoissonLikelihood(), features, target, weights, prior=prior, start=start)
+    torch.testing.assert_close(found.mean, expected.mean)
+    with pytest.warns(UserWarning, match="no Newton step increases"):
+        laplace_posterior(PoissonLikelihood(), features, target, weights, prior=GaussianPosterior(start, prior.covariance))

@@ -219,8 +219,7 @@ def test_weighted_draws_come_from_the_posterior_of_the_coreset(kind: str) -> Non
     features, target = drawn(kind)
     likelihood = LIKELIHOODS[kind]
     draw = LogLikelihoodVectors(likelihood, 30, prior_variance=2.0).weighted(examples(kind))
-    coresets = ([4, 9, 30], [10.0, 0.0, 25.0]), ([4, 9, 30], [0.0, 1.0, 60.0]), ([4, 9, 31], [0.0, 2.0, 3.0]), ([], [])
-    for indices, weights in coresets:
+    for indices, weights in (([4, 9, 30], [10.0, 0.0, 25.0]), ([], [])):
         some, w = torch.tensor(indices, dtype=torch.int64), torch.tensor(weights, dtype=torch.float32)
         found = draw(some, w, torch.Generator().manual_seed(8))
         prior = GaussianPosterior.isotropic(3, 2.0)
@@ -234,6 +233,27 @@ def test_weighted_draws_come_from_the_posterior_of_the_coreset(kind: str) -> Non
     vectors = projection(examples(kind))
     selector = selector.prepared(projection, examples(kind))
     assert 1 <= len(selector(vectors, 3, torch.Generator().manual_seed(0))) <= 3
+
+
+def test_the_mode_is_sought_from_that_of_the_same_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    starts, modes = [], []
+
+    def noted(*args: Any, start: Tensor | None, **options: Any) -> GaussianPosterior:
+        starts.append(start)
+        modes.append(laplace_posterior(*args, start=start, **options))
+        return modes[-1]
+
+    monkeypatch.setattr("lit_sparse.coresets.projections.laplace_posterior", noted)
+    features, target = drawn("poisson")
+    draw = LogLikelihoodVectors(PoissonLikelihood(), 30).weighted(examples("poisson"))
+    for indices, weights in (([4, 9], [10.0, 0.0]), ([4, 9], [0.0, 60.0]), ([4, 8], [0.0, 3.0]), ([4, 8, 9], [1.0, 0.0, 2.0])):
+        some, w = torch.tensor(indices), torch.tensor(weights)
+        draw(some, w, torch.Generator().manual_seed(8))
+        expected = laplace_posterior(PoissonLikelihood(), features[some], target[some], w)
+        torch.testing.assert_close(modes[-1].mean, expected.mean)
+        torch.testing.assert_close(modes[-1].covariance, expected.covariance)
+    assert [start is None for start in starts] == [True, False, True, True]
+    assert torch.equal(starts[1], modes[0].mean)
 
 
 def test_projections_that_know_no_posterior_of_a_coreset() -> None:

@@ -357,10 +357,13 @@ try:
 except KeyboardInterrupt as stop:
     sys.exit(stop.status)
 """
-    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, start_new_session=True) as study:
+    arguments = [sys.executable, "-c", program]
+    with subprocess.Popen(arguments, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE) as study:
         while not begun.exists():
             time.sleep(0.05)
         begun.unlink()
+        assert study.stderr is not None
+        study.stderr.close()  # as a terminal that is closed
         asked = time.monotonic()
         study.send_signal(signal.SIGTERM)
         assert study.wait(timeout=50) == 143
