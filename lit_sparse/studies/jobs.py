@@ -174,7 +174,7 @@ def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:
                 process.terminate()
                 ended.add(process)
             time.sleep(0.1)
-        with suppress(OSError):  # whoever reads it may be gone
+        with suppress(OSError):  # of a terminal that is closed
             print("interrupted: give the same command again to continue", file=sys.stderr, flush=True)
         raise
     finally:

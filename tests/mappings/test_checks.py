@@ -13,7 +13,7 @@ from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasse
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
 #: Seconds each: the first example of a class in the gate, others and variants of Entmax with the slow tests. Iterations take
-#: as long: the first example is in the quick tests but for its derivatives, others are in the gate.
+#: as long: the first example is in the quick tests and its derivatives are in the gate, as are all other examples.
 LONG = {"compiles", "machine_code"}
 
 
