@@ -190,10 +190,10 @@ def laplace_posterior(
                 theta, (here, gradient, precision) = theta + size * direction, found
                 break
             size /= 2
-        bound = max(1.0, abs(here))
-        if gain <= 1e-22 * bound or (size <= 1e-8 and gain <= 1e-12 * bound):
+        stuck = size <= 1e-8
+        if gain <= (1e-12 if stuck else 1e-22) * max(1.0, abs(here)):
             break
-        if size <= 1e-8:  # no step leads on, as where predictors are so large that the likelihood is flat
+        if stuck:  # no step leads on, as where predictors are so large that the likelihood is flat
             if start is not None:
                 return laplace_posterior(likelihood, features, target, weights, prior=prior, max_iter=max_iter)
             warnings.warn("The mode of the posterior was not found: no Newton step increases the density.", stacklevel=2)
