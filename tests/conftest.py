@@ -7,6 +7,7 @@ import functools
 import gc
 import json
 import logging
+import math
 import os
 import shutil
 import subprocess
@@ -32,6 +33,25 @@ LEFT = ("MASTER_", "LIT_SPARSE_RUN_FOLDER", "WORLD_SIZE", "NODE_RANK", "LOCAL_RA
 collect_ignore = ["support/either_lightning.py", "support/writes.py"]  # a program, and a module for programs
 ROOT = Path(__file__).resolve().parents[1]
 CONFIGS = ROOT / "lit_sparse" / "configs"
+
+
+@pytest.hookimpl(tryfirst=True)  # before tests are deselected by their lanes
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put as many cases of a test into the quick tests and the gate as its mark says; the others are slow.
+
+    The first case is among them, and the others are spread over all.
+    """
+    tests: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("cases"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for cases in tests.values():
+        mark = cases[0].get_closest_marker("cases")
+        assert mark is not None
+        quick, gate = mark.kwargs.get("quick", 0), mark.kwargs.get("gate", 0)
+        spread = sorted(range(len(cases)), key=lambda number: number * (math.sqrt(5) - 1) / 2 % 1)
+        for place, number in enumerate(spread[quick:]):
+            cases[number].add_marker(pytest.mark.gate if place < gate else pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

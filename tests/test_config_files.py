@@ -108,6 +108,7 @@ def test_unknown_names_get_a_hint(name: str, kind: str, hint: str) -> None:
     assert hint in str(error.value)
 
 
+@pytest.mark.cases(quick=4)
 @pytest.mark.parametrize("spelled", [("-c", "{}"), ("--config", "{}"), ("-c={}",), ("--config={}",)])
 @pytest.mark.parametrize("name", SPELLINGS[:3])
 def test_commands_take_names_and_their_runs_are_named_alike(spelled: tuple[str, ...], name: str) -> None:

@@ -63,21 +63,19 @@ def bases_of(overlay: Path) -> list[Path]:
 
 #: Overlay -> bases.
 SERVED = {overlay: bases_of(overlay) for overlay in ALL if overlay not in BASES}
-#: Overlays that differ from another in an argument alone: they take long and find little.
-LIKE_ANOTHER = re.compile("_128|sfe|nvil|sum_and_sample|gumbel_st|leave_one_out|(ssvae|game)/estimator/gumbel")
 #: Overlays that change a schedule or a part whose runs have tests of their own.
 RUN_ELSEWHERE = re.compile("^mapping|^trainer|variants|cut")
 RUNS = [(path,) for path in BASES]
 RUNS += [(commanded(path), path) for path in SERVED if not RUN_ELSEWHERE.search(label(path))]
-#: Configs that run in the quick tests.
-QUICK = re.compile("digits$|robust/california$|coreset/gaussian$")
+#: Configs that run in the quick tests. Other bases run in the gate, and overlays are slow.
+QUICK = {"ssvae/digits.yaml", "signaling_game/digits.yaml"}
 
 
-def marks(config: str) -> list[pytest.MarkDecorator]:
+def marks(paths: tuple[Path, ...]) -> list[pytest.MarkDecorator]:
     """Return the lane of a config's run."""
-    if LIKE_ANOTHER.search(config):
+    if len(paths) > 1:
         return [pytest.mark.slow]
-    return [] if QUICK.search(config.removesuffix(".yaml")) else [pytest.mark.gate]
+    return [] if label(paths[0]) in QUICK else [pytest.mark.gate]
 
 
 def settings(path: Path) -> list[str]:
@@ -119,7 +117,7 @@ def test_no_two_configs_of_a_folder_are_nearly_equal(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:TemperatureAnnealing")  # the run is too short for it
 @pytest.mark.parametrize(
     "paths",
-    [pytest.param(paths, id=label(paths[-1]), marks=marks(label(paths[-1]))) for paths in RUNS],
+    [pytest.param(paths, id=label(paths[-1]), marks=marks(paths)) for paths in RUNS],
 )
 def test_a_config_runs(
     paths: tuple[Path, ...], images: Path, features: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -188,6 +186,7 @@ def merged(base: Any, overlay: Any) -> Any:
     return base | {name: merged(base.get(name), value) for name, value in overlay.items()}
 
 
+@pytest.mark.cases(quick=20)
 @pytest.mark.parametrize("overlay", SERVED, ids=label)
 def test_overlays_change_what_they_name(overlay: Path, parser: ArgumentParser) -> None:
     """Over each base that it serves; what else a model has may change with the class of one of its parts."""
@@ -205,7 +204,7 @@ def test_overlays_change_what_they_name(overlay: Path, parser: ArgumentParser) -
         assert agree(asked["model"]["class_path"], base["model"]["class_path"]), path
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=4)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_options_of_studies_are_known(path: Path, parser: ArgumentParser) -> None:
     """The first point of each cell is parsed, with each schedule."""
@@ -244,6 +243,7 @@ def test_every_config_that_claims_it_is_compared_with_published_values() -> None
     assert {part for name in PUBLISHED for part in name.split(" + ")} <= {label(path) for path in ALL}
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_settings_are_the_published_ones(name: str, parser: ArgumentParser) -> None:
     paths = [CONFIGS / part for part in name.split(" + ")]

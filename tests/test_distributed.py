@@ -42,6 +42,7 @@ SEVERAL = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("overlay", "examples"), SEVERAL.values(), ids=SEVERAL)
 def test_scores_equal_those_of_one_process(
     overlay: tuple[str, ...], examples: int, lit_sparse: Command, tmp_path: Path
@@ -64,6 +65,7 @@ def test_scores_equal_those_of_one_process(
             assert two[name] == (values if exact else pytest.approx(values, rel=1e-6)), name
 
 
+@pytest.mark.slow
 def test_counts_of_three_processes_are_exact_if_one_is_empty(lit_sparse: Command, tmp_path: Path) -> None:
     """Sums, means and percentiles are those of a list of all decisions; the third process has no example of the validation."""
     fit = ("fit", "--model=counted.Counted", "--data=counted.CountedData", "--name=counted", *THREE)
@@ -141,6 +143,7 @@ def test_predictions_of_two_processes_are_one_file(
     assert [line.split(",")[0] for line in others[1:]] == [str(number) for number in range(101)]
 
 
+@pytest.mark.slow
 def test_no_process_group_is_left_after_a_run(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(

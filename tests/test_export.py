@@ -89,6 +89,7 @@ def run(path: Path, **inputs: Tensor) -> list[Tensor]:
     return [torch.from_numpy(array) for array in found]
 
 
+@pytest.mark.cases(gate=2)
 @pytest.mark.parametrize("mapping", EXACT)
 def test_a_mapping_is_the_same_in_onnxruntime(mapping: SparseMapping, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")

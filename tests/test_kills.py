@@ -79,6 +79,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, command_line: Command) -> Pa
     return folder / "runs" / "whole" / "0"
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("case", PAIRS)
 def test_a_run_that_is_killed_twice_is_like_one_that_is_not(
     case: str, whole: Path, command_line: Command, tmp_path: Path

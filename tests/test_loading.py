@@ -57,6 +57,7 @@ def test_the_data_module_is_that_of_the_run(run: Path) -> None:
     assert len(model.predict_step(batch, 0)["class"]) == len(batch["pixels"])
 
 
+@pytest.mark.cases(quick=1)
 @pytest.mark.parametrize("command", ["validate", "test", "predict"])
 def test_build_cli_loads_the_weights(command: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

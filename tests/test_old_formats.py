@@ -74,7 +74,7 @@ def test_there_are_runs() -> None:
     assert len(RUNS) >= 15
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=5)
 @each_run
 def test_an_old_run_gives_its_numbers(run: Path) -> None:
     with warnings_of(run):
@@ -86,6 +86,7 @@ def test_an_old_run_gives_its_numbers(run: Path) -> None:
         assert got[name] == pytest.approx(value, rel=1e-5, abs=1e-7, nan_ok=True), name
 
 
+@pytest.mark.cases(quick=8)
 @each_run
 def test_an_old_checkpoint_loads_in_python(run: Path) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())

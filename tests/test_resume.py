@@ -42,6 +42,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, command_line: Comman
     return folder / "runs" / "ssvae" / "digits" / "0"
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(
     "killer",
     [
@@ -74,6 +75,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     assert (folder / "config_resumed_1.yaml").is_file()
 
 
+@pytest.mark.slow
 def test_a_bit_vector_vae_goes_on_too(lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its data come in other batches, and its picture has a memory; killed in a process, the rest runs in this one."""
     fit = ("fit", *BITS, "--checkpoint_every_n_steps=4")
@@ -101,6 +103,7 @@ ANNEALED = (
 )
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(
     ("options", "state"), [((), "mean.value"), (ANNEALED, "temperature")], ids=["learnt baseline", "temperature"]
 )
@@ -124,6 +127,7 @@ def test_what_a_sampler_has_learnt_goes_on(
     assert metrics_of(cut)["train/seconds"][-1] > metrics_of(cut)["train/seconds"][0] > 0
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(
     "options",
     [(), ("--trainer.callbacks=OptimalBrainDamage", "--trainer.callbacks.module=encoder", "--trainer.callbacks.every=2")],

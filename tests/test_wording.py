@@ -35,6 +35,7 @@ WORDS = {
     r"\bof (one|another|each) an?\b": "per",
     r"\b(does|did|do) (not|so) (speak|look)\b": "code is not a person",
 }
+ANY_WORD = re.compile("|".join(WORDS), re.IGNORECASE)
 OPENINGS = r"(Of|What|Where|Whose|By so much|At it|Whoever) (?!.*\?$)"
 SUMMARIES = r"(Tell|Tells|Say|Says) "
 ARGUMENTS = r"of (the|a|an|which|what)\b|(that|those) (of|which|that)\b|what\b"
@@ -43,7 +44,7 @@ ARGUMENTS = r"of (the|a|an|which|what)\b|(that|those) (of|which|that)\b|what\b"
 def faults(passage: Passage) -> Iterator[str]:
     """Yield what is wrong with the words of a passage."""
     for sentence in sentences(passage.text):
-        for pattern, instead in WORDS.items():
+        for pattern, instead in WORDS.items() if ANY_WORD.search(sentence) else ():
             if word := re.search(pattern, sentence, re.IGNORECASE):
                 yield f"'{word.group()}' ({instead})"
         if opening := re.match(OPENINGS, sentence):

@@ -215,6 +215,7 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
     assert "with which the checkpoint was trained" in message
 
 
+@pytest.mark.cases(quick=24)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -323,6 +324,7 @@ LOGGERS = {
 }
 
 
+@pytest.mark.cases(quick=2)
 @pytest.mark.filterwarnings("ignore")  # of the loggers' packages
 @pytest.mark.parametrize("logger", LOGGERS)
 def test_a_logger_of_the_user_takes_nothing_from_the_run_folder(logger: str, capsys: pytest.CaptureFixture[str]) -> None:

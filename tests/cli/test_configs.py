@@ -43,6 +43,7 @@ BAD = {
 }
 
 
+@pytest.mark.cases(quick=8)
 @pytest.mark.parametrize("content", BAD.values(), ids=[*BAD])
 def test_a_bad_config_is_refused_with_its_name(
     content: tuple[bytes, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -58,6 +59,7 @@ def test_a_bad_config_is_refused_with_its_name(
     assert error == f"lit-sparse: error: {caught.value}\n"
 
 
+@pytest.mark.cases(quick=3)
 @pytest.mark.parametrize("option", ["model", "trainer"])
 @pytest.mark.parametrize("kind", ["latin-1", "laughs", "twice", "syntax"])
 def test_configs_that_an_option_names_are_checked_too(

@@ -40,6 +40,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+@pytest.mark.cases(quick=8)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -137,7 +138,7 @@ def test_the_last_checkpoint_is_named_where_the_best_is_missing(capsys: pytest.C
     assert f"{str(folder / 'last.ckpt')!r} exists. Give --ckpt_path last." in capsys.readouterr().err
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_help_of_a_class_fits_a_screen() -> None:
     """In a process of its own: help names all classes that a program has imported."""
     out = run_python("-m", "lit_sparse", "fit", "--model.help", "SignalingGame", COLUMNS="100")

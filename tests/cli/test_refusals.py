@@ -35,6 +35,7 @@ CASES = {
 }
 
 
+@pytest.mark.cases(quick=3)
 @pytest.mark.parametrize("case", CASES)
 def test_one_message_says_what_lightning_refuses(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -61,7 +61,7 @@ def test_entailment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert main(["test", *fit[1:], "--ckpt_path", "best"]) == 0
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("risk", "state"),
     [
@@ -95,7 +95,7 @@ def test_killed_and_resumed(
         assert torch.equal(tensor, whole["state_dict"][f"risk.{name}"])
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(
     "risk",
     [safe(), {"class_path": "CVaR", "init_args": {"level": 0.3}}, group()],

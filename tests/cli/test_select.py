@@ -100,6 +100,7 @@ def test_vectors_of_a_file(tmp_path: Path) -> None:
     assert torch.equal(found.indices, NonnegativeOMP()(FileVectors(tmp_path / "vectors.npy"), 9).indices)
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(("seconds", "words"), [(0.0, "saves more than it costs"), (1e6, "costs more than it saves")])
 def test_a_selection_that_costs_more_than_it_saves_is_reported(
     seconds: float, words: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -115,6 +116,7 @@ def test_a_selection_that_costs_more_than_it_saves_is_reported(
     assert words in text
 
 
+@pytest.mark.cases(quick=4)
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -183,7 +185,7 @@ def test_a_killed_selection_continues(tmp_path: Path, capsys: pytest.CaptureFixt
     assert torch.equal(found.trace, expected.trace)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_processes_of_a_launcher_select_what_one_does(tmp_path: Path) -> None:
     given = np.random.default_rng(0).normal(size=(1257, 30)).astype(np.float32) + 0.1
     np.save(tmp_path / "vectors.npy", given)

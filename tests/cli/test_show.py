@@ -109,7 +109,7 @@ def test_the_kinds_are_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "Did you mean 'risks'?" in refused(capsys, "list", "risk")
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_what_needs_no_model_loads_no_model() -> None:
     for command in (["configs"], ["configs", "ssvae/digits"], ["list"], ["list", "configs"]):
         assert not HEAVY & modules_of(*command), command

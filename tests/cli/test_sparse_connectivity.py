@@ -22,7 +22,7 @@ TRANSFORMER = (
 )
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(
     ("config", "options", "module"),
     [

@@ -22,6 +22,7 @@ FIT = ["fit", *DIGITS, "--trainer.max_epochs=5"]
 SLURM = {"NTASKS": "1", "JOB_NAME": "train", "JOB_ID": "12345", "PROCID": "0", "LOCALID": "0", "NODEID": "0", "NNODES": "1"}
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("scheduler", [{}, SLURM], ids=["alone", "slurm"])
 def test_a_stopped_run_draws_its_pictures_and_can_be_continued(
     scheduler: dict[str, str], lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

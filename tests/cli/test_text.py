@@ -63,7 +63,7 @@ def test_a_run_holds_vocabularies_pictures_signatures_and_predictions(here: Path
         (None, ("--model.init_args.body=TransformerBdy",), ("Did you mean 'TransformerBody'",)),
         (None, ("--model.init_args.metrics=[Blue]",), ("Did you mean 'Bleu'",)),
         (None, ("--model.init_args.body.init_args.width=0",), ("width",)),
-        (None, ("--data.init_args.predict=nothing.txt",), ()),
+        pytest.param(None, ("--data.init_args.predict=nothing.txt",), (), marks=pytest.mark.gate),
     ],
 )
 def test_bad_input_is_refused_in_one_message(
@@ -84,7 +84,7 @@ def test_bad_input_is_refused_in_one_message(
         assert not (here / "runs").exists() or not list((here / "runs").rglob("metrics.csv"))
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_vocabulary_that_does_not_match_the_checkpoint_is_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *TRANSLATION, *SHORT]) == 0
     Vocabulary.build(["other words"]).save(here / "other.json")
@@ -98,7 +98,7 @@ def test_a_vocabulary_that_does_not_match_the_checkpoint_is_refused(here: Path, 
     assert main(["test", *TRANSLATION, f"--data.init_args.source_vocabulary.file={own}", "--ckpt_path", "best"]) == 0
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_trained_model_writes_otherwise_when_asked(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """How it searches and is scored is not what it has learnt; its layers are."""
     assert main(["fit", *TRANSLATION, *SHORT]) == 0
@@ -130,6 +130,7 @@ def test_data_of_another_model_are_refused(here: Path, capsys: pytest.CaptureFix
     assert "Expected the vocabularies source and target for Seq2Seq but got text" in capsys.readouterr().err
 
 
+@pytest.mark.cases(quick=2)
 @pytest.mark.parametrize(
     ("row", "vectors", "words"),
     [

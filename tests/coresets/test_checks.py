@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from lit_sparse.coresets import CoresetSelector
+from lit_sparse.coresets import CoresetSelector, SparseVI
 from lit_sparse.testing import SELECTOR_CHECKS, concrete_subclasses
 
-#: The first example of a class is in the quick tests, the others are in the gate.
+#: The first example of a class is in the quick tests, that of SparseVI in the gate. The others are slow.
 SELECTORS = [
-    pytest.param(example, marks=[pytest.mark.gate] if number else [], id=repr(example))
+    pytest.param(
+        example,
+        marks=[pytest.mark.slow] if number else [pytest.mark.gate] if kind is SparseVI else [],
+        id=repr(example),
+    )
     for kind in concrete_subclasses(CoresetSelector)
     for number, example in enumerate(kind.examples())
 ]

@@ -164,7 +164,7 @@ print(most() - before)
 """
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").is_file(), reason="the peak of memory is read from /proc")
 def test_memory_is_that_of_a_block(tmp_path: Path) -> None:
     """300 MB of vectors, of which a block has 64 MB; pages of the file that are mapped count."""

@@ -50,6 +50,7 @@ def tiny(seed: int, size: int, draws: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=(size, draws)) + 0.3
 
 
+@pytest.mark.cases(quick=4)
 @SEEDS
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize("k", [100, 200])
@@ -61,6 +62,7 @@ def test_objectives_of_a_normal_mean_are_those_of_a_plain_implementation(name: s
         assert objective <= max(1.3 * plain.objective(vectors, slow(vectors, k)), 1e-9), seed
 
 
+@pytest.mark.cases(quick=8)
 @SEEDS
 @pytest.mark.parametrize("name", PAIRS)
 @pytest.mark.parametrize(("file", "kind", "k"), FILES)
@@ -184,7 +186,7 @@ def test_the_error_falls_linearly_where_an_exact_coreset_exists(debias: bool) ->
         assert float(ratios.max()) < 0.9, ratios
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"debias": True}, {"batch": 0.5}], ids=str)
 def test_polishing_is_done_always_or_never(options: dict[str, float]) -> None:
     """Polished weights are at least as near as the best ones for the support that the iterations ended with."""
@@ -255,6 +257,7 @@ def test_a_refit_leaves_an_example() -> None:
         assert float(coreset.weights) > 0
 
 
+@pytest.mark.gate
 def test_uniform_draws_each_subset_alike() -> None:
     counts = torch.zeros(6)
     generator = torch.Generator().manual_seed(0)

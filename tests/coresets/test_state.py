@@ -50,7 +50,7 @@ def vectors() -> torch.Tensor:
     return torch.randn(400, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.1
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(("name", "moment"), [("iterations", 75), ("polishing", 14), ("polishing", 17), ("pursuit", 23)])
 def test_a_killed_process_continues(name: str, moment: int, tmp_path: Path) -> None:
     path = tmp_path / "vectors.npy"

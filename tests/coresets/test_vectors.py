@@ -14,7 +14,7 @@ from tests.coresets.processes import select
 from tests.support.processes import run_processes
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "how"),
     [pytest.param(2, "spawn", marks=pytest.mark.slow), (3, None), pytest.param(8, "spawn", marks=pytest.mark.slow)],

@@ -254,7 +254,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "proxy" / "0" / "checkpoints" / "last.ckpt"
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_killed_and_resumed_goes_on_with_its_coreset(lit_sparse: Command, proxy: Path, tmp_path: Path) -> None:
     """Even when what it was chosen by is gone; and both runs write it down."""
     shutil.copy(proxy, tmp_path / "proxy.ckpt")

@@ -40,6 +40,12 @@ LIMITS = {
     "test": "--trainer.limit_test_batches=2",
     "predict": "--trainer.limit_predict_batches=2",
 }
+#: The how-to guides train for minutes in total and are slow; other pages are in the gate.
+CASES = [
+    pytest.param(page, id=label(page), marks=pytest.mark.slow if page.parent.name == "how_to" else pytest.mark.gate)
+    for page in PAGES
+    if blocks(page)
+]
 QUIET = "--trainer.enable_progress_bar=false --trainer.accelerator=cpu"
 
 
@@ -92,11 +98,10 @@ def status_of(arguments: list[str]) -> int:
         return stop.code
 
 
-@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")
 @pytest.mark.filterwarnings("ignore:The number of training batches:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*(does not reach its end|left the temperature at):UserWarning")  # after two steps
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=label)
+@pytest.mark.parametrize("page", CASES)
 def test_the_code_of_a_page_runs(
     page: Path,
     folder: Path,

@@ -40,6 +40,7 @@ def estimate(table: Table, size: int, **options: int) -> MarginalLikelihood:
     return marginal_likelihood(table, table.best(size), torch.arange(EXAMPLES), **options)
 
 
+@pytest.mark.cases(quick=4)
 @pytest.mark.parametrize("spread", [0.3, 1.5])
 @pytest.mark.parametrize("size", [0, 1, 10, 100, 250])
 def test_agrees_with_the_exact_sum(size: int, spread: float) -> None:

@@ -57,6 +57,7 @@ def test_hoyer_at_the_ends_of_a_type(dtype: torch.dtype, nonneg: bool) -> None:
                 torch.testing.assert_close(product * (limits.max / 4), step, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_published_oscarmax_at_the_ends_of_a_type(dtype: torch.dtype) -> None:
     most = torch.finfo(dtype).max

@@ -45,15 +45,13 @@ def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     assert all(int(rows) >= 20_000 for rows in seen.values())
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "calls",
     [
         "from tests.kernels.test_cholesky import gather, walk\nfor seed in range(150): walk(seed, 40); gather(seed)",
         "from tests.kernels.test_kernel_sgd import hostile\nfor seed in range(60): hostile(seed)",
-        pytest.param(
-            "from tests.nn.test_random_attention import check\nfor number in range(200): check(number)", marks=pytest.mark.slow
-        ),
+        "from tests.nn.test_random_attention import check\nfor number in range(200): check(number)",
     ],
     ids=["cholesky", "kernel_sgd", "sparse_attention"],
 )
@@ -153,7 +151,7 @@ def test_forked_data_loader_workers(threads: int) -> None:
     torch.testing.assert_close(torch.cat(list(loader)), expected, rtol=0, atol=0)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_fork_may_use_many_threads() -> None:
     """Though torch's own are gone there."""
     code = (
@@ -225,6 +223,7 @@ def test_an_error_in_a_block_reaches_the_caller() -> None:
         over_rows(block, (100, 100), 1.0)
 
 
+@pytest.mark.slow
 def test_without_openmp_a_pool_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     from lit_sparse.kernels.cpu import threads
 

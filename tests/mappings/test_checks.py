@@ -6,22 +6,26 @@ import pytest
 import torch
 from torch import Tensor
 
+import lit_sparse.hf  # noqa: F401 - it has a mapping of its own
 from lit_sparse import mappings
-from lit_sparse.hf import AnnealedEntmax
-from lit_sparse.mappings import LearnableEntmax, SparseMapping, Sparsemax
+from lit_sparse.mappings import Fusedmax, SparseMapping, Sparsemax
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
-#: Seconds each: the first example of a class in the gate, others and variants of Entmax with the slow tests. Iterations take
-#: as long: the first example is in the quick tests and its derivatives are in the gate, as are all other examples.
+#: Seconds each: two mappings in the gate, the others are slow.
 LONG = {"compiles", "machine_code"}
+COMPILED = (Sparsemax, Fusedmax)
+#: Seconds each by iterations, whose first example is in the quick tests or in the gate, and others are slow.
+LONG_BY_ITERATIONS = {"shapes", "masks", "derivatives"}
 
 
 def marks(check: str, number: int, example: SparseMapping) -> list[pytest.MarkDecorator]:
-    """Return the lane of an example, which is slow if it is not the first of its class, or its class is a variant of Entmax."""
-    if check not in LONG:
-        return [pytest.mark.gate] if example.iterative and (number > 0 or check == "derivatives") else []
-    return [pytest.mark.slow if number > 0 or isinstance(example, AnnealedEntmax | LearnableEntmax) else pytest.mark.gate]
+    """Return the lane of an example."""
+    if check in LONG:
+        return [pytest.mark.gate if number == 0 and type(example) in COMPILED else pytest.mark.slow]
+    if example.iterative and number > 0:
+        return [pytest.mark.slow]
+    return [pytest.mark.gate] if example.iterative and check in LONG_BY_ITERATIONS else []
 
 
 CASES = [

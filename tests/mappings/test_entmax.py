@@ -284,7 +284,7 @@ def test_third_derivatives_by_nested_forward_mode_are_refused() -> None:
 
 
 @needs_custom_operators
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize("of_value", [False, True], ids=["mapping", "value"])
 def test_compiled_second_derivatives_in_alpha(of_value: bool) -> None:
     torch._dynamo.reset()

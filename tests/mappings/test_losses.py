@@ -274,6 +274,7 @@ def tolerances(mapping: SparseMapping) -> dict[str, float]:
     return {"atol": 1e-5, "rtol": 1e-5} if mapping.iterative else {"atol": 1e-7, "rtol": 1e-7}
 
 
+@pytest.mark.cases(quick=112)
 @every_mapping
 @pytest.mark.parametrize("shape", [(4,), (3, 4), (3, 4, 2), (2, 4, 2, 3)])
 @pytest.mark.parametrize("kind", ["labels", "soft", "smoothed", "weighted"])

@@ -69,6 +69,7 @@ def proposition_1(y: Tensor, v: Tensor, hessian: Callable[[Tensor], Tensor], gam
     return result
 
 
+@pytest.mark.cases(quick=9)
 @pytest.mark.parametrize("gamma", [0.1, 1.0, 7.0])
 @pytest.mark.parametrize("d", [1, 2, 5, 13, 30])
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "sq_pnorm_max"])
@@ -89,6 +90,7 @@ def test_reproduces_the_mappings_with_a_formula(name: str, d: int, gamma: float)
     torch.testing.assert_close(gamma * got, gamma * slopes, atol=1e-5, rtol=0)
 
 
+@pytest.mark.cases(quick=1)
 @pytest.mark.parametrize("name", ["softmax", "sparsemax", "sq_pnorm_max"])
 def test_reference_cases(name: str, shared: Path) -> None:
     for case in json.loads((shared / "reference" / "mappings.json").read_text()):
@@ -132,6 +134,7 @@ REGULARIZERS: dict[str, Omega] = {
 }
 
 
+@pytest.mark.cases(quick=6)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("name", REGULARIZERS)
 def test_no_vertex_is_a_way_down(name: str, dtype: torch.dtype) -> None:
@@ -146,6 +149,7 @@ def test_no_vertex_is_a_way_down(name: str, dtype: torch.dtype) -> None:
         )
 
 
+@pytest.mark.cases(quick=1)
 @pytest.mark.parametrize("omega", [rough, negative_entropy, lambda y: squared_norm(y, 1.2)])
 def test_masked_entries_are_dropped(omega: Omega) -> None:
     x, v = scores(40, 9, scale=2.0).requires_grad_(), scores(40, 9, seed=2)
@@ -163,6 +167,7 @@ def test_masked_entries_are_dropped(omega: Omega) -> None:
     assert bool((y[~mask] == 0).all() and (got[~mask] == 0).all())
 
 
+@pytest.mark.cases(quick=2)
 @pytest.mark.parametrize("omega", [negative_entropy, squared_norm, lambda y: squared_norm(y, 1.1)])
 @pytest.mark.parametrize("d", [6, 40])
 def test_rows_do_not_disturb_each_other(omega: Omega, d: int) -> None:
@@ -231,7 +236,7 @@ class Learnt(nn.Module):
         return 0.5 * rough.square().sum(-1) + self.b.exp() * negative_entropy(y) + self.roughness[1] ** 2 * half_squares(y)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_parameters_of_omega_are_learnt() -> None:
     mapping = RegularizedArgmax(Learnt(), gamma=0.7).double()
     names, values = zip(*mapping.named_parameters(), strict=True)

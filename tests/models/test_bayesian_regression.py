@@ -164,6 +164,7 @@ def exact(family: str, likelihood: Likelihood, data: SyntheticRegressionDataModu
     return laplace_posterior(likelihood, features, target, prior=GaussianPosterior.isotropic(3, variance))
 
 
+@pytest.mark.cases(quick=1)
 @pytest.mark.parametrize(("family", "likelihood"), LIKELIHOODS)
 def test_laplace_by_minibatches_is_laplace(family: str, likelihood: Likelihood) -> None:
     data = rows(family)
@@ -189,6 +190,7 @@ def test_laplace_by_minibatches_is_laplace(family: str, likelihood: Likelihood) 
     assert {"val/loss", "val/nll", "val/squared_error"} <= set(run.callback_metrics)
 
 
+@pytest.mark.cases(quick=1)
 @pytest.mark.parametrize(("family", "likelihood"), LIKELIHOODS)
 def test_laplace_of_a_coreset_is_that_of_its_weights(tmp_path: Path, family: str, likelihood: Likelihood) -> None:
     data = rows(family, batch_size=400)
@@ -208,6 +210,7 @@ def test_laplace_of_a_coreset_is_that_of_its_weights(tmp_path: Path, family: str
     torch.testing.assert_close(model.posterior().covariance, expected.covariance, rtol=0.02, atol=1e-5)
 
 
+@pytest.mark.gate
 def test_the_variational_posterior_approaches_the_exact_one() -> None:
     """For linear regression, whose posterior is normal, with any covariance."""
     data = rows("normal", batch_size=120)
@@ -226,6 +229,7 @@ def test_the_variational_posterior_approaches_the_exact_one() -> None:
     torch.testing.assert_close(found.covariance, expected.covariance, rtol=0.2, atol=1e-4)
 
 
+@pytest.mark.gate
 def test_with_everything_known_it_finds_the_mode_of_a_prior_elsewhere() -> None:
     data = rows("normal", size=60, batch_size=60)
     features, target = train_rows(data)

@@ -119,6 +119,7 @@ def test_training_improves_all_it_should(tmp_path: Path) -> None:
     assert float(after["val/nelbo"]) == pytest.approx(float(after["val/rate"] + after["val/distortion"]))
 
 
+@pytest.mark.gate
 def test_bits_per_dimension_agree_with_the_exact_sum(trained: BitVectorVAE, tmp_path: Path) -> None:
     """For the sparse posterior of a trained model; however the images are batched."""
     runs = [trainer(tmp_path).test(trained, digits(eval_batch_size=size), verbose=False)[0] for size in (20, 3)]
@@ -267,6 +268,7 @@ SAMPLERS = [
 ]
 
 
+@pytest.mark.cases(quick=2)
 @pytest.mark.parametrize("estimator", SAMPLERS, ids=repr)
 def test_samplers_train_test_and_predict(estimator: Estimator, tmp_path: Path) -> None:
     torch.manual_seed(0)

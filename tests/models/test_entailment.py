@@ -84,6 +84,7 @@ def file_vectors(folder: Path) -> dict[str, Tensor]:
     return {word: torch.tensor([float(number) for number in numbers]) for word, *numbers in lines}
 
 
+@pytest.mark.cases(quick=2)
 @pytest.mark.parametrize("mapping", [*MAPPINGS, LearnableEntmax()], ids=repr)
 def test_any_mapping_learns(mapping: SparseMapping, folder: Path, tmp_path: Path) -> None:
     model, fitting = small(mapping), trainer(tmp_path, max_epochs=5, callbacks=[CountLogger()])
@@ -341,7 +342,7 @@ def test_the_command_line_trains_tests_and_predicts(folder: Path, tmp_path: Path
     assert run("fit", *config, *model, "--trainer.max_epochs=4", "--ckpt_path", "last") == 0
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_real_pairs_and_vectors(shared: Path, tmp_path: Path) -> None:
     """A little of SNLI: better than guessing after a few steps, and the vectors of the file as they are."""
     glove = shared / "data" / "glove" / "glove.6B.50d.subset.txt.gz"

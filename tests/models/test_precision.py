@@ -178,6 +178,7 @@ def test_the_table_is_complete() -> None:
     assert {cell for _, _, cell in table()} <= {"yes", "GPU", "no"}
 
 
+@pytest.mark.cases(quick=8)
 @pytest.mark.filterwarnings("ignore:You passed `Trainer:UserWarning")
 @pytest.mark.parametrize(("name", "precision"), cells())
 def test_a_model_takes_a_precision(name: str, precision: str, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def same(actual: Any, expected: Any) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=5)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("lengths", [(5, 3, 2), (4, 0, 6, 1)], ids=["fixed", "dynamic"])
 def test_a_predictor_exports(case: str, lengths: tuple[int, ...]) -> None:
@@ -135,7 +135,7 @@ def test_a_predictor_is_compiled_ahead_of_time(case: str, tmp_path: Path) -> Non
     same(torch._inductor.aoti_load_package(str(package))(*others), module(*others))
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["entailment", pytest.param("lstm-step", marks=pytest.mark.slow)])
 def test_a_predictor_is_the_same_in_onnxruntime(case: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")

@@ -76,6 +76,7 @@ def test_log_mean_exp_is_of_all_rows() -> None:
     assert float(run.callback_metrics["val/loss"]) == pytest.approx(float(losses.mean()), rel=1e-5)
 
 
+@pytest.mark.gate
 def test_a_robust_fit_is_better_where_it_says_so() -> None:
     """The solution of the mean is not optimal for the log mean exp of the training data."""
     torch.manual_seed(0)
@@ -112,6 +113,7 @@ def test_a_network_of_ones_own_and_what_does_not_fit() -> None:
         BayesianRegression(NormalLikelihood(), in_features=3, risk=KLDRO(1.0))
 
 
+@pytest.mark.gate
 def test_wrong_labels_and_true_ones() -> None:
     """Both accuracies are logged where they differ, and one alone where they cannot."""
     network = ConvNet(8, 8, channels=[8], hidden=16)

@@ -89,7 +89,7 @@ def test_a_plateau_has_a_short_name_on_the_command_line() -> None:
     assert cli.model.configure_optimizers()["lr_scheduler"]["monitor"] == "val/loss"
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("wrapped", [True, False], ids=["steps", "epochs"])
 @pytest.mark.filterwarnings("ignore:A `OneCycleLR` scheduler is using:RuntimeWarning")
 def test_a_schedule_that_does_not_reach_its_end_says_so(wrapped: bool) -> None:

@@ -80,7 +80,7 @@ LEARNERS = [
 ]
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("mapping", LEARNERS)
 def test_sixty_four_pairs_are_learnt_by_heart(mapping: SparseMapping, shared: Path, tmp_path: Path) -> None:
     lines = {}
@@ -176,7 +176,7 @@ BODIES = {
 }
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BODIES)
 def test_greedy_search_is_a_beam_of_one_and_no_output_depends_on_others(name: str, folder: Path) -> None:
     model = trained(folder, small(Fusedmax(), body=BODIES[name](), beam_size=1), max_epochs=4).eval()

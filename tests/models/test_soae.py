@@ -81,6 +81,7 @@ def test_the_objective_is_what_the_publication_says(mapping: nn.Module | None, e
     assert output["support_size"].tolist() == active
 
 
+@pytest.mark.cases(quick=12)
 @pytest.mark.parametrize("epoch", [0, 3, 400])
 @pytest.mark.parametrize("mapping", [*TRANSFERS, HoyerProjection(0.1), HoyerProjection(0.95), HardThreshold(1)], ids=repr)
 def test_the_gradient_of_the_whole_objective(mapping: nn.Module | None, epoch: int) -> None:
@@ -216,7 +217,7 @@ QUICK = (HoyerProjection, HardThreshold, nn.Tanh, type(None))
 LEARNERS = [pytest.param(each, marks=[] if isinstance(each, QUICK) else pytest.mark.slow) for each in TRANSFERS]
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=2)
 @pytest.mark.parametrize("mapping", LEARNERS, ids=repr)
 def test_every_transfer_function_learns_and_is_restored(mapping: nn.Module | None, tmp_path: Path) -> None:
     pl.seed_everything(0)

@@ -262,6 +262,7 @@ def test_the_gap_of_kernels_falls() -> None:
     assert float(a @ (untrained @ b).sub(1).abs()) > 0.5
 
 
+@pytest.mark.gate
 def test_a_batch_is_its_iterations_one_after_another() -> None:
     """Batches of any size give the same potentials; the number of steps, and what is logged, are of batches."""
     found = []

@@ -159,7 +159,7 @@ def test_training_goes_on_from_initial_weights(tmp_path: Path) -> None:
     assert float(second.potentials.coefficients[600:1200].abs().max()) > 0
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_networks_train_on_two_processes(lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And are scored there as on one, over all pairs of all processes."""
     small = ("--data.init_args.samples=800", "--data.init_args.val_size=101", "--data.init_args.test_size=101")

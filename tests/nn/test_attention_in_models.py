@@ -106,7 +106,7 @@ def test_a_decoder_layer_takes_it_too() -> None:
 TRACED = [Softmax(), Sparsemax(gamma=0.3)]
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("mapping", TRACED, ids=repr)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compile(mapping: SparseMapping, dynamic: bool) -> None:

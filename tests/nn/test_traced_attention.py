@@ -129,6 +129,7 @@ class Block(nn.Module):
         return torch.relu(attention(x, x, x, Entmax(1.5), is_causal=True, need_weights=False)[0])
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("strict", [False, True])
 def test_exports_hold_dense_attention(strict: bool) -> None:
     model, x = Block(), torch.randn(2, 600, 16)

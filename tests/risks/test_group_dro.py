@@ -96,7 +96,7 @@ def least_worst(x: np.ndarray, y: np.ndarray, ids: np.ndarray) -> float:
     return float(solved(zero, linear, sparse.csc_array(np.vstack(rows)), np.array(bounds, dtype=float), cones)[-1])
 
 
-@pytest.mark.gate
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_model_that_is_trained_by_it_is_the_least_worst(seed: int) -> None:
     """By gradient descent over all rows."""

@@ -103,6 +103,7 @@ def test_plot_agreement_draws_attention_that_agreement_decides(tmp_path: Path) -
     assert not bool(((agreeing > 0) & (agreeing < 1e-3)).any())
 
 
+@pytest.mark.gate
 def test_benchmark_hoyer_prints_tables_and_draws(hoyer: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     threads = torch.get_num_threads()
     hoyer.main(["--quick", "--rounds", "1", "--vectors", "2", "--folder", str(tmp_path)])
@@ -291,7 +292,7 @@ def test_tables_of_quality_tell_no_times() -> None:
     assert not sorted(head for head in heads if re.search(r"\b(seconds|minutes|time|s a run)\b", head))
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_benchmark_training_compares_the_same_mathematics(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,7 +336,7 @@ def test_benchmark_categorical_prints_both_tables(capsys: pytest.CaptureFixture[
     assert "| 1 | " in printed
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_benchmark_output_layer_prints_times_memory_and_supports(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -63,7 +63,7 @@ def test_a_grid_is_searched_once_and_the_best_is_named(tmp_path: Path, capsys: p
     assert "was begun with other extra" in capsys.readouterr().err
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_two_metrics_give_a_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {K: [1, 4], RATE: [0.01]}
     words = ["sweep", "-c", CONFIG, "-s", space(tmp_path, **values), "--metric", "val/nelbo", "--sampler", "grid"]
@@ -73,7 +73,7 @@ def test_two_metrics_give_a_front(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out.count("| **") == 4, "neither trial is better in both values"
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_folds_give_the_mean_of_their_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "space.yaml").write_text(yaml.safe_dump({RATE: [0.003]}))
     words = ["sweep", "-c", str(CONFIGS / "ssvae" / "digits.yaml"), "-s", str(tmp_path / "space.yaml")]
@@ -94,7 +94,7 @@ def test_folds_give_the_mean_of_their_values(tmp_path: Path, capsys: pytest.Capt
     assert "--folds to be at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_bad_trials_are_pruned(tmp_path: Path) -> None:
     sweep = Sweep([CONFIG], {RATE: [1e-7]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", prune=True)
     for _ in range(5):  # what others reached
@@ -108,7 +108,7 @@ def test_bad_trials_are_pruned(tmp_path: Path) -> None:
     assert len(sweep.study.trials[-1].intermediate_values) < 60, "it was stopped before its end"
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_failed_trial_leaves_the_others(tmp_path: Path) -> None:
     sweep = Sweep([CONFIG], {K: [2, -1]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", sampler="grid")
     sweep.extra = ["--trainer.max_epochs=1"]
@@ -117,6 +117,7 @@ def test_a_failed_trial_leaves_the_others(tmp_path: Path) -> None:
     assert [trial.state.name for trial in sweep.study.trials] == ["COMPLETE", "FAIL"]
 
 
+@pytest.mark.cases(quick=3)
 @pytest.mark.parametrize(
     ("values", "words", "text"),
     [
@@ -149,7 +150,7 @@ def test_a_storage_with_other_metrics_is_refused(tmp_path: Path) -> None:
         Sweep([CONFIG], {RATE: [0.01]}, ["val/nelbo", "val/loss"], ["minimize", "minimize"], tmp_path / "bits")
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_the_sweep_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (ROOT / "docs" / "how_to" / "sweeps.md").read_text()
     (values,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)

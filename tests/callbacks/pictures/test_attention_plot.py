@@ -248,7 +248,7 @@ def test_one_format(ending: Format, tmp_path: Path) -> None:
         assert abs(pixels - written).max() <= 1 / 255
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_two_processes_draw_what_one_does(tmp_path: Path) -> None:
     """The chosen examples come together on the first process; the odd one out has one batch more than the other."""
     for name, options in (("one", {}), ("two", {"strategy": DDPStrategy(start_method=sharing_imports()), "devices": 2})):

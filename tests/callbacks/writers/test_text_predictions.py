@@ -266,7 +266,7 @@ def test_the_folder_of_a_trainer_without_a_logger(tmp_path: Path) -> None:
     assert set(files(tmp_path)) == {"predictions.txt", "predictions.jsonl"}
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_two_processes_write_what_one_does(tmp_path: Path) -> None:
     for name, options in (("one", {}), ("two", {"strategy": "ddp_spawn", "devices": 2})):
         predict(Speaker(11, 3), TextPredictionWriter(str(tmp_path / name), attention=True), **options)

@@ -67,6 +67,7 @@ def test_symmetric_noise_is_uniform() -> None:
     assert not torch.equal(noisy, SymmetricNoise(0.75, seed=1)(torch.zeros(40_000, 1), labels, 4))
 
 
+@pytest.mark.cases(quick=1)
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.25, 1.0])
 def test_the_rate_of_feature_dependent_noise_is_exact(digits: tuple[torch.Tensor, torch.Tensor], rate: float) -> None:
     pixels, labels = digits

@@ -261,7 +261,7 @@ def test_words_come_from_every_form_of_vectors(tmp_path: Path) -> None:
         read_words(str(tmp_path / "none.txt"))
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_real_pairs(shared: Path) -> None:
     """All of SNLI's dev split; words of it that training does not have are known by their vectors."""
     glove = str(shared / "data" / "glove" / "glove.6B.50d.subset.txt.gz")

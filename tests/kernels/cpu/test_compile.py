@@ -21,7 +21,7 @@ def run(program: str, cache: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize("before", ["", "import lightning_utilities.core.rank_zero\n"], ids=["alone", "after torchmetrics"])
 def test_a_compilation_says_so_once_and_what_is_cached_does_not(before: str, tmp_path: Path) -> None:
     calls = "import torch\nfrom lit_sparse.mappings import Sparsemax\nfor _ in range(2): Sparsemax()(torch.zeros(2, 3))"

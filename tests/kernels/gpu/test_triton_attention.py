@@ -325,7 +325,7 @@ def test_float32_blocks_are_for_many_scores() -> None:
     assert block_attention.saves(few[0], many)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names", [[name for name in CHECKS if name not in LONG], pytest.param(LONG, marks=pytest.mark.slow)], ids="; ".join
 )
@@ -334,8 +334,8 @@ def test_in_the_interpreter(names: list[str]) -> None:
     assert run_python("-m", MODULE, *names, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in names]
 
 
-@pytest.mark.gate
-@pytest.mark.parametrize("name", ["compiles", pytest.param("compiles wide", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMPILED)
 def test_the_programs_compile(name: str, tmp_path: Path) -> None:
     pytest.importorskip("triton", minversion="3.3")  # whose compiler can be called like this
     assert run_python("-m", MODULE, name, TRITON_CACHE_DIR=str(tmp_path)) == f"{name}: holds\n"

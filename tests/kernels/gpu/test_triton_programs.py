@@ -268,7 +268,7 @@ def test_in_the_interpreter(name: str) -> None:
     assert run_python("-m", "tests.kernels.gpu.test_triton_programs", name, TRITON_INTERPRET="1")
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_the_programs_compile(tmp_path: Path) -> None:
     pytest.importorskip("triton", minversion="3.3")  # whose compiler can be called like this
     assert run_python("-m", "tests.kernels.gpu.test_triton_programs", "compiles", TRITON_CACHE_DIR=str(tmp_path))

@@ -75,6 +75,7 @@ def test_a_thousand_random_graphs_equal_a_quadratic_program() -> None:
     assert compare(range(1155)) == (1000, 155)
 
 
+@pytest.mark.gate
 def test_a_chain_of_fifty_equals_a_quadratic_program() -> None:
     """In a batch, with one potential for each pair and row."""
     x, potentials = draw(4, 50), draw(4, 49, seed=1)

@@ -63,6 +63,7 @@ def same(got: Tensor, expected: Tensor, atol: float = 1e-6) -> None:
     torch.testing.assert_close(got, expected, atol=atol, rtol=0)
 
 
+@pytest.mark.cases(quick=3)
 @pytest.mark.parametrize("name", LOGIC)
 @given(x=scores(), flips=st.sets(st.integers(0, 1)))
 @MANY

@@ -140,6 +140,7 @@ class _Value(torch.nn.Module):
         return self.layer.value(x)
 
 
+@pytest.mark.cases(quick=4)
 @pytest.mark.parametrize(("structure", "links_too"), WITH_LINKS)
 def test_loss_of_structures(structure: Structure, links_too: bool) -> None:
     links = links_for(structure) if links_too else None

@@ -120,6 +120,7 @@ def test_a_masked_sequence_equals_the_shorter_one(kind: object) -> None:
     assert float(out.probs[-1, 0]) == 1.0
 
 
+@pytest.mark.cases(quick=4)
 @pytest.mark.parametrize(("structure", "links_too"), WITH_LINKS)
 def test_derivatives(structure: Structure, links_too: bool) -> None:
     x = draw(3, int(structure.size or 0), seed=8, scale=1.2).requires_grad_()
