@@ -119,7 +119,7 @@ def test_a_malformed_checkpoint_is_refused(kind: str, last: Path, capsys: pytest
     assert words in refused("test", change, last, capsys)
 
 
-@pytest.mark.cases(quick=3)
+@pytest.mark.cases(gate=3)
 @pytest.mark.parametrize("kind", UNFINISHED)
 def test_what_training_cannot_go_on_from_is_refused(kind: str, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change, words = UNFINISHED[kind]
@@ -142,6 +142,7 @@ def test_from_python_nan_is_said_and_weights_of_a_warm_start_are_refused(last: P
         read_weights("nan.ckpt")
 
 
+@pytest.mark.gate
 def test_a_checkpoint_of_another_model_is_refused(last: Path, capsys: pytest.CaptureFixture[str]) -> None:
     game = ["-c", str(CONFIGS / "signaling_game" / "digits.yaml"), *QUIET]
     for arguments in (["test", *game], ["fit", *game], ["test", "--model=SignalingGame", "--data=DigitsDataModule", *QUIET]):

@@ -109,6 +109,7 @@ def test_every_command_scores_a_checkpoint(trained: Path, capsys: pytest.Capture
     assert lines[1].startswith("0,")
 
 
+@pytest.mark.gate
 def test_best_and_last_mean_the_newest_run(trained: Path) -> None:
     where = ("--output_dir", str(trained.parents[2]))
     for which in ("best", "last"):
@@ -124,6 +125,7 @@ def test_build_cli_gives_the_parts_without_running() -> None:
     assert not Path("runs").exists()
 
 
+@pytest.mark.gate
 def test_scoring_takes_the_mapping_of_the_checkpoint(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     best = str(trained / "checkpoints" / "best.ckpt")
     dense = (*DIGITS, "-c", str(CONFIGS / "mapping" / "softmax.yaml"))
@@ -324,7 +326,7 @@ LOGGERS = {
 }
 
 
-@pytest.mark.cases(quick=2)
+@pytest.mark.cases(gate=2)
 @pytest.mark.filterwarnings("ignore")  # of the loggers' packages
 @pytest.mark.parametrize("logger", LOGGERS)
 def test_a_logger_of_the_user_takes_nothing_from_the_run_folder(logger: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ FORMER = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is depre
 MAPPINGS = {"sparsemax": Sparsemax(), "entmax": Entmax(1.5), "learnable": LearnableEntmax((4, 1, 1)), "fusedmax": Fusedmax()}
 
 
-@pytest.mark.cases(quick=9)
+@pytest.mark.cases(quick=5)
 @pytest.mark.parametrize("cache", [False, "dynamic", "static"])
 @pytest.mark.parametrize("mapping", MAPPINGS)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])

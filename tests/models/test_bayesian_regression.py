@@ -164,7 +164,7 @@ def exact(family: str, likelihood: Likelihood, data: SyntheticRegressionDataModu
     return laplace_posterior(likelihood, features, target, prior=GaussianPosterior.isotropic(3, variance))
 
 
-@pytest.mark.cases(quick=1)
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(("family", "likelihood"), LIKELIHOODS)
 def test_laplace_by_minibatches_is_laplace(family: str, likelihood: Likelihood) -> None:
     data = rows(family)
@@ -190,7 +190,7 @@ def test_laplace_by_minibatches_is_laplace(family: str, likelihood: Likelihood) 
     assert {"val/loss", "val/nll", "val/squared_error"} <= set(run.callback_metrics)
 
 
-@pytest.mark.cases(quick=1)
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(("family", "likelihood"), LIKELIHOODS)
 def test_laplace_of_a_coreset_is_that_of_its_weights(tmp_path: Path, family: str, likelihood: Likelihood) -> None:
     data = rows(family, batch_size=400)

@@ -202,6 +202,7 @@ def test_a_model_takes_a_precision(name: str, precision: str, tmp_path: Path) ->
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
 @pytest.mark.parametrize(
     "name",
@@ -225,6 +226,7 @@ def test_without_a_gpu_lightning_replaces_16_mixed() -> None:
     assert replaced.precision == "bf16-mixed"
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
 def test_a_fused_optimizer_clips_in_bf16_mixed_as_another_does(algorithm: str, tmp_path: Path) -> None:
     weights = []

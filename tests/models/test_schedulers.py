@@ -61,10 +61,12 @@ def alone(build: Any, lr: float, steps: int) -> list[float]:
     return found
 
 
+@pytest.mark.gate
 def test_a_scheduler_moves_per_epoch() -> None:
     assert rates(EPOCHS) == pytest.approx([1e-3 * 0.9**epoch for epoch in range(3) for _ in range(16)])
 
 
+@pytest.mark.gate
 def test_a_warm_up_and_steps() -> None:
     cosine = alone(lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 38), 1e-3, 38)
     assert rates(WARM_UP) == pytest.approx([*(1e-4 * step for step in range(1, 11)), *cosine])

@@ -154,6 +154,7 @@ def test_weights_of_groups_are_learnt_in_training_alone_and_kept() -> None:
     assert bool(huge.log_weights.exp().isfinite().all())
 
 
+@pytest.mark.gate
 def test_a_compiled_step_learns_as_well() -> None:
     losses, weights, ids = drawn(8, 2, 2)
     eager = GroupDRO(2, 1.0).double()

@@ -15,7 +15,7 @@ SIZED = [*BITS, Sequence(1, tags=4), Assignment(3, 3), Assignment(2, 4), Tree(3)
 EXAMPLES = [example for cls in concrete_subclasses(Structure) for example in cls.examples()]
 
 
-@pytest.mark.cases(quick=160)
+@pytest.mark.cases(quick=100)
 @pytest.mark.parametrize("structure", [*EXAMPLES, *SIZED], ids=repr)
 @pytest.mark.parametrize("check", STRUCTURE_CHECKS)
 def test_check(check: str, structure: Structure) -> None:

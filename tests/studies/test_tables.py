@@ -184,6 +184,7 @@ def _stored() -> dict[str, tuple[Path, str]]:
     return {name: pair for name, pair in named.items() if (RESULTS / f"{name}.csv").is_file()}
 
 
+@pytest.mark.cases(quick=6, gate=99)
 @pytest.mark.parametrize("name", _stored())
 def test_committed_tables_are_those_of_their_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures, which take most of the time, are compared by their names."""

@@ -67,6 +67,7 @@ def test_what_is_removed_at_last_is_trained_once_more() -> None:
     assert shares.validated == pytest.approx([0.5, 0.5], abs=2e-3)
 
 
+@pytest.mark.gate
 def test_importance_is_the_diagonal_of_the_hessian() -> None:
     """For a linear network the approximation is the Hessian itself, here by autograd."""
     torch.manual_seed(0)

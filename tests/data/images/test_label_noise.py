@@ -67,7 +67,7 @@ def test_symmetric_noise_is_uniform() -> None:
     assert not torch.equal(noisy, SymmetricNoise(0.75, seed=1)(torch.zeros(40_000, 1), labels, 4))
 
 
-@pytest.mark.cases(quick=1)
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.25, 1.0])
 def test_the_rate_of_feature_dependent_noise_is_exact(digits: tuple[torch.Tensor, torch.Tensor], rate: float) -> None:
     pixels, labels = digits
@@ -118,6 +118,7 @@ def test_the_same_noise_beside_anything(
     assert not torch.equal(found[0], FeatureDependentNoise(seed=1)(pixels, labels, 10))
 
 
+@pytest.mark.gate
 def test_caches(digits: tuple[torch.Tensor, torch.Tensor], caches: Path, tmp_path: Path, trainings: list[int]) -> None:
     pixels, labels = digits
     fresh = FeatureDependentNoise()(pixels, labels, 10)
