@@ -48,6 +48,7 @@ def test_a_run_folder_gives_the_trained_model(run: Path) -> None:
     assert_trained(lit_sparse.load(run / "checkpoints" / "last.ckpt"), run / "checkpoints" / "last.ckpt")
 
 
+@pytest.mark.gate
 def test_the_data_module_is_that_of_the_run(run: Path) -> None:
     model, data = lit_sparse.load(run, data=True)
     assert isinstance(data, DigitsDataModule)

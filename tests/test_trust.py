@@ -265,6 +265,7 @@ def test_old_places_of_hyperparameters_and_builders_are_checked(trained: Path, t
     assert not mark.exists()
 
 
+@pytest.mark.gate
 def test_an_own_class_is_allowed_and_a_function_is_not(trained: Path, tmp_path: Path) -> None:
     own = changed(trained, tmp_path / "own.ckpt", mapping=argmax({"class_path": f"{__name__}.OwnModule"}))
     for model in (

@@ -66,6 +66,7 @@ def files() -> list[Path]:
     return sorted(chosen | {ROOT / "README.md"})
 
 
+@pytest.mark.gate
 @pytest.mark.parametrize("folder", ["README.md", *FOLDERS])
 def test_words_are_plain_and_sentences_short(folder: str) -> None:
     wrong: list[str] = []

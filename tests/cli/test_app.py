@@ -359,6 +359,7 @@ def test_a_fit_that_fails_after_its_parts_were_built_leaves_no_folder(
     assert not [path for path in Path().rglob("*") if path.name.isdigit()]
 
 
+@pytest.mark.gate
 def test_a_callback_that_the_config_names_stands_for_ours(tmp_path: Path) -> None:
     config = tmp_path / "own.yaml"
     config.write_text("trainer: {callbacks: [CountLogger, {class_path: SuccessPlot, init_args: {folder: here}}]}")

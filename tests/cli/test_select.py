@@ -81,6 +81,7 @@ def test_the_selected_coreset_is_that_of_a_training(tmp_path: Path) -> None:
     assert torch.equal(one.weights, two.weights)
 
 
+@pytest.mark.gate
 def test_any_data_without_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     options = ("--selector=NonnegativeOMP", "--k=0.02", "--vectors=own_vectors.pixels", "--stratify=label", "--name=mine")
     assert main(["select", *DIGITS, *options]) == 0

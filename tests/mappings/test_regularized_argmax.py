@@ -149,7 +149,7 @@ def test_no_vertex_is_a_way_down(name: str, dtype: torch.dtype) -> None:
         )
 
 
-@pytest.mark.cases(quick=1)
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("omega", [rough, negative_entropy, lambda y: squared_norm(y, 1.2)])
 def test_masked_entries_are_dropped(omega: Omega) -> None:
     x, v = scores(40, 9, scale=2.0).requires_grad_(), scores(40, 9, seed=2)

@@ -132,6 +132,7 @@ def test_bits_per_dimension_agree_with_the_exact_sum(trained: BitVectorVAE, tmp_
     assert expected * 64 * math.log(2) < runs[0]["test/nelbo"], "it is a bound"
 
 
+@pytest.mark.gate
 def test_bits_per_dimension_of_a_posterior_over_all_vectors_are_exact(trained: BitVectorVAE, tmp_path: Path) -> None:
     model = small(256)
     model.load_state_dict(trained.state_dict())

@@ -84,7 +84,7 @@ def file_vectors(folder: Path) -> dict[str, Tensor]:
     return {word: torch.tensor([float(number) for number in numbers]) for word, *numbers in lines}
 
 
-@pytest.mark.cases(quick=2)
+@pytest.mark.cases(quick=1)
 @pytest.mark.parametrize("mapping", [*MAPPINGS, LearnableEntmax()], ids=repr)
 def test_any_mapping_learns(mapping: SparseMapping, folder: Path, tmp_path: Path) -> None:
     model, fitting = small(mapping), trainer(tmp_path, max_epochs=5, callbacks=[CountLogger()])

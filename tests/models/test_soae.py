@@ -81,7 +81,7 @@ def test_the_objective_is_what_the_publication_says(mapping: nn.Module | None, e
     assert output["support_size"].tolist() == active
 
 
-@pytest.mark.cases(quick=12)
+@pytest.mark.cases(quick=6)
 @pytest.mark.parametrize("epoch", [0, 3, 400])
 @pytest.mark.parametrize("mapping", [*TRANSFERS, HoyerProjection(0.1), HoyerProjection(0.95), HardThreshold(1)], ids=repr)
 def test_the_gradient_of_the_whole_objective(mapping: nn.Module | None, epoch: int) -> None:

@@ -185,6 +185,7 @@ def test_semi_discrete_potentials_reach_the_best_ones() -> None:
 # The plan
 
 
+@pytest.mark.gate
 def test_the_plan_between_normal_distributions() -> None:
     """Density of margins one, the closed forms of the barycentric map and of the optimum, draws of its covariance."""
     exact = Quadratic()

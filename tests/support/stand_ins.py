@@ -21,7 +21,7 @@ ATTEND = ("translation", "summarization", "entailment")
 
 
 def content(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text())  # type: ignore[no-any-return]
+    return yaml.load(path.read_text(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # type: ignore[no-any-return]
 
 
 def make_images(folder: Path) -> Path:

@@ -143,6 +143,7 @@ def test_caches(digits: tuple[torch.Tensor, torch.Tensor], caches: Path, tmp_pat
     assert len(list(caches.iterdir())) == 6, "a file for each, and nothing else"
 
 
+@pytest.mark.gate
 def test_a_cache_file_that_is_not_what_it_should_be(
     digits: tuple[torch.Tensor, torch.Tensor], caches: Path, trainings: list[int]
 ) -> None:

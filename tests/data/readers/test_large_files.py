@@ -85,7 +85,7 @@ def deflated(archive: bytes) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.cases(quick=4)
+@pytest.mark.cases(quick=2)
 @pytest.mark.parametrize("case", BOMBS)
 def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, small: None, case: str) -> None:
     use, name, content = BOMBS[case]
@@ -156,7 +156,7 @@ def first_of(path: Path) -> np.ndarray:
         return arrays["x"]
 
 
-@pytest.mark.cases(quick=4)
+@pytest.mark.cases(quick=2)
 @pytest.mark.parametrize("case", READ)
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_reading_an_array_takes_memory_once(tmp_path: Path, case: str, order: Any) -> None:
