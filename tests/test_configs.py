@@ -67,15 +67,15 @@ SERVED = {overlay: bases_of(overlay) for overlay in ALL if overlay not in BASES}
 RUN_ELSEWHERE = re.compile("^mapping|^trainer|variants|cut")
 RUNS = [(path,) for path in BASES]
 RUNS += [(commanded(path), path) for path in SERVED if not RUN_ELSEWHERE.search(label(path))]
-#: Configs that run in the quick tests. Other bases run in the gate, and overlays are slow.
+#: Configs that run in the quick tests. A base of each folder and settings of the trainer runs in the gate, and others are slow.
 QUICK = {"ssvae/digits.yaml", "signaling_game/digits.yaml"}
 
 
 def marks(paths: tuple[Path, ...]) -> list[pytest.MarkDecorator]:
     """Return the lane of a config's run."""
-    if len(paths) > 1:
-        return [pytest.mark.slow]
-    return [] if label(paths[0]) in QUICK else [pytest.mark.gate]
+    if label(paths[-1]) in QUICK:
+        return []
+    return [pytest.mark.gate if paths[-1] in DIFFERENT else pytest.mark.slow]
 
 
 def settings(path: Path) -> list[str]:
@@ -204,7 +204,7 @@ def test_overlays_change_what_they_name(overlay: Path, parser: ArgumentParser) -
         assert agree(asked["model"]["class_path"], base["model"]["class_path"]), path
 
 
-@pytest.mark.cases(gate=4)
+@pytest.mark.cases(gate=2)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_the_options_of_studies_are_known(path: Path, parser: ArgumentParser) -> None:
     """The first point of each cell is parsed, with each schedule."""

@@ -122,6 +122,7 @@ def test_training_on_two_processes(lit_sparse: Command, tmp_path: Path) -> None:
     assert metrics_of(cut / "0")[total] == metrics_of(whole / "0")[total]
 
 
+@pytest.mark.slow
 def test_predictions_of_two_processes_are_one_file(
     lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

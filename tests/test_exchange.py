@@ -69,7 +69,7 @@ def test_a_build_without_distributed_has_one_process() -> None:
     assert torch.equal(vectors.agree(torch.tensor(5)), torch.tensor(5))
 
 
-@pytest.mark.cases(gate=1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_distributed")
 @pytest.mark.parametrize("config", [BITS, GAME], ids=["bits", "game"])
 def test_a_build_without_distributed_runs_all_commands(

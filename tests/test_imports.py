@@ -36,7 +36,7 @@ def test_the_package_itself_costs_nothing() -> None:
     assert "torch" not in modules_after("import lit_sparse; lit_sparse.__version__")
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_models_of_hugging_face_cost_nothing_before_their_use() -> None:
     loaded = modules_after("import lit_sparse.hf")
     assert "torch" in loaded
@@ -51,7 +51,7 @@ def test_a_selector_costs_what_a_layer_does() -> None:
     assert not {"pytorch_lightning", "lightning", "datasets", "matplotlib", "torchmetrics", "sklearn", "rich"} & loaded
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_the_garbage_collector_leaves_out_what_the_command_line_imports() -> None:
     code = (
         "import gc, sys; from lit_sparse.cli import main; sys.argv[1:] = ['fit', '-c', 'none']; main(sys.argv[1:]);"

@@ -33,14 +33,14 @@ def only(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @BOTH
 def test_a_trainer_takes_parts_of_the_user_and_of_this_package(name: str) -> None:
     skip_without(name.partition(".")[0])
     assert "trained three times" in run_python("tests/support/either_lightning.py", name)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_the_command_line_runs_on_the_lightning_that_is_asked_for() -> None:
     skip_without("lightning")
     code = "import sys; from lit_sparse.cli import main; main(sys.argv[1:]); assert 'pytorch_lightning' not in sys.modules"

@@ -74,7 +74,7 @@ def test_there_are_runs() -> None:
     assert len(RUNS) >= 15
 
 
-@pytest.mark.cases(gate=5)
+@pytest.mark.cases(gate=2)
 @each_run
 def test_an_old_run_gives_its_numbers(run: Path) -> None:
     with warnings_of(run):

@@ -37,7 +37,7 @@ def last(folder: Path, name: str) -> dict[str, Any]:
     return torch.load(folder / "runs" / name / "0" / "checkpoints" / "last.ckpt", weights_only=True)  # type: ignore[no-any-return]
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_entailment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     for split in ("train", "dev", "test"):
@@ -95,7 +95,7 @@ def test_killed_and_resumed(
         assert torch.equal(tensor, whole["state_dict"][f"risk.{name}"])
 
 
-@pytest.mark.cases(gate=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "risk",
     [safe(), {"class_path": "CVaR", "init_args": {"level": 0.3}}, group()],

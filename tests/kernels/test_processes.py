@@ -69,13 +69,13 @@ for locator in list(vars(caching).values()):
 """
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_no_folder_can_be_written() -> None:
     """As in a container with a read-only installation and home: compiled anew in each process."""
     run(REFUSE_TO_CACHE + FIRST_CALL)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_second_process_starts_from_the_cache(tmp_path: Path) -> None:
     """By Numba's own count: what the first process misses in the cache and compiles, the second one finds."""
     hits, misses = run(FIRST_CALL, NUMBA_CACHE_DIR=str(tmp_path)).strip().split(";")

@@ -8,13 +8,12 @@ from torch import Tensor
 
 import lit_sparse.hf  # noqa: F401 - it has a mapping of its own
 from lit_sparse import mappings
-from lit_sparse.mappings import Fusedmax, SparseMapping, Sparsemax
+from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.testing import MAPPING_CHECKS, check_mapping, concrete_subclasses
 
 EXAMPLES = [(i, example) for cls in concrete_subclasses(SparseMapping) for i, example in enumerate(cls.examples())]
-#: Seconds each: two mappings in the gate, the others are slow.
+#: Seconds each: that of sparsemax is in the gate, the others are slow.
 LONG = {"compiles", "machine_code"}
-COMPILED = (Sparsemax, Fusedmax)
 #: Seconds each by iterations, whose first example is in the quick tests or in the gate, and others are slow.
 LONG_BY_ITERATIONS = {"shapes", "masks", "derivatives"}
 
@@ -22,7 +21,7 @@ LONG_BY_ITERATIONS = {"shapes", "masks", "derivatives"}
 def marks(check: str, number: int, example: SparseMapping) -> list[pytest.MarkDecorator]:
     """Return the lane of an example."""
     if check in LONG:
-        return [pytest.mark.gate if number == 0 and type(example) in COMPILED else pytest.mark.slow]
+        return [pytest.mark.gate if number == 0 and type(example) is Sparsemax else pytest.mark.slow]
     if example.iterative and number > 0:
         return [pytest.mark.slow]
     return [pytest.mark.gate] if example.iterative and check in LONG_BY_ITERATIONS else []

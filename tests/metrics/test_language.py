@@ -155,7 +155,7 @@ def _fill(metric: MessageStructure, index: Tensor) -> None:
     metric.update(index, inputs[index], random_messages(0, 50)[index], random_messages(1, 50)[index])
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_structure_is_that_of_one_process(tmp_path: Path) -> None:
     run_processes(_process, (3, str(tmp_path / "store"), str(tmp_path)), 3)
     whole = MessageStructure(features=3, attributes=2, length=2, examples=30)

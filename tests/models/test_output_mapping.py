@@ -70,7 +70,7 @@ MAPPINGS = [
 ]
 
 
-@pytest.mark.cases(gate=1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mapping", "options"), MAPPINGS)
 def test_the_curves_are_equal_up_to_rounding(
     mapping: Any, options: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -136,7 +136,7 @@ def test_a_plateau_does_not_count_steps() -> None:
         StepwiseLR(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))]), lambda it: lr_scheduler.ReduceLROnPlateau(it))
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule", [pytest.param(WARM_UP, id="warm-up"), pytest.param(ONE_CYCLE, id="one cycle", marks=pytest.mark.slow)]
 )

@@ -269,7 +269,7 @@ def sequences(size: int) -> tuple[Tensor, Tensor]:
     return torch.cat([tokens, blanks], 1), tokens
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_transformer_with_sparsemax_learns_to_copy() -> None:
     torch.manual_seed(0)
     model = Copier(Sparsemax())

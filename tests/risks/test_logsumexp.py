@@ -131,7 +131,7 @@ def test_transforms() -> None:
     torch.testing.assert_close(third, (up - down) / (2 * step), atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_compiled_and_exported() -> None:
     def function(values: Tensor, weights: Tensor) -> Tensor:
         return safe_logsumexp(values, 0.3) + safe_logsumexp(values, 0.1, weights=weights)

@@ -43,7 +43,7 @@ def assert_picture(path: Path) -> None:
     assert start.startswith(b"\x89PNG") if path.suffix == ".png" else b"<?xml" in start
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.parametrize("file_format", ["png", "svg"])
 def test_plot_mappings_draws_both_pictures(file_format: str, tmp_path: Path) -> None:
     load("plot_mappings").main(["--folder", str(tmp_path / "new"), "--format", file_format, "--resolution", "7"])

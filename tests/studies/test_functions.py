@@ -124,7 +124,7 @@ def test_twenty_directions_of_a_map_leave_much_of_the_covariances_out(shared: Pa
     assert float((released @ released.T - products).norm() / products.norm()) == pytest.approx(0.41, abs=0.01)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`ModelCheckpoint.monitor")  # stopped before the first validation
 def test_curves_of_wrong_labels(shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut after some updates, a run continues with the curves of one that was not."""

@@ -137,7 +137,7 @@ def test_mistakes_are_explained(
     assert text in capsys.readouterr().err
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_metric_that_was_not_logged_is_explained(tmp_path: Path) -> None:
     sweep = Sweep([CONFIG], {RATE: [0.01]}, ["val/nelbow"], ["minimize"], tmp_path / "bits", extra=["--trainer.max_epochs=1"])
     (message,) = sweep.run(1)

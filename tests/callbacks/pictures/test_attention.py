@@ -160,7 +160,7 @@ def test_what_is_drawn_is_what_a_loop_finds(rows: list[list[float]]) -> None:
     assert marks == sum(value > 0 and row.count(value) > 1 for row in rows for value in row)
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_mappings_draw_what_they_promise() -> None:
     torch.manual_seed(0)
     scores = torch.randn(5, 12)

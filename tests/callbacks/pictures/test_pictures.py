@@ -80,7 +80,7 @@ class _Logged(pl.Callback):
             self.found["val/nelbo"].append(float(trainer.callback_metrics["val/nelbo"]))
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_negative_elbo_against_epochs_and_calls(tmp_path: Path) -> None:
     """Validation every second epoch: its calls count, and it has no point; a resumed run goes on with the curve."""
     curve, logged = fit_bits(tmp_path, 5)

@@ -297,7 +297,7 @@ def _process(rank: int, store: str, folder: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_inputs_are_shared_out_in_any_way(tmp_path: Path) -> None:
     run_processes(_process, (str(tmp_path / "store"), str(tmp_path)), 2)
     lines = {name: tmp_path / name / "predictions.txt" for name in SHARES}

@@ -356,7 +356,7 @@ def test_the_command_line_tells_a_misspelled_noise(
     assert "Did you mean 'FeatureDependentNoise'?" in capsys.readouterr().err
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_the_real_images(shared: Path) -> None:
     data = MNISTDataModule(
         folder=str(shared / "data" / "mnist"), labelled=1.0, binarize=False, label_noise=FeatureDependentNoise()
