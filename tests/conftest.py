@@ -7,12 +7,12 @@ import functools
 import gc
 import json
 import logging
-import math
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,19 +39,24 @@ CONFIGS = ROOT / "lit_sparse" / "configs"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put as many cases of a test into the quick tests and the gate as its mark says; the others are slow.
 
-    The first case is among them, and the others are spread over all.
+    Cases that have the mark ``slow`` stay slow. The first of the others is chosen, and the rest by a hash of their names.
     """
     tests: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("cases"):
+        if item.get_closest_marker("cases") and not item.get_closest_marker("slow"):
             tests.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    for cases in tests.values():
-        mark = cases[0].get_closest_marker("cases")
+    for first, *others in tests.values():
+        mark = first.get_closest_marker("cases")
         assert mark is not None
-        quick, gate = mark.kwargs.get("quick", 0), mark.kwargs.get("gate", 0)
-        spread = sorted(range(len(cases)), key=lambda number: number * (math.sqrt(5) - 1) / 2 % 1)
-        for place, number in enumerate(spread[quick:]):
-            cases[number].add_marker(pytest.mark.gate if place < gate else pytest.mark.slow)
+        quick, gate = _numbers(*mark.args, **mark.kwargs)
+        for place, item in enumerate([first, *sorted(others, key=lambda item: zlib.crc32(item.nodeid.encode()))]):
+            if place >= quick:
+                item.add_marker(pytest.mark.gate if place < quick + gate else pytest.mark.slow)
+
+
+def _numbers(*, quick: int = 0, gate: int = 0) -> tuple[int, int]:
+    """Return the arguments of a mark; others are refused."""
+    return quick, gate
 
 
 def pytest_collection_finish() -> None:

@@ -112,7 +112,7 @@ def refused(command: str, change: Callable[[Content], Any], last: Path, capsys: 
     return " ".join(message.split())
 
 
-@pytest.mark.cases(quick=12)
+@pytest.mark.cases(quick=12, gate=99)
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_a_malformed_checkpoint_is_refused(kind: str, last: Path, capsys: pytest.CaptureFixture[str]) -> None:
     change, words = MALFORMED[kind]
@@ -177,7 +177,7 @@ def test_a_description_that_contains_itself_is_refused(last: Path, capsys: pytes
         assert "levels of nesting" in refused("test", change, last, capsys)
 
 
-@pytest.mark.cases(quick=3)
+@pytest.mark.cases(quick=3, gate=99)
 @pytest.mark.parametrize("name", ["../../x", "/x", "a/../../x", "..", "", "a\0b"])
 def test_a_name_that_leads_out_of_its_folder_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *DIGITS, *SHORT, "--output_dir=runs/here", "--name", name]) == 2

@@ -186,7 +186,7 @@ def merged(base: Any, overlay: Any) -> Any:
     return base | {name: merged(base.get(name), value) for name, value in overlay.items()}
 
 
-@pytest.mark.cases(quick=10)
+@pytest.mark.cases(quick=10, gate=99)
 @pytest.mark.parametrize("overlay", SERVED, ids=label)
 def test_overlays_change_what_they_name(overlay: Path, parser: ArgumentParser) -> None:
     """Over each base that it serves; what else a model has may change with the class of one of its parts."""

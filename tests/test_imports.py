@@ -36,7 +36,7 @@ def test_the_package_itself_costs_nothing() -> None:
     assert "torch" not in modules_after("import lit_sparse; lit_sparse.__version__")
 
 
-@pytest.mark.slow
+@pytest.mark.gate
 def test_models_of_hugging_face_cost_nothing_before_their_use() -> None:
     loaded = modules_after("import lit_sparse.hf")
     assert "torch" in loaded

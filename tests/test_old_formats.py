@@ -86,7 +86,7 @@ def test_an_old_run_gives_its_numbers(run: Path) -> None:
         assert got[name] == pytest.approx(value, rel=1e-5, abs=1e-7, nan_ok=True), name
 
 
-@pytest.mark.cases(quick=8)
+@pytest.mark.cases(quick=8, gate=99)
 @each_run
 def test_an_old_checkpoint_loads_in_python(run: Path) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())

@@ -217,7 +217,7 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
     assert "with which the checkpoint was trained" in message
 
 
-@pytest.mark.cases(quick=24)
+@pytest.mark.cases(quick=24, gate=99)
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -318,8 +318,8 @@ def test_without_a_logger_nothing_is_written_to_the_current_folder(tmp_path: Pat
 
 #: Logger of the user -> its options, and the package that it needs.
 LOGGERS = {
-    "false": ([], "torch"),
     "CSVLogger": (["--trainer.logger.save_dir=logs"], "torch"),
+    "false": ([], "torch"),
     "TensorBoardLogger": (["--trainer.logger.save_dir=logs"], "tensorboard"),
     "WandbLogger": (["--trainer.logger.save_dir=logs", "--trainer.logger.offline=true"], "wandb"),
     "MLFlowLogger": (["--trainer.logger.tracking_uri=sqlite:///logs.db"], "mlflow"),

@@ -40,7 +40,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return line
 
 
-@pytest.mark.cases(quick=8)
+@pytest.mark.cases(quick=8, gate=99)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

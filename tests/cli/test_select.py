@@ -117,7 +117,7 @@ def test_a_selection_that_costs_more_than_it_saves_is_reported(
     assert words in text
 
 
-@pytest.mark.cases(quick=4)
+@pytest.mark.cases(quick=4, gate=99)
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -130,7 +130,7 @@ def test_data_of_another_model_are_refused(here: Path, capsys: pytest.CaptureFix
     assert "Expected the vocabularies source and target for Seq2Seq but got text" in capsys.readouterr().err
 
 
-@pytest.mark.cases(quick=2)
+@pytest.mark.cases(quick=2, gate=99)
 @pytest.mark.parametrize(
     ("row", "vectors", "words"),
     [

@@ -15,10 +15,7 @@ from tests.support.processes import run_processes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("world", "how"),
-    [pytest.param(2, "spawn", marks=pytest.mark.slow), (3, None), pytest.param(8, "spawn", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("world", "how"), [(2, "spawn"), (3, None), (8, "spawn")])
 def test_processes_select_what_one_does(world: int, how: str | None, tmp_path: Path) -> None:
     """Vectors in memory on two processes, and vectors in files on more."""
     run_processes(select, (str(tmp_path), world), world, how)

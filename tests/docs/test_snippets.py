@@ -40,9 +40,10 @@ LIMITS = {
     "test": "--trainer.limit_test_batches=2",
     "predict": "--trainer.limit_predict_batches=2",
 }
-#: The how-to guides train for minutes in total and are slow; other pages are in the gate.
+#: Most how-to guides train for minutes in total and are slow. Those that add a part, and other pages, are in the gate.
+SLOW = re.compile("how_to/(?!add_a)")
 CASES = [
-    pytest.param(page, id=label(page), marks=pytest.mark.slow if page.parent.name == "how_to" else pytest.mark.gate)
+    pytest.param(page, id=label(page), marks=pytest.mark.slow if SLOW.search(label(page)) else pytest.mark.gate)
     for page in PAGES
     if blocks(page)
 ]

@@ -164,7 +164,7 @@ def trainer(precision: str, **options: Any) -> pl.Trainer:
 
 
 def cells() -> list[Any]:
-    """Return the cells that run; a precision of each model is quick, and all of a model of text."""
+    """Return the cells that run. Those of bf16-true and of a model of text may be quick."""
     found = [(name, precision) for name, precision, cell in table() if cell != "no"]
     return [
         pytest.param(*cell, marks=[] if cell[1] == "bf16-true" or "Recurrent" in cell[0] else [pytest.mark.slow])

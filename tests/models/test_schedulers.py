@@ -137,9 +137,7 @@ def test_a_plateau_does_not_count_steps() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "schedule", [pytest.param(WARM_UP, id="warm-up"), pytest.param(ONE_CYCLE, id="one cycle", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("schedule", [WARM_UP, ONE_CYCLE], ids=["warm-up", "one cycle"])
 def test_a_killed_run_continues_its_schedule(schedule: str, lit_sparse: Command, here: Path) -> None:
     """Killed in the warm-up, two steps after a checkpoint: all weights and rates equal those of an undisturbed run."""
     (here / "schedule.yaml").write_text(schedule)

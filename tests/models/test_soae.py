@@ -212,12 +212,12 @@ def test_seeds_draw_other_bases(tmp_path: Path) -> None:
     assert not torch.equal(drawn[0], drawn[2])
 
 
-#: The kinds in the quick lane. Sparsemax and entmax are trained by other tests, too.
-QUICK = (HoyerProjection, HardThreshold, nn.Tanh, type(None))
-LEARNERS = [pytest.param(each, marks=[] if isinstance(each, QUICK) else pytest.mark.slow) for each in TRANSFERS]
+#: The kinds that may be in the gate. Sparsemax and entmax are trained by other tests, too.
+IN_GATE = (HoyerProjection, HardThreshold, nn.Tanh, type(None))
+LEARNERS = [pytest.param(each, marks=[] if isinstance(each, IN_GATE) else pytest.mark.slow) for each in TRANSFERS]
 
 
-@pytest.mark.cases(gate=2)
+@pytest.mark.cases(gate=4)
 @pytest.mark.parametrize("mapping", LEARNERS, ids=repr)
 def test_every_transfer_function_learns_and_is_restored(mapping: nn.Module | None, tmp_path: Path) -> None:
     pl.seed_everything(0)

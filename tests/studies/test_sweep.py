@@ -117,7 +117,7 @@ def test_a_failed_trial_leaves_the_others(tmp_path: Path) -> None:
     assert [trial.state.name for trial in sweep.study.trials] == ["COMPLETE", "FAIL"]
 
 
-@pytest.mark.cases(quick=1)
+@pytest.mark.cases(quick=1, gate=99)
 @pytest.mark.parametrize(
     ("values", "words", "text"),
     [

@@ -175,6 +175,7 @@ def test_every_overlay_of_a_table_is_in_its_study(study: str, folder: str) -> No
 
 
 RESULTS = ROOT / "results"
+PNG = b"\x89PNG\r\n\x1a\n"
 
 
 def _stored() -> dict[str, tuple[Path, str]]:
@@ -187,8 +188,9 @@ def _stored() -> dict[str, tuple[Path, str]]:
 @pytest.mark.cases(quick=6, gate=99)
 @pytest.mark.parametrize("name", _stored())
 def test_committed_tables_are_those_of_their_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures, which take most of the time, are compared by their names."""
-    monkeypatch.setattr(Canvas, "savefig", lambda canvas, path, **options: Path(path).touch())
+    """Figures, which take most of the time, are drawn for one study, and compared by their names for others."""
+    if name != "logsumexp_mnist_full":
+        monkeypatch.setattr(Canvas, "savefig", lambda canvas, path, **options: Path(path).write_bytes(PNG))
     study, schedule = _stored()[name]
     loaded = packaged(study)
     assert Runner(loaded, schedule).name == name
@@ -202,4 +204,6 @@ def test_committed_tables_are_those_of_their_rows(name: str, tmp_path: Path, mon
     words = ["--schedule", schedule] if schedule else []
     assert main(["study", str(study), *words, "--tables", "--results", str(tmp_path)]) == 0
     assert (tmp_path / f"{name}.md").read_text() == (RESULTS / f"{name}.md").read_text()
-    assert all((RESULTS / picture.name).is_file() for picture in tmp_path.glob("*.png"))
+    for picture in tmp_path.glob("*.png"):
+        assert picture.read_bytes()[:8] == PNG
+        assert (RESULTS / picture.name).is_file()

@@ -85,7 +85,7 @@ def deflated(archive: bytes) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.cases(quick=2)
+@pytest.mark.cases(quick=2, gate=99)
 @pytest.mark.parametrize("case", BOMBS)
 def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, small: None, case: str) -> None:
     use, name, content = BOMBS[case]

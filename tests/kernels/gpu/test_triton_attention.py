@@ -326,9 +326,7 @@ def test_float32_blocks_are_for_many_scores() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "names", [[name for name in CHECKS if name not in LONG], pytest.param(LONG, marks=pytest.mark.slow)], ids="; ".join
-)
+@pytest.mark.parametrize("names", [[name for name in CHECKS if name not in LONG], LONG], ids="; ".join)
 def test_in_the_interpreter(names: list[str]) -> None:
     pytest.importorskip("triton")
     assert run_python("-m", MODULE, *names, TRITON_INTERPRET="1").split("\n")[:-1] == [f"{name}: holds" for name in names]
