@@ -67,15 +67,18 @@ SERVED = {overlay: bases_of(overlay) for overlay in ALL if overlay not in BASES}
 RUN_ELSEWHERE = re.compile("^mapping|^trainer|variants|cut")
 RUNS = [(path,) for path in BASES]
 RUNS += [(commanded(path), path) for path in SERVED if not RUN_ELSEWHERE.search(label(path))]
-#: Configs that run in the quick tests. A base of each folder and settings of the trainer runs in the gate, and others are slow.
+#: Configs that run in the quick tests. Of others, a base of each folder and settings of the trainer runs in the gate.
 QUICK = {"ssvae/digits.yaml", "signaling_game/digits.yaml"}
+#: Bases that the gate trains in the taste of a study.
+TASTED = re.compile("multi30k_de_en|ssvae/mnist|soae/digits|imagenet|mnist_lastlayer|fashion_mnist")
 
 
 def marks(paths: tuple[Path, ...]) -> list[pytest.MarkDecorator]:
     """Return the lane of a config's run."""
     if label(paths[-1]) in QUICK:
         return []
-    return [pytest.mark.gate if paths[-1] in DIFFERENT else pytest.mark.slow]
+    in_gate = paths[-1] in DIFFERENT and not TASTED.search(label(paths[-1]))
+    return [pytest.mark.gate if in_gate else pytest.mark.slow]
 
 
 def settings(path: Path) -> list[str]:

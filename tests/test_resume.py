@@ -169,6 +169,7 @@ def test_a_fresh_run_overwrites_nothing(lit_sparse: Command, tmp_path: Path) -> 
     assert (tmp_path / "runs" / "ssvae" / "digits" / "0" / "checkpoints" / "last.ckpt").is_file()
 
 
+@pytest.mark.slow
 def test_a_translation_model_goes_on_too(lit_sparse: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of about one length, the vocabularies of the first start, a schedule; killed in the middle of an epoch."""
     for split, number in (("train", 61), ("val", 11), ("test", 13)):

@@ -159,7 +159,7 @@ cli.main(sys.argv[1:])
 """
 
 
-@pytest.mark.gate
+@pytest.mark.slow
 def test_a_killed_selection_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["select", "-c", "coreset/logistic", "--model=lit_sparse.cli.select.NoModel", "--sizes=[10]", "--every=5"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

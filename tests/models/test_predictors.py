@@ -135,7 +135,7 @@ def test_a_predictor_is_compiled_ahead_of_time(case: str, tmp_path: Path) -> Non
     same(torch._inductor.aoti_load_package(str(package))(*others), module(*others))
 
 
-@pytest.mark.cases(gate=1)
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["entailment", "lstm-step"])
 def test_a_predictor_is_the_same_in_onnxruntime(case: str, tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")

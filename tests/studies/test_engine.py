@@ -34,6 +34,15 @@ def measured(rows: list[Row]) -> list[Row]:
 
 
 @pytest.mark.gate
+def test_a_cell_is_trained_and_tested_in_processes(write_study: Callable[..., Path], runner: Make) -> None:
+    cells = {"short": {"options": {"trainer.max_epochs": 1}}}
+    study = runner(write_study(cells=cells))
+    assert study.run() == []
+    assert [row["cell"] for row in study.rows.read()] == ["short"]
+
+
+@pytest.mark.gate
+@pytest.mark.usefixtures("in_this_process")
 def test_cells_are_run_once_and_stored(
     write_study: Callable[..., Path], runner: Make, capfd: pytest.CaptureFixture[str]
 ) -> None:

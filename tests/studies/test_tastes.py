@@ -61,10 +61,13 @@ def test_folders_of_images_are_read() -> None:
     assert checked > 30
 
 
-@pytest.mark.gate
 @pytest.mark.filterwarnings("ignore:.*does not reach its end", "ignore:TemperatureAnnealing")  # the runs are too short
 @pytest.mark.usefixtures("in_this_process")
-@pytest.mark.parametrize(("path", "schedule"), TASTES, ids=lambda value: getattr(value, "stem", value))
+@pytest.mark.parametrize(
+    ("path", "schedule"),
+    [pytest.param(*taste, marks=pytest.mark.slow if taste[1] == "search_taste" else pytest.mark.gate) for taste in TASTES],
+    ids=lambda value: getattr(value, "stem", value),
+)
 def test_a_taste_of_a_study(
     path: Path,
     schedule: str,
