@@ -67,7 +67,7 @@ SERVED = {overlay: bases_of(overlay) for overlay in ALL if overlay not in BASES}
 RUN_ELSEWHERE = re.compile("^mapping|^trainer|variants|cut")
 RUNS = [(path,) for path in BASES]
 RUNS += [(commanded(path), path) for path in SERVED if not RUN_ELSEWHERE.search(label(path))]
-#: Configs that run in the quick tests. Of others, a base of each folder and settings of the trainer runs in the gate.
+#: Configs that run in the quick tests. The gate adds a base of each folder and settings of the trainer.
 QUICK = {"ssvae/digits.yaml", "signaling_game/digits.yaml"}
 #: Bases that the gate trains in the taste of a study.
 TASTED = re.compile("multi30k_de_en|ssvae/mnist|soae/digits|imagenet|mnist_lastlayer|fashion_mnist")
