@@ -234,7 +234,7 @@ def _listed_bias(bias: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor
             step = bias.shape[dim + 1 :].numel()
             index = index + torch.arange(size, device=places.device).view(view) * step
     if bias.shape[-1] > 1:
-        index = index + places.clamp_min(0).long().view(*shape[:-1], -1)
+        index = index + places.clamp_min(0).long().view(*shape[:-1], places.shape[-1])
     whole = torch.as_tensor(index, device=places.device).expand(*shape[:-1], places.shape[-1])
     return bias.reshape(-1).index_select(0, whole.flatten()).view(whole.shape)
 

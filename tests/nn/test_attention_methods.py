@@ -156,9 +156,11 @@ def test_dropout_of_sparse_attention() -> None:
     torch.testing.assert_close(output, weights.to_dense() @ value, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("length, size", [(0, 3), (3, 0)])
-def test_empty_sequences(length: int, size: int) -> None:
-    output, weights = attention(*inputs(length, size), Sparsemax(), method="sparse")
+def test_empty_sequences(length: int, size: int, biased: bool) -> None:
+    bias = torch.ones(size) if biased else None
+    output, weights = attention(*inputs(length, size), Sparsemax(), bias=bias, method="sparse")
     assert output.shape == (1, 2, length, 16)
     assert weights.shape == (1, 2, length, size)
     assert bool((output == 0).all())
