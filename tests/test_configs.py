@@ -81,6 +81,15 @@ def marks(paths: tuple[Path, ...]) -> list[pytest.MarkDecorator]:
     return [pytest.mark.gate if in_gate else pytest.mark.slow]
 
 
+@pytest.mark.gate
+def test_the_tasted_bases_are_those_of_first_cells() -> None:
+    firsts = [next(name for name, cell in packaged(path).cells.items() if not cell.hidden) for path in STUDIES]
+    tasted = {packaged(path).change_of(first, "taste").config for path, first in zip(STUDIES, firsts, strict=True)}
+    named = {path for path in DIFFERENT if TASTED.search(label(path))}
+    assert len(named) == 6
+    assert named <= {Path(config).resolve() for config in tasted if config}
+
+
 def settings(path: Path) -> list[str]:
     """Return the lines of a config without its comments."""
     lines = [line.split("  #")[0].rstrip() for line in path.read_text().splitlines()]
