@@ -68,7 +68,8 @@ class SemiSupervisedVAE(LitSparseModule):
         l(z) = -log p(x|z, h) + KL(q(h|x, z) || N(0, I)) + log K
 
     The loss of an unlabelled image is ``E_q l(z) - H(q(z|x))``. The loss of a labelled image is ``l(true z)`` plus the
-    mapping's Fenchel-Young loss (cross-entropy for softmax, the sparsemax loss for sparsemax). Defaults are published values.
+    mapping's Fenchel-Young loss (cross-entropy for softmax, the sparsemax loss for sparsemax). Defaults are published
+    values. The inference network and the generator have two hidden layers, as in the released code; the publication names one.
 
     Batches are dicts of ``pixels`` (B, D), ``label`` (B,), -100 if unlabelled, and ``index`` (B,). In validation and
     test all images are treated as unlabelled, and the draws of h are a function of the index.

@@ -64,6 +64,10 @@ def test_published_architecture_is_the_default() -> None:
     assert abs(float(model.receiver.hear.weight.detach().std()) - 1) < 0.02  # type: ignore[union-attr]
 
 
+def test_the_published_sender_has_no_biases() -> None:
+    assert not [name for name, _ in game(sender_bias=False).named_parameters() if name.endswith("bias")]
+
+
 def test_sender_equals_its_convolutions() -> None:
     """However the features are cut into parts."""
     sender = Sender(9, vocabulary=4, embedding=300, filters=600).double()

@@ -12,7 +12,7 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.cli.scores import activity, zeros
-from lit_sparse.coresets import NonnegativeOMP, SparseVI
+from lit_sparse.coresets import IHT, NonnegativeOMP, SparseVI
 from lit_sparse.coresets.posteriors import reverse_kl
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.models import RobustClassifier, SupervisedOnlineAutoencoder
@@ -78,6 +78,19 @@ def test_a_coreset_is_compared_with_all_examples() -> None:
     assert found["reverse_kl"] == pytest.approx(expected)
     assert found["symmetrized_kl"] == found["forward_kl"] + found["reverse_kl"]
     assert found["size"] == 60
+
+
+def test_thresholding_selectors_have_the_published_variants() -> None:
+    made = {name: build(300) for name, build in coreset_problems.SELECTORS.items()}
+    keys = ("max_iter", "step", "batch", "debias", "polish")
+    options = {name: [getattr(each, key, None) for key in keys] for name, each in made.items() if isinstance(each, IHT)}
+    assert options == {
+        "A-IHT": [300, "optimal", 1.0, False, False],
+        "IHT, constant step": [300, "constant", 1.0, None, False],
+        "A-IHT, 20 % batches": [300, "optimal", 0.2, False, False],
+        "A-IHT II": [300, "optimal", 1.0, True, False],
+        "A-IHT II polished": [300, "optimal", 1.0, True, True],
+    }
 
 
 def test_zeros_of_weights(tmp_path: Path) -> None:
