@@ -80,7 +80,7 @@ def test_a_coreset_is_compared_with_all_examples() -> None:
     assert found["size"] == 60
 
 
-def test_thresholding_selectors_have_the_published_variants() -> None:
+def test_options_of_the_thresholding_selectors() -> None:
     made = {name: build(300) for name, build in coreset_problems.SELECTORS.items()}
     keys = ("max_iter", "step", "batch", "debias", "polish")
     options = {name: [getattr(each, key, None) for key in keys] for name, each in made.items() if isinstance(each, IHT)}
