@@ -28,9 +28,9 @@ TIMES = ("seconds",)
 
 @pytest.fixture
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of a run folder, with the data of its version in the current folder."""
+    """A copy of a run folder, with its data in the current folder."""
     source: Path = request.param
-    current = shutil.copytree(source.parent / "data", tmp_path / source.parent.name)
+    current = shutil.copytree(FORMATS / "data", tmp_path / source.parent.name)
     folder = current / "runs" / source.name / "0"
     (folder / "checkpoints").mkdir(parents=True)
     shutil.copy(source / "config.yaml", folder)
@@ -72,7 +72,14 @@ each_run = pytest.mark.parametrize("run", RUNS, indirect=True, ids=lambda path: 
 
 
 def test_there_are_runs() -> None:
-    assert len(RUNS) >= 15
+    assert len(RUNS) >= 31
+
+
+@each_run
+def test_no_path_of_a_machine_is_stored(run: Path) -> None:
+    states = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
+    folders = {Path(state["dirpath"]) for name, state in states.items() if name.startswith("ModelCheckpoint")}
+    assert folders == {Path("runs", run.parent.name, "0", "checkpoints")}
 
 
 @pytest.mark.cases(gate=2)
