@@ -124,7 +124,8 @@ def _panels(metric: str, calls: bool) -> list[Panel]:
     panels = [Panel(metric)]
     if calls:
         band = [CALLS.replace("median", end) for end in ("p10", "p90")]
-        panels = [Panel(CALLS, "decoder calls", band=[*band]), *panels, Panel(metric, x=f"cumulative {CALLS}")]
+        cost = Panel(metric, x=f"cumulative {CALLS}", x_label="cumulative median decoder calls")
+        panels = [Panel(CALLS, "decoder calls", band=[*band]), *panels, cost]
     return panels
 
 
