@@ -157,25 +157,31 @@ def head(key: str, value: str) -> str:
     return f"{key} {value}" if value.replace(".", "", 1).isdigit() else value
 
 
+def count_seeds(rows: Iterable[Row]) -> int:
+    """Return the number of seeds of rows."""
+    return len({row["seed"] for row in rows})
+
+
 def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> list[list[str]]:
-    """Return a table of one column over two keys of the rows."""
+    """Return a table of one column over two keys of the rows. Values with fewer seeds than the table say how many."""
 
     def values(key: str) -> list[str]:
         there = [row[key] for row in rows]
         return [name for name in study.cells if name in there] if key == "cell" else _ordered(there)
 
     def title(key: str, value: str) -> str:
-        return study.title_of(value) if key == "cell" else value
+        text = study.title_of(value) if key == "cell" else head(key, value) if key == table.across else value
+        seeds = count_seeds(row for row in rows if row[key] == value)
+        return text if seeds == count_seeds(rows) else f"{text} ({seeds} seed{'s' * (seeds > 1)})"
 
-    assert table.lines is not None
-    heads = [title("cell", value) if table.across == "cell" else head(table.across, value) for value in values(table.across)]
-    lines = [["" if table.lines == "cell" else table.lines, *heads]]
-    for name in values(table.lines):
+    lines_of, across = str(table.lines), str(table.across)
+    lines = [["" if lines_of == "cell" else lines_of, *(title(across, value) for value in values(across))]]
+    for name in values(lines_of):
         texts = []
-        for other in values(table.across):
-            found = [row for row in rows if row[str(table.lines)] == name and row[table.across] == other]
+        for other in values(across):
+            found = [row for row in rows if row[lines_of] == name and row[across] == other]
             texts.append(cell_text(numbers(found, column), column))
-        lines.append([title(table.lines, name), *texts])
+        lines.append([title(lines_of, name), *texts])
     return lines
 
 
@@ -203,9 +209,8 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
             of_part = [row for row in kept if part is None or row[str(table.by)] == part]
             for name in table.value:
                 column = study.columns[name]
-                seeds = len({row["seed"] for row in of_part})
                 shown = study.title_of(part) if table.by == "cell" and part else part
-                title = ", ".join(text for text in (shown, column.title or name, f"{seeds} seeds") if text)
+                title = ", ".join(text for text in (shown, column.title or name, f"{count_seeds(of_part)} seeds") if text)
                 lines += ["", f"{'###' if table.title else '##'} {title}"]
                 lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"))]
     if study.compare is not None and (compared := bootstrap_table(study, rows, samples)):

@@ -85,6 +85,17 @@ def test_a_value_over_two_keys(function_study: Path) -> None:
     ]
 
 
+def test_cells_and_points_with_fewer_seeds_say_so(function_study: Path) -> None:
+    values = [("square", "0", "2", "4"), ("square", "1", "2", "6"), ("square", "1", "10", "100"), ("more", "0", "2", "14")]
+    rows = [dict(zip(("cell", "seed", "x", "y"), value, strict=True)) for value in values]
+    assert page(load_study(function_study), rows)[4:] == [
+        "| x | square | more (1 seed) |",
+        "| ---: | ---: | ---: |",
+        "| 2 | 5 | 14 |",
+        "| 10 (1 seed) | 100 | - |",
+    ]
+
+
 def test_the_point_of_least_median_is_shown(write_study: Callable[..., Path], function_study: Path) -> None:
     text = function_study.read_text()
     path = write_study("best", **{**_keys(text), "tables": [{"least": "y", "keys": ["x"]}]})
