@@ -163,7 +163,7 @@ def count_seeds(rows: Iterable[Row]) -> int:
 
 
 def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> list[list[str]]:
-    """Return a table of one column over two keys of the rows. Values with fewer seeds than the table say how many."""
+    """Return a table of one column over two keys of the rows. Lines and columns with fewer seeds than the table say so."""
 
     def values(key: str) -> list[str]:
         there = [row[key] for row in rows]
