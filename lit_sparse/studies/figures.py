@@ -22,6 +22,8 @@ __all__ = ["COLORS", "STYLES", "draw", "draw_front", "svg_of"]
 #: Okabe and Ito's palette, whose colours are distinct for colour-blind readers.
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 STYLES = ("-", "--", ":")
+#: x -> middle, low and high.
+Points = dict[float, tuple[float, float, float]]
 #: Number of points below which each is marked.
 FEW = 20
 
@@ -55,34 +57,33 @@ def svg_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[R
 
 
 def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row]) -> Canvas | None:
-    """Return a drawn figure, or None if there is nothing to draw."""
+    """Return a drawn figure of the panels that have values, or None if none has."""
     if figure.least is not None:
         rows = least(study, rows, study.columns[figure.least])
         curves = selected(curves, {"cell": [row["cell"] for row in rows]})
     labels = {name: {key: str(value) for key, value in cell.labels.items()} for name, cell in study.cells.items()}
     rows, curves = (selected([labels[row["cell"]] | row for row in some], figure.where) for some in (rows, curves))
     parts = list(dict.fromkeys(row[figure.by] for row in rows if row.get(figure.by))) if figure.by else [None]
-    if not parts:
+    found = []
+    for panel in figure.panels:
+        some = curves if study.over_training(panel) else _placed(study, rows, panel.x)
+        pieces = [[row for row in some if part is None or row.get(str(figure.by)) == part] for part in parts]
+        each = [_lines(study, figure, piece, panel) for piece in pieces]
+        if any(each):
+            found.append((panel, each))
+    if not found:
         return None
-    shape = (1, len(parts)) if len(figure.panels) == 1 else (len(parts), len(figure.panels))
+    shape = (1, len(parts)) if len(found) == 1 else (len(parts), len(found))
     canvas = Canvas(figsize=(4.4 * shape[1] + 1.8, 3.4 * shape[0]), layout="constrained")
     FigureCanvasAgg(canvas)
-    axes = canvas.subplots(*shape, squeeze=False).reshape(len(parts), len(figure.panels))
+    axes = canvas.subplots(*shape, squeeze=False).reshape(len(parts), len(found))
     drawn: dict[str, Any] = {}
-    for line, part in zip(axes, parts, strict=True):
-        for axis, panel in zip(line, figure.panels, strict=True):
-            lines: dict[str, list[Row]] = {}
-            for row in curves if study.over_training(panel) else _placed(study, rows, panel.x):
-                if part is None or row.get(str(figure.by)) == part:
-                    title = study.title_of(row["cell"]) if figure.lines == "title" else row.get(figure.lines or "", "")
-                    lines.setdefault(title, []).append(row)
-            for title, some in lines.items():
-                if points := series(some, panel):
-                    look = drawn[title][1] if title in drawn else len(drawn)
-                    drawn[title] = _plot(axis, points, panel, look), look
+    for place, part in enumerate(parts):
+        for axis, (panel, each) in zip(axes[place], found, strict=True):
+            for title, points in each[place].items():
+                look = drawn[title][1] if title in drawn else len(drawn)
+                drawn[title] = _plot(axis, points, panel, look), look
             _describe(axis, panel, head(str(figure.by), part) if part else "")
-    if not drawn:
-        return None
     if len(drawn) > 1:
         canvas.legend([line for line, _ in drawn.values()], drawn.keys(), loc="outside right center", frameon=False)
     return canvas
@@ -108,6 +109,15 @@ def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: 
     canvas.savefig(path, dpi=110, metadata={"Software": None})
 
 
+def _lines(study: Study, figure: Figure, rows: Sequence[Row], panel: Panel) -> dict[str, Points]:
+    """Return title -> points of each line of a panel that has any."""
+    lines: dict[str, list[Row]] = {}
+    for row in rows:
+        title = study.title_of(row["cell"]) if figure.lines == "title" else row.get(figure.lines or "", "")
+        lines.setdefault(title, []).append(row)
+    return {title: points for title, some in lines.items() if (points := series(some, panel))}
+
+
 def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
     """Return rows whose measured number x is its median over the seeds of a cell, so that a cell is one point."""
     if study.stores(x):
@@ -118,7 +128,7 @@ def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
     return [row | {x: str(statistics.median(found[row["cell"]]))} for row in rows if row.get(x)]
 
 
-def series(rows: Sequence[Row], panel: Panel) -> dict[float, tuple[float, float, float]]:
+def series(rows: Sequence[Row], panel: Panel) -> Points:
     """Return x -> middle, low and high of what a panel shows of one cell."""
     found: dict[float, list[list[float]]] = {}
     for seed in dict.fromkeys(row["seed"] for row in rows):
@@ -153,7 +163,7 @@ def _quantile(ordered: Sequence[float], share: float) -> float:
     return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
-def _plot(axis: Any, points: dict[float, tuple[float, float, float]], panel: Panel, number: int) -> Any:
+def _plot(axis: Any, points: Points, panel: Panel, number: int) -> Any:
     look = {"color": COLORS[number % len(COLORS)], "linestyle": STYLES[number // len(COLORS) % len(STYLES)]}
     middle, low, high = zip(*points.values(), strict=True)
     (line,) = axis.plot(list(points), middle, marker="." if len(points) < FEW else None, **look)

@@ -153,6 +153,16 @@ def test_measured_numbers_may_be_the_axis(write_study: Callable[..., Path]) -> N
     assert [list(line.get_ydata()) for line in canvas.axes[0].lines] == [[1.0, 1.0], [1.0]]
 
 
+def test_panels_without_values_are_left_out(write_study: Callable[..., Path]) -> None:
+    figure = {"lines": "title", "panels": [{"value": "y", "x": "size"}, {"value": "z", "x": "size", "label": "z"}]}
+    study = load_study(write_study(cells={"a": {}}, figures=[figure]))
+    row = {"cell": "a", "seed": "0", "size": "1"}
+    canvas = canvas_of(study, study.figures[0], [row | {"z": "2"}], [])
+    assert canvas is not None
+    assert [axis.get_ylabel() for axis in canvas.axes] == ["z"]
+    assert canvas_of(study, study.figures[0], [row], []) is None
+
+
 @pytest.mark.cases(quick=6, gate=13)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
