@@ -163,6 +163,16 @@ def test_panels_without_values_are_left_out(write_study: Callable[..., Path]) ->
     assert canvas_of(study, study.figures[0], [row], []) is None
 
 
+def test_parts_of_a_figure_have_their_own_rows_and_stand_side_by_side(write_study: Callable[..., Path]) -> None:
+    panels = [{"value": "y", "x": "size"}, {"value": "z", "x": "size"}]
+    study = load_study(write_study(cells={"a": {}}, figures=[{"by": "problem", "lines": "title", "panels": panels}]))
+    rows = [{"cell": "a", "seed": "0", "size": "1", "problem": name, "y": value} for name, value in (("p", "3"), ("q", "5"))]
+    canvas = canvas_of(study, study.figures[0], rows, [])
+    assert canvas is not None
+    assert [[list(line.get_ydata()) for line in axis.lines] for axis in canvas.axes] == [[[3.0]], [[5.0]]]
+    assert [axis.get_subplotspec().rowspan.start for axis in canvas.axes] == [0, 0]
+
+
 @pytest.mark.cases(quick=6, gate=13)
 @pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
 def test_a_study_of_the_package_names_files_that_exist(path: Path) -> None:
