@@ -18,7 +18,7 @@ from typing import Any
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import CHECKPOINTS, numbered, replaced
 from lit_sparse.studies.cluster import Cluster, forget_job
-from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all, try_lock
+from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all, told, try_lock
 from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Rows, provenance
 from lit_sparse.studies.study import Study, changes, digest, written
@@ -150,17 +150,18 @@ class Runner:
             finished = self.finished(name, seed)
             if finished and not self.study.cells[name].hidden and (not source or self._trained(name, seed)):
                 return
-            self.check_begun(name, seed)
-            if finished and self._trained(name, seed):
-                return
-            print(f"{place}: runs; output in {self.log(name, seed)}", flush=True)
-            began = time.monotonic()
-            if self.study.cells[name].function is not None:
-                self._call(name, seed, threads, held)
-            else:
-                self.train(name, seed, threads, held)
-                if not finished and not self.study.cells[name].hidden:
-                    self._store(name, seed, threads, held)
+            with told(place):
+                self.check_begun(name, seed)
+                if finished and self._trained(name, seed):
+                    return
+                print(f"{place}: runs; output in {self.log(name, seed)}", flush=True)
+                began = time.monotonic()
+                if self.study.cells[name].function is not None:
+                    self._call(name, seed, threads, held)
+                else:
+                    self.train(name, seed, threads, held)
+                    if not finished and not self.study.cells[name].hidden:
+                        self._store(name, seed, threads, held)
             print(f"{place}: finished, {(time.monotonic() - began) / 60:.1f} min", flush=True)
 
     def log(self, name: str, seed: int) -> Path:

@@ -21,7 +21,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["JobFailedError", "JobInterruptedError", "Process", "call", "descriptors", "locked", "run_all", "try_lock"]
+__all__ = ["JobFailedError", "JobInterruptedError", "Process", "call", "descriptors", "locked", "run_all", "told", "try_lock"]
 
 
 class JobFailedError(LitSparseError):
@@ -139,6 +139,18 @@ def _wait(process: Process, stops: Callable[[], bool] | None) -> tuple[int, bool
             if stops is not None and not stopped and stops():
                 process.terminate()
                 stopped = True
+
+
+@contextmanager
+def told(place: str) -> Iterator[None]:
+    """Say at once that a command failed; the others go on, and its message comes at the end."""
+    try:
+        yield
+    except JobInterruptedError:
+        raise
+    except Exception:
+        print(f"{place}: failed", flush=True)
+        raise
 
 
 def run_all(tasks: Sequence[Callable[[int], None]], at_once: int) -> list[str]:

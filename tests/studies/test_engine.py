@@ -143,13 +143,17 @@ def test_curves_are_those_of_the_newest_run(write_study: Callable[..., Path], ru
 
 @pytest.mark.gate
 @pytest.mark.usefixtures("in_this_process")
-def test_a_failed_cell_leaves_the_others(write_study: Callable[..., Path], runner: Make) -> None:
+def test_a_failed_cell_is_named_at_once_and_leaves_the_others(
+    write_study: Callable[..., Path], runner: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
     cells = {"wrong": {"options": {"model.init_args.bites": 3}}, "right": {"options": {"trainer.max_epochs": 1}}}
     study = runner(write_study(cells=cells))
     (message,) = study.run()
     assert "bites" in message
     assert "did you mean" in message.lower()
     assert [row["cell"] for row in study.rows.read()] == ["right"]
+    printed = [line.split(";")[0].split(",")[0] for line in capsys.readouterr().out.splitlines()]
+    assert printed == ["wrong/seed_0: runs", "wrong/seed_0: failed", "right/seed_0: runs", "right/seed_0: finished"]
 
 
 @pytest.mark.gate
