@@ -143,7 +143,7 @@ def _wait(process: Process, stops: Callable[[], bool] | None) -> tuple[int, bool
 
 @contextmanager
 def told(place: str) -> Iterator[None]:
-    """Say at once that a command failed; the others go on, and its message comes at the end."""
+    """Print at once that a command failed; the others go on, and its message comes at the end."""
     try:
         yield
     except JobInterruptedError:
