@@ -156,7 +156,8 @@ class PairedBootstrap(NamedTuple):
     high: float
     """Upper end of the 95 % interval of the difference."""
     p_value: float
-    """Two-sided p-value: frequency with which resampled differences deviate from their mean by the difference or more."""
+    """One-sided p-value, as sacrebleu has it: frequency with which the size of a resampled difference is above the mean size by
+    the size of the difference or more."""
     score_a: float
     score_b: float
 

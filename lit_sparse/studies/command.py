@@ -7,14 +7,17 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from lit_sparse.config_files import find_config
+import yaml
+
+from lit_sparse.checks import check_count
+from lit_sparse.config_files import config_names, find_config
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.statistics import draw_ranks, ranks_page
-from lit_sparse.studies.tables import page
+from lit_sparse.studies.tables import numbers, page
 
 __all__ = ["main", "parser", "write"]
 
@@ -24,6 +27,9 @@ def main(arguments: Sequence[str]) -> int:
     arguments = list(arguments)
     place = arguments.index("--") if "--" in arguments else len(arguments)
     options = parser().parse_args(arguments[:place])
+    if options.study is None:
+        print("\n".join(listed()))
+        return 0
     runner = Runner(
         load_study(find_config(options.study, kind="studies")),
         options.schedule,
@@ -31,11 +37,11 @@ def main(arguments: Sequence[str]) -> int:
         options.results,
         dict(_pair(text) for text in options.input),
         arguments[place + 1 :],
-        max(1, options.jobs),
+        check_count("--jobs", options.jobs),
         None if options.submit is None else Cluster(options.submit),
     )
     failed = [] if options.tables else runner.run(options.cells, options.seeds)
-    for message in failed:
+    for message in runner.changed() if options.tables else failed:
         print(message, file=sys.stderr, flush=True)
     written = write(runner)
     if not written and options.tables:
@@ -53,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Options after -- are given to every run: lit-sparse study STUDY -- --trainer.accelerator gpu",
         allow_abbrev=False,
     )
-    found.add_argument("study", help="path of a study file, or the name of a study")
+    found.add_argument("study", nargs="?", help="path of a study file, or the name of a study; without it all names are listed")
     found.add_argument("--cells", nargs="+", help="cells to run; all by default")
     found.add_argument("--seeds", nargs="+", type=int, help="seeds in place of those of the study")
     found.add_argument("--schedule", help="how long to train; the study's first schedule by default")
@@ -66,6 +72,17 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def listed() -> list[str]:
+    """Return a line for each study of the package: its name, title, schedules and inputs."""
+    lines = []
+    for name in (name for name in config_names() if name.startswith("studies/")):
+        given = yaml.safe_load(find_config(name, folder=None).read_text(encoding="utf-8"))
+        parts = {"schedules": given.get("schedules", {}), "inputs": given.get("inputs", {})}
+        more = "; ".join(f"{key} {', '.join(filter(None, names))}" for key, names in parts.items() if any(names))
+        lines.append(f"{name.removeprefix('studies/'):<20}  {given['title']}{f' ({more})' if more else ''}")
+    return [*lines, "", "`lit-sparse study NAME --schedule SCHEDULE --input NAME=PATH` runs one."]
+
+
 def _pair(text: str) -> tuple[str, str]:
     name, given, path = text.partition("=")
     if not given:
@@ -76,11 +93,16 @@ def _pair(text: str) -> tuple[str, str]:
 def write(runner: Runner) -> list[Path]:
     """Write the tables and figures of what is stored; return the paths of the files, none without rows."""
     study = runner.study
-    rows, curves, samples = (
-        [row for row in some.read() if row["cell"] in study.cells] for some in (runner.rows, runner.curves, runner.samples)
-    )
+    rows = [row for row in runner.rows.read() if row["cell"] in study.cells]
     if not rows:
         return []
+    runs = {(row["cell"], row["seed"]) for row in rows}
+    curves, samples = (
+        [row for row in some.read() if (row["cell"], row["seed"]) in runs] for some in (runner.curves, runner.samples)
+    )
+    empty = [f"{name} ({column.value})" for name, column in study.columns.items() if not numbers(rows, column)]
+    if empty:
+        print(f"Columns are left out, because no row has their value: {', '.join(empty)}.", file=sys.stderr)
     path = runner.results / f"{runner.name}.md"
     ranks = [] if study.ranks is None else ranks_page(study, rows)
     path.write_text("\n".join(page(study, rows, samples, ranks)) + "\n", encoding="utf-8")

@@ -8,7 +8,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
@@ -77,14 +77,20 @@ class Runner:
         """
         known = dict.fromkeys(part for name in self.study.cells for part in (written(name), name))
         check_names(cells or (), known, f"--cells of {self.study.path}")
-        visible = [name for name, cell in self.study.cells.items() if not cell.hidden]
+        chosen = self.study.schedules[self.schedule].cells if self.schedule in self.study.schedules else []
+        visible = [name for name, cell in self.study.cells.items() if not cell.hidden and written(name) in (chosen or known)]
         asked = visible if not cells else [name for name in self.study.cells if {name, written(name)} & set(cells)]
         pairs = [(name, seed) for name in asked for seed in seeds or self.study.seeds_of(name, self.schedule)]
         pairs.sort(key=lambda pair: pair[1])  # all cells with the first seed come first
         pending = [pair for pair in pairs if not self.finished(*pair)]
-        changed = [text for name in asked if (text := self._changed(name))]
+        changed = self.changed(asked)
         if changed:
             return changed
+        self._check_options(dict.fromkeys(name for name, _ in pending))
+        if len(pending) < len(pairs):
+            print(f"{len(pairs) - len(pending)} of {len(pairs)} runs have rows in {self.rows.path}", flush=True)
+        if not pending:
+            print("Give --results and --output with other folders to run them anew.", flush=True)
         failed: list[str] = []
         for level in self._sources(pending):
             failed += self._run_each(level, source=True)
@@ -146,7 +152,9 @@ class Runner:
                 held_elsewhere.append((name, seed))
                 return
             file.close()
-        with locked(path, partial(print, f"{place}: another process runs it; waiting", flush=True)) as held:
+        with locked(
+            path, partial(print, f"{place}: another process runs it, or a killed one left its training; waiting", flush=True)
+        ) as held:
             finished = self.finished(name, seed)
             if finished and not self.study.cells[name].hidden and (not source or self._trained(name, seed)):
                 return
@@ -188,6 +196,33 @@ class Runner:
         points = self.study.cells[name].points
         return [point for point in points if not any(all(row.get(k) == str(v) for k, v in point.items()) for row in stored)]
 
+    def changed(self, cells: Iterable[str] | None = None) -> list[str]:
+        """Return a message for each cell, by default of all, with rows that were made with other settings."""
+        return [text for name in (self.study.cells if cells is None else cells) if (text := self._changed(name))]
+
+    def _check_options(self, cells: Iterable[str]) -> None:
+        """Refuse options that cannot be given to a cell.
+
+        Raises:
+            ConfigurationError: if an input is missing, or a function would get options of a training.
+        """
+        for name in cells:
+            change = self.study.change_of(name, self.schedule)
+            for value in (*change.options.values(), *change.arguments.values()):
+                self._filled(value)
+            if self.extra and self.study.cells[name].function is not None:
+                raise ConfigurationError(
+                    f"Options after -- are for trainings, but cell {name!r} of {self.study.path} calls a function. Change its"
+                    " `arguments` in a copy of the study file."
+                )
+
+    def settings_of(self, name: str, rows: Iterable[Mapping[str, str]]) -> dict[str, Any]:
+        """Return the settings that rows of a cell were made with; empty if neither the study nor a run folder has them now."""
+        made = {row["settings"]: row["seed"] for row in rows}
+        now = self.study.settings(name, self.schedule, self.extra)
+        found = [now, *(self._begun(name, int(seed))[0] for seed in made.values())]
+        return next((settings for settings in found if settings and digest(settings) in made), {})
+
     def _changed(self, name: str) -> str:
         """Return a message if rows of a cell were made with other settings, or an empty string."""
         now = digest(self.study.settings(name, self.schedule, self.extra))
@@ -199,7 +234,7 @@ class Runner:
         which = f": {'; '.join(changes(begun, asked))}" if begun and begun != asked else ""
         return (
             f"{self.rows.path} has rows of cell {name!r} that were made with other settings{which}. Remove these rows and"
-            f" {self.folder / name} to run it again, or give another --results and --output."
+            f" {self.folder / name} to run it again, or give other folders by --results and --output."
         )
 
     def _begun(self, name: str, seed: int) -> tuple[Any, Any]:

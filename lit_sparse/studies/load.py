@@ -98,6 +98,7 @@ def _check(study: Study) -> None:
             check_names(change.published, study.columns, f"`published` of cell {name!r} in {study.path}")
     for name, given in study.schedules.items():
         check_names(given.published, study.columns, f"`published` of schedule {name!r} in {study.path}")
+        check_names(given.cells, study.cells, f"`cells` of schedule {name!r} in {study.path}")
     for schedule in (None, *study.schedules):
         cells = study.scheduled(schedule).cells
         for name, cell in cells.items():

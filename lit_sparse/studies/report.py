@@ -116,8 +116,13 @@ def _cells(runner: Runner) -> list[Run]:
             origin = dict.fromkeys(
                 f"commit {row['commit']}, {row['versions']}, {row['machine']}" for row in rows if row["commit"]
             )
-            settings = runner.study.settings(name, runner.schedule, [])
-            text = yaml.safe_dump({key: value for key, value in settings.items() if value}, sort_keys=False)
+            settings = runner.settings_of(name, rows)
+            kept = {key: value for key, value in settings.items() if value}
+            text = (
+                yaml.safe_dump(kept, sort_keys=False)
+                if kept
+                else "Not known: the study has changed, and its run folders are gone."
+            )
             found.append(Run(cell.title or name, f"{len(rows)} rows, {seconds:.0f} s. {'; '.join(origin)}", text))
     return found
 

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from lit_sparse.config_files import find_config
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import differences
 
 __all__ = [
@@ -62,9 +63,11 @@ class Schedule(Change):
 
     Attributes:
         published: column -> key of the published values, in place of the column's own.
+        cells: names of the cells to run if no others are asked for; by default all.
     """
 
     published: dict[str, str] = field(default_factory=dict)
+    cells: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -294,8 +297,15 @@ class Study(Change):
     path: Path = Path()
 
     def file(self, path: str) -> str:
-        """Return the file of a path that is relative to the study file, or of a config of the package."""
-        return str(find_config(path, folder=self.path.parent, kind="studies").absolute())
+        """Return the file of a path that is relative to the study file, or of a config of the package.
+
+        Raises:
+            ConfigurationError: if there is no such file.
+        """
+        try:
+            return str(find_config(path, folder=self.path.parent, kind="studies").absolute())
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{self.path} names {path!r}, but there is no such file or config.") from error
 
     def seeds_of(self, name: str, schedule: str | None) -> list[int]:
         """Return the seeds of a cell."""
@@ -378,9 +388,7 @@ class Study(Change):
             return {"function": cell.function, "arguments": change.arguments}
         files = [Path(path) for path in (change.config, *change.overlays) if path is not None]
         settings = {
-            "configs": {
-                f"{place}. {path.name}": yaml.safe_load(path.read_text(encoding="utf-8")) for place, path in enumerate(files, 1)
-            },
+            "configs": {f"{place}. {path.name}": _read(path) for place, path in enumerate(files, 1)},
             "options": change.options,
             "checkpoints": {option: self.settings(other, schedule, extra) for option, other in cell.checkpoints.items()},
             "seed_options": self.seed_options,
@@ -389,6 +397,13 @@ class Study(Change):
         if not cell.hidden:
             settings |= {"tests": self.tests, "scores": self.scores, "checkpoint": self.checkpoint}
         return settings
+
+
+def _read(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{path} is not a YAML file: {error}") from error
 
 
 def written(name: str) -> str:

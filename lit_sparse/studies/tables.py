@@ -14,6 +14,7 @@ __all__ = ["head", "least", "markdown", "numbers", "page", "selected"]
 MISSING = "-"
 BOOTSTRAP = (
     "Differences by a paired bootstrap over the test inputs (Koehn, 2004), of the seed of median value, the lower one of two."
+    " The interval is two-sided, p is one-sided."
 )
 
 
@@ -61,16 +62,19 @@ def markdown(lines: Sequence[Sequence[str]], left: int = 1) -> list[str]:
         lines: cells of each line.
         left: number of columns that are aligned to the left.
     """
-    texts = [f"| {' | '.join(line)} |".replace("|  |", "| |") for line in lines]
+    texts = ["|" + "".join(f" {cell} |" if cell else " |" for cell in line) for line in lines]
     texts.insert(1, "|" + " --- |" * left + " ---: |" * (len(lines[0]) - left))
     return texts
 
 
 def by_cell(study: Study, rows: Sequence[Row], names: Sequence[str], keys: Sequence[str] = ()) -> list[list[str]]:
-    """Return a table with a line for each cell; ``keys`` of the rows are shown as they are."""
+    """Return a table with a line for each cell; ``keys`` of the rows are shown as they are.
+
+    Columns without values are left out.
+    """
     cells = [(name, cell) for name, cell in study.cells.items() if any(row["cell"] == name for row in rows)]
-    labels = list(dict.fromkeys(label for _, cell in cells for label in cell.labels))
-    columns = {name: study.columns[name] for name in names}
+    labels = list(dict.fromkeys(label for _, cell in cells for label in cell.labels if label not in study.series))
+    columns = {name: study.columns[name] for name in names if numbers(rows, study.columns[name])}
     published = {(cell, name): study.published_value(cell, name) for cell, _ in cells for name in columns}
     shown = [name for name in columns if any(published[cell, name] for cell, _ in cells)]
     first = ["", *labels, *keys, "seeds"]
@@ -157,9 +161,10 @@ def head(key: str, value: str) -> str:
     return f"{key} {value}" if value.replace(".", "", 1).isdigit() else value
 
 
-def count_seeds(rows: Iterable[Row]) -> int:
-    """Return the number of seeds of rows."""
-    return len({row["seed"] for row in rows})
+def seeds_text(rows: Iterable[Row]) -> str:
+    """Return the number of seeds of rows as text, such as ``3 seeds``."""
+    count = len({row["seed"] for row in rows})
+    return f"{count} seed{'s' * (count != 1)}"
 
 
 def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> list[list[str]]:
@@ -171,8 +176,8 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
 
     def title(key: str, value: str) -> str:
         text = study.title_of(value) if key == "cell" else head(key, value) if key == table.across else value
-        seeds = count_seeds(row for row in rows if row[key] == value)
-        return text if seeds == count_seeds(rows) else f"{text} ({seeds} seed{'s' * (seeds > 1)})"
+        seeds = seeds_text(row for row in rows if row[key] == value)
+        return text if seeds == seeds_text(rows) else f"{text} ({seeds})"
 
     lines_of, across = str(table.lines), str(table.across)
     lines = [["" if lines_of == "cell" else lines_of, *(title(across, value) for value in values(across))]]
@@ -210,11 +215,12 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
             for name in table.value:
                 column = study.columns[name]
                 shown = study.title_of(part) if table.by == "cell" and part else part
-                title = ", ".join(text for text in (shown, column.title or name, f"{count_seeds(of_part)} seeds") if text)
+                title = ", ".join(text for text in (shown, column.title or name, seeds_text(of_part)) if text)
                 lines += ["", f"{'###' if table.title else '##'} {title}"]
                 lines += ["", *markdown(pivot(study, of_part, table, column), left=int(table.lines == "cell"))]
     if study.compare is not None and (compared := bootstrap_table(study, rows, samples)):
         lines += ["", *markdown(compared), "", BOOTSTRAP]
     lines += ranks
+    lines += ["", "± is the standard deviation over the seeds."] if any("±" in line for line in lines) else []
     notes = [*study.notes, *([f"Published values: {study.source}."] if study.source else [])]
     return [*lines, *(line for note in notes for line in ("", note))]

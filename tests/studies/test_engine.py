@@ -20,7 +20,9 @@ from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.engine import Runner, read_metrics, summarized
 from lit_sparse.studies.jobs import locked
+from lit_sparse.studies.load import load_study
 from lit_sparse.studies.rows import PROVENANCE, Row, Rows, provenance
+from lit_sparse.studies.study import digest
 from lit_sparse.studies.tables import page
 from tests.conftest import CONFIGS, ROOT
 from tests.data.images.test_mnist import idx
@@ -60,7 +62,9 @@ def test_cells_are_run_once_and_stored(
     assert [row["epoch"] for row in study.curves.read()] == ["1", "2"] * 2
     capfd.readouterr()
     assert study.run() == []
-    assert "runs;" not in capfd.readouterr().out, "nothing is run again"
+    printed = capfd.readouterr().out
+    assert "runs;" not in printed, "nothing is run again"
+    assert f"2 of 2 runs have rows in {study.rows.path}\nGive --results and --output with other folders" in printed
     assert study.rows.read() == rows
     # A row that is removed is made again from the finished run: it is tested, not trained.
     before = study.checkpoint("fast", 0).stat().st_mtime_ns
@@ -184,6 +188,67 @@ def test_a_function_may_return_a_series(write_study: Callable[..., Path], functi
     assert study.rows.path.stat().st_mtime_ns == before
 
 
+def test_options_that_cannot_be_given_are_refused_before_anything_runs(
+    write_study: Callable[..., Path], function_study: Path, runner: Make
+) -> None:
+    with pytest.raises(ConfigurationError, match="after -- are for trainings, but cell 'square'"):
+        runner(function_study, extra=["--trainer.max_epochs", "3"]).run(cells=["square"])
+    path = write_study(inputs={"images": "folder of the images"}, options={"data.init_args.path": "{images}"})
+    with pytest.raises(ConfigurationError, match="Give --input images=PATH: folder of the images"):
+        runner(path).run()
+    with pytest.raises(ConfigurationError, match=r"toy.yaml names 'lost.yaml', but there is no such file or config"):
+        runner(write_study(config="lost.yaml")).run()
+    (path.parent / "wrong.yaml").write_text("a: [")
+    with pytest.raises(ConfigurationError, match=r"wrong.yaml is not a YAML file"):
+        runner(write_study(config="wrong.yaml")).run()
+
+
+@pytest.mark.usefixtures("in_this_process")
+def test_a_schedule_names_its_cells(write_study: Callable[..., Path], runner: Make) -> None:
+    one = {"options": {"trainer.max_epochs": 1}, "cells": ["fast"]}
+    study = runner(write_study(schedules={"full": {}, "one": one}), schedule="one")
+    assert study.run() == []
+    assert [row["cell"] for row in study.rows.read()] == ["fast"]
+    with pytest.raises(ConfigurationError, match="Did you mean 'fast'"):
+        runner(write_study(schedules={"one": {"cells": ["fest"]}}))
+
+
+@pytest.mark.gate
+def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
+    write_study: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    drawn: list[list[Row]] = []
+    monkeypatch.setattr("lit_sparse.studies.command.draw", lambda *parts: drawn.append(parts[3]))
+    path = write_study(figures=[{"panels": [{"value": "val/nelbo"}]}])
+    study = Runner(load_study(path))
+    made = provenance(digest(study.study.settings("slow", None, [])), 1.0)
+    study.rows.append([{"cell": "slow", "seed": 0, "test/nelbo": 2, **made}], ["cell", "seed"])
+    lines = [{"cell": cell, "seed": seed, "epoch": 1, "val/nelbo": 3} for cell, seed in (("slow", 0), ("slow", 1), ("fast", 0))]
+    study.curves.append(lines, ["cell", "seed", "epoch"])
+    assert main(["study", str(path), "--tables"]) == 0
+    printed = capsys.readouterr().err
+    assert "other settings" not in printed
+    assert "no row has their value: calls (sum(train/decoder_calls_total))" in printed
+    assert [(row["cell"], row["seed"]) for row in drawn[0]] == [("slow", "0")], "a curve without a row is not drawn"
+    path = write_study(options={"trainer.max_epochs": 7}, figures=[])
+    assert main(["study", str(path), "--tables"]) == 0
+    assert "rows of cell 'slow' that were made with other settings" in capsys.readouterr().err
+    assert main(["report", str(path), "-o", "page.html"]) == 0
+    text = Path("page.html").read_text()
+    assert "Not known: the study has changed" in text
+    assert "max_epochs: 7" not in text
+
+
+def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["study"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = (line for line in lines if line.startswith("ssvae "))
+    assert "Semi-supervised VAE on MNIST (schedules full, search, " in line
+    assert line.endswith("inputs mnist)")
+    assert len(lines) == 2 + len(list((CONFIGS / "studies").glob("*.yaml")))
+
+
 def test_names_that_are_unknown_are_explained(
     write_study: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +260,7 @@ def test_names_that_are_unknown_are_explained(
         (["--input", "image=x"], "Did you mean 'images'?"),
         (["--input", "images"], "Expected --input NAME=PATH"),
         (["--tables"], "nothing is finished yet"),
+        (["--jobs", "0"], "`--jobs` to be an integer of at least 1"),
     ):
         assert main(["study", str(path), *words]) == 2
         assert text in capsys.readouterr().err
@@ -218,12 +284,6 @@ def test_names_that_are_unknown_are_explained(
     assert "is not a study file" in capsys.readouterr().err
     assert main(["study", "nothing"]) == 2
     assert "Expected a file or the name of a study but got 'nothing'. Choose from: bitvector, " in capsys.readouterr().err
-
-
-def test_a_missing_input_is_asked_for(write_study: Callable[..., Path], runner: Make) -> None:
-    path = write_study(inputs={"images": "folder of the images"}, options={"data.init_args.folder": "{images}"})
-    messages = runner(path).run()
-    assert set(messages) == {"Give --input images=PATH: folder of the images."}
 
 
 def test_rows_are_stored_whole(tmp_path: Path) -> None:
@@ -342,7 +402,7 @@ def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     assert Path("results/support.csv").stat().st_mtime_ns == before, "points that are floating-point numbers are found again"
     lines = (tmp_path / "results" / "support.md").read_text().splitlines()
     assert lines[4] == "| gamma | sparsemax | entmax |"
-    assert [line.split(" | ")[0] for line in lines[6:]] == ["| 0.5", "| 1.0", "| 2.0"]
+    assert [line.split(" | ")[0] for line in lines[6:9]] == ["| 0.5", "| 1.0", "| 2.0"]
 
 
 def test_unknown_functions_are_explained(write_study: Callable[..., Path], runner: Make) -> None:

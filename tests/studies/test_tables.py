@@ -28,7 +28,13 @@ def test_diverged_seeds_are_shown_and_are_not_the_best(write_study: Callable[...
     study = load_study(write_study(columns=columns, cells={name: {} for name in "abc"}, figures=[]))
     numbers = {"a": ("90", "90", "0"), "b": ("89", "89", "89"), "c": ("nan",)}
     rows = [{"cell": cell, "seed": str(i), "v": v} for cell, values in numbers.items() for i, v in enumerate(values)]
-    assert page(study, rows)[4:] == ["| a | 3 | 60.00 ± 51.96 |", "| b | 3 | **89.00 ± 0.00** |", "| c | 1 | nan |"]
+    assert page(study, rows)[4:] == [
+        "| a | 3 | 60.00 ± 51.96 |",
+        "| b | 3 | **89.00 ± 0.00** |",
+        "| c | 1 | nan |",
+        "",
+        "± is the standard deviation over the seeds.",
+    ]
     points = [{"cell": "a", "seed": str(i), "epoch": "1", "v": str(v)} for i, v in enumerate((1, 2, 3, 4, inf))]
     assert series(points, Panel("v", band=[0.25, 0.75]))[1.0] == (3.0, 2.0, 4.0)
     assert series([*points[:2], {**points[2], "v": "nan"}], Panel("v"))[1.0] == (2.0, 1.0, inf)
@@ -62,10 +68,12 @@ def test_a_line_for_each_cell(write_study: Callable[..., Path]) -> None:
     assert page(study, rows) == [
         "# Toy",
         "",
-        "| | seeds | nelbo | nelbo, published | calls |",
-        "| --- | ---: | ---: | ---: | ---: |",
-        "| small step | 2 | 4.00 ± 1.41 | 1.5 | - |",
-        "| fast | 1 | **2.50** | - | - |",
+        "| | seeds | nelbo | nelbo, published |",  # no row has calls
+        "| --- | ---: | ---: | ---: |",
+        "| small step | 2 | 4.00 ± 1.41 | 1.5 |",
+        "| fast | 1 | **2.50** | - |",
+        "",
+        "± is the standard deviation over the seeds.",
         "",
         "A note.",
         "",
