@@ -173,9 +173,9 @@ def _plot(axis: Any, points: Points, panel: Panel, number: int) -> Any:
 
 def _describe(axis: Any, panel: Panel, title: str) -> None:
     axis.set(xlabel=panel.x_label or panel.x, ylabel=panel.label or panel.value, title=title)
-    if panel.log:
+    if panel.log in (True, "both"):
         axis.set_yscale("log")
-    if panel.log == "both":
+    if panel.log in ("x", "both"):
         axis.set_xscale("log")
     if panel.limits is not None:
         axis.set_ylim(*panel.limits)

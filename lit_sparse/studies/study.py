@@ -175,7 +175,7 @@ class Panel:
         x_label: label of the horizontal axis; by default x.
         factor: factor of the value.
         offset: added to it.
-        log: whether the axis is logarithmic; ``both`` for both axes.
+        log: whether the axis of the value is logarithmic; ``x`` for the other axis, ``both`` for both.
         band: quantiles of the seeds between which an area is filled; two names of logged values draw theirs.
         limits: limits of the axis.
     """
