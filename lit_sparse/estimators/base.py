@@ -186,8 +186,8 @@ class Estimator(nn.Module, ABC):
         """
         if self.mapping is None:
             raise ConfigurationError(
-                f"{type(self).__name__} has no mapping. Give it one, as in {type(self).__name__}(mapping=Softmax()), or a sparse one"
-                " for an exact estimator; or call its `bind(mapping)` in the constructor of your model."
+                f"{type(self).__name__} has no mapping. Give it one, as in {type(self).__name__}(mapping=Softmax()), or a"
+                " sparse one for an exact estimator; or call its `bind(mapping)` in the constructor of your model."
             )
         return self.mapping.map(scores, None, -1)
 

@@ -385,7 +385,7 @@ def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     text = (ROOT / "docs" / "how_to" / "studies.md").read_text()
     fitted, called = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    command, report = re.findall(r"```bash\nlit-sparse (.*?)\n", text)
+    command, report, *_ = re.findall(r"```bash\nlit-sparse (.*?)\n", text)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
     (tmp_path / "mappings.yaml").write_text(fitted)

@@ -82,12 +82,14 @@ def test_a_taste_of_a_study(
     monkeypatch.chdir(tmp_path)
     study = with_stand_ins(packaged(path), schedule, images, features, texts)
     quiet = ["--trainer.accelerator=cpu", "--trainer.log_every_n_steps=1"]
-    runner = Runner(study, schedule, inputs={name: inputs[name] for name in study.inputs}, extra=quiet)
+    extra = quiet if all(cell.function is None for cell in study.cells.values()) else []  # functions take no options
+    runner = Runner(study, schedule, inputs={name: inputs[name] for name in study.inputs}, extra=extra)
     visible = [name for name, cell in study.cells.items() if not cell.hidden]
     cells = visible if all(cell.function for cell in study.cells.values()) else visible[:1]
     assert runner.run(cells, study.seeds_of(cells[0], schedule)[:1]) == []
     rows = runner.rows.read()
     assert {written(row["cell"]) for row in rows} == set(cells)
-    assert [column for column in study.columns.values() if not all(row.get(column.value) for row in rows)] == []
+    columns = [column for column in study.columns.values() if column.value != "test/bleu_moses"]  # of the published network
+    assert [column for column in columns if not all(row.get(column.value) for row in rows)] == []
     suffixes = {file.suffix for file in write(runner)}
     assert suffixes == ({".csv", ".md", ".png"} if study.figures else {".csv", ".md"})
