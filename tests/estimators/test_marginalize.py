@@ -45,5 +45,5 @@ def test_a_wrong_choice_is_explained() -> None:
 
 
 def test_without_a_mapping_it_says_where_to_give_one() -> None:
-    with pytest.raises(ConfigurationError, match=r"Marginalize\(mapping=Sparsemax\(\)\), or call its `bind\(mapping\)`"):
+    with pytest.raises(ConfigurationError, match=r"Marginalize\(mapping=Softmax\(\)\), or a sparse one .*`bind\(mapping\)`"):
         Marginalize()(torch.zeros(2, 3), lambda latent: latent.values.sum(-1))
