@@ -56,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     found = argparse.ArgumentParser(
         prog="lit-sparse study",
         description="Run what is not finished of a study, and write its tables and figures.",
-        epilog="Options after -- are given to every run: lit-sparse study STUDY -- --trainer.accelerator gpu",
+        epilog="Options after -- are given to every training: lit-sparse study STUDY -- --trainer.accelerator gpu",
         allow_abbrev=False,
     )
     found.add_argument("study", nargs="?", help="path of a study file, or the name of a study; without it all names are listed")

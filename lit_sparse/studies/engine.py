@@ -18,7 +18,7 @@ from typing import Any
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import CHECKPOINTS, numbered, replaced
 from lit_sparse.studies.cluster import Cluster, forget_job
-from lit_sparse.studies.jobs import JobFailedError, call, locked, run_all, told, try_lock
+from lit_sparse.studies.jobs import JobFailedError, call, locked, naming_failure, run_all, try_lock
 from lit_sparse.studies.load import check_names
 from lit_sparse.studies.rows import Rows, provenance
 from lit_sparse.studies.study import Study, changes, digest, written
@@ -86,13 +86,14 @@ class Runner:
         changed = self.changed(asked)
         if changed:
             return changed
-        self._check_options(dict.fromkeys(name for name, _ in pending))
+        levels = self._sources(pending)
+        self._check_options(dict.fromkeys(name for level in (*levels, pending) for name, _ in level))
         if len(pending) < len(pairs):
             print(f"{len(pairs) - len(pending)} of {len(pairs)} runs have rows in {self.rows.path}", flush=True)
         if not pending:
             print("Give --results and --output with other folders to run them anew.", flush=True)
         failed: list[str] = []
-        for level in self._sources(pending):
+        for level in levels:
             failed += self._run_each(level, source=True)
         ready = [pair for pair in pending if all(self._usable(other, pair[1]) for other in self._direct(pair[0]))]
         lost = [pair for pair in pending if pair not in ready]
@@ -158,7 +159,7 @@ class Runner:
             finished = self.finished(name, seed)
             if finished and not self.study.cells[name].hidden and (not source or self._trained(name, seed)):
                 return
-            with told(place):
+            with naming_failure(place):
                 self.check_begun(name, seed)
                 if finished and self._trained(name, seed):
                     return
@@ -206,9 +207,10 @@ class Runner:
         Raises:
             ConfigurationError: if an input is missing, or a function would get options of a training.
         """
+        tested = [value for options in self.study.tests.values() for value in options.values()]
         for name in cells:
             change = self.study.change_of(name, self.schedule)
-            for value in (*change.options.values(), *change.arguments.values()):
+            for value in (*change.options.values(), *change.arguments.values(), *tested):
                 self._filled(value)
             if self.extra and self.study.cells[name].function is not None:
                 raise ConfigurationError(

@@ -21,7 +21,17 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["JobFailedError", "JobInterruptedError", "Process", "call", "descriptors", "locked", "run_all", "told", "try_lock"]
+__all__ = [
+    "JobFailedError",
+    "JobInterruptedError",
+    "Process",
+    "call",
+    "descriptors",
+    "locked",
+    "naming_failure",
+    "run_all",
+    "try_lock",
+]
 
 
 class JobFailedError(LitSparseError):
@@ -142,7 +152,7 @@ def _wait(process: Process, stops: Callable[[], bool] | None) -> tuple[int, bool
 
 
 @contextmanager
-def told(place: str) -> Iterator[None]:
+def naming_failure(place: str) -> Iterator[None]:
     """Print at once that a command failed; the others go on, and its message comes at the end."""
     try:
         yield

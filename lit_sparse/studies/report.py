@@ -27,6 +27,8 @@ __all__ = ["main", "page_of", "parser"]
 
 #: Options that differ between all runs.
 FREE = ("output_dir", "name", "ckpt_path")
+#: In place of the settings of rows that neither the study nor a run folder has.
+UNKNOWN = "Not known: the rows have other settings than the study has now, or none, and their run folders are gone."
 
 
 @dataclass
@@ -118,11 +120,7 @@ def _cells(runner: Runner) -> list[Run]:
             )
             settings = runner.settings_of(name, rows)
             kept = {key: value for key, value in settings.items() if value}
-            text = (
-                yaml.safe_dump(kept, sort_keys=False)
-                if kept
-                else "Not known: the study has changed, and its run folders are gone."
-            )
+            text = yaml.safe_dump(kept, sort_keys=False) if kept else UNKNOWN
             found.append(Run(cell.title or name, f"{len(rows)} rows, {seconds:.0f} s. {'; '.join(origin)}", text))
     return found
 

@@ -24,7 +24,7 @@ from lit_sparse.runs import experiment_name
 from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner, read_metrics, summarized
 from lit_sparse.studies.figures import draw_front
-from lit_sparse.studies.jobs import JobFailedError, JobInterruptedError, descriptors, locked, run_all, told, try_lock
+from lit_sparse.studies.jobs import JobFailedError, JobInterruptedError, descriptors, locked, naming_failure, run_all, try_lock
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
 
@@ -165,7 +165,7 @@ class Sweep:
             while (taken := self._take(trials)) is not None:
                 with taken[1] as lock:
                     try:
-                        with told(f"trial_{taken[0]}"):
+                        with naming_failure(f"trial_{taken[0]}"):
                             self._finish(taken[0], threads, lock)
                     except JobInterruptedError:  # the trial is left for the next command
                         return

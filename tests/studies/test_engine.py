@@ -196,6 +196,8 @@ def test_options_that_cannot_be_given_are_refused_before_anything_runs(
     path = write_study(inputs={"images": "folder of the images"}, options={"data.init_args.path": "{images}"})
     with pytest.raises(ConfigurationError, match="Give --input images=PATH: folder of the images"):
         runner(path).run()
+    with pytest.raises(ConfigurationError, match="Give --input images=PATH"):
+        runner(write_study(inputs={"images": "images"}, tests={"test": {"data.init_args.path": "{images}"}})).run()
     with pytest.raises(ConfigurationError, match=r"toy.yaml names 'lost.yaml', but there is no such file or config"):
         runner(write_study(config="lost.yaml")).run()
     (path.parent / "wrong.yaml").write_text("a: [")
@@ -236,7 +238,7 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     assert "rows of cell 'slow' that were made with other settings" in capsys.readouterr().err
     assert main(["report", str(path), "-o", "page.html"]) == 0
     text = Path("page.html").read_text()
-    assert "Not known: the study has changed" in text
+    assert "Not known: the rows have other settings" in text
     assert "max_epochs: 7" not in text
 
 
@@ -402,7 +404,13 @@ def test_the_studies_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Mo
     assert Path("results/support.csv").stat().st_mtime_ns == before, "points that are floating-point numbers are found again"
     lines = (tmp_path / "results" / "support.md").read_text().splitlines()
     assert lines[4] == "| gamma | sparsemax | entmax |"
-    assert [line.split(" | ")[0] for line in lines[6:9]] == ["| 0.5", "| 1.0", "| 2.0"]
+    assert [line.split(" | ")[0] for line in lines[6:]] == [
+        "| 0.5",
+        "| 1.0",
+        "| 2.0",
+        "",
+        "± is the standard deviation over the seeds.",
+    ]
 
 
 def test_unknown_functions_are_explained(write_study: Callable[..., Path], runner: Make) -> None:
