@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import signal
@@ -239,6 +240,13 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     assert main(["report", str(path), "-o", "page.html"]) == 0
     text = Path("page.html").read_text()
     assert "Not known: the rows have other settings" in text
+    assert "max_epochs: 7" not in text
+    begun = Path("runs/studies/toy/slow/seed_0.json")
+    begun.parent.mkdir(parents=True)
+    begun.write_text(json.dumps(study.study.settings("slow", None, [])))
+    assert main(["report", str(path), "-o", "page.html"]) == 0
+    text = Path("page.html").read_text()
+    assert "max_epochs: 2" in text, "the settings of the run"
     assert "max_epochs: 7" not in text
 
 

@@ -109,11 +109,12 @@ def test_bad_trials_are_pruned(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failed_trial_leaves_the_others(tmp_path: Path) -> None:
+def test_a_failed_trial_is_named_at_once_and_leaves_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     sweep = Sweep([CONFIG], {K: [2, -1]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", sampler="grid")
     sweep.extra = ["--trainer.max_epochs=1"]
     (message,) = sweep.run(2)
     assert "`k`" in message
+    assert "trial_1: failed\n" in capsys.readouterr().out
     assert [trial.state.name for trial in sweep.study.trials] == ["COMPLETE", "FAIL"]
 
 

@@ -161,6 +161,19 @@ def test_measured_numbers_may_be_the_axis(write_study: Callable[..., Path]) -> N
     assert [list(line.get_ydata()) for line in canvas.axes[0].lines] == [[1.0, 1.0], [1.0]]
 
 
+@pytest.mark.parametrize(
+    ("log", "scales"),
+    [(False, ("linear", "linear")), (True, ("linear", "log")), ("x", ("log", "linear")), ("both", ("log", "log"))],
+)
+def test_the_axes_of_a_panel_are_logarithmic_as_asked(
+    log: bool | str, scales: tuple[str, str], write_study: Callable[..., Path]
+) -> None:
+    study = load_study(write_study(cells={"a": {}}, figures=[{"panels": [{"value": "y", "x": "size", "log": log}]}]))
+    canvas = canvas_of(study, study.figures[0], [{"cell": "a", "seed": "0", "size": "1", "y": "2"}], [])
+    assert canvas is not None
+    assert (canvas.axes[0].get_xscale(), canvas.axes[0].get_yscale()) == scales
+
+
 def test_panels_without_values_are_left_out(write_study: Callable[..., Path]) -> None:
     figure = {"lines": "title", "panels": [{"value": "y", "x": "size"}, {"value": "z", "x": "size", "label": "z"}]}
     study = load_study(write_study(cells={"a": {}}, figures=[figure]))
