@@ -158,7 +158,10 @@ class Sweep:
             raise ConfigurationError(f"{self.folder} was begun with other {key}. Choose another --output, or remove it.")
 
     def run(self, trials: int, jobs: int = 1) -> list[str]:
-        """Run trials until there are so many, some at a time; return the messages of those that failed."""
+        """Run trials until there are so many, some at a time; return the messages of those that failed.
+
+        At the end it waits for trials that another process works on, such as the training that a killed sweep has left.
+        """
         failed: list[str] = []
 
         def work(threads: int) -> None:
@@ -172,18 +175,37 @@ class Sweep:
                     except LitSparseError as error:
                         failed.append(str(error))
 
-        return run_all([work] * jobs, jobs) + failed
+        others = run_all([work] * jobs, jobs)
+        while held := self._held():
+            print(f"{', '.join(held)}: another process runs it, or a killed one left its training; waiting", flush=True)
+            while set(held) == set(self._held()):
+                time.sleep(0.5)
+            others += run_all([work] * jobs, jobs)
+        return others + failed
+
+    def _here(self, trial: Any) -> bool:
+        """Return whether a trial is not finished, and was begun on this machine."""
+        return trial.state.name == "RUNNING" and (self.storage is None or self._lock(trial.number).is_file())
+
+    def _held(self) -> list[str]:
+        """Return the names of the trials that other processes work on."""
+        found = []
+        with locked(self.folder / "queue.lock"):
+            for trial in filter(self._here, self.study.get_trials(deepcopy=False)):
+                if (lock := try_lock(self._lock(trial.number))) is None:
+                    found.append(f"trial_{trial.number}")
+                else:
+                    lock.close()
+        return found
 
     def _take(self, trials: int) -> tuple[int, IO[str]] | None:
         """Return the number and the held lock of a trial that no living process works on, or of a new one."""
         import optuna
 
-        running = optuna.trial.TrialState.RUNNING
         with locked(self.folder / "queue.lock"):
             known = self.study.get_trials(deepcopy=False)
             for trial in known:
-                here = self.storage is None or self._lock(trial.number).is_file()  # or another machine runs it
-                if trial.state == running and here and (lock := try_lock(self._lock(trial.number))) is not None:
+                if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
                     return trial.number, lock
             if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
                 return None

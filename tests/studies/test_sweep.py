@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,6 +162,25 @@ def test_the_sweep_of_the_documentation(tmp_path: Path, monkeypatch: pytest.Monk
     words = command.replace("--trials 12", "--trials 2").split()
     assert main([*words, "--trainer.limit_train_batches=2"]) == 0
     assert len((tmp_path / "runs/sweep/ssvae/digits/sweep.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.gate
+def test_a_trial_that_another_process_holds_is_waited_for(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Otherwise the training that a killed sweep leaves would end without a value."""
+    first = Sweep([CONFIG], {RATE: [0.01], K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", sampler="grid", extra=EXTRA)
+    taken = first._take(1)
+    assert taken is not None
+    second = Sweep(
+        [CONFIG], {RATE: [0.01], K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "bits", sampler="grid", extra=EXTRA
+    )
+    waiting = threading.Thread(target=second.run, args=(1,))
+    waiting.start()
+    time.sleep(2)
+    assert waiting.is_alive()
+    taken[1].close()
+    waiting.join()
+    assert [trial.state for trial in second.study.trials] == [COMPLETE]
+    assert "trial_0: another process runs it" in capfd.readouterr().out
 
 
 @pytest.mark.slow
