@@ -23,8 +23,8 @@ class EntailmentNetwork(nn.Module):
         M = \tanh(W_y Y + (W_h h_N) e^T), \quad p = \Pi(w^T M), \quad r = Y p, \quad h^* = \tanh(W_p r + W_x h_N),
 
     and the class scores are linear in h^*. Dropout applies to the projected word vectors and to h^*. Weights have torch's
-    initialization, to which ``gate_bias`` is added. On 21,000 training pairs the network generalizes better with a bias of 1
-    before it overfits; 0 is the published value.
+    initialization, to which ``gate_bias`` is added. On 21,000 training pairs 1 gives fewer errors in validation than 0, the
+    published value.
 
     Entries beyond the length of a sentence are ignored, and rows are independent. A premise without words has the state 0 and
     no attention. A hypothesis without words keeps the premise's last state.
