@@ -229,6 +229,8 @@ SELECTORS: dict[str, Callable[[int], CoresetSelector]] = {
     "A-IHT, 20 % batches": lambda most: AcceleratedIHT(batch=0.2, max_iter=most, polish=False),
     "A-IHT II": lambda most: AcceleratedIHT(debias=True, max_iter=most, polish=False),
     "A-IHT II polished": lambda most: AcceleratedIHT(debias=True, max_iter=most),
+    "A-IHT, half step": lambda most: AcceleratedIHT(step_scale=0.5, max_iter=most, polish=False),  # as the released code
+    "A-IHT II, half step": lambda most: AcceleratedIHT(step_scale=0.5, debias=True, max_iter=most, polish=False),
     "NN-OMP": lambda most: NonnegativeOMP(),
     "GIGA": lambda most: GIGA(),
     "Frank-Wolfe": lambda most: FrankWolfe(),

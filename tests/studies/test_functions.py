@@ -82,14 +82,16 @@ def test_a_coreset_is_compared_with_all_examples() -> None:
 
 def test_options_of_the_thresholding_selectors() -> None:
     made = {name: build(300) for name, build in coreset_problems.SELECTORS.items()}
-    keys = ("max_iter", "step", "batch", "debias", "polish")
+    keys = ("max_iter", "step", "step_scale", "batch", "debias", "polish")
     options = {name: [getattr(each, key, None) for key in keys] for name, each in made.items() if isinstance(each, IHT)}
     assert options == {
-        "A-IHT": [300, "optimal", 1.0, False, False],
-        "IHT, constant step": [300, "constant", 1.0, None, False],
-        "A-IHT, 20 % batches": [300, "optimal", 0.2, False, False],
-        "A-IHT II": [300, "optimal", 1.0, True, False],
-        "A-IHT II polished": [300, "optimal", 1.0, True, True],
+        "A-IHT": [300, "optimal", 1.0, 1.0, False, False],
+        "IHT, constant step": [300, "constant", 1.0, 1.0, None, False],
+        "A-IHT, 20 % batches": [300, "optimal", 1.0, 0.2, False, False],
+        "A-IHT II": [300, "optimal", 1.0, 1.0, True, False],
+        "A-IHT II polished": [300, "optimal", 1.0, 1.0, True, True],
+        "A-IHT, half step": [300, "optimal", 0.5, 1.0, False, False],
+        "A-IHT II, half step": [300, "optimal", 0.5, 1.0, True, False],
     }
 
 
