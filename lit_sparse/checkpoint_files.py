@@ -1,4 +1,4 @@
-"""Reads checkpoint files that are complete and hold only plain data and allowed names (:mod:`lit_sparse.trust`)."""
+"""Reads checkpoint files that are complete and hold only plain data, and builds the modules that they describe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -16,30 +16,29 @@ import torch
 from torch import Tensor
 
 from lit_sparse.aliases import with_new_names
+from lit_sparse.allocation import Limits
+from lit_sparse.descriptions import Plan, plan, plan_arguments
 from lit_sparse.errors import CheckpointError, LitSparseError, error_chain
-from lit_sparse.trust import check_hyperparameters, trusting
+from lit_sparse.trust import trusting
 
 __all__ = [
     "check_finite",
     "check_resumable",
     "check_written",
-    "load_trusted",
+    "load_module",
+    "plan_module",
     "read_checkpoint",
     "read_torch_file",
     "restoring_error",
 ]
 
 Loaded = TypeVar("Loaded")
-#: Keys under which Lightning looks for the arguments of a model, and of a data module.
-DESCRIPTIONS = ("hyper_parameters", "datamodule_hyper_parameters")
 #: Further keys that Lightning reads in checkpoints of version 1.
 OLD_KEYS = ("hparams", "module_arguments", "checkpoint_callback_best_model_path", "checkpoint_callback_best")
 #: Keys under which ModelCheckpoint keeps the files that it has written and later removes.
 WRITTEN = ("best_model_path", "kth_best_model_path", "last_model_path")
 #: Counters of Lightning's progress.
 COUNTERS = {"ready", "started", "processed", "completed"}
-#: Arguments of Lightning's ``load_from_checkpoint`` that do not belong to the model.
-LOADER_OPTIONS = ("map_location", "hparams_file", "strict", "weights_only")
 #: Major version of Lightning whose checkpoints are supported.
 MAJOR = 2
 #: Largest depth of dicts and lists in a checkpoint.
@@ -80,28 +79,19 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -
         ) from error
 
 
-def read_checkpoint(
-    file: str | Path | IO[bytes],
-    source: str | None = None,
-    *,
-    model: type | None = None,
-    given: Collection[str] = (),
-    described: bool = True,
-) -> dict[str, Any]:
-    """Return a checkpoint of a Lightning module after checking its names.
+def read_checkpoint(file: str | Path | IO[bytes], source: str | None = None, map_location: Any = "cpu") -> dict[str, Any]:
+    """Return a checkpoint of a Lightning module; its descriptions are not checked yet.
 
     Args:
         file: path, or an open file.
         source: name of the file in messages; by default its path.
-        model: class of the model, if the checkpoint does not name it.
-        given: arguments of the model that replace those in the checkpoint.
-        described: whether the model is built from the checkpoint's description.
+        map_location: device of the tensors.
 
     Raises:
-        CheckpointError: if the file is not a checkpoint, or names a forbidden class.
+        CheckpointError: if the file is not a checkpoint.
     """
     source = source or repr(str(file))
-    found = read_torch_file(file, source)
+    found = read_torch_file(file, source, map_location=map_location)
     if isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values()):
         raise CheckpointError(f"{source} is a bare state dict: it holds weights but not the model's arguments. {SUGGESTION}")
     if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict):
@@ -117,11 +107,6 @@ def read_checkpoint(
     if old:
         raise CheckpointError(f"{source} has the entry `{old[0]}` of an unsupported version of Lightning. {SUGGESTION}")
     _check_counters(source, found)
-    for key in DESCRIPTIONS if described else DESCRIPTIONS[1:]:
-        arguments = found.get(key)
-        if isinstance(arguments, dict):
-            arguments = {name: value for name, value in arguments.items() if name not in given}
-        check_hyperparameters(source, arguments, model)
     return found
 
 
@@ -165,56 +150,85 @@ def check_finite(source: str, checkpoint: dict[str, Any]) -> None:
         )
 
 
-def load_trusted(
-    loader: Callable[..., Loaded],
+def load_module(
+    base: type[Loaded],
     file: str | Path | IO[bytes],
     *,
     trust: Collection[str] = (),
-    model: type | None = None,
-    **options: Any,
+    map_location: Any = "cpu",
+    hparams_file: str | Path | None = None,
+    strict: bool | None = None,
+    **arguments: Any,
 ) -> Loaded:
-    """Build a module from a checkpoint after checking its names.
+    """Build a Lightning module or data module from a checkpoint, in place of Lightning's ``load_from_checkpoint``.
 
     Args:
-        loader: ``load_from_checkpoint`` of a Lightning class.
-        file: path, or an open file.
+        base: class of the module, or a class above it.
+        file: path or URL, or an open file.
         trust: import paths that the checkpoint may name in addition to the allowed ones.
-        model: class of the loader.
-        options: arguments of ``loader``; with ``weights_only=False`` nothing is checked, because the file itself may run code.
+        map_location: device of the weights.
+        hparams_file: YAML file with the arguments, in place of those in the checkpoint.
+        strict: whether the names of the weights have to be those of the model; by default as the model says.
+        arguments: arguments of the module that replace those in the checkpoint.
 
     Raises:
-        CheckpointError: if the file is not a checkpoint, or names a forbidden class.
+        CheckpointError: if the file is not a checkpoint, does not fit, or names a forbidden class.
     """
-    if options.get("weights_only") is False:
-        return loader(file, **options)
     source = repr(str(file)) if isinstance(file, str | Path) else "the checkpoint"
-    content = _content_of(file, source)  # read only once, so that the checked content is the content that is used
-    given = {name for name in options if name not in LOADER_OPTIONS}
+    found: Any = read_checkpoint(_content_of(file, source), source, map_location)
+    try:
+        check_finite(source, found)
+    except CheckpointError as error:
+        warnings.warn(str(error), stacklevel=3)
+    kind: Any = base
+    described = found.get(kind.CHECKPOINT_HYPER_PARAMS_KEY) if hparams_file is None else _arguments_in(hparams_file)
     with trusting(trust):
-        described = options.get("hparams_file") is None
-        checkpoint = read_checkpoint(content, source, model=model, given=given, described=described)
-        try:
-            check_finite(source, checkpoint)
-        except CheckpointError as error:
-            warnings.warn(str(error), stacklevel=3)
-        content = _renamed(content, checkpoint)
-        try:
-            return loader(content, **{**options, "weights_only": True})
-        except Exception as error:
-            raise restoring_error(source, error) from error
+        limits = Limits.of(source, found["state_dict"])
+        planned = plan_module(limits, described, base, given=arguments)
+    try:
+        with limits.kept():
+            module = planned._replace(arguments=planned.arguments | arguments).build(source)
+            if not hasattr(module, "configure_model"):
+                state = found.get(type(module).__qualname__)
+                if state is not None:
+                    module.load_state_dict(state)
+                return module  # type: ignore[no-any-return]
+            module.configure_model()
+        module.on_load_checkpoint(found)
+        module.load_state_dict(found["state_dict"], strict=module.strict_loading if strict is None else strict)
+    except Exception as error:
+        raise restoring_error(source, error) from error
+    device = next((value.device for value in found["state_dict"].values() if isinstance(value, Tensor)), torch.device("cpu"))
+    return module.to(device)  # type: ignore[no-any-return]
 
 
-def _renamed(content: io.BytesIO, checkpoint: dict[str, Any]) -> io.BytesIO:
-    """Return the content of a checkpoint, written anew if it has former names."""
-    described = {key: checkpoint[key] for key in DESCRIPTIONS if key in checkpoint}
-    renamed = with_new_names(described)
-    content.seek(0)
-    if renamed == described:
-        return content
-    made = io.BytesIO()
-    torch.save({**checkpoint, **renamed}, made)
-    made.seek(0)
-    return made
+def plan_module(limits: Limits, described: Any, base: type, *, given: Collection[str] = ()) -> Plan:
+    """Check the hyper-parameters of a checkpoint, and build nothing.
+
+    Args:
+        limits: limits of the checkpoint's model.
+        described: arguments of the module, and its class under ``_class_path`` unless it is ``base``.
+        base: class of the module, or a class above it.
+        given: arguments that replace those of the checkpoint, and are not checked.
+
+    Raises:
+        CheckpointError: if a class is not allowed, or a value does not fit its annotation.
+    """
+    source, longest = limits.source, limits.parameters
+    if not isinstance(described, dict | None):
+        raise CheckpointError(f"Expected hyper-parameters in {source} to be a dict but got {type(described).__name__}.")
+    described = with_new_names(described or {})
+    arguments = {name: value for name, value in described.items() if name not in given and not str(name).startswith("_")}
+    if "_class_path" not in described:
+        return plan_arguments(source, arguments, base, longest)
+    return plan(source, {"class_path": described["_class_path"], "init_args": arguments}, base, longest)
+
+
+def _arguments_in(path: str | Path) -> Any:
+    """Return the arguments in a YAML file that the user names."""
+    import yaml
+
+    return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
 
 
 def _content_of(file: str | Path | IO[bytes], source: str) -> io.BytesIO:

@@ -9,10 +9,11 @@ from typing import Any, Literal, overload
 import yaml
 
 from lit_sparse.aliases import with_new_names
-from lit_sparse.checkpoint_files import load_trusted, restoring_error
+from lit_sparse.checkpoint_files import load_module, restoring_error
+from lit_sparse.descriptions import build
 from lit_sparse.errors import CheckpointError
-from lit_sparse.lightning import instantiate_module, pl
-from lit_sparse.trust import check_hyperparameters, trusting
+from lit_sparse.lightning import pl
+from lit_sparse.trust import trusting
 
 __all__ = ["load"]
 
@@ -67,15 +68,13 @@ def load(
     """
     path = Path(path)
     file = _checkpoint_of(path, which) if path.is_dir() else path
-    loader = pl.LightningModule.load_from_checkpoint
-    model = load_trusted(loader, file, trust=trust, map_location=map_location, **arguments).eval()
+    model = load_module(pl.LightningModule, file, trust=trust, map_location=map_location, **arguments).eval()
     if not data:
         return model
     run = file.parent.parent
-    with trusting(trust):
-        described = _data_of(run)
     try:
-        module = instantiate_module(pl.LightningDataModule, described)
+        with trusting(trust):
+            module = _data_of(run)
         if hasattr(module, "use_vocabularies") and getattr(model, "vocabularies", None):
             module.use_vocabularies(model.vocabularies)
     except Exception as error:
@@ -93,21 +92,13 @@ def _checkpoint_of(folder: Path, which: str) -> Path:
     raise CheckpointError(f"Expected a {which} checkpoint in the run folder {str(folder)!r} but there is {there}.{hint}")
 
 
-def _data_of(run: Path) -> dict[str, Any]:
-    numbered = [path for path in run.glob("config_resumed_*.yaml") if path.stem.rsplit("_", 1)[1].isdecimal()]
-    resumed = sorted(numbered, key=lambda path: int(path.stem.rsplit("_", 1)[1]))
-    config = [run / "config.yaml", *resumed][-1]
+def _data_of(run: Path) -> Any:
+    config = run / "config.yaml"
     try:
-        content = yaml.safe_load(config.read_text())
+        content = yaml.safe_load(config.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise CheckpointError(f"Expected the run's config in {str(config)!r} but it is unreadable: {error}") from error
     described = content.get("data") if isinstance(content, dict) else None
-    if not isinstance(described, dict) or not isinstance(described.get("class_path"), str):
+    if not isinstance(described, dict):
         raise CheckpointError(f"Expected a data module in {str(config)!r} but got none.")
-    arguments = described.get("init_args") or {}
-    if not isinstance(arguments, dict):
-        raise CheckpointError(f"Expected `data.init_args` in {str(config)!r} to be a dict but got {arguments!r}.")
-    found = {"_class_path": described["class_path"], **arguments}
-    check_hyperparameters(repr(str(config)), found)
-    renamed: dict[str, Any] = with_new_names(found)
-    return renamed
+    return build(repr(str(config)), with_new_names(described), pl.LightningDataModule)

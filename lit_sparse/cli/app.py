@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import lit_sparse.estimators
 import lit_sparse.mappings
 import lit_sparse.models
 import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
+from lit_sparse.allocation import Limits
 from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.cli.arguments import (
     configs_first,
@@ -100,6 +101,7 @@ class LitSparseCLI(LightningCLI):
         self._checkpoint: Path | None = None
         self._resumed_step: int | None = None
         self._kept_rows: int | None = None
+        self._limits: Limits | None = None
         self._optimizer_options: dict[str, Any] = {}
         self.run_folder: Path | None = None
         self._trusted, texts, self._classes = named_by_user(args[1:])
@@ -171,6 +173,7 @@ class LitSparseCLI(LightningCLI):
         checkpoint = read_for(self.command, self._checkpoint, self._classes)
         self._resumed_step = checkpoint.get("global_step")
         self._kept_rows = checkpoint.get(ROWS)
+        self._limits = Limits.of(repr(str(self._checkpoint)), checkpoint["state_dict"])
         with about_checkpoint():
             self._merge(parser, rest, checkpoint.get("hyper_parameters") or {}, checkpoint.get("state_dict") or {})
         self._options()["ckpt_path"] = str(self._checkpoint)
@@ -239,7 +242,8 @@ class LitSparseCLI(LightningCLI):
     def instantiate_classes(self) -> None:
         """Build the parts, with the checkpoint's weights if the command is not run; report a bad argument in one message."""
         try:
-            super().instantiate_classes()
+            with nullcontext() if self._limits is None else self._limits.kept():
+                super().instantiate_classes()
         except LitSparseError:
             raise
         except Exception as error:

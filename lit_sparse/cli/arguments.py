@@ -13,7 +13,6 @@ from typing import Any
 import yaml
 
 from lit_sparse.config_files import find_config
-from lit_sparse.trust import names_in
 
 __all__ = [
     "as_yaml_file",
@@ -143,15 +142,34 @@ def named_by_user(args: list[str]) -> tuple[list[str], set[str], set[str]]:
     for config in (_yaml_of(path) for path in values_of(args, "-c") + values_of(args, "--config")):
         if isinstance(config, dict):
             trusted += _listed(config.get("trust"))
-            texts |= names_in(config.get("model"))[0]
-            classes |= names_in(config)[1]
+            texts |= set(_texts_in(config.get("model")))
+            classes |= {text for text in _texts_in(config) if re.fullmatch(r"\w+(\.\w+)+", text)}
     for value in values_of(args, "--trust"):
         trusted += _listed(yaml.safe_load(value) if value.startswith("[") else value)
     for arg in (arg.partition("=")[2] if arg.startswith("--") else arg for arg in split_model_options(args)[0]):
-        texts |= names_in(arg)[0]
+        texts |= set(_texts_in(arg))
         if arg.endswith((".yaml", ".yml", ".json")):
-            texts |= names_in(_yaml_of(arg))[0]
+            texts |= set(_texts_in(_yaml_of(arg)))
     return list(dict.fromkeys(trusted)), texts | set(trusted), classes
+
+
+def _texts_in(value: Any, seen: Collection[int] = ()) -> Iterator[str]:
+    """Yield all texts in the user's description, also those inside YAML texts."""
+    if isinstance(value, str):
+        yield value
+        value = _as_yaml(value)
+    if isinstance(value, dict | list) and id(value) not in seen:
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts_in(item, (*seen, id(value)))
+
+
+def _as_yaml(text: str) -> Any:
+    """Return the list or dict that a text is in YAML, or None."""
+    try:
+        found = yaml.safe_load(text) if any(sign in text for sign in "{[:-\n") else None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict | list) else None
 
 
 def _listed(value: Any) -> list[str]:

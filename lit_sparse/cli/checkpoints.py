@@ -15,10 +15,12 @@ import yaml
 from jsonargparse import Namespace
 from typing_extensions import Self
 
+from lit_sparse.allocation import Limits
 from lit_sparse.checkpoint_files import (
     check_finite,
     check_resumable,
     check_written,
+    plan_module,
     read_checkpoint,
     restoring_error,
 )
@@ -49,6 +51,9 @@ def read_for(command: str, path: Path, classes: Collection[str]) -> dict[str, An
             import_module(module)
     source = repr(str(path))
     checkpoint = read_checkpoint(path)
+    described = checkpoint.get("hyper_parameters")
+    if not isinstance(described, dict) or "_class_path" in described:
+        plan_module(Limits.of(source, checkpoint["state_dict"]), described, pl.LightningModule)
     if command == "fit":
         check_resumable(source, checkpoint)
     check_written(source, checkpoint)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_sparse.checkpoint_files import load_trusted
+from lit_sparse.checkpoint_files import load_module
 from lit_sparse.checks import check_number, check_positive
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.projections import Projection, entry
@@ -155,7 +155,7 @@ class LastLayerGradients(Projection):
             what = "is a folder" if Path(str(self.checkpoint)).is_dir() else "does not exist"
             raise CheckpointError(f"The checkpoint {self.checkpoint!r} of the network for the vectors {what}.")
         try:
-            return load_trusted(pl.LightningModule.load_from_checkpoint, str(self.checkpoint), map_location="cpu")
+            return load_module(pl.LightningModule, str(self.checkpoint))
         except CheckpointError as error:
             raise CheckpointError(f"The checkpoint {self.checkpoint!r} cannot be read: {error}") from error
 

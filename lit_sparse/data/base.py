@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.checkpoint_files import load_trusted
+from lit_sparse.checkpoint_files import load_module
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
@@ -142,7 +142,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             options: options of Lightning's method, and arguments of the data module in place of the checkpoint's.
         """
         options |= dict(zip(("map_location", "hparams_file"), args, strict=False))
-        return load_trusted(super().load_from_checkpoint, checkpoint_path, trust=trust, model=cls, **options)
+        return load_module(cls, checkpoint_path, trust=trust, **options)
 
     def folded(self, splits: dict[Split, Any]) -> dict[Split, Any]:
         """Return the examples of each split, after ``fold`` has divided those of training and validation.

@@ -106,6 +106,6 @@ class SparseAttentionPooling(nn.Module):
         """
         folder = Path(input_path)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        pool = cls(config["dim"], build(f"{str(folder / 'config.json')!r}", config["mapping"]))
+        pool = cls(config["dim"], build(f"{str(folder / 'config.json')!r}", config["mapping"], SparseMapping))
         pool.load_state_dict(read_torch_file(folder / "pooling.pt", str(folder / "pooling.pt")))
         return pool

@@ -167,10 +167,7 @@ def attach(model: Any, described: Mapping[str, Any], source: str = "the config")
     for name, description in described.items():
         if name not in parts:
             raise CheckpointError(f"Expected {source} to describe layers of {type(model).__name__} but got {name!r}.")
-        mapping = build(source, description)
-        if not isinstance(mapping, SparseMapping):
-            raise CheckpointError(f"Expected {source} to describe a mapping of {name} but got {full_name(mapping)}.")
-        new[name] = LayerMapping(mapping)
+        new[name] = LayerMapping(build(source, description, SparseMapping))
     for name, part in new.items():
         place = next(parts[name].parameters(), torch.empty(()))
         set_mapping(parts[name], part.to(place.device))
@@ -197,7 +194,7 @@ def _started(mapping: object, start: str) -> SparseMapping:
                 " not start from softmax: use start='cold'."
             )
     try:
-        same = build("the mapping", describe(mapping)).state_dict().keys() == mapping.state_dict().keys()
+        same = build("the mapping", describe(mapping), SparseMapping).state_dict().keys() == mapping.state_dict().keys()
     except (TypeError, CheckpointError):
         same = False
     if not same:

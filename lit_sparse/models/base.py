@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from typing_extensions import Self, override
 
 from lit_sparse.arguments import KeepsArguments
-from lit_sparse.checkpoint_files import load_trusted
+from lit_sparse.checkpoint_files import load_module
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import GradClipAlgorithmType, LRSchedulerCallable, OptimizerCallable, Precision, check_pairing, pl
 from lit_sparse.lightning_internals import after_restore, continue_training, given_hyperparameters
@@ -117,8 +117,9 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             CheckpointError: if it is not a checkpoint, does not fit the model, or names a class that is not allowed.
         """
         options |= dict(zip(("map_location", "hparams_file", "strict"), args, strict=False))
-        load = super().load_from_checkpoint
-        return load_trusted(load, checkpoint_path, trust=trust, model=cls, weights_only=weights_only, **options)
+        if weights_only is False:
+            return super().load_from_checkpoint(checkpoint_path, weights_only=False, **options)
+        return load_module(cls, checkpoint_path, trust=trust, **options)
 
     @abstractmethod
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:

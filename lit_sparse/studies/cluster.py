@@ -51,7 +51,7 @@ class Cluster:
         """Submit a command whose output is appended to a file."""
         import submitit
 
-        executor = submitit.AutoExecutor(log.with_suffix(".submitit"), cluster=self.name)
+        executor = submitit.AutoExecutor(_folder(), cluster=self.name)
         executor.update_parameters(**{"timeout_min": 24 * 60} | self.options)
         ticket = uuid.uuid4().hex
         _ticket(log).write_text(ticket, encoding="utf-8")
@@ -96,6 +96,22 @@ def forget_job(log: Path) -> None:
         _ticket(log).unlink(missing_ok=True)
         with locked(_lock(log)):
             pass
+
+
+def _folder() -> Path:
+    """Return a folder that only this user can write to: submitit pickles its jobs, and reading a pickle runs code."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lit_sparse" / "jobs"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private = folder.stat().st_uid == os.getuid() and not folder.stat().st_mode & 0o022
+    except OSError as error:
+        raise ConfigurationError(f"Expected a folder {str(folder)!r} for jobs but got: {error}. Set XDG_CACHE_HOME.") from error
+    if not private:
+        raise ConfigurationError(
+            f"Expected only you to be able to write to {str(folder)!r}, since jobs are pickled there. Run chmod 700 on it, or"
+            " set XDG_CACHE_HOME."
+        )
+    return folder
 
 
 def _ticket(log: Path) -> Path:

@@ -88,6 +88,8 @@ class Sweep:
         self.distributions = {key: _distribution(key, values) for key, values in space.items()}
         folder.mkdir(parents=True, exist_ok=True)
         self._check_settings()
+        for trial in self.study.get_trials(deepcopy=False):
+            self.params(trial, whole=trial.state.name == "COMPLETE")
         if sampler == "grid":
             self._enqueue()
 
@@ -154,8 +156,29 @@ class Sweep:
         if begun is None:
             self.study.set_user_attr("settings", asked)
         elif begun != asked:
-            key = next(key for key in asked if begun.get(key) != asked[key])
+            key = next((key for key in asked if not isinstance(begun, dict) or begun.get(key) != asked[key]), "settings")
             raise ConfigurationError(f"{self.folder} was begun with other {key}. Choose another --output, or remove it.")
+
+    def params(self, trial: Any, *, whole: bool = True) -> dict[str, Any]:
+        """Return the values of a stored trial by option; whoever can write to the storage may have changed them.
+
+        Args:
+            trial: trial of the storage.
+            whole: whether it has to have a value for each option of the space.
+
+        Raises:
+            ConfigurationError: if a name or a value is not in the declared space.
+        """
+        found = dict.fromkeys(self.space) if whole else {}
+        for key, stored in {**found, **trial.params}.items():
+            matching = _matching(self.space[key], stored) if key in self.space else []
+            if not matching:
+                raise ConfigurationError(
+                    f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have values of the space but got"
+                    f" {key[:80]!r} = {stored!r:.80}. The storage was changed, or the space: choose another --output."
+                )
+            found[key] = matching[0]
+        return found
 
     def run(self, trials: int, jobs: int = 1) -> list[str]:
         """Run trials until there are so many, some at a time; return the messages of those that failed.
@@ -206,6 +229,8 @@ class Sweep:
             known = self.study.get_trials(deepcopy=False)
             for trial in known:
                 if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
+                    if len(trial.params) < len(self.space):  # killed while its values were drawn
+                        self._draw_rest(optuna.trial.Trial(self.study, trial._trial_id))
                     return trial.number, lock
             if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
                 return None
@@ -219,12 +244,22 @@ class Sweep:
             assert lock is not None
             return number, lock
 
+    def _draw_rest(self, trial: Any) -> None:
+        """Draw the values of a trial that it does not have yet."""
+        for key, values in self.space.items():
+            if isinstance(values, list):
+                trial.suggest_categorical(key, values)
+            elif all(isinstance(values[end], int) for end in ("low", "high")):
+                trial.suggest_int(key, **values)
+            else:
+                trial.suggest_float(key, **values)
+
     def _lock(self, number: int) -> Path:
         return self.folder / f"trial_{number}" / "lock"
 
     def runner(self, number: int) -> Runner:
         """Return what trains a trial: a study with one cell, or with one for each fold."""
-        params = self.study.get_trials(deepcopy=False)[number].params
+        params = self.params(self.study.get_trials(deepcopy=False)[number])
         config, *overlays = (str(Path(path).resolve()) for path in self.configs)
         cells = {f"trial_{number}": Cell(config=config, overlays=overlays, options=params)}
         if self.folds > 1:
@@ -246,7 +281,7 @@ class Sweep:
         if frozen.state != optuna.trial.TrialState.RUNNING:
             return  # another process has finished it
         trial = optuna.trial.Trial(self.study, frozen._trial_id)
-        shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in frozen.params.items())
+        shown = ", ".join(f"{key.rsplit('.', 1)[-1]} {value}" for key, value in self.params(frozen).items())
         print(f"{name}: runs with {shown}; output in {runner.log(cells[0], 0)}", flush=True)
         reported = len(frozen.intermediate_values)
 
@@ -306,7 +341,7 @@ class Sweep:
         for trial in trials:
             texts = [f"{value:.6g}" for value in trial.values]
             marked = [f"**{text}**" for text in texts] if trial.number in best else texts
-            lines.append([str(trial.number), *(str(trial.params.get(key, "")) for key in self.space), *marked])
+            lines.append([str(trial.number), *(str(value) for value in self.params(trial).values()), *marked])
         files = [self.folder / "sweep.md", self.folder / "sweep.csv", self.folder / "best.yaml"]
         files[0].write_text("\n".join(markdown(lines)) + "\n", encoding="utf-8")
         with files[1].open("w", newline="", encoding="utf-8") as file:
@@ -357,6 +392,18 @@ def _distribution(key: str, values: Any) -> Any:
     raise ConfigurationError(
         f"Expected a list of values, or low and high with log or step, for {key!r} of the space but got {values!r}."
     )
+
+
+def _matching(values: Any, stored: Any) -> list[Any]:
+    """Return the value of an option's space that a stored one equals, in a list, or an empty list."""
+    if isinstance(values, list):
+        return [value for value in values if type(value) is type(stored) and value == stored]
+    low, high, step = values["low"], values["high"], values.get("step")
+    kinds = (int,) if isinstance(low, int) and isinstance(high, int) else (int, float)
+    if isinstance(stored, bool) or not isinstance(stored, kinds) or not low <= stored <= high:
+        return []
+    steps = (stored - low) / step if step else 0.0
+    return [stored] if abs(steps - round(steps)) < 1e-6 else []
 
 
 def _direction(metric: str, mode: str | None) -> str:

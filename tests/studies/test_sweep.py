@@ -64,6 +64,75 @@ def test_a_grid_is_searched_once_and_the_best_is_named(tmp_path: Path, capsys: p
     assert "was begun with other extra" in capsys.readouterr().err
 
 
+EVIL = {"class_path": "torch.fx.graph_module.reduce_graph_module", "init_args": {"body": {"_code": "pass"}}}
+
+
+def take(sweep: Sweep) -> None:
+    taken = sweep._take(1)
+    assert taken is not None
+    taken[1].close()
+
+
+@pytest.mark.filterwarnings("ignore:Fixed parameter:UserWarning")
+@pytest.mark.parametrize(
+    ("state", "storage", "key", "value"),
+    [
+        ("RUNNING", "file", "model.init_args.mapping", str(EVIL)),
+        ("RUNNING", "database", "model.init_args.mapping", str(EVIL)),
+        ("RUNNING", "file", "c", "other.yaml"),
+        ("RUNNING", "file", RATE, 0.02),
+        ("RUNNING", "file", RATE, "0.01"),
+        ("RUNNING", "file", K, 99),
+        ("RUNNING", "file", K, 2.5),
+        ("RUNNING", "file", K, True),
+        ("WAITING", "file", "trust", "os.system"),
+        ("WAITING", "file", RATE, "--config=other.yaml"),
+        ("WAITING", "file", K, 99),
+        ("COMPLETE", "file", RATE, "**bold**"),
+        ("FAIL", "database", "c", "other.yaml"),
+    ],
+)
+def test_stored_values_lie_in_the_declared_space(state: str, storage: str, key: str, value: object, tmp_path: Path) -> None:
+    declared = {RATE: [0.001, 0.01], K: {"low": 1, "high": 9}}
+    url = f"sqlite:///{tmp_path / 'trials.db'}" if storage == "database" else None
+    options = ([CONFIG], declared, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    study = Sweep(*options, storage=url).study
+    if state == "WAITING":
+        study.enqueue_trial({RATE: 0.01, K: 2, key: value})
+    else:
+        categories = {
+            name: optuna.distributions.CategoricalDistribution([one]) for name, one in ((RATE, 0.01), (K, 2), (key, value))
+        }
+        frozen = optuna.trial.create_trial(
+            state=optuna.trial.TrialState[state],
+            params={RATE: 0.01, K: 2, key: value},
+            distributions=categories,
+            value=1.0 if state == "COMPLETE" else None,
+        )
+        study.add_trial(frozen)
+    if state == "WAITING" and key not in declared:  # only the options of the space are drawn
+        again = Sweep(*options, storage=url)
+        take(again)
+        assert again.runner(0).study.cells["trial_0"].options == {RATE: 0.01, K: 2}
+        return
+    with pytest.raises(ConfigurationError, match=r"trial 0 .* to have values of the space but got|with other values"):
+        again = Sweep(*options, storage=url)
+        take(again)
+        again.runner(0)
+
+
+@pytest.mark.parametrize(
+    "values", [[0.001, 0.01], {"low": 0.001, "high": 0.01, "log": True}, {"low": 0.0, "high": 1.0, "step": 0.25}]
+)
+def test_a_trial_that_was_killed_while_its_values_were_drawn_gets_the_rest(values: object, tmp_path: Path) -> None:
+    declared = {K: {"low": 1, "high": 9}, RATE: values}
+    sweep = Sweep([CONFIG], declared, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    sweep.study.ask({K: sweep.distributions[K]})
+    take(sweep)
+    assert set(sweep.params(sweep.study.trials[0])) == {K, RATE}
+    assert sweep.runner(0).study.cells["trial_0"].options.keys() == {K, RATE}
+
+
 @pytest.mark.slow
 def test_two_metrics_give_a_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     values = {K: [1, 4], RATE: [0.01]}

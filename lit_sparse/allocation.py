@@ -1,0 +1,104 @@
+"""Limits what is allocated while a model is built from a checkpoint, whose sizes and numbers of layers come from the file."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.overrides import TorchFunctionMode
+from typing_extensions import Self
+
+from lit_sparse.errors import CheckpointError
+
+__all__ = ["Limits"]
+
+FACTORIES = {
+    *(torch.arange, torch.empty, torch.empty_strided, torch.eye, torch.full, torch.linspace, torch.logspace, torch.ones),
+    *(torch.rand, torch.randint, torch.randn, torch.randperm, torch.zeros),
+}
+#: What a model may allocate beyond twice the tensors of its file: elements in one tensor, elements and parameters in all.
+SPARE_ELEMENTS, SPARE_PARAMETERS = 2**24, 500
+
+
+class Limits(NamedTuple):
+    """Largest sizes of a model whose weights are in a file.
+
+    Attributes:
+        source: name of the file in messages.
+        elements: largest number of elements of one tensor, and of all parameters.
+        parameters: largest number of parameters.
+    """
+
+    source: str
+    elements: int
+    parameters: int
+
+    @classmethod
+    def of(cls, source: str, state: Mapping[str, Any]) -> Self:
+        """Return the limits of a file with these tensors, by the memory that they take in it."""
+        tensors = [value for value in state.values() if isinstance(value, Tensor)]
+        sizes = {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors if _is_stored(value)}
+        return cls(source, 2 * sum(sizes.values()) + SPARE_ELEMENTS, 2 * len(tensors) + SPARE_PARAMETERS)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Stop a block that allocates more, before it does.
+
+        Raises:
+            CheckpointError: with the sizes.
+        """
+        thread, built = threading.get_ident(), [0, 0]
+
+        def count(module: nn.Module, name: str, parameter: Any) -> None:
+            if threading.get_ident() == thread and parameter is not None:
+                built[0] += 1
+                built[1] += 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.numel()
+                if built[0] > self.parameters:
+                    raise self.exceeded(f"more than {self.parameters:,} parameters")
+                if built[1] > self.elements:
+                    raise self.exceeded(f"parameters of more than {self.elements:,} elements")
+
+        handle = register_module_parameter_registration_hook(count)
+        try:
+            with _Limited(self):
+                yield
+        finally:
+            handle.remove()
+
+    def exceeded(self, what: str) -> CheckpointError:
+        """Return the error for a model that does not fit its file."""
+        return CheckpointError(
+            f"Expected the sizes in {self.source} to be those of its weights but got a model with {what}. The file is damaged,"
+            " or its description was changed. Use another checkpoint."
+        )
+
+
+class _Limited(TorchFunctionMode):
+    """Refuses to make tensors that are too large."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__()
+        self.limits = limits
+
+    def __torch_function__(self, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in FACTORIES:
+            options = {name: value for name, value in kwargs.items() if name not in ("generator", "out", "pin_memory")}
+            elements = func(*args, **{**options, "device": "meta"}).numel()
+            if elements > self.limits.elements:
+                raise self.limits.exceeded(f"a tensor of {elements:,} elements")
+        return func(*args, **kwargs)
+
+
+def _is_stored(tensor: Tensor) -> bool:
+    """Return whether a tensor has memory of its own to ask for: sparse tensors and those of subclasses may have none."""
+    try:
+        tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return False
+    return True
