@@ -11,6 +11,7 @@ made once, when the first room that needs Lightning is imported:
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from importlib import import_module, metadata
@@ -59,8 +60,9 @@ PLACES = {
 #: Package to install -> name to import.
 NAMES = {"pytorch_lightning": "pytorch_lightning", "lightning": "lightning.pytorch"}
 
-#: Uploads of ``lightning`` that contain malicious code.
-MALICIOUS = {"2.6.2", "2.6.3"}
+#: Oldest version: those before read the function that builds a model from its checkpoint (CVE-2026-58659), and two of the
+#: twin package are malicious uploads.
+OLDEST = (2, 6, 6)
 
 VARIABLE = "LIT_SPARSE_LIGHTNING"
 
@@ -72,7 +74,7 @@ def choose() -> str:
     """Return the name of the Lightning to import.
 
     Raises:
-        ConfigurationError: if the environment variable names neither, or the choice is not installed or is malicious.
+        ConfigurationError: if the environment variable names neither, or the choice is not installed or too old.
     """
     asked = os.environ.get(VARIABLE, "")
     if asked and asked not in NAMES:
@@ -82,8 +84,12 @@ def choose() -> str:
     package = asked or (imported or installed or ["pytorch_lightning"])[0]
     if package not in installed:
         raise ConfigurationError(f"Expected {package} to be installed but it is not. Run `pip install {package}`.")
-    if package == "lightning" and (version := metadata.version(package)) in MALICIOUS:
-        raise ConfigurationError(f"The installed lightning {version} is a malicious upload. Remove it and take another one.")
+    version = metadata.version(package)
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:3]) < OLDEST:
+        raise ConfigurationError(
+            f"Expected {package} 2.6.6 or newer, because a checkpoint can run code in earlier ones, but got {version}."
+            f" Run `pip install '{package}>=2.6.6'`."
+        )
     return NAMES[package]
 
 

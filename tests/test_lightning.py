@@ -86,12 +86,17 @@ def test_wrong_choices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         choose()
 
 
-@pytest.mark.parametrize("version", ["2.6.2", "2.6.3"])
-def test_malicious_uploads_are_refused(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    only(monkeypatch, "lightning")
+@pytest.mark.parametrize("package", NAMES)
+@pytest.mark.parametrize("version", ["2.5.9", "2.6.3", "2.6.5.post1"])
+def test_versions_whose_checkpoints_can_run_code_are_refused(
+    version: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only(monkeypatch, package)
     monkeypatch.setattr(metadata, "version", lambda _: version)
-    with pytest.raises(ConfigurationError, match=f"{version} is a malicious upload"):
+    with pytest.raises(ConfigurationError, match=rf"2\.6\.6 or newer.* but got {re.escape(version)}"):
         choose()
+    monkeypatch.setattr(metadata, "version", lambda _: "2.7.0.dev1")
+    assert choose() == NAMES[package]
 
 
 def test_models_and_data_modules_warn_of_the_other_trainer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.checkpoint_files import read_torch_file
+from lit_sparse.allocation import Limits
+from lit_sparse.checkpoint_files import read_torch_file, restoring_error
 from lit_sparse.checks import MOST_FEATURES, check_count
-from lit_sparse.descriptions import build, describe
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.descriptions import describe, plan_arguments
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.nn.dot_product import check_mapping
 
@@ -102,10 +103,21 @@ class SparseAttentionPooling(nn.Module):
         ``SentenceTransformer(folder, trust_remote_code=True)`` calls it: it loads no other class than its own without this.
 
         Raises:
-            CheckpointError: if the config names a class that is not allowed.
+            CheckpointError: if the files are damaged, or the config names a class that is not allowed.
         """
         folder = Path(input_path)
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        pool = cls(config["dim"], build(f"{str(folder / 'config.json')!r}", config["mapping"], SparseMapping))
-        pool.load_state_dict(read_torch_file(folder / "pooling.pt", str(folder / "pooling.pt")))
+        source, file = repr(str(folder / "config.json")), folder / "pooling.pt"
+        try:
+            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(
+                f"Expected the arguments of the pooling in {source} but got: {error}. Save it again."
+            ) from error
+        state = read_torch_file(file, repr(str(file)))
+        try:
+            with Limits.of(source, state).kept():
+                pool: Self = plan_arguments(source, config, cls).build(source)
+            pool.load_state_dict(state)
+        except (AttributeError, RuntimeError, TypeError) as error:
+            raise restoring_error(repr(str(file)), error) from error
         return pool

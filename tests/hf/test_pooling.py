@@ -63,6 +63,26 @@ def test_it_is_a_module_of_sentence_transformers(tmp_path: Path) -> None:
         SparseAttentionPooling.load(str(tmp_path / "1_Pooling"))
 
 
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("config.json", b"{broken"),
+        ("config.json", b"\xff\xfe"),
+        ("config.json", b"[1, 2]"),
+        ("config.json", b'{"dim": "4"}'),
+        ("config.json", b'{"dim": 4, "path": "x"}'),
+        ("config.json", b'{"dim": 5}'),
+        ("config.json", b'{"dim": 900000000}'),
+        ("pooling.pt", b"nothing"),
+    ],
+)
+def test_damaged_files_are_refused(file: str, content: bytes, tmp_path: Path) -> None:
+    pooling().save(str(tmp_path))
+    (tmp_path / file).write_bytes(content)
+    with pytest.raises(CheckpointError, match="config.json|pooling.pt"):
+        SparseAttentionPooling.load(str(tmp_path))
+
+
 def test_bad_arguments() -> None:
     for options, text in (
         ({"dim": 0}, "`dim`"),
