@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-import sys
 import warnings
 from abc import ABCMeta
 from collections.abc import Callable, Mapping
@@ -27,7 +26,6 @@ __all__ = [
     "moved_names",
     "new_path",
     "renamed",
-    "with_new_names",
 ]
 
 P = ParamSpec("P")
@@ -64,30 +62,6 @@ def new_path(text: str) -> str:
     if path != text:
         warnings.warn(f"{text} is now {path}. Write the new name.", DeprecationWarning, stacklevel=3)
     return path
-
-
-def with_new_names(value: Any) -> Any:
-    """Return a description, of dicts, lists and text, with the names now of classes and of constructor arguments.
-
-    Example:
-        >>> import warnings
-        >>> with warnings.catch_warnings(action="ignore"):
-        ...     with_new_names({"class_path": "lit_sparse.nn.MLPPotentials", "init_args": {"hidden": [8]}})
-        {'class_path': 'lit_sparse.transport.MLPPotentials', 'init_args': {'hidden': [8]}}
-    """
-    if isinstance(value, list):
-        return [with_new_names(entry) for entry in value]
-    if isinstance(value, dict):
-        found = {key: with_new_names(entry) for key, entry in value.items()}
-        if isinstance(found.get("init_args"), dict):
-            found["init_args"] = renamed(found["init_args"], _imported(found.get("class_path")))
-        return renamed(found, _imported(found.get("_class_path")))
-    return new_path(value) if isinstance(value, str) else value
-
-
-def _imported(path: Any) -> Any:
-    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
-    return vars(sys.modules[module]).get(name) if module in sys.modules else None
 
 
 def former_arguments(**names: str) -> Callable[[Callable[P, Result]], Callable[P, Result]]:

@@ -15,7 +15,6 @@ import fsspec
 import torch
 from torch import Tensor
 
-from lit_sparse.aliases import with_new_names
 from lit_sparse.allocation import Limits
 from lit_sparse.descriptions import Plan, plan, plan_arguments
 from lit_sparse.errors import CheckpointError, LitSparseError, error_chain
@@ -217,7 +216,7 @@ def plan_module(limits: Limits, described: Any, base: type, *, given: Collection
     source, longest = limits.source, limits.parameters
     if not isinstance(described, dict | None):
         raise CheckpointError(f"Expected hyper-parameters in {source} to be a dict but got {type(described).__name__}.")
-    described = with_new_names(described or {})
+    described = described or {}
     arguments = {name: value for name, value in described.items() if name not in given and not str(name).startswith("_")}
     if "_class_path" not in described:
         return plan_arguments(source, arguments, base, longest)

@@ -8,7 +8,6 @@ from typing import Any, Literal, overload
 
 import yaml
 
-from lit_sparse.aliases import with_new_names
 from lit_sparse.checkpoint_files import load_module, restoring_error
 from lit_sparse.descriptions import build
 from lit_sparse.errors import CheckpointError
@@ -101,4 +100,4 @@ def _data_of(run: Path) -> Any:
     described = content.get("data") if isinstance(content, dict) else None
     if not isinstance(described, dict):
         raise CheckpointError(f"Expected a data module in {str(config)!r} but got none.")
-    return build(repr(str(config)), with_new_names(described), pl.LightningDataModule)
+    return build(repr(str(config)), described, pl.LightningDataModule)

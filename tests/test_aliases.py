@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import lit_sparse
-from lit_sparse.aliases import ALIASES, former_arguments, former_names, renamed, with_new_names
+from lit_sparse.aliases import ALIASES, former_arguments, former_names, renamed
 from lit_sparse.cli import build_cli
 from lit_sparse.coresets import GaussianPosterior
 from lit_sparse.data import (
@@ -52,14 +52,6 @@ def test_other_names_are_not_there() -> None:
     for module in {old.rpartition(".")[0] for old in ALIASES}:
         with pytest.raises(AttributeError, match="no attribute 'Potentialss'"):
             importlib.import_module(module).Potentialss  # noqa: B018
-
-
-def test_new_names_in_a_description() -> None:
-    old, new = next(iter(ALIASES.items()))
-    described = {"class_path": old, "init_args": {"parts": [old, 1, None, {"class_path": old}], "text": f"not {old}"}}
-    made = {"class_path": new, "init_args": {"parts": [new, 1, None, {"class_path": new}], "text": f"not {old}"}}
-    with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
-        assert with_new_names(described) == made
 
 
 def test_a_config_and_an_option_may_have_former_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,7 +75,7 @@ MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
         put("hyper_parameters", "_class_path", value="lit_sparse.models.No"),
         "does not have this class",
     ),
-    "a tensor as an argument": (put("hyper_parameters", "in_features", value=torch.ones(1)), "is of type Tensor"),
+    "a tensor as an argument": (put("hyper_parameters", "in_features", value=torch.ones(1)), "an integer in"),
     "arguments in a list": (put("hyper_parameters", value=[1]), "a dict but got list"),
     "an argument that is a list": (put("hyper_parameters", "in_features", value=[1]), "in_features"),
     "a step that is text": (put("global_step", value="ten"), "Expected `global_step`"),

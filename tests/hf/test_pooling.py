@@ -79,7 +79,7 @@ def test_it_is_a_module_of_sentence_transformers(tmp_path: Path) -> None:
 def test_damaged_files_are_refused(file: str, content: bytes, tmp_path: Path) -> None:
     pooling().save(str(tmp_path))
     (tmp_path / file).write_bytes(content)
-    with pytest.raises(CheckpointError, match="config.json|pooling.pt"):
+    with pytest.raises(CheckpointError, match=r"config\.json|pooling\.pt"):
         SparseAttentionPooling.load(str(tmp_path))
 
 

@@ -107,8 +107,11 @@ def edited(folder: Path, **changes: Any) -> Path:
     [
         ({"class_path": "os.system"}, "names 'os.system'"),
         ({"class_path": "subprocess.Popen", "init_args": {"args": "true"}}, "names 'subprocess.Popen'"),
-        ({"class_path": "unknown_module.Mapping"}, "which only the checkpoint names"),
-        ({"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 2}}, "to describe a mapping"),
+        ({"class_path": "unknown_module.Mapping"}, "which only the file names"),
+        (
+            {"class_path": "torch.nn.Linear", "init_args": {"in_features": 2, "out_features": 2}},
+            "Expected a SparseMapping in the config",
+        ),
         ({"class_path": "lit_sparse.mappings.Sparsmax"}, "Did you mean 'Sparsemax'?"),
         ({"init_args": {"gamma": -1.0}}, "Expected argument `gamma`"),
         ({"init_args": {"beta": 1.0}}, "beta"),
