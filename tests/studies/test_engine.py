@@ -202,7 +202,7 @@ def test_options_that_cannot_be_given_are_refused_before_anything_runs(
     with pytest.raises(ConfigurationError, match=r"toy.yaml names 'lost.yaml', but there is no such file or config"):
         runner(write_study(config="lost.yaml")).run()
     (path.parent / "wrong.yaml").write_text("a: [")
-    with pytest.raises(ConfigurationError, match=r"wrong.yaml is not a YAML file"):
+    with pytest.raises(ConfigurationError, match=r"Expected YAML in .*wrong.yaml' but got in line 1"):
         runner(write_study(config="wrong.yaml")).run()
 
 
@@ -291,7 +291,7 @@ def test_names_that_are_unknown_are_explained(
         assert text in capsys.readouterr().err, keys
     (tmp_path / "bad.yaml").write_text("a: [")
     assert main(["study", "bad.yaml"]) == 2
-    assert "is not a study file" in capsys.readouterr().err
+    assert "Expected YAML in 'bad.yaml' but got in line 1" in capsys.readouterr().err
     assert main(["study", "nothing"]) == 2
     assert "Expected a file or the name of a study but got 'nothing'. Choose from: bitvector, " in capsys.readouterr().err
 
