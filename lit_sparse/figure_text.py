@@ -8,7 +8,7 @@ from itertools import islice
 __all__ = ["literal"]
 
 
-def literal(text: str, longest: int = 80) -> str:
+def literal(text: str, longest: int = 40) -> str:
     r"""Return a text that matplotlib draws as it is, on one line.
 
     Dollar signs would begin a formula. Control characters and line breaks are escaped, characters that no font of matplotlib's

@@ -192,14 +192,19 @@ def _is_number(text: str) -> bool:
     return abs(value) <= LARGEST or not math.isfinite(value)
 
 
-def read_metrics(run: Path) -> list[dict[str, float]]:
-    """Return the lines of a run's ``metrics.csv``, without empty cells; none if there is no such file.
+def read_metrics(folder: Path, within: Path | None = None) -> list[dict[str, float]]:
+    """Return the lines of a ``metrics.csv``, without empty cells; none if there is no such file.
+
+    Args:
+        folder: folder of the file.
+        within: see :func:`read_bytes`; by default the same folder.
 
     Raises:
         ConfigurationError: see :func:`read_table`.
     """
-    path = run / "metrics.csv"
-    lines = [{key: float(cell) for key, cell in row.items() if cell} for row in read_table(path, within=run, numbers=None)]
+    path = folder / "metrics.csv"
+    table = read_table(path, within or folder, numbers=None)
+    lines = [{key: float(cell) for key, cell in row.items() if cell} for row in table]
     for line in lines:
         for key in ("epoch", "step"):
             if not math.isfinite(line.get(key, 0.0)):

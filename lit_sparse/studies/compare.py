@@ -102,7 +102,7 @@ def _logged(run: Path) -> list[dict[str, float]]:
     if not lines:
         raise ConfigurationError(f"{str(run)!r} is not a run folder: it has no metrics.csv. A run prints its folder last.")
     epoch = lines[-1].get("epoch", 0.0)
-    tests = [{**line, "epoch": epoch} for folder in numbered(run / "test")[-1:] for line in read_metrics(folder)]
+    tests = [{**line, "epoch": epoch} for folder in numbered(run / "test")[-1:] for line in read_metrics(folder, run)]
     return [*lines, *tests]
 
 

@@ -297,20 +297,23 @@ class Runner:
             return
         if folder.is_dir() and not last.is_file():  # killed before there was anything to continue
             folder.rename(folder.parent / f"killed_{len(list(folder.parent.glob('killed_*')))}")
-        cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
-        options = {option: self._filled(value) for option, value in change.options.items()}
-        options |= {option: str(self.checkpoint(other, seed).resolve()) for option, other in cell.checkpoints.items()}
-        options |= dict.fromkeys(self.study.seed_options, str(seed))
-        command = [sys.executable, "-m", "lit_sparse", "fit", "-c", str(change.config)]
-        command += [word for path in change.overlays for word in ("-c", path)]
-        command += [word for option, value in options.items() for word in (f"--{option}", value)]
-        command += ["--trainer.enable_progress_bar", "false", *self.extra]
-        command += ["--output_dir", str(self.folder), "--name", f"{name}/seed_{seed}"]
-        command += ("--ckpt_path", "last") if last.is_file() else ()
+        command = [*self._command("fit", name, seed), *(("--ckpt_path", "last") if last.is_file() else ())]
         self._run_command(command, name, seed, threads, held, stops)
         if not last.is_file():
             raise JobFailedError(f"{folder} has no last checkpoint at its end; see {self.log(name, seed)}")
         (folder / "finished").touch()
+
+    def _command(self, command: str, name: str, seed: int) -> list[str]:
+        """Return a command with the config and options of a cell: the study's, not those that a run folder holds."""
+        cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
+        options = {option: self._filled(value) for option, value in change.options.items()}
+        options |= {option: str(self.checkpoint(other, seed).resolve()) for option, other in cell.checkpoints.items()}
+        options |= dict.fromkeys(self.study.seed_options, str(seed))
+        words = [sys.executable, "-m", "lit_sparse", command, "-c", str(change.config)]
+        words += [word for path in change.overlays for word in ("-c", path)]
+        words += [word for option, value in options.items() for word in (f"--{option}", value)]
+        words += ["--trainer.enable_progress_bar", "false", *self.extra]
+        return [*words, "--output_dir", str(self.folder), "--name", f"{name}/seed_{seed}"]
 
     def _store(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
         """Test a trained cell, and store its numbers and curves."""
@@ -318,15 +321,14 @@ class Runner:
         numbers: dict[str, Any] = {}
         for test, options in self.study.tests.items():
             words = [word for option, value in options.items() for word in (f"--{option}", self._filled(value))]
-            path = str(self.checkpoint(name, seed, self.study.checkpoint))
-            command = [sys.executable, "-m", "lit_sparse", "test", "-c", str(folder / "config.yaml"), "--ckpt_path", path]
-            self._run_command([*command, *words], name, seed, threads, held)
+            words += ["--ckpt_path", str(self.checkpoint(name, seed, self.study.checkpoint))]
+            self._run_command([*self._command("test", name, seed), *words], name, seed, threads, held)
             found = read_metrics(numbered(folder / "test")[-1])
             numbers |= {key if test == "test" else f"{test}/{key}": line[key] for line in found for key in line}
         numbers = {key: value for key, value in numbers.items() if "test/" in key}
         if self.study.scores:
             self._call(name, seed, threads, held)
-            numbers |= self._read_scores(name, seed)
+            numbers |= self.read_scores(name, seed)
         lines = read_metrics(folder)
         for column in self.study.columns.values():
             if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
@@ -383,7 +385,7 @@ class Runner:
     def _scores(self, name: str, seed: int) -> Path:
         return self.run_folder(name, seed) / "scores.json"
 
-    def _read_scores(self, name: str, seed: int) -> dict[str, Any]:
+    def read_scores(self, name: str, seed: int) -> dict[str, Any]:
         """Return the numbers that :meth:`call_functions` stored.
 
         Raises:
