@@ -6,12 +6,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import yaml
-
 from lit_sparse.aliases import with_new_names
 from lit_sparse.checkpoint_files import load_trusted, restoring_error
-from lit_sparse.errors import CheckpointError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning import instantiate_module, pl
+from lit_sparse.stored import read_yaml
 from lit_sparse.trust import check_hyperparameters, trusting
 
 __all__ = ["load"]
@@ -98,10 +97,10 @@ def _data_of(run: Path) -> dict[str, Any]:
     resumed = sorted(numbered, key=lambda path: int(path.stem.rsplit("_", 1)[1]))
     config = [run / "config.yaml", *resumed][-1]
     try:
-        content = yaml.safe_load(config.read_text())
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"Expected the run's config in {str(config)!r} but it is unreadable: {error}") from error
-    described = content.get("data") if isinstance(content, dict) else None
+        content = read_yaml(config, run) or {}
+    except ConfigurationError as error:
+        raise CheckpointError(str(error)) from error
+    described = content.get("data")
     if not isinstance(described, dict) or not isinstance(described.get("class_path"), str):
         raise CheckpointError(f"Expected a data module in {str(config)!r} but got none.")
     arguments = described.get("init_args") or {}

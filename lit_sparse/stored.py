@@ -25,7 +25,7 @@ MAX_BYTES, MAX_YAML_BYTES = 2**26, 2**20
 MAX_CELLS, MAX_VALUES, MAX_DEPTH = 10**7, 100_000, 50
 #: Largest finite number. Sums, squares and axes of larger ones overflow.
 LARGEST = 1e100
-SEED = re.compile(r"-?[0-9]{1,19}")
+INTEGER = re.compile(r"-?[0-9]{1,19}")
 REPAIR, ORIGIN = "Correct or restore the file", "Check where the file comes from"
 PNG = b"\x89PNG\r\n\x1a\n"
 KINDS = {
@@ -139,6 +139,7 @@ def read_table(
     within: Path | None = None,
     *,
     needed: Collection[str] = (),
+    integers: Collection[str] = (),
     numbers: Collection[str] | None = (),
     lists: Collection[str] = (),
 ) -> list[dict[str, str]]:
@@ -147,7 +148,8 @@ def read_table(
     Args:
         path: the file.
         within: see :func:`read_bytes`.
-        needed: columns that it must have; cells of ``seed`` must be integers.
+        needed: columns that it must have.
+        integers: columns whose cells must be integers.
         numbers: columns whose cells must be empty or numbers; None for all.
         lists: columns of several numbers, separated by spaces.
 
@@ -174,8 +176,8 @@ def read_table(
                     expected = f"numbers of at most {LARGEST:g} in column {header[place]!r} {where}"
                     raise _refusal(path, expected, reprlib.repr(wrong[0]), REPAIR)
             row = dict(zip(header, cells, strict=True))
-            if "seed" in needed and not SEED.fullmatch(row["seed"]):
-                raise _refusal(path, f"an integer as `seed` {where}", reprlib.repr(row["seed"]), REPAIR)
+            if wrong := [name for name in integers if not INTEGER.fullmatch(row.get(name, ""))]:
+                raise _refusal(path, f"an integer as `{wrong[0]}` {where}", reprlib.repr(row.get(wrong[0], "")), REPAIR)
             rows.append(row)
             if len(rows) * len(header) > MAX_CELLS:
                 raise _refusal(path, f"at most {MAX_CELLS:,} cells", "more", ORIGIN)

@@ -20,7 +20,7 @@ LAUGHS = "\n".join(
     ["a0: &a0 [x, x, x, x, x, x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))]
 )
 MERGES = "\n".join(["a0: &a0 {k: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 9))])
-rows = partial(read_table, needed=("cell", "seed"), numbers=("x",), lists=("values",))
+rows = partial(read_table, needed=("cell", "seed"), integers=["seed"], numbers=("x",), lists=("values",))
 
 BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "yaml, binary": (read_yaml, b"\xff\xfe\x00a", "text in UTF-8 in .* but got the byte 0xff at position 0"),

@@ -55,7 +55,7 @@ class Rows:
             ConfigurationError: if the file is not such a table.
         """
         needed = ("cell", "seed", *self.last, *self.lists)
-        return read_table(self.path, self.path.parent, needed=needed, numbers=self.numbers, lists=self.lists)
+        return read_table(self.path, self.path.parent, needed=needed, integers=["seed"], numbers=self.numbers, lists=self.lists)
 
     def append(self, rows: Sequence[Mapping[str, object]], keys: Sequence[str], *, replace: bool = False) -> None:
         """Add rows, except those whose ``keys`` are there already, and sort all by cell and seed.
