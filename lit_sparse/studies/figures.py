@@ -132,11 +132,12 @@ def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
 def series(rows: Sequence[Row], panel: Panel) -> Points:
     """Return x -> middle, low and high of what a panel shows of one cell."""
     found: dict[float, list[list[float]]] = {}
+    needed = [panel.value, *panel.band_keys, *([] if panel.cumulative else [panel.x])]
     for seed in dict.fromkeys(row["seed"] for row in rows):
         total = 0.0
         for row in (row for row in rows if row["seed"] == seed):
             total += float(row.get(panel.cumulative) or 0.0) if panel.cumulative else 0.0
-            if row.get(panel.value) and (panel.cumulative or row.get(panel.x)):
+            if all(row.get(key) for key in needed):
                 texts = [row[panel.value], *(row[key] for key in panel.band_keys)]
                 x = total if panel.cumulative else float(row[panel.x])
                 found.setdefault(x, []).append([_number(panel.factor * float(text) + panel.offset) for text in texts])

@@ -113,9 +113,9 @@ def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -
     if not chosen:
         return []
     lengths = {len(values) for values in chosen.values()}
-    if len(lengths) > 1 or lengths == {1}:
+    if len(lengths) > 1 or lengths <= {0, 1}:
         raise ConfigurationError(
-            f"Expected equally many resampled scores {study.compare.samples!r} of all cells but got"
+            f"Expected equally many resampled scores {study.compare.samples!r} of all cells, two at least, but got"
             f" {', '.join(map(str, sorted(lengths)))}. Run the cells with fewer again."
         )
     best = max(chosen, key=lambda name: chosen[name][0])

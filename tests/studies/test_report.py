@@ -118,8 +118,10 @@ def test_odd_names_are_drawn_as_they_are(tmp_path: Path, monkeypatch: pytest.Mon
 def test_odd_columns_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (written("a") / "metrics.csv").write_text("cell,seed,val/loss,epoch\n3,4,nan,0\n3,4,inf,1\n3,4,-1e100,2\n3,4,1e100,2.5\n")
+    (written("b") / "metrics.csv").write_text("epoch,val/loss,train/decoder_calls_median\n0,1,2\n")
     for command in ("compare", "report"):
         assert main([command, "a"]) == 0
+        assert main([command, "b"]) == 0
 
 
 @pytest.mark.parametrize(
