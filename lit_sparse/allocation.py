@@ -73,7 +73,7 @@ class Limits(NamedTuple):
     def exceeded(self, what: str) -> CheckpointError:
         """Return the error for a model that does not fit its file."""
         return CheckpointError(
-            f"Expected the sizes in {self.source} to be those of its weights but got a model with {what}. The file is damaged,"
+            f"Expected sizes in {self.source} that fit its weights but got a model with {what}. The file is damaged,"
             " or its description was changed. Use another checkpoint."
         )
 
@@ -96,7 +96,7 @@ class _Limited(TorchFunctionMode):
 
 
 def _is_stored(tensor: Tensor) -> bool:
-    """Return whether a tensor has memory of its own to ask for: sparse tensors and those of subclasses may have none."""
+    """Return whether a tensor has memory of its own; sparse tensors and tensor subclasses may have none."""
     try:
         tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):

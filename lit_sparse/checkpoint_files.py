@@ -167,7 +167,7 @@ def load_module(
         trust: import paths that the checkpoint may name in addition to the allowed ones.
         map_location: device of the weights.
         hparams_file: YAML file with the arguments, in place of those in the checkpoint.
-        strict: whether the names of the weights have to be those of the model; by default as the model says.
+        strict: whether file and model need the same weight names; by default as the model says.
         arguments: arguments of the module that replace those in the checkpoint.
 
     Raises:
@@ -208,7 +208,7 @@ def plan_module(limits: Limits, described: Any, base: type, *, given: Collection
         limits: limits of the checkpoint's model.
         described: arguments of the module, and its class under ``_class_path`` unless it is ``base``.
         base: class of the module, or a class above it.
-        given: arguments that replace those of the checkpoint, and are not checked.
+        given: arguments that replace the stored ones, and are not checked.
 
     Raises:
         CheckpointError: if a class is not allowed, or a value does not fit its annotation.

@@ -6,12 +6,11 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal, overload
 
-import yaml
-
 from lit_sparse.checkpoint_files import load_module, restoring_error
 from lit_sparse.descriptions import build
-from lit_sparse.errors import CheckpointError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning import pl
+from lit_sparse.stored import read_yaml
 from lit_sparse.trust import trusting
 
 __all__ = ["load"]
@@ -94,10 +93,10 @@ def _checkpoint_of(folder: Path, which: str) -> Path:
 def _data_of(run: Path) -> Any:
     config = run / "config.yaml"
     try:
-        content = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise CheckpointError(f"Expected the run's config in {str(config)!r} but it is unreadable: {error}") from error
-    described = content.get("data") if isinstance(content, dict) else None
+        content = read_yaml(config, run) or {}
+    except ConfigurationError as error:
+        raise CheckpointError(str(error)) from error
+    described = content.get("data")
     if not isinstance(described, dict):
         raise CheckpointError(f"Expected a data module in {str(config)!r} but got none.")
     return build(repr(str(config)), described, pl.LightningDataModule)

@@ -263,7 +263,7 @@ def test_names_that_are_allowed() -> None:
 
 
 def public_classes() -> Iterator[type]:
-    """Yield the classes of the package that a program can import from a public name, and those of torch.nn."""
+    """Yield the classes of the package that a program can import from a public name, and the ones in torch.nn."""
     extra = ("callbacks", "cli.app", "studies.sweep", "studies.engine", "studies.study", "testing", "transport", "kernels")
     for module in (*PARTS, *(f"lit_sparse.{name}" for name in extra), "torch.nn", "torch.optim", "torch.optim.lr_scheduler"):
         for value in vars(import_module(module)).values():

@@ -94,6 +94,17 @@ def test_what_is_not_there_is_said(run: Path, tmp_path: Path) -> None:
         lit_sparse.load(tmp_path / "x.ckpt")
 
 
+@pytest.mark.parametrize(
+    "content", [b"[1]", b"\xff", b"a: [", b"a: &a {k: 1}\nb: {<<: [*a, *a]}", b"data: &a [*a]", b"#" * (2**20 + 1)]
+)
+def test_a_damaged_config_is_one_message(content: bytes, run: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "best.ckpt").write_bytes((run / "checkpoints" / "best.ckpt").read_bytes())
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"^Expected .* in '.*config\.yaml' but got"):
+        lit_sparse.load(tmp_path, data=True)
+
+
 def test_the_data_of_a_run_are_trusted_no_more_than_its_model(run: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "best.ckpt").write_bytes((run / "checkpoints" / "best.ckpt").read_bytes())

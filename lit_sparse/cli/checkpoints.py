@@ -11,7 +11,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import Namespace
 from typing_extensions import Self
 
@@ -28,6 +27,7 @@ from lit_sparse.cli.arguments import as_yaml_file, chosen_options, split_model_o
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning import LightningArgumentParser, pl
 from lit_sparse.runs import differences
+from lit_sparse.stored import read_yaml
 from lit_sparse.trust import find_imported
 
 __all__ = ["MergedModel", "changes_of_run", "check_model", "is_restoring", "load_weights", "read_for"]
@@ -223,11 +223,7 @@ def changes_of_run(config: Path, now: dict[str, Any]) -> list[str]:
     Raises:
         ConfigurationError: if the file is not a config, or has another seed.
     """
-    began = yaml.safe_load(config.read_text())
-    if not isinstance(began, dict):
-        raise ConfigurationError(
-            f"Expected {str(config)!r} to be the config of a run but got a {type(began).__name__} in it. Restore the file."
-        )
+    began = read_yaml(config, config.parent) or {}
     if began.get("seed_everything") != now.get("seed_everything"):
         raise ConfigurationError(
             f"Expected seed_everything = {began.get('seed_everything')}, with which the run began, but got"

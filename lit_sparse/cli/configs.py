@@ -1,8 +1,7 @@
-"""Reads the YAML of the command line, with limits on its size, unique keys, and errors with file and line."""
+"""Reads the YAML of the command line, with unique keys, and errors with file and line."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,6 @@ __all__ = ["MODE", "read_config", "with_full_name"]
 MODE = "lit_sparse_yaml"
 #: A name that is short for two classes, of which Lightning's has a ``monitor``; torch's class cannot be used without it.
 FULL_NAMES = {"ReduceLROnPlateau": f"{NAME}.cli.ReduceLROnPlateau"}
-MAX_BYTES = 2**20
-MAX_DEPTH = 50
-MAX_VALUES = 100_000
 
 
 def read_config(path: str | Path) -> str:
@@ -31,18 +27,15 @@ def read_config(path: str | Path) -> str:
         path: the file.
 
     Raises:
-        ConfigurationError: if the file is unreadable, not UTF-8, not YAML, too large, or has a key twice.
+        ConfigurationError: if the file is unreadable, not UTF-8, not YAML, or has a key twice.
     """
     name = repr(str(path))
     try:
-        with Path(path).open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
+        raw = Path(path).read_bytes()
     except OSError as error:
         raise ConfigurationError(
             f"Expected to read the config {name} but got: {error.strerror}. Check the path and its permissions."
         ) from error
-    if len(raw) > MAX_BYTES:
-        raise ConfigurationError(f"Expected a config of at most {MAX_BYTES:,} bytes but got more in {name}. Check the path.")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -55,22 +48,10 @@ def read_config(path: str | Path) -> str:
     return text
 
 
-@dataclass
-class _Node:
-    """A sequence or mapping that is being parsed: its anchor, its values, and the lines of a mapping's keys."""
-
-    anchor: str | None = None
-    is_mapping: bool = False
-    values: int = 1
-    children: int = 0
-    lines: dict[str, int] = field(default_factory=dict)
-
-
 def _described(text: str, name: str) -> Any:
     """Load YAML; raise each error as one message."""
     try:
-        _check(text, name)
-        return get_loader("yaml")(text)
+        return _loaded(text, name)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1} of " if mark else ""
@@ -80,59 +61,49 @@ def _described(text: str, name: str) -> Any:
         raise ConfigurationError(f"Expected YAML but got, in {name}: {reason}. Check the path.") from error
 
 
-def _check(text: str, name: str) -> None:
-    """Check YAML before it is built: its depth, its number of values with aliases expanded, and that keys are unique."""
-    root = _Node()
-    open_nodes = [root]
-    sizes: dict[str, int] = {}
-    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        line = event.start_mark.line + 1 if event.start_mark else 0
-        parent = open_nodes[-1]
-        values = 0
-        if isinstance(event, yaml.ScalarEvent):
-            values = 1
-            if parent.is_mapping and parent.children % 2 == 0:
-                if event.value in parent.lines:
-                    lines = f"line {parent.lines[event.value]} and in line {line}"
+def _loaded(text: str, name: str) -> Any:
+    """Load YAML, with full names of classes.
+
+    Raises:
+        ConfigurationError: if a mapping has a key twice, or a value contains itself.
+    """
+    try:
+        _check_keys(yaml.compose(text, yaml.SafeLoader), name)
+        return _with_full_names(get_loader("yaml")(text))
+    except RecursionError as error:
+        raise ConfigurationError(
+            f"Expected values with an end but got one that contains itself by an alias, or is nested too deeply, in {name}."
+            " Write the value instead of the alias."
+        ) from error
+
+
+def _check_keys(root: yaml.Node | None, name: str) -> None:
+    """Refuse a key that a mapping has twice."""
+    pending, seen = [root], set()
+    while pending:
+        node = pending.pop()
+        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            pending += node.value
+            continue
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in lines:
                     raise ConfigurationError(
-                        f"Expected each key once but got {event.value!r} in {lines} of {name}. Remove one of the two."
+                        f"Expected each key once but got {key.value!r} in line {lines[key.value]} and in line {line} of {name}."
+                        " Remove one of the two."
                     )
-                parent.lines[event.value] = line
-            if event.anchor:
-                sizes[event.anchor] = 1
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor in {node.anchor for node in open_nodes}:
-                raise ConfigurationError(
-                    f"Expected an alias of a finished value but got *{event.anchor} within &{event.anchor} in line {line} of"
-                    f" {name}. Write the value instead of the alias."
-                )
-            values = sizes.get(str(event.anchor), 1)
-        elif isinstance(event, yaml.SequenceStartEvent | yaml.MappingStartEvent):
-            open_nodes.append(_Node(event.anchor, isinstance(event, yaml.MappingStartEvent)))
-            if len(open_nodes) > MAX_DEPTH:
-                raise ConfigurationError(
-                    f"Expected at most {MAX_DEPTH} levels of nesting but got more in line {line} of {name}. Check the path."
-                )
-        elif isinstance(event, yaml.SequenceEndEvent | yaml.MappingEndEvent):
-            closed = open_nodes.pop()
-            parent = open_nodes[-1]
-            values = closed.values
-            if closed.anchor:
-                sizes[closed.anchor] = values
-        if values:
-            parent.children += 1
-            parent.values += values
-            if parent.values > MAX_VALUES:
-                raise ConfigurationError(
-                    f"Expected at most {MAX_VALUES:,} values with aliases expanded but got more by line {line} of {name}."
-                    " Keep data in separate files."
-                )
+                lines[key.value] = line
+            pending.append(value)
 
 
 def _load(text: str) -> Any:
     """Load a value of the command line or of a config."""
-    _check(text, "a value")
-    return _with_full_names(get_loader("yaml")(text))
+    return _loaded(text, "a value")
 
 
 def _with_full_names(value: Any) -> Any:

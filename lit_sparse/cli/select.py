@@ -26,6 +26,7 @@ from lit_sparse.distributed import gather_objects, group_for_run, is_first, join
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import LightningArgumentParser, pl
 from lit_sparse.runs import claim_folder, differences, numbered, replaced
+from lit_sparse.stored import read_table, read_yaml
 
 __all__ = ["NoModel", "SelectCLI", "main", "parser"]
 
@@ -126,7 +127,7 @@ class SelectCLI(LitSparseCLI):
         now = {name: value for name, value in now.items() if name not in ("resume", "every")}
         path = folder / "config.yaml"
         if self.option("resume"):
-            before = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+            before = read_yaml(path, folder) or {}
             if others := [f"{name} {new!r}, was {old!r}" for name, old, new in differences(before, now)]:
                 raise ConfigurationError(
                     f"Expected the options of {str(folder)!r} but got: {'; '.join(others)[:300]}. Use those."
@@ -186,7 +187,7 @@ def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int)
     whole = float(vectors.total.square().sum())
     making = time.perf_counter() - began
     table = folder / TABLE
-    rows = _read(table) if is_first() else []
+    rows = read_table(table, folder, needed=COLUMNS, integers=["k"], numbers=COLUMNS) if is_first() else []
     rows = gather_objects(rows)[0]
     done = {int(row["k"]) for row in rows}
     for k in ks:
@@ -232,8 +233,8 @@ def _report(folder: Path, rows: list[dict[str, str]], largest: int, making: floa
 def _weigh(data: CoresetDataModule, model: pl.LightningModule, folder: Path, epochs: int | None) -> None:
     """Time a training step on all data, and print whether the coreset saves more time than it costs."""
     coreset = Coreset.load(folder / "coreset.npz")
-    (cost,) = _read(folder / "cost.csv")
-    spent = sum(map(float, cost.values()))
+    costs = read_table(folder / "cost.csv", folder, numbers=None)
+    spent = sum(float(seconds or 0) for cost in costs for seconds in cost.values())
     watch = _Watch()
     trainer = pl.Trainer(
         accelerator="cpu",
@@ -302,13 +303,6 @@ def _table(rows: list[dict[str, str]]) -> Iterator[str]:
     for row in sorted(rows, key=lambda row: int(row["k"])):
         numbers = " ".join(f"{float(row[name]):>10.3g}" for name in ("relative", "uniform", "seconds"))
         yield f"{row['k']:>10} {row['examples']:>10} {numbers}"
-
-
-def _read(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def _write(path: Path, rows: list[dict[str, str]]) -> None:

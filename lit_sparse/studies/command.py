@@ -93,13 +93,9 @@ def _pair(text: str) -> tuple[str, str]:
 def write(runner: Runner) -> list[Path]:
     """Write the tables and figures of what is stored; return the paths of the files, none without rows."""
     study = runner.study
-    rows = [row for row in runner.rows.read() if row["cell"] in study.cells]
+    rows, curves, samples = runner.stored()
     if not rows:
         return []
-    runs = {(row["cell"], row["seed"]) for row in rows}
-    curves, samples = (
-        [row for row in some.read() if (row["cell"], row["seed"]) in runs] for some in (runner.curves, runner.samples)
-    )
     empty = [f"{name} ({column.value})" for name, column in study.columns.items() if not numbers(rows, column)]
     if empty:
         print(f"Columns are left out, because no row has their value: {', '.join(empty)}.", file=sys.stderr)

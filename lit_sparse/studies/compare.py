@@ -10,7 +10,7 @@ from pathlib import Path
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
 from lit_sparse.runs import numbered
-from lit_sparse.studies.engine import read_metrics
+from lit_sparse.stored import read_metrics
 from lit_sparse.studies.figures import draw
 from lit_sparse.studies.rows import Row, shown
 from lit_sparse.studies.study import Cell, Column, Figure, Panel, Study
@@ -67,12 +67,12 @@ def comparison(runs: Sequence[tuple[str, Path]], asked: str | None) -> tuple[Stu
     rows, curves = [], []
     for name, lines in logged.items():
         last = {key: value for line in lines for key, value in line.items()}
-        rows.append({"cell": name, "seed": "0", **{key: shown(value) for key, value in last.items()}})
+        rows.append({key: shown(value) for key, value in last.items()} | {"cell": name, "seed": "0"})
         merged: dict[float, dict[str, float]] = {}
         for line in lines:
             merged.setdefault(line.get("epoch", 0.0) + 1, {}).update(line)
         curves += [
-            {"cell": name, "seed": "0", **{key: shown(value) for key, value in merged[epoch].items()}, "epoch": shown(epoch)}
+            {key: shown(value) for key, value in merged[epoch].items()} | {"cell": name, "seed": "0", "epoch": shown(epoch)}
             for epoch in sorted(merged)
         ]
     study = Study(title="Comparison", cells={name: Cell() for name in logged}, columns=_columns(rows))
@@ -81,9 +81,19 @@ def comparison(runs: Sequence[tuple[str, Path]], asked: str | None) -> tuple[Stu
 
 
 def named(text: str) -> tuple[str, Path]:
-    """Return the name and the folder of a run."""
+    """Return the name and the folder of a run; characters of a path that are not in UTF-8 are replaced in the name."""
     name, given, path = text.partition("=")
-    return (name, Path(path)) if given and not Path(text).is_dir() else (text, Path(text))
+    if not given or is_folder(text):
+        name, path = text, text
+    return name.encode("utf-8", "replace").decode(), Path(path)
+
+
+def is_folder(path: str | Path) -> bool:
+    """Return whether a path is one of a folder; it may be too long for a path."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def _logged(run: Path) -> list[dict[str, float]]:
@@ -92,7 +102,7 @@ def _logged(run: Path) -> list[dict[str, float]]:
     if not lines:
         raise ConfigurationError(f"{str(run)!r} is not a run folder: it has no metrics.csv. A run prints its folder last.")
     epoch = lines[-1].get("epoch", 0.0)
-    tests = [{**line, "epoch": epoch} for folder in numbered(run / "test")[-1:] for line in read_metrics(folder)]
+    tests = [{**line, "epoch": epoch} for folder in numbered(run / "test")[-1:] for line in read_metrics(folder, run)]
     return [*lines, *tests]
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 import re
+import reprlib
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,10 +17,11 @@ from typing import Any
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import CHECKPOINTS, numbered, replaced
+from lit_sparse.stored import read_json, read_metrics
 from lit_sparse.studies.cluster import Cluster, forget_job
 from lit_sparse.studies.jobs import JobFailedError, call, locked, naming_failure, run_all, try_lock
 from lit_sparse.studies.load import check_names
-from lit_sparse.studies.rows import Rows, provenance
+from lit_sparse.studies.rows import Row, Rows, provenance
 from lit_sparse.studies.study import Study, changes, digest, written
 
 __all__ = ["Runner", "read_metrics", "summarized"]
@@ -64,9 +65,23 @@ class Runner:
         self.name = f"{self.study.path.stem}{suffix}"
         self.folder = self.output / self.name
         lock = self.results / f".{self.name}.lock"
-        self.rows = Rows(self.results / f"{self.name}.csv", lock, self.study.cells)
-        self.samples = Rows(self.results / f"{self.name}_samples.csv", lock, self.study.cells, last=())
-        self.curves = Rows(self.results / f"{self.name}_curves.csv", lock, self.study.cells, last=())
+        cells, numbers = self.study.cells, self.study.numbers
+        self.rows = Rows(self.results / f"{self.name}.csv", lock, cells, numbers=numbers)
+        self.samples = Rows(self.results / f"{self.name}_samples.csv", lock, cells, last=("name",), lists=("values",))
+        self.curves = Rows(self.results / f"{self.name}_curves.csv", lock, cells, last=(), numbers=numbers)
+
+    def stored(self) -> tuple[list[Row], list[Row], list[Row]]:
+        """Return the rows of the study's cells, and the curves and samples of their runs.
+
+        Raises:
+            ConfigurationError: if a file is damaged.
+        """
+        rows = [row for row in self.rows.read() if row["cell"] in self.study.cells]
+        runs = {(row["cell"], row["seed"]) for row in rows}
+        curves, samples = (
+            [row for row in some.read() if (row["cell"], row["seed"]) in runs] for some in (self.curves, self.samples)
+        )
+        return rows, curves, samples
 
     def run(self, cells: Sequence[str] | None = None, seeds: Sequence[int] | None = None) -> list[str]:
         """Run what is not finished; return the messages of what failed.
@@ -243,10 +258,7 @@ class Runner:
         """Return the settings that a cell was begun with, or None, and those of now."""
         path = self.folder / name / f"seed_{seed}.json"
         asked = json.loads(json.dumps(self.study.settings(name, self.schedule, self.extra), default=str))
-        try:
-            return json.loads(path.read_text(encoding="utf-8")), asked
-        except (OSError, ValueError):  # not begun, or killed while it was written
-            return None, asked
+        return read_json(path, self.output), asked
 
     def check_begun(self, name: str, seed: int) -> None:
         """Store the settings that a cell begins with.
@@ -285,20 +297,23 @@ class Runner:
             return
         if folder.is_dir() and not last.is_file():  # killed before there was anything to continue
             folder.rename(folder.parent / f"killed_{len(list(folder.parent.glob('killed_*')))}")
-        cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
-        options = {option: self._filled(value) for option, value in change.options.items()}
-        options |= {option: str(self.checkpoint(other, seed).resolve()) for option, other in cell.checkpoints.items()}
-        options |= dict.fromkeys(self.study.seed_options, str(seed))
-        command = [sys.executable, "-m", "lit_sparse", "fit", "-c", str(change.config)]
-        command += [word for path in change.overlays for word in ("-c", path)]
-        command += [word for option, value in options.items() for word in (f"--{option}", value)]
-        command += ["--trainer.enable_progress_bar", "false", *self.extra]
-        command += ["--output_dir", str(self.folder), "--name", f"{name}/seed_{seed}"]
-        command += ("--ckpt_path", "last") if last.is_file() else ()
+        command = [*self.command("fit", name, seed), *(("--ckpt_path", "last") if last.is_file() else ())]
         self._run_command(command, name, seed, threads, held, stops)
         if not last.is_file():
             raise JobFailedError(f"{folder} has no last checkpoint at its end; see {self.log(name, seed)}")
         (folder / "finished").touch()
+
+    def command(self, command: str, name: str, seed: int) -> list[str]:
+        """Return a command with the config and options of a cell: the study's, not those that a run folder holds."""
+        cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
+        options = {option: self._filled(value) for option, value in change.options.items()}
+        options |= {option: str(self.checkpoint(other, seed).resolve()) for option, other in cell.checkpoints.items()}
+        options |= dict.fromkeys(self.study.seed_options, str(seed))
+        words = [sys.executable, "-m", "lit_sparse", command, "-c", str(change.config)]
+        words += [word for path in change.overlays for word in ("-c", path)]
+        words += [word for option, value in options.items() for word in (f"--{option}", value)]
+        words += ["--trainer.enable_progress_bar", "false", *self.extra]
+        return [*words, "--output_dir", str(self.folder), "--name", f"{name}/seed_{seed}"]
 
     def _store(self, name: str, seed: int, threads: int, held: Sequence[int]) -> None:
         """Test a trained cell, and store its numbers and curves."""
@@ -306,15 +321,14 @@ class Runner:
         numbers: dict[str, Any] = {}
         for test, options in self.study.tests.items():
             words = [word for option, value in options.items() for word in (f"--{option}", self._filled(value))]
-            path = str(self.checkpoint(name, seed, self.study.checkpoint))
-            command = [sys.executable, "-m", "lit_sparse", "test", "-c", str(folder / "config.yaml"), "--ckpt_path", path]
-            self._run_command([*command, *words], name, seed, threads, held)
+            words += ["--ckpt_path", str(self.checkpoint(name, seed, self.study.checkpoint))]
+            self._run_command([*self.command("test", name, seed), *words], name, seed, threads, held)
             found = read_metrics(numbered(folder / "test")[-1])
             numbers |= {key if test == "test" else f"{test}/{key}": line[key] for line in found for key in line}
         numbers = {key: value for key, value in numbers.items() if "test/" in key}
         if self.study.scores:
             self._call(name, seed, threads, held)
-            numbers |= json.loads(self._scores(name, seed).read_text())
+            numbers |= self.read_scores(name, seed)
         lines = read_metrics(folder)
         for column in self.study.columns.values():
             if column.value not in numbers and (value := summarized(lines, column.value)) is not None:
@@ -325,7 +339,7 @@ class Runner:
         points: dict[int, dict[str, Any]] = {}
         for line in lines:
             kept = {key: line[key] for key in sorted(logged) if key in line}
-            if kept:
+            if kept and axis in line:
                 at = int(line[axis]) + (axis == "epoch")
                 epoch = int(line.get("epoch", 0)) + 1
                 points.setdefault(at, {"cell": name, "seed": seed, "epoch": epoch, axis: at}).update(kept)
@@ -371,6 +385,23 @@ class Runner:
     def _scores(self, name: str, seed: int) -> Path:
         return self.run_folder(name, seed) / "scores.json"
 
+    def read_scores(self, name: str, seed: int) -> dict[str, Any]:
+        """Return the numbers that :meth:`call_functions` stored.
+
+        Raises:
+            ConfigurationError: if the file has no such numbers.
+        """
+        path = self._scores(name, seed)
+        found = read_json(path, self.output) or {}
+        for key, value in found.items():
+            values = value if isinstance(value, list) else [value]
+            if key.split("/")[0] not in self.study.scores or not {*map(type, values)} <= {int, float}:
+                raise ConfigurationError(
+                    f"Expected numbers of the scores {', '.join(self.study.scores)} in {str(path)!r} but got {key!r}:"
+                    f" {reprlib.repr(value)}. Remove the file with its run, or let the functions return numbers."
+                )
+        return found
+
     def call_functions(self, name: str, seed: int) -> None:
         """Call the function of a cell at each point of its grid that has no row, and store what it returns; or its scores."""
         if self.study.cells[name].function is None:
@@ -400,15 +431,6 @@ def _function(path: str) -> Callable[..., Any]:
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigurationError(f"Expected `function` to be the path of a function but got {path!r}: {error}") from error
     return function
-
-
-def read_metrics(run: Path) -> list[dict[str, float]]:
-    """Return the lines of a run's ``metrics.csv``, without empty cells."""
-    path = run / "metrics.csv"
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return [{key: float(value) for key, value in line.items() if value} for line in csv.DictReader(file)]
 
 
 def summarized(lines: Sequence[Mapping[str, float]], value: str) -> float | None:

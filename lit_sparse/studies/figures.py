@@ -13,6 +13,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
+from lit_sparse.figure_text import literal
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Figure, Panel, Study
 from lit_sparse.studies.tables import head, least, selected
@@ -85,7 +86,7 @@ def canvas_of(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequenc
                 drawn[title] = _plot(axis, points, panel, look), look
             _describe(axis, panel, head(str(figure.by), part) if part else "")
     if len(drawn) > 1:
-        canvas.legend([line for line, _ in drawn.values()], drawn.keys(), loc="outside right center", frameon=False)
+        canvas.legend([line for line, _ in drawn.values()], map(literal, drawn), loc="outside right center", frameon=False)
     return canvas
 
 
@@ -104,7 +105,7 @@ def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: 
     front = sorted(tuple(point) for point, on_front in zip(points, best, strict=True) if on_front)
     axis.scatter(*zip(*points, strict=True), color="0.6", label="trials")
     axis.plot(*zip(*front, strict=True), color=COLORS[0], marker="o", label="front")
-    axis.set(xlabel=labels[0], ylabel=labels[1])
+    axis.set(xlabel=literal(labels[0]), ylabel=literal(labels[1]))
     axis.legend(frameon=False)
     canvas.savefig(path, dpi=110, metadata={"Software": None})
 
@@ -131,11 +132,12 @@ def _placed(study: Study, rows: Sequence[Row], x: str) -> Sequence[Row]:
 def series(rows: Sequence[Row], panel: Panel) -> Points:
     """Return x -> middle, low and high of what a panel shows of one cell."""
     found: dict[float, list[list[float]]] = {}
+    needed = [panel.value, *panel.band_keys, *([] if panel.cumulative else [panel.x])]
     for seed in dict.fromkeys(row["seed"] for row in rows):
         total = 0.0
         for row in (row for row in rows if row["seed"] == seed):
             total += float(row.get(panel.cumulative) or 0.0) if panel.cumulative else 0.0
-            if row.get(panel.value):
+            if all(row.get(key) for key in needed):
                 texts = [row[panel.value], *(row[key] for key in panel.band_keys)]
                 x = total if panel.cumulative else float(row[panel.x])
                 found.setdefault(x, []).append([_number(panel.factor * float(text) + panel.offset) for text in texts])
@@ -172,7 +174,7 @@ def _plot(axis: Any, points: Points, panel: Panel, number: int) -> Any:
 
 
 def _describe(axis: Any, panel: Panel, title: str) -> None:
-    axis.set(xlabel=panel.x_label or panel.x, ylabel=panel.label or panel.value, title=title)
+    axis.set(xlabel=literal(panel.x_label or panel.x), ylabel=literal(panel.label or panel.value), title=literal(title))
     if panel.log in (True, "both"):
         axis.set_yscale("log")
     if panel.log in ("x", "both"):

@@ -9,10 +9,10 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.stored import read_yaml
 from lit_sparse.studies.study import Cell, Column, Compare, Figure, Panel, Ranks, Study, Table
 
 __all__ = ["check_names", "load_study"]
@@ -28,14 +28,15 @@ def load_study(path: str | Path) -> Study:
         ConfigurationError: if there is no such file, a key in it is unknown, or a value has another type.
     """
     path = Path(path)
-    if not path.is_file():
+    content = read_yaml(path)
+    if content is None:
         raise ConfigurationError(f"There is no study file {str(path)!r}.")
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Study, skip={"path"})
     try:
-        given = _written_options(_for_each_test(yaml.safe_load(path.read_text(encoding="utf-8"))))
+        given = _written_options(_for_each_test(content))
         study = Study(**parser.instantiate(parser.parse_object(given, defaults=False)).as_dict(), path=path)
-    except (yaml.YAMLError, ArgumentError, TypeError, AttributeError) as error:
+    except (ArgumentError, TypeError, ValueError, AttributeError) as error:
         unknown = re.search(r"Option '([^']+)' is not accepted", str(error))
         known = {
             entry.name for kind in (Study, Cell, Column, Table, Panel, Figure, Ranks, Compare) for entry in fields(kind)

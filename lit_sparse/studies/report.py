@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -15,7 +14,8 @@ import yaml
 
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, MissingExtraError
-from lit_sparse.studies.compare import comparison, named
+from lit_sparse.stored import read_attention, read_png, read_text, read_yaml
+from lit_sparse.studies.compare import comparison, is_folder, named
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import svg_of
 from lit_sparse.studies.load import load_study
@@ -67,10 +67,10 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: Sequence[str]) -> int:
     """Write the page."""
     options = parser().parse_args(list(arguments))
-    if len(options.source) == 1 and not Path(named(options.source[0])[1]).is_dir():
+    if len(options.source) == 1 and not is_folder(named(options.source[0])[1]):
         runner = Runner(load_study(find_config(options.source[0], kind="studies")), options.schedule, results=options.results)
-        rows, runs = runner.rows.read(), _cells(runner)
-        study, figures, curves = runner.study, runner.study.figures, runner.curves.read()
+        rows, curves, _ = runner.stored()
+        study, figures, runs = runner.study, runner.study.figures, _cells(runner, rows)
         if not rows:
             raise ConfigurationError(f"{runner.rows.path} has no rows: nothing of the study is finished yet.")
     else:
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str]) -> int:
         figures, runs = [figure], _runs(pairs)
     text = page_of(study, figures, rows, curves, runs, options.title or study.title)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(text, encoding="utf-8")
+    options.output.write_text(text, encoding="utf-8", errors="replace")  # JSON and YAML may escape half a character
     print(options.output)
     return 0
 
@@ -108,11 +108,11 @@ def page_of(
     )
 
 
-def _cells(runner: Runner) -> list[Run]:
+def _cells(runner: Runner, stored: Sequence[Row]) -> list[Run]:
     """Return a section for each cell that has rows."""
     found = []
     for name, cell in runner.study.cells.items():
-        rows = [row for row in runner.rows.read() if row["cell"] == name]
+        rows = [row for row in stored if row["cell"] == name]
         if rows:
             seconds = sum(float(row["seconds"] or 0) for row in rows)
             origin = dict.fromkeys(
@@ -131,13 +131,13 @@ def _runs(pairs: Sequence[tuple[str, Path]]) -> list[Run]:
     found = []
     for name, folder in pairs:
         path = folder / "config.yaml"
-        text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        config = {key: value for key, value in (yaml.safe_load(text) or {}).items() if key not in FREE}
+        config = {key: value for key, value in (read_yaml(path, folder) or {}).items() if key not in FREE}
+        text = read_text(path, folder) or ""
         configs.append(config)
         pictures = [
-            {"name": picture.stem.replace("_", " "), "data": base64.b64encode(picture.read_bytes()).decode()}
+            {"name": picture.stem.replace("_", " "), "data": base64.b64encode(read_png(picture, folder)).decode()}
             for picture in sorted((folder / "pictures").glob("*.png"))
         ]
-        maps = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / "pictures/attention").glob("*.json"))]
+        maps = [read_attention(path, folder) for path in sorted((folder / "pictures/attention").glob("*.json"))]
         found.append(Run(name, config=text, differences=changes(configs[0], config), pictures=pictures, maps=maps))
     return found

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lit_sparse.runs import replaced
+from lit_sparse.stored import read_table
 from lit_sparse.studies.jobs import locked
 from lit_sparse.version import __version__
 
@@ -30,20 +30,32 @@ class Rows:
         lock: path of a file that processes lock while they write.
         cells: names of cells, in the order of their rows.
         last: names of columns that come last.
+        numbers: names of columns of numbers.
+        lists: names of columns of several numbers.
     """
 
-    def __init__(self, path: Path, lock: Path, cells: Iterable[str] = (), last: Sequence[str] = PROVENANCE) -> None:
+    def __init__(
+        self,
+        path: Path,
+        lock: Path,
+        cells: Iterable[str] = (),
+        last: Sequence[str] = PROVENANCE,
+        numbers: Collection[str] = (),
+        lists: Collection[str] = (),
+    ) -> None:
         self.path = path
         self.lock = lock
         self.order = {name: place for place, name in enumerate(cells)}
-        self.last = last
+        self.last, self.numbers, self.lists = last, numbers, lists
 
     def read(self) -> list[Row]:
-        """Return all rows; a last line that a killed process left unfinished is dropped."""
-        if not self.path.is_file():
-            return []
-        text = self.path.read_text(encoding="utf-8")
-        return list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
+        """Return all rows; a last line that a killed process left unfinished is dropped.
+
+        Raises:
+            ConfigurationError: if the file is not such a table.
+        """
+        needed = ("cell", "seed", *self.last, *self.lists)
+        return read_table(self.path, self.path.parent, needed=needed, integers=["seed"], numbers=self.numbers, lists=self.lists)
 
     def append(self, rows: Sequence[Mapping[str, object]], keys: Sequence[str], *, replace: bool = False) -> None:
         """Add rows, except those whose ``keys`` are there already, and sort all by cell and seed.

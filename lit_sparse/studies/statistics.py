@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 from scipy import special, stats
 
+from lit_sparse.figure_text import literal
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Study
 from lit_sparse.studies.tables import markdown, numbers
@@ -199,7 +200,9 @@ def critical_difference_diagram(axis: Any, comparison: Comparison, level: float 
         rank = comparison.ranks[name]
         axis.plot([rank, rank], [0, -1 - place], color="0.5", linewidth=0.8)
         axis.plot(rank, 0, marker="o", color="black", markersize=4)
-        axis.annotate(f"{name} ({rank:.1f})", (rank, -1 - place), xytext=(4, 0), textcoords="offset points", fontsize=8)
+        axis.annotate(
+            f"{literal(name)} ({rank:.1f})", (rank, -1 - place), xytext=(4, 0), textcoords="offset points", fontsize=8
+        )
     shown = [group for group in comparison.groups if len(group) > 1]
     for height, group in enumerate(shown):
         ends = [comparison.ranks[group[0]], comparison.ranks[group[-1]]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import json
 from collections.abc import Mapping
@@ -11,11 +10,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import yaml
-
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import differences
+from lit_sparse.stored import read_table, read_yaml
 
 __all__ = [
     "Cell",
@@ -361,8 +359,8 @@ class Study(Change):
         key = self.columns[column].published
         if self.published is None or key is None:
             return None
-        with Path(self.file(self.published)).open(newline="", encoding="utf-8") as file:
-            return next((line.get(written(cell)) or None for line in csv.DictReader(file) if line["key"] == key), None)
+        lines = read_table(Path(self.file(self.published)), needed=["key"])
+        return next((line.get(written(cell)) or None for line in lines if line["key"] == key), None)
 
     @property
     def keys(self) -> list[str]:
@@ -377,6 +375,13 @@ class Study(Change):
         """Return whether a panel draws logged values over training, which are stored apart from the rows."""
         return not self.stores(panel.x) and (panel.x in ("epoch", "step") or bool(panel.cumulative))
 
+    @property
+    def numbers(self) -> set[str]:
+        """Columns of the rows and curves that have numbers."""
+        panels = [panel for figure in self.figures for panel in figure.panels]
+        drawn = {key for panel in panels for key in (panel.value, panel.cumulative or panel.x, *panel.band_keys)}
+        return {"seconds", "epoch", "step"} | drawn | {column.value for column in self.columns.values()}
+
     def title_of(self, name: str) -> str:
         """Return the title of a cell."""
         return self.cells[name].title or name
@@ -388,7 +393,7 @@ class Study(Change):
             return {"function": cell.function, "arguments": change.arguments}
         files = [Path(path) for path in (change.config, *change.overlays) if path is not None]
         settings = {
-            "configs": {f"{place}. {path.name}": _read(path) for place, path in enumerate(files, 1)},
+            "configs": {f"{place}. {path.name}": read_yaml(path) for place, path in enumerate(files, 1)},
             "options": change.options,
             "checkpoints": {option: self.settings(other, schedule, extra) for option, other in cell.checkpoints.items()},
             "seed_options": self.seed_options,
@@ -397,13 +402,6 @@ class Study(Change):
         if not cell.hidden:
             settings |= {"tests": self.tests, "scores": self.scores, "checkpoint": self.checkpoint}
         return settings
-
-
-def _read(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"{path} is not a YAML file: {error}") from error
 
 
 def written(name: str) -> str:

@@ -7,7 +7,7 @@ import csv
 import json
 import math
 import re
-import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,13 +16,12 @@ from itertools import product
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, LitSparseError, MissingExtraError, did_you_mean
-from lit_sparse.runs import experiment_name
+from lit_sparse.runs import experiment_name, replaced
+from lit_sparse.stored import read_metrics, read_yaml
 from lit_sparse.studies.cluster import Cluster
-from lit_sparse.studies.engine import Runner, read_metrics, summarized
+from lit_sparse.studies.engine import Runner, summarized
 from lit_sparse.studies.figures import draw_front
 from lit_sparse.studies.jobs import JobFailedError, JobInterruptedError, descriptors, locked, naming_failure, run_all, try_lock
 from lit_sparse.studies.study import Cell, Study
@@ -148,7 +147,7 @@ class Sweep:
         return found
 
     def _check_settings(self) -> None:
-        contents = [yaml.safe_load(Path(path).read_text(encoding="utf-8")) for path in self.configs]
+        contents = [read_yaml(Path(path)) for path in self.configs]
         asked = json.loads(
             json.dumps({"configs": contents, "metrics": self.metrics, "extra": self.extra, "folds": self.folds}, default=str)
         )
@@ -257,13 +256,14 @@ class Sweep:
     def _lock(self, number: int) -> Path:
         return self.folder / f"trial_{number}" / "lock"
 
-    def runner(self, number: int) -> Runner:
+    def runner(self, number: int, folds: int | None = None) -> Runner:
         """Return what trains a trial: a study with one cell, or with one for each fold."""
+        folds = self.folds if folds is None else folds
         params = self.params(self.study.get_trials(deepcopy=False)[number])
         config, *overlays = (str(Path(path).resolve()) for path in self.configs)
         cells = {f"trial_{number}": Cell(config=config, overlays=overlays, options=params)}
-        if self.folds > 1:
-            chosen = {fold: {"data.init_args.fold": [fold, self.folds]} for fold in range(self.folds)}
+        if folds > 1:
+            chosen = {fold: {"data.init_args.fold": [fold, folds]} for fold in range(folds)}
             cells = {
                 f"trial_{number}/fold_{fold}": Cell(config=config, overlays=overlays, options=params | option)
                 for fold, option in chosen.items()
@@ -289,7 +289,7 @@ class Sweep:
             nonlocal reported
             points = [line for line in read_metrics(runner.run_folder(cells[0], 0)) if self.metrics[0] in line]
             for line in points[reported:]:
-                trial.report(line[self.metrics[0]], int(line["epoch"]))
+                trial.report(line[self.metrics[0]], int(line.get("epoch", 0)))
             reported = max(reported, len(points))
             return trial.should_prune()
 
@@ -312,6 +312,12 @@ class Sweep:
         else:
             self.study.tell(number, [value for value in values if value is not None])
         print(f"{name}: {', '.join(f'{metric} = {value}' for metric, value in zip(self.metrics, values, strict=True))}")
+
+    def _config(self, number: int) -> str:
+        """Return the config of a trial, without a fold, from the configs of the sweep and not from its run folder."""
+        runner = self.runner(number, folds=1)
+        command = [*runner.command("fit", next(iter(runner.study.cells)), 0), "--print_config"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
     def _explain(self, lines: Sequence[dict[str, float]], values: Sequence[float | None]) -> None:
         """Refuse a metric that was not logged.
@@ -343,20 +349,12 @@ class Sweep:
             marked = [f"**{text}**" for text in texts] if trial.number in best else texts
             lines.append([str(trial.number), *(str(value) for value in self.params(trial).values()), *marked])
         files = [self.folder / "sweep.md", self.folder / "sweep.csv", self.folder / "best.yaml"]
-        files[0].write_text("\n".join(markdown(lines)) + "\n", encoding="utf-8")
-        with files[1].open("w", newline="", encoding="utf-8") as file:
+        with replaced(files[0], "w") as file:
+            file.write("\n".join(markdown(lines)) + "\n")
+        with replaced(files[1], "w") as file:
             csv.writer(file, lineterminator="\n").writerows([[text.strip("*") for text in line] for line in lines])
-        first = next(trial.number for trial in trials if trial.number in best)
-        runner = self.runner(first)
-        config = runner.run_folder(next(iter(runner.study.cells)), 0) / "config.yaml"
-        if not config.is_file():  # the trial ran on another machine
-            files.pop()
-        elif self.folds == 1:
-            shutil.copyfile(config, files[2])
-        else:
-            content = yaml.safe_load(config.read_text(encoding="utf-8"))
-            content["data"]["init_args"]["fold"] = None
-            files[2].write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        with replaced(files[2], "w") as file:
+            file.write(self._config(next(trial.number for trial in trials if trial.number in best)))
         if len(self.metrics) == 2:
             files.append(self.folder / "front.png")
             draw_front([trial.values for trial in trials], [t.number in best for t in trials], self.metrics, files[-1])
@@ -441,8 +439,8 @@ def main(arguments: Sequence[str]) -> int:
     configs = [str(find_config(name)) for name in options.config]
     if not options.space.is_file():
         raise ConfigurationError(f"There is no file {str(options.space)!r}. Give a file of options and their values by -s.")
-    space = yaml.safe_load(options.space.read_text(encoding="utf-8"))
-    if not isinstance(space, dict) or not space:
+    space = read_yaml(options.space)
+    if not space:
         raise ConfigurationError(f"Expected options and their values in {options.space} but got {space!r}.")
     modes = [*(options.mode or []), *[None] * len(options.metric)]
     sweep = Sweep(

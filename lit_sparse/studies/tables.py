@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Column, Study, Table, written
 
@@ -111,6 +112,12 @@ def bootstrap_table(study: Study, rows: Sequence[Row], samples: Sequence[Row]) -
             chosen[name] = [float(text) for text in found[middle[1]].split()]
     if not chosen:
         return []
+    lengths = {len(values) for values in chosen.values()}
+    if len(lengths) > 1 or lengths <= {0, 1}:
+        raise ConfigurationError(
+            f"Expected equally many resampled scores {study.compare.samples!r} of all cells, two at least, but got"
+            f" {', '.join(map(str, sorted(lengths)))}. Run the cells with fewer again."
+        )
     best = max(chosen, key=lambda name: chosen[name][0])
     lines = [["", f"{column.title}, difference to the best", "95 % interval", "p"]]
     for name, values in chosen.items():
@@ -136,7 +143,7 @@ def least(study: Study, rows: Sequence[Row], column: Column) -> list[Row]:
         for row in rows:
             if written(row["cell"]) == name:
                 grid = study.cells[row["cell"]].grid
-                points.setdefault((row["cell"], *(row[key] for key in grid)), []).append(row)
+                points.setdefault((row["cell"], *(row.get(key, "") for key in grid)), []).append(row)
         medians = {point: statistics.median(found) for point, some in points.items() if (found := numbers(some, column))}
         chosen = medians if len(points) > 1 else dict.fromkeys(points, 0.0)
         kept += points[min(chosen, key=chosen.__getitem__)] if chosen else []
@@ -171,12 +178,12 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
     """Return a table of one column over two keys of the rows. Lines and columns with fewer seeds than the table say so."""
 
     def values(key: str) -> list[str]:
-        there = [row[key] for row in rows]
+        there = [row.get(key, "") for row in rows]
         return [name for name in study.cells if name in there] if key == "cell" else _ordered(there)
 
     def title(key: str, value: str) -> str:
         text = study.title_of(value) if key == "cell" else head(key, value) if key == table.across else value
-        seeds = seeds_text(row for row in rows if row[key] == value)
+        seeds = seeds_text(row for row in rows if row.get(key, "") == value)
         return text if seeds == seeds_text(rows) else f"{text} ({seeds})"
 
     lines_of, across = str(table.lines), str(table.across)
@@ -184,7 +191,7 @@ def pivot(study: Study, rows: Sequence[Row], table: Table, column: Column) -> li
     for name in values(lines_of):
         texts = []
         for other in values(across):
-            found = [row for row in rows if row[lines_of] == name and row[across] == other]
+            found = [row for row in rows if row.get(lines_of, "") == name and row.get(across, "") == other]
             texts.append(cell_text(numbers(found, column), column))
         lines.append([title(lines_of, name), *texts])
     return lines
@@ -210,8 +217,8 @@ def page(study: Study, rows: Sequence[Row], samples: Sequence[Row] = (), ranks: 
         if table.lines is None:
             lines += ["", *markdown(by_cell(study, kept, table.columns or list(study.columns), table.keys))]
             continue
-        for part in _ordered(row[table.by] for row in kept) if table.by else [None]:
-            of_part = [row for row in kept if part is None or row[str(table.by)] == part]
+        for part in _ordered(row.get(table.by, "") for row in kept) if table.by else [None]:
+            of_part = [row for row in kept if part is None or row.get(str(table.by), "") == part]
             for name in table.value:
                 column = study.columns[name]
                 shown = study.title_of(part) if table.by == "cell" and part else part

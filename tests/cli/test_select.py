@@ -92,13 +92,22 @@ def test_any_data_without_a_model(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert "Training" not in text
 
 
-def test_vectors_of_a_file(tmp_path: Path) -> None:
+def test_vectors_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = torch.randn(1257, 9, generator=torch.Generator().manual_seed(0)) + 0.2
     FileVectors.save(given, tmp_path / "vectors.npy")
     vectors = ("--vectors=FileVectors", f"--vectors.path={tmp_path / 'vectors.npy'}")
     assert main(["select", *DIGITS, "--selector=NonnegativeOMP", "--k=9", *vectors, "--name=mine"]) == 0
     found = Coreset.load(tmp_path / "runs" / "mine" / "select" / "0" / "coreset.npz")
     assert torch.equal(found.indices, NonnegativeOMP()(FileVectors(tmp_path / "vectors.npy"), 9).indices)
+    command = ["select", *DIGITS, "--selector=NonnegativeOMP", "--k=9", *vectors, "--name=mine", "--resume=true"]
+    stored = tmp_path / "runs" / "mine" / "select" / "0" / "objective.csv"
+    for text, message in (("k\n9\n", "Expected the columns k, "), (stored.read_text() + "x,1,1,1,1,1\n", "in column 'k'")):
+        stored.write_text(text)
+        assert main(command) == 2
+        assert message in capsys.readouterr().err
+    (stored.parent / "config.yaml").write_bytes(b"\xff")
+    assert main(command) == 2
+    assert "Expected text in UTF-8" in capsys.readouterr().err
 
 
 @pytest.mark.cases(gate=1)

@@ -29,6 +29,7 @@ from tests.conftest import CONFIGS, ROOT
 from tests.data.images.test_mnist import idx
 
 Make = Callable[..., Runner]
+HEAD = f"cell,seed,test/nelbo,{','.join(PROVENANCE)}\n".encode()
 
 
 def measured(rows: list[Row]) -> list[Row]:
@@ -67,7 +68,8 @@ def test_cells_are_run_once_and_stored(
     assert "runs;" not in printed, "nothing is run again"
     assert f"2 of 2 runs have rows in {study.rows.path}\nGive --results and --output with other folders" in printed
     assert study.rows.read() == rows
-    # A row that is removed is made again from the finished run: it is tested, not trained.
+    # A row that is removed is made again from the finished run: it is tested, not trained, by the study's config.
+    (study.run_folder("fast", 0) / "config.yaml").write_text("trust: [own]\nmodel: {class_path: own.Model}\n")
     before = study.checkpoint("fast", 0).stat().st_mtime_ns
     study.rows.path.write_text("\n".join(study.rows.path.read_text().splitlines()[:-1]) + "\n")
     assert study.run() == []
@@ -202,7 +204,7 @@ def test_options_that_cannot_be_given_are_refused_before_anything_runs(
     with pytest.raises(ConfigurationError, match=r"toy.yaml names 'lost.yaml', but there is no such file or config"):
         runner(write_study(config="lost.yaml")).run()
     (path.parent / "wrong.yaml").write_text("a: [")
-    with pytest.raises(ConfigurationError, match=r"wrong.yaml is not a YAML file"):
+    with pytest.raises(ConfigurationError, match=r"Expected YAML in .*wrong.yaml' but got in line 1"):
         runner(write_study(config="wrong.yaml")).run()
 
 
@@ -250,6 +252,53 @@ def test_rows_of_other_settings_are_named_and_not_drawn_or_reported(
     assert "max_epochs: 7" not in text
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("results/toy.csv", b"cell,seed\n", "Expected the columns cell, seed, settings"),
+        ("results/toy.csv", HEAD + b"slow,../x,1,x,c,1.0,m,v\n", "Expected an integer as `seed` in line 2"),
+        ("results/toy.csv", HEAD + b"slow,0,abc,x,c,1.0,m,v\n", "column 'test/nelbo' in line 2"),
+        ("results/toy.csv", HEAD + b"slow,0,1,x,c,long,m,v\n", "column 'seconds' in line 2"),
+        ("results/toy.csv", b"\xff", "Expected text in UTF-8"),
+        ("results/toy_curves.csv", b"cell,seed,val/nelbo\nslow,0,x\n", "column 'val/nelbo' in line 2"),
+        ("results/toy_samples.csv", b"cell,seed,name,values\nslow,0,b,1 x\n", "column 'values' in line 2"),
+        ("runs/toy/slow/seed_0.json", b"{broken", "Expected JSON"),
+        ("runs/toy/slow/seed_0.json", b"[]", "Expected keys and values"),
+        ("runs/toy/slow/seed_0.json", b"[" * 100_000, "Expected JSON"),
+    ],
+)
+def test_damaged_results_are_one_message(
+    file: str,
+    content: bytes,
+    message: str,
+    write_study: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_study()
+    for name, text in (("results/toy.csv", HEAD + b"slow,0,1,x,c,1.0,m,v\nother,0,1,x,c,1.0,m,v\n"), (file, content)):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_bytes(text)
+    assert main(["study", str(path), "--tables", "--output", "runs"]) == 2
+    *_, error = capsys.readouterr().err.splitlines()
+    assert message in error
+    assert f"'{file}'" in error
+
+
+def test_scores_that_are_stored_stay_within_their_names(write_study: Callable[..., Path], runner: Make) -> None:
+    study = runner(write_study(scores={"own": "own.scores"}))
+    path = study.run_folder("slow", 0) / "scores.json"
+    path.parent.mkdir(parents=True)
+    for content in ('{"cell": 1}', '{"own/x": "text"}', '{"own/x": [1, "2"]}', '{"own/x": {}}', '{"own/x": true}'):
+        path.write_text(content)
+        with pytest.raises(ConfigurationError, match=r"Expected numbers of the scores own in .*scores.json' but got"):
+            study.read_scores("slow", 0)
+    path.write_text('{"own/x": [1, NaN], "own/y": 2}')
+    assert study.read_scores("slow", 0)["own/y"] == 2
+
+
 def test_the_studies_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["study"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -291,7 +340,7 @@ def test_names_that_are_unknown_are_explained(
         assert text in capsys.readouterr().err, keys
     (tmp_path / "bad.yaml").write_text("a: [")
     assert main(["study", "bad.yaml"]) == 2
-    assert "is not a study file" in capsys.readouterr().err
+    assert "Expected YAML in 'bad.yaml' but got in line 1" in capsys.readouterr().err
     assert main(["study", "nothing"]) == 2
     assert "Expected a file or the name of a study but got 'nothing'. Choose from: bitvector, " in capsys.readouterr().err
 

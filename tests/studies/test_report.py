@@ -89,6 +89,97 @@ def test_mistakes_are_explained(write_study: Callable[..., Path], tmp_path: Path
         assert text in capsys.readouterr().err
 
 
+def written(name: str, metric: str = "val/loss", values: tuple[str, str] = ("1", "2"), config: bytes = b"a: 1") -> Path:
+    """Write a run folder here."""
+    folder = Path(name)
+    (folder / "pictures" / "attention").mkdir(parents=True)
+    (folder / "metrics.csv").write_text(f'epoch,step,"{metric}"\n0,1,{values[0]}\n1,2,{values[1]}\n')
+    (folder / "config.yaml").write_bytes(config)
+    return folder
+
+
+def test_odd_names_are_drawn_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    written("plain")
+    written("m", metric=r"val/$\frac$")
+    assert main(["report", "m", "-o", "m.html"]) == 0
+    assert r"val/$\frac$</text>" in Path("m.html").read_text()
+    names = [r"$\frac$", "y" * 3000, "a\udc80", "\ud800", "a\nb\x00", "x_1^{$", r"\$", "\u4e2d"]
+    for words in ([f"{name}=plain" for name in names], ["a\udc80=plain", "--title", "\udc80"]):
+        assert main(["report", *words, "-o", "names.html"]) == 0
+    assert main(["compare", *(f"{name}=plain" for name in names)]) == 0
+    assert main(["report", *(f"{name}=plain" for name in names), "-o", "names.html"]) == 0
+    text = Path("names.html").read_text()
+    assert r"$\frac$</text>" in text
+    assert "<td>a?</td>" in text
+    assert len(Path("comparison.png").read_bytes()) > 1000
+
+
+def test_odd_columns_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (written("a") / "metrics.csv").write_text("cell,seed,val/loss,epoch\n3,4,nan,0\n3,4,inf,1\n3,4,-1e100,2\n3,4,1e100,2.5\n")
+    (written("b") / "metrics.csv").write_text("epoch,val/loss,train/decoder_calls_median\n0,1,2\n")
+    for command in ("compare", "report"):
+        assert main([command, "a"]) == 0
+        assert main([command, "b"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("metrics.csv", b"epoch,step,val/loss\n0,1,abc\n", "Expected numbers"),
+        ("metrics.csv", b"epoch,step,val/loss\n0,1,2,3\n", "Expected 3 cells in line 2"),
+        ("metrics.csv", b"\xff\xfe", "Expected text in UTF-8"),
+        ("config.yaml", b"[1,2]", "Expected keys and values"),
+        ("config.yaml", b"\xff\xfe\x00a", "Expected text in UTF-8"),
+        ("config.yaml", b"a: !!python/object/apply:os.system [x]\n", "Expected YAML"),
+        ("config.yaml", b"a: &a [*a]\n", "Expected at most"),
+        ("pictures/attention/0.json", b"{broken", "Expected JSON"),
+        (
+            "pictures/attention/0.json",
+            b'{"title": "", "source": ["a"], "output": ["o"], "heads": [[["x"]]]}',
+            "Expected a title",
+        ),
+        ("pictures/x.png", b"<svg>", "Expected a PNG picture"),
+        ("test/0/metrics.csv", b"test/loss\nx\n", "Expected numbers"),
+    ],
+)
+def test_damaged_files_are_one_message(
+    file: str, content: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = written("run") / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    assert main(["report", "run"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert f"'run/{file}'" in error
+    assert error.count("\n") == 1
+    assert not Path("report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "place", ["pictures", "pictures/x.png", "pictures/attention/0.json", "config.yaml", "metrics.csv", "test"]
+)
+def test_a_link_to_what_is_outside_is_not_read(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run, other = written("run"), written("other")
+    (other / "pictures" / "x.png").write_bytes(PNG)
+    (other / "pictures" / "attention" / "0.json").write_text('{"title": "secret"}')
+    (other / "test" / "0").mkdir(parents=True)
+    (other / "test" / "0" / "metrics.csv").write_text("test/loss\n1\n")
+    path = run / place
+    if path.exists():
+        path.rename(tmp_path / "before")
+    path.symlink_to(tmp_path / other / place)
+    assert main(["report", "run"]) == 2
+    assert f"Expected plain data in 'run/{place}" in (error := capsys.readouterr().err)
+    assert "a symbolic link" in error
+
+
 @pytest.mark.gate
 def test_fifty_runs_of_two_hundred_epochs_are_a_small_page(tmp_path: Path) -> None:
     words = [f"run{number}={write_run(tmp_path / str(number), 10.0 + number, 0.1, 200)}" for number in range(50)]

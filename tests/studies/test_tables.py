@@ -11,6 +11,7 @@ import pytest
 from matplotlib.figure import Figure as Canvas
 
 from lit_sparse.cli import main
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import canvas_of, series
 from lit_sparse.studies.load import load_study
@@ -259,3 +260,12 @@ def test_committed_tables_are_those_of_their_rows(name: str, tmp_path: Path, mon
     for picture in tmp_path.glob("*.png"):
         assert picture.read_bytes()[:8] == PNG
         assert (RESULTS / picture.name).is_file()
+
+
+@pytest.mark.parametrize("texts", [("1 2 3", "1 2"), ("", ""), ("1", "1")])
+def test_resampled_scores_that_cannot_be_compared_are_refused(texts: tuple[str, str], write_study: Callable[..., Path]) -> None:
+    study = load_study(write_study(compare={"column": "nelbo", "samples": "s"}))
+    rows = [{"cell": cell, "seed": "0", "test/nelbo": "1"} for cell in study.cells]
+    samples = [{"cell": cell, "seed": "0", "name": "s", "values": text} for cell, text in zip(study.cells, texts, strict=True)]
+    with pytest.raises(ConfigurationError, match="equally many resampled scores 's' of all cells, two at least, but got"):
+        page(study, rows, samples)

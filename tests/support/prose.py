@@ -17,31 +17,15 @@ class Passage(NamedTuple):
 
     line: int
     text: str
-    argument: bool = False  # an entry of Args
 
 
 _ENTRY = re.compile(r"\s*(?:\*{0,2}[a-z_]\w*(?:, \*{0,2}[a-z_]\w*)*: |``[^`]+``: |[-*] |\d+\. |\|)")
-_HEADER = re.compile(r"\s*(Args|Attributes|Returns|Raises|Yields|Examples?|Notes?|Warning|Sources?):\s*$")
-_ABBREVIATIONS = ("e.g.", "i.e.", "cf.", "eq.", "eqs.", "sec.", "al.", "vs.", "no.", "pp.", "p.", "Fig.", "fig.", "St.")
 
 
-def sentences(text: str) -> Iterator[str]:
-    """Yield a passage's sentences, with a code span or a formula as one word."""
-    text = re.sub(r"``.*?``|:\w+:`.*?`|`.*?`|\$.*?\$", "CODE", text)
-    text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)  # a link is its text
-    held: list[str] = []
-    for word in text.split():
-        held.append(word)
-        if re.search(r"[.!?][)\"'*]*$", word) and not word.lstrip("(").endswith(_ABBREVIATIONS):
-            yield " ".join(held)
-            held = []
-    if held:
-        yield " ".join(held)
-
-
-def number_of_words(sentence: str) -> int:
-    """Return how many words a sentence has; numbers and signs are not counted."""
-    return len(re.findall(r"[^\W\d_][\w'-]*", sentence))
+def _plain(text: str) -> str:
+    """Return a text with each code span or formula as one word, and each link as its text."""
+    text = re.sub(r"``.*?``|[:{][\w:]+[:}]`.*?`|`.*?`|\$.*?\$", "CODE", " ".join(text.split()))
+    return re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
 
 
 def _without_code(text: str) -> str:
@@ -58,19 +42,16 @@ def _without_code(text: str) -> str:
 def paragraphs(text: str, line: int = 1) -> Iterator[Passage]:
     """Yield the paragraphs of a docstring or a page that starts at a line."""
     held: list[str] = []
-    start, section, argument = line, "", False
+    start = line
     for number, row in enumerate([*_without_code(text).split("\n"), ""], line):
-        entry, header = _ENTRY.match(row), _HEADER.match(row)
-        if held and (entry or header or not row.strip() or row.startswith("#")):
-            yield Passage(start, " ".join(held), argument)
+        entry = _ENTRY.match(row)
+        if held and (entry or not row.strip() or row.startswith("#")):
+            yield Passage(start, " ".join(held))
             held = []
-        if header:
-            section = header.group(1)
-        elif row.lstrip().startswith("|"):
+        if row.lstrip().startswith("|"):
             yield from (Passage(number, cell.strip()) for cell in row.strip().strip("|").split("|") if re.search(r"\w", cell))
         elif row.strip():
-            if not held:
-                start, argument = number, bool(entry) and section in ("Args", "Attributes")
+            start = start if held else number
             held.append(row[entry.end() :] if entry else row.lstrip("#> "))
 
 
@@ -138,8 +119,10 @@ def config_passages(text: str) -> Iterator[Passage]:
 
 
 def passages(path: Path, *, literals: bool) -> Iterator[Passage]:
-    """Yield the passages of a file."""
+    """Yield the passages of a file, without code."""
     text = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
-        return python_passages(text, literals=literals)
-    return config_passages(text) if path.suffix == ".yaml" else paragraphs(text)
+        found = python_passages(text, literals=literals)
+    else:
+        found = config_passages(text) if path.suffix == ".yaml" else paragraphs(text)
+    return (Passage(line, _plain(words)) for line, words in found)

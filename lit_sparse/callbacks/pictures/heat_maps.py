@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import textwrap
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -18,6 +16,7 @@ from torch import Tensor
 from lit_sparse.callbacks.pictures.base import new_figure
 from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.figure_text import literal
 
 __all__ = ["Attention", "Groups", "draw_attention", "figure_of"]
 
@@ -161,10 +160,10 @@ def draw_attention(
     axis.set_ylim(max(rows, 1), 0)
     box, points = axis.get_window_extent(), 72 / axis.get_figure().dpi
     side = max(1.0, points * min(box.width / max(columns, 1), box.height / max(rows, 1)))
-    text = {"parse_math": False, "usetex": False, "fontsize": min(9.0, 0.65 * side)}
+    text = {"usetex": False, "fontsize": min(9.0, 0.65 * side)}
     slanted = {"rotation": 45, "ha": "right", "va": "center", "rotation_mode": "anchor"}
-    axis.set_xticks(np.arange(columns) + 0.5, [_shown(token) for token in source], **text, **slanted)
-    axis.set_yticks(np.arange(rows) + 0.5, [_shown(token) for token in output], **text)
+    axis.set_xticks(np.arange(columns) + 0.5, [literal(token, LONGEST) for token in source], **text, **slanted)
+    axis.set_yticks(np.arange(rows) + 0.5, [literal(token, LONGEST) for token in output], **text)
     axis.tick_params(length=0, pad=3)
     for spine in axis.spines.values():
         spine.set(color=BORDER, linewidth=0.6)
@@ -203,39 +202,6 @@ def _tied(table: npt.NDArray[np.float64]) -> list[npt.NDArray[np.intp]]:
     return [np.array(cells, dtype=np.intp) for cells in found]
 
 
-def _shown(text: str, longest: int = LONGEST) -> str:
-    r"""Return a text that any font can draw on one line.
-
-    Example:
-        >>> _shown("a\nb\x00"), _shown("Donaudampfschifffahrtsgesellschaft")
-        ('a\\nb\\x00', 'Donaudampfschifffahrtsg…')
-    """
-    # Control characters, lone surrogates, unassigned code points (invalid in XML), line and paragraph separators.
-    escaped = (
-        letter.encode("unicode_escape").decode() if unicodedata.category(letter) in ("Cc", "Cs", "Cn", "Zl", "Zp") else letter
-        for letter in text
-    )
-    shown = "".join(islice(escaped, longest + 1))
-    if len(shown) > longest:
-        shown = f"{shown[: longest - 1]}…"
-    known = {letter for letter in {*shown, "\ufffd", "?"} if _has_glyph(letter)}
-    other = next((letter for letter in "\ufffd?" if letter in known), "")
-    return "".join(letter if letter in known else other for letter in shown)
-
-
-def _has_glyph(letter: str) -> bool:
-    """Return whether one of matplotlib's configured fonts has a glyph for a character."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    paths = []
-    for family in FontProperties().get_family():
-        try:
-            paths.append(findfont(FontProperties(family=family), fallback_to_default=False))
-        except ValueError:  # not installed: matplotlib tries the next
-            continue
-    return any(get_font(path).get_char_index(ord(letter)) for path in paths or [findfont(FontProperties())])
-
-
 def figure_of(example: Attention, groups: Groups) -> Any:
     """Draw an example: one panel per head, with cells of one size and margins that fit the tokens."""
     heads = example.weights if example.weights.dim() == 3 else example.weights.unsqueeze(0)
@@ -257,9 +223,9 @@ def figure_of(example: Attention, groups: Groups) -> Any:
         if count > 1:
             axis.set_title(f"head {number + 1}", fontsize=8, pad=3)
     if example.title:
-        lines = textwrap.wrap(_shown(example.title, 400), max(40, int(13 * across)))
+        lines = textwrap.wrap(literal(example.title, 400), max(40, int(13 * across)))
         place = {"xycoords": "axes fraction", "xytext": (0, 18 if count > 1 else 5), "textcoords": "offset points"}
-        axes[0].annotate("\n".join(lines), (0, 1), **place, va="bottom", fontsize=9, parse_math=False, usetex=False)
+        axes[0].annotate("\n".join(lines), (0, 1), **place, va="bottom", fontsize=9, usetex=False)
     box = figure.get_tightbbox(figure.canvas.get_renderer()).padded(0.1)  # inches
     figure.set_size_inches(box.width, box.height)
     figure.subplots_adjust(

@@ -11,6 +11,7 @@ from typing_extensions import override
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
 from lit_sparse.checks import check_choice
+from lit_sparse.figure_text import literal
 from lit_sparse.lightning import AGREED, pl
 from lit_sparse.metrics import MessageCounts, MessageStructure
 from lit_sparse.metrics.language import InputDistance
@@ -127,7 +128,8 @@ class LanguageLogger(Picture):
         axis = axes[0]
         image = axis.imshow(picture.numpy(), cmap="gray_r", vmin=0, aspect="auto", interpolation="nearest")
         axis.set_ylabel("class")
-        axis.set_yticks(range(len(classes)), [(self._names or range(UNNAMED))[int(number)] for number in classes], fontsize=6)
+        names = [str((self._names or range(UNNAMED))[int(number)]) for number in classes]
+        axis.set_yticks(range(len(classes)), [literal(name) for name in names], fontsize=6)
         named = len(used) <= NAMED
         axis.set_xticks(range(len(used)) if named else [], used[order].tolist() if named else [], fontsize=6, rotation=90)
         axis.set_xlabel(f"symbol ({len(used)} of {self._drawn.shape[1]} in use)")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module, metadata
 from pathlib import Path, PurePath
 
+from lit_sparse.data.readers.sizes import check_rows
 from lit_sparse.data.readers.text_files import in_folder, open_bytes
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
 
@@ -189,6 +190,7 @@ def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
         raise DataError(f"{str(file)!r} is not a compiled catalogue: it starts with {data[:4]!r}. Fetch it again.")
 
     def texts(table: int, count: int) -> list[bytes]:
+        check_rows(file, count)
         entries = list(struct.iter_unpack(f"{order}2I", data[table : table + 8 * count]))
         if len(entries) < count or any(start + length > len(data) for length, start in entries):
             raise struct.error(f"{len(data)} bytes are too few")

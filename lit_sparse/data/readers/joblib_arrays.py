@@ -20,6 +20,9 @@ from lit_sparse.errors import DataError
 
 __all__ = ["read_joblib_array"]
 
+#: Number of bytes of the longest description of an array.
+LONGEST = 2**16
+
 
 class _Description:
     """Stand-in for joblib's ``NumpyArrayWrapper``, which describes an array before its bytes."""
@@ -123,20 +126,24 @@ class _Inflated(io.BufferedIOBase):
 
 
 class _Recorder:
-    """Reader of a file that stores the bytes it has read."""
+    """Reader of a file that stores the bytes it has read; those that describe an array are few."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.content = file, bytearray()
 
     def read(self, size: int) -> bytes:
         """Read bytes."""
-        self.content += (piece := self._file.read(size))
-        return piece
+        return self._kept(self._file.read(min(size, LONGEST + 1)))
 
     def readline(self) -> bytes:
         """Read a line."""
-        self.content += (line := self._file.readline())
-        return line
+        return self._kept(self._file.readline(LONGEST + 1))
+
+    def _kept(self, piece: bytes) -> bytes:
+        self.content += piece
+        if len(self.content) > LONGEST:
+            raise ValueError("it does not describe an array at its start")
+        return piece
 
 
 def _description(file: IO[bytes]) -> _Description:

@@ -1,4 +1,4 @@
-"""Limits on the decompressed size of a file, so that a small file cannot fill the memory."""
+"""Limits on what a file decompresses to, so that a small file cannot fill the memory or be read for minutes."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from typing_extensions import Buffer
 
 from lit_sparse.errors import DataError
 
-__all__ = ["BoundedReader", "bytes_of", "check_dense", "check_unpacked"]
+__all__ = ["BoundedReader", "bytes_of", "check_dense", "check_rows", "check_unpacked"]
 
 #: Number of bytes that any file may decompress to.
 ALWAYS = 2**28
 #: Maximal ratio beyond that. Text and images reach 5 to 30; the limit of deflate is 1032.
 RATIO = 250
+#: Number of lines or rows that any file may hold, and their maximal number per byte beyond that.
+ROWS, ROWS_PER_BYTE = 2**22, 4
 #: Number of bytes that any sparse table may take as a dense one.
 DENSE = 2**32
 
@@ -42,6 +44,25 @@ def check_unpacked(
         raise DataError(
             f"Expected {str(path)!r}, of {_readable(packed)}, to unpack to at most {_readable(_largest(packed))} but got more:"
             f" {what} takes {_readable(unpacked)} or more. Check the source of the file, or {remedy}."
+        )
+
+
+def check_rows(path: Path, rows: int, packed: int | None = None) -> None:
+    """Check that the number of lines, rows or values of a file is plausible. Those that are not compressed always are.
+
+    Args:
+        path: path of the file.
+        rows: their number.
+        packed: number of compressed bytes; None for the size of the file.
+
+    Raises:
+        DataError: if they are too many.
+    """
+    packed = path.stat().st_size if packed is None else packed
+    if rows > (most := max(ROWS, ROWS_PER_BYTE * packed)):
+        raise DataError(
+            f"Expected at most {most:,} lines, rows or values in {str(path)!r}, of {_readable(packed)}, but got more. Check the"
+            " source of the file, or save it uncompressed."
         )
 
 
@@ -81,13 +102,15 @@ class BoundedReader(io.RawIOBase):
         stream: stream that decompresses a file while it is read.
         path: path of the file.
         packed: number of compressed bytes; None for the size of the file.
+        lines: whether the bytes are text, whose lines are bounded, too.
     """
 
-    def __init__(self, stream: io.BufferedIOBase, path: Path, packed: int | None = None) -> None:
+    def __init__(self, stream: io.BufferedIOBase, path: Path, packed: int | None = None, *, lines: bool = False) -> None:
         self._stream = stream
         self._path = path
         self._packed = path.stat().st_size if packed is None else packed
         self._left = _largest(self._packed)
+        self._lines = 0 if lines else None
 
     def readable(self) -> bool:
         """Return whether bytes can be read: always."""
@@ -99,6 +122,9 @@ class BoundedReader(io.RawIOBase):
         self._left -= count
         if self._left < 0:
             check_unpacked(self._path, _largest(self._packed) - self._left, self._packed)
+        if self._lines is not None:
+            self._lines += bytes(memoryview(buffer)[:count]).count(b"\n")
+            check_rows(self._path, self._lines, self._packed)
         return count
 
     def seekable(self) -> bool:
@@ -109,6 +135,7 @@ class BoundedReader(io.RawIOBase):
         """Set the position; the bytes before it count as read."""
         place = self._stream.seek(offset, whence)
         self._left = _largest(self._packed) - place
+        self._lines = 0 if self._lines is not None and place == 0 else self._lines
         return place
 
 

@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from lit_sparse.data.readers.sizes import check_unpacked
+from lit_sparse.data.readers.sizes import check_rows, check_unpacked
 from lit_sparse.data.readers.text_files import ending_of, numbered_lines
 from lit_sparse.errors import DataError, did_you_mean
 
@@ -123,10 +123,12 @@ def _number(cell: str) -> int | float:
 
 def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
     """Yield the objects of an array, or of the lines."""
-    lines = numbered_lines(path)
+    lines, values = numbered_lines(path), 0
     for number, line in lines:
-        if line.lstrip().startswith("["):
-            whole = "\n".join([line, *(rest for _, rest in lines)])
+        whole = "\n".join([line, *(rest for _, rest in lines)]) if line.lstrip().startswith("[") else line
+        values += whole.count("{") + whole.count("[")
+        check_rows(path, values)
+        if whole.lstrip().startswith("["):
             rows = [(f"row {place}", row) for place, row in enumerate(_parsed(path, number, whole), 1)]
         elif line.strip():
             rows = [(f"line {number}", _parsed(path, number, line))]
@@ -178,7 +180,7 @@ def _cells(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
         if not header:
             header = cells
             if len(set(header)) < len(header):
-                raise DataError(f"Expected unique columns in {str(path)!r} but got {', '.join(header)}. Rename one.")
+                raise DataError(f"Expected unique columns in {str(path)!r} but got {', '.join(header)[:200]}. Rename one.")
         elif len(cells) != len(header):
             raise DataError(
                 f"Expected {len(header)} cells per line in {str(path)!r} but got {len(cells)} in line {number}. Correct it."
@@ -193,6 +195,7 @@ def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
         with path.open("rb") as file, parquet.ParquetFile(file) as table:
             kept = needed(columns, table.schema_arrow.names)
             check_unpacked(path, 8 * table.metadata.num_rows * len(kept), what="its table")
+            check_rows(path, table.metadata.num_rows)
             yield from rows_of(batch.to_pydict() for batch in table.iter_batches(columns=kept))
     except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{str(path)!r} is not a Parquet file: {brief(error)}. Fetch it again.") from error

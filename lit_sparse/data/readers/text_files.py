@@ -25,7 +25,7 @@ PACKED: dict[str, tuple[str, re.Pattern[bytes], Callable[[IO[bytes]], io.Buffere
 }
 BOM = b"\xef\xbb\xbf"
 SGML = (".sgm", ".sgml")
-SEGMENT = re.compile(r"<seg(?:\s[^>]*)?>(.*?)</seg\s*>", re.IGNORECASE | re.DOTALL)
+SEGMENT = re.compile(r"<(/?)seg(?:\s[^<>]*)?>", re.IGNORECASE)
 ENTITY = re.compile(r"&(?:#\d+|#[xX][\da-fA-F]+|\w+);")
 
 
@@ -57,12 +57,13 @@ def read_lines(path: Path | str) -> list[str]:
 
 
 @contextmanager
-def open_bytes(path: Path, *, strict: bool = True) -> Iterator[IO[bytes]]:
+def open_bytes(path: Path, *, strict: bool = True, lines: bool = False) -> Iterator[IO[bytes]]:
     """Open a file to read its bytes, and decompress gzip and bzip2.
 
     Args:
         path: path of the file.
         strict: whether a file ``.gz`` or ``.bz2`` must have this compression.
+        lines: whether it is text, whose decompressed lines are bounded, too.
 
     Raises:
         DataError: if it cannot be opened or, while it is read, is truncated or implausibly large.
@@ -73,7 +74,7 @@ def open_bytes(path: Path, *, strict: bool = True) -> Iterator[IO[bytes]]:
             file.seek(0)
             for ending, (kind, magic, unpack) in PACKED.items():
                 if magic.match(start):
-                    with io.BufferedReader(BoundedReader(unpack(file), path), 1 << 16) as unpacked:
+                    with io.BufferedReader(BoundedReader(unpack(file), path, lines=lines), 1 << 16) as unpacked:
                         yield unpacked
                     return
                 if strict and path.suffix.lower() == ending:
@@ -107,7 +108,7 @@ def in_folder(folder: Path, name: str) -> str:
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a file with their numbers from 1."""
-    with open_bytes(path) as file:
+    with open_bytes(path, lines=True) as file:
         if file.read(3) != BOM:
             file.seek(0)
         for number, line in enumerate(file, 1):
@@ -122,11 +123,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _segments(path: Path, text: str) -> list[str]:
-    segments = SEGMENT.findall(text)
-    begun = len(re.findall(r"<seg(?=[\s>])", text, re.IGNORECASE))
-    if not segments or begun != len(segments):
+    _, *parts = SEGMENT.split(text)  # in turn: a slash or nothing, and what follows the tag
+    slashes, segments = parts[::2], parts[1::4]
+    if not slashes or slashes != ["", "/"] * (len(slashes) // 2):
+        ends = slashes.count("/")
         raise DataError(
-            f"Expected <seg> ... </seg> elements in {str(path)!r} but got {begun} starts and {len(segments)} ends."
+            f"Expected <seg> ... </seg> elements in {str(path)!r} but got {len(slashes) - ends} starts and {ends} ends."
             " Fetch it again."
         )
     return [" ".join(ENTITY.sub(lambda entity: html.unescape(entity[0]), segment).split()) for segment in segments]

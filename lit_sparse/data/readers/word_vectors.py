@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.data.readers.arrays import read_npy
-from lit_sparse.data.readers.sizes import check_unpacked
+from lit_sparse.data.readers.sizes import BoundedReader, check_rows, check_unpacked
 from lit_sparse.data.readers.tables import brief
 from lit_sparse.data.readers.text_files import in_folder, open_bytes
 from lit_sparse.errors import DataError
@@ -114,9 +114,7 @@ class _Wanted:
         if self.width not in (None, width):
             raise DataError(f"Expected word vectors of width {self.width} but got {width} in {where}. Change the width.")
         if width > WIDEST:
-            raise DataError(
-                f"Expected word vectors of at most {WIDEST:,} numbers but got {width:,} in {where}. Check the file."
-            )
+            raise DataError(f"Expected word vectors of width at most {WIDEST:,} but got wider ones in {where}. Check the file.")
         self.vectors = torch.zeros(len(self.vectors), width)
 
     def takers(self, word: bytes) -> list[tuple[int, int]]:
@@ -144,7 +142,7 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
             if not line:
                 continue
             if not width:
-                first = line.split(b" ")
+                first = line.rsplit(b" ", WIDEST + 1)
                 if number == 1 and len(first) == 2 and first[0].isdigit() and first[1].isdigit() and wanted.width != 1:
                     said = int(first[1])  # word2vec's header: number of words, width
                     continue
@@ -201,14 +199,14 @@ def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]
     """Open a text file, decompressed, and give its name for messages."""
     where = repr(str(path))
     if path.suffix.lower() != ".zip":
-        with open_bytes(path) as file:
+        with open_bytes(path, lines=True) as file:
             yield file, where
         return
     try:
         with zipfile.ZipFile(path) as archive:
             member = _member(archive.namelist(), width, where)
             check_unpacked(path, archive.getinfo(member).file_size, what=f"its file {member!r}")
-            with io.BufferedReader(archive.open(member), 1 << 20) as file:  # type: ignore[type-var]
+            with io.BufferedReader(BoundedReader(archive.open(member), path, lines=True), 1 << 20) as file:  # type: ignore[arg-type]
                 yield file, f"{member!r} in {where}"
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, RuntimeError) as error:
         raise DataError(f"{where} is not a whole zip file that can be read ({error}). Fetch it again.") from error
@@ -249,6 +247,7 @@ def _unpacked_cache(path: Path) -> Any:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 check_unpacked(path, sum(member.file_size for member in archive.infolist()), what="its content")
+                check_rows(path, sum(member.file_size for member in archive.infolist() if member.filename.endswith(".pkl")))
         elif tarfile.is_tarfile(path):  # torch before 2.6 runs code of tar files despite `weights_only`
             raise DataError(f"{where} is a tar archive, the format before torch 0.1.10. Save it again with a newer torch.")
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -263,6 +262,7 @@ def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
     try:
         vectors = read_npy(array, memory_mapped=True)
         with index.open("rb") as file:
+            check_rows(index, parquet.read_metadata(file).num_rows)
             words = parquet.read_table(file).column(0).to_pylist()
     except DataError:
         raise

@@ -139,7 +139,7 @@ class TableDataModule(RegressionDataModule):
 
         if self.group is not None:
             raise DataError(f"Expected a .npz or .csv file with `group` but got {str(path)!r}, whose columns have no names.")
-        with open_bytes(path) as file:
+        with open_bytes(path, lines=True) as file:
             x, y = load_svmlight_file(file)
         check_dense(path, x.shape, x.nnz)
         return {"train": (x.toarray(), y, None)}

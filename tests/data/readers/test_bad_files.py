@@ -221,7 +221,7 @@ CASES: dict[str, tuple[Use, str, bytes, str]] = {
     "words-meta": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2, device="meta")), "dense tensor .*'meta'"),
     "words-complex": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2) * 1j), "floating numbers .*complex64"),
     "words-nan": (vectors, "a.pt", cached(["a", "b"], torch.full((2, 2), torch.nan)), "finite vectors .* for 'a'"),
-    "words-wide": (vectors, "a.txt", b"a" + b" 1" * 30_000, "at most 20,000 numbers but .* 30,000"),
+    "words-wide": (vectors, "a.txt", b"a" + b" 1" * 30_000, "width at most 20,000 but got wider ones"),
 }
 
 

@@ -14,8 +14,10 @@ from typing import Any
 
 import joblib
 import numpy as np
+import pyarrow
 import pytest
 import torch
+from pyarrow import parquet as arrow
 
 from lit_sparse.data import (
     TableDataModule,
@@ -25,6 +27,7 @@ from lit_sparse.data.readers.arrays import open_arrays, read_npy
 from lit_sparse.data.readers.gettext import read_catalogues
 from lit_sparse.data.readers.joblib_arrays import read_joblib_array
 from lit_sparse.data.readers.splits import read_split
+from lit_sparse.data.readers.text_files import read_lines
 from lit_sparse.errors import DataError
 
 from .test_bad_files import COMPLEX, VECTORS, Use, cached, dumped, game, houses, images, labels, npy, npz, table, vectors
@@ -94,6 +97,85 @@ def test_a_small_file_that_unpacks_to_much_is_refused(tmp_path: Path, small: Non
     (tmp_path / name).write_bytes(packed)
     with pytest.raises(DataError, match=r"to unpack to at most 4 MiB but got more: .* takes .* or more"):
         use(tmp_path / name)
+
+
+MANY = 2**20
+
+
+def catalogue(entries: int) -> bytes:
+    """Return a compiled catalogue of empty texts."""
+    return struct.pack("<7I", 0x950412DE, 0, entries, 28, 28 + 8 * entries, 0, 0) + bytes(16 * entries)
+
+
+def parquet(entries: int) -> bytes:
+    buffer = io.BytesIO()
+    arrow.write_table(pyarrow.table({"x": ["a"] * entries}), buffer)
+    return buffer.getvalue()
+
+
+def column(path: Path) -> dict[str, list[Any]]:
+    return read_split(None, str(path), {"x": "x"})
+
+
+LONG: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
+    "lines": (read_lines, "a.txt.gz", lambda: gzip.compress(b"\n" * MANY)),
+    "bz2": (read_lines, "a.txt.bz2", lambda: bz2.compress(b"\n" * MANY)),
+    "segments": (read_lines, "a.sgm.gz", lambda: gzip.compress(b"\n" * MANY)),
+    "csv": (column, "a.csv.gz", lambda: gzip.compress(b"\n" * MANY)),
+    "tsv": (column, "a.tsv.gz", lambda: gzip.compress(b"\n" * MANY)),
+    "jsonl": (column, "a.jsonl.gz", lambda: gzip.compress(b"\n" * MANY)),
+    "json": (column, "a.json.gz", lambda: gzip.compress(b"[" + b"{}," * MANY + b"{}]")),
+    "json-values": (column, "a.json.gz", lambda: gzip.compress(b'{"x":[' + b"[]," * MANY + b"[]]}")),
+    "parquet": (column, "a.parquet", lambda: parquet(MANY)),
+    "libsvm": (table, "a.libsvm.gz", lambda: gzip.compress(b"\n" * MANY)),
+    "vectors-gz": (vectors, "a.txt.gz", lambda: gzip.compress(b"\n" * MANY)),
+    "vectors-zip": (vectors, "a.zip", lambda: zipped("a.txt", b"\n" * MANY)),
+    "vectors-pt": (vectors, "a.pt", lambda: deflated(cached(["a"] * MANY, torch.zeros(2, 2)))),
+    "labels": (labels, "a.txt.gz", lambda: gzip.compress(b"1\n" * MANY)),
+}
+
+
+@pytest.mark.cases(quick=6, gate=99)
+@pytest.mark.parametrize("case", LONG)
+def test_a_small_file_of_many_lines_or_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    monkeypatch.setattr(sizes, "ROWS", 2**16)
+    use, name, content = LONG[case]
+    (tmp_path / name).write_bytes(content())
+    with pytest.raises(DataError, match=r"Expected at most [\d,]+ lines, rows or values in .* but got more"):
+        use(tmp_path / name)
+
+
+def test_a_catalogue_of_many_empty_texts_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "ROWS", 2**16)
+    (tmp_path / "fr.mo").write_bytes(gzip.compress(catalogue(MANY)))
+    with pytest.raises(DataError, match="lines, rows or values"):
+        read_catalogues(folders=[str(tmp_path)], language="fr")
+    (tmp_path / "fr.mo").write_bytes(catalogue(2**17))  # as many as it has bytes for
+    assert read_catalogues(folders=[str(tmp_path)], language="fr") == []
+
+
+def test_plain_files_have_as_many_lines_as_they_like(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "ROWS", 2)
+    (tmp_path / "a.txt").write_bytes(b"\n" * 1000)
+    assert len(read_lines(tmp_path / "a.txt")) == 1000
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(bytes(np.random.default_rng(0).integers(97, 99, 1000)) + b"\n" * 500))
+    assert len(read_lines(tmp_path / "a.txt.gz")) == 500
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("start", [b"N0" * 2**26, b"B\xff\xff\xff\x7f" + bytes(2**26), b"S'" + b"a" * 2**26])
+def test_a_long_description_of_an_array_is_refused(tmp_path: Path, start: bytes) -> None:
+    (tmp_path / "a.pkz").write_bytes(gzip.compress(start, 1))
+    with pytest.raises(DataError, match="cannot be read as an array"):
+        read_joblib_array(tmp_path / "a.pkz")
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("tag", ["<seg>", "</seg>", "<seg ", "</seg><seg>"])
+def test_many_tags_are_counted_in_one_pass(tmp_path: Path, tag: str) -> None:
+    (tmp_path / "a.sgm").write_text(tag * 2**18)
+    with pytest.raises(DataError, match="Expected <seg>"):
+        read_lines(tmp_path / "a.sgm")
 
 
 def test_a_sparse_table_of_few_bytes_is_read(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,124 @@
+"""A file of a run or of results that is not plain, small and of the expected shape is refused in one message with its name."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lit_sparse import stored
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.stored import read_attention, read_json, read_metrics, read_png, read_table, read_yaml
+
+ATTENTION = {"title": "", "source": ["a", "b"], "output": ["o"], "heads": [[[0, 0.5]]]}
+LAUGHS = "\n".join(
+    ["a0: &a0 [x, x, x, x, x, x, x, x, x]", *(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 9))]
+)
+MERGES = "\n".join(["a0: &a0 {k: 1}", *(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 9))])
+rows = partial(read_table, needed=("cell", "seed"), integers=["seed"], numbers=("x",), lists=("values",))
+
+BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
+    "yaml, binary": (read_yaml, b"\xff\xfe\x00a", "text in UTF-8 in .* but got the byte 0xff at position 0"),
+    "yaml, list": (read_yaml, b"[1, 2]", "keys and values in .* but got list"),
+    "yaml, empty": (read_yaml, b"", "keys and values in .* but got NoneType"),
+    "yaml, syntax": (read_yaml, b"a: [", "YAML in .* but got in line 1"),
+    "yaml, tag": (read_yaml, b"a: !!python/object/apply:os.system [x]", "could not determine a constructor"),
+    "yaml, no date": (read_yaml, b"a: 2001-99-99", "month must be in 1..12"),
+    "yaml, no bool": (read_yaml, b"a: !!bool x", "YAML in"),
+    "yaml, deep": (read_yaml, b"a: " + b"[" * 5000, "YAML in|50 levels"),
+    "yaml, levels": (read_yaml, b"a: " + b"[" * 60 + b"]" * 60, "50 levels"),
+    "yaml, in itself": (read_yaml, b"a: &a [*a]", "50 levels"),
+    "yaml, laughs": (read_yaml, LAUGHS.encode(), "100,000 values"),
+    "yaml, merges": (read_yaml, MERGES.encode(), "merge"),
+    "yaml, integer": (read_yaml, b"a: 0x" + b"f" * 5000, "64 bits"),
+    "yaml, large": (read_yaml, b"#" * (2**20 + 1), "at most 1,048,576 bytes"),
+    "json, broken": (read_json, b"{broken", "JSON in"),
+    "json, deep": (read_json, b"[" * 100_000, "JSON in"),
+    "json, digits": (read_json, b'{"a": ' + b"9" * 5000 + b"}", "JSON in"),
+    "json, list": (read_json, b"[]", "keys and values in .* but got list"),
+    "json, utf-16": (read_json, "{}".encode("utf-16"), "text in UTF-8"),
+    "attention, word": (read_attention, json.dumps(ATTENTION | {"heads": [[["x", 1]]]}).encode(), "a row of weights"),
+    "attention, row": (read_attention, json.dumps(ATTENTION | {"heads": [[[0.5]]]}).encode(), "a row of weights"),
+    "attention, rows": (read_attention, json.dumps(ATTENTION | {"heads": [[]]}).encode(), "a row of weights"),
+    "attention, heads": (read_attention, json.dumps(ATTENTION | {"heads": 3}).encode(), "a row of weights"),
+    "attention, source": (read_attention, json.dumps(ATTENTION | {"source": "ab"}).encode(), "a row of weights"),
+    "attention, tokens": (read_attention, json.dumps(ATTENTION | {"output": [1]}).encode(), "a row of weights"),
+    "attention, title": (read_attention, json.dumps({**ATTENTION, "title": None}).encode(), "a title"),
+    "attention, list": (read_attention, b"[]", "a title"),
+    "picture": (read_png, b"<svg>", "a PNG picture in .* but got b'<svg>'"),
+    "rows, no column": (rows, b"cell,x\na,1\n", "columns cell, seed in .* but got none of the name 'seed'"),
+    "rows, seed": (rows, b"cell,seed\na,../b\n", "an integer as `seed` in line 2 in .* but got '../b'"),
+    "rows, text": (rows, b"cell,seed,x\na,1,\nb,1,abc\n", "column 'x' in line 3 in .* but got 'abc'"),
+    "rows, list": (rows, b"cell,seed,values\na,1,1 2 y\n", "column 'values' in line 2 in .* but got 'y'"),
+    "rows, huge": (rows, b"cell,seed,x\na,1,1e300\n", "at most 1e\\+100"),
+    "rows, short": (rows, b"cell,seed,x\na,1\n", "3 cells in line 2 in .* but got 2"),
+    "rows, long": (rows, b"cell,seed,x\na,1,2,3", "3 cells in line 2 in .* but got 4"),
+    "rows, quoted": (rows, b'cell,seed\n"' + b"a" * 200_000 + b'",1\n', "a table in"),
+    "rows, binary": (rows, b"cell,seed\n\xff,1\n", "text in UTF-8"),
+}
+
+
+@pytest.mark.parametrize(("read", "content", "message"), BAD.values(), ids=[*BAD])
+def test_bad_content_is_refused(read: Callable[..., Any], content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"(?s){message}") as caught:
+        read(tmp_path / "file", tmp_path)
+    assert repr(str(tmp_path / "file")) in str(caught.value)
+    assert len(str(caught.value)) < 800 + len(str(tmp_path))
+
+
+@pytest.mark.parametrize("read", [read_yaml, read_json, read_table, read_attention, read_png])
+@pytest.mark.parametrize("kind", ["symbolic link", "link above", "pipe", "folder", "device", "long", "nul"])
+def test_only_plain_files_are_read(read: Callable[..., Any], kind: str, tmp_path: Path) -> None:
+    run, path = tmp_path / "run", tmp_path / "run" / "file"
+    run.mkdir()
+    (tmp_path / "outside").write_bytes(b"a: 1\n")
+    if kind == "symbolic link":
+        path.symlink_to(tmp_path / "outside")
+    elif kind == "link above":
+        (run / "below").symlink_to(tmp_path)
+        path = run / "below" / "outside"
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "device":
+        path, run = Path("/dev/zero"), Path("/dev")
+    else:
+        path = run / ("x" * 3000 if kind == "long" else "\0")
+    with pytest.raises(ConfigurationError, match=kind if kind in ("pipe", "folder", "symbolic link", "device") else "got"):
+        read(path, run)
+
+
+def test_good_content_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file"
+    assert read_yaml(file) is read_json(file) is None
+    assert read_table(file) == read_metrics(tmp_path) == []
+    file.write_text("a: &a [1, x]\nb: *a\nd: 2001-01-02\n")
+    assert (read_yaml(file, tmp_path) or {})["b"] == [1, "x"]
+    file.write_text("a: &a {x: 1}\nb: {<<: *a}\n")
+    assert (read_yaml(file) or {})["b"] == {"x": 1}, "a file of the user's"
+    file.write_text(json.dumps(ATTENTION))
+    assert read_attention(file, tmp_path) == ATTENTION
+    file.write_text('\ufeffcell,seed,x,values\na,-1,nan,1 2\n\n"b,\n",2,,\nc,3,0.')
+    assert [row["cell"] for row in rows(file)] == ["a", "b,\n"], "a line that a killed process left is dropped"
+    (tmp_path / "link").symlink_to(file)
+    assert rows(tmp_path / "link") == rows(file), "the user may name a link"
+    monkeypatch.setattr(stored, "MAX_CELLS", 7)
+    with pytest.raises(ConfigurationError, match="at most 7 cells"):
+        rows(file)
+
+
+def test_metrics(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("epoch,step,val/loss\n0,5,\n1,9,inf\n")
+    assert read_metrics(tmp_path) == [{"epoch": 0.0, "step": 5.0}, {"epoch": 1.0, "step": 9.0, "val/loss": float("inf")}]
+    for line, message in (("nan,1,1", "finite numbers in column 'epoch'"), ("1,2,abc", "column 'val/loss' in line 2")):
+        path.write_text(f"epoch,step,val/loss\n{line}\n")
+        with pytest.raises(ConfigurationError, match=message):
+            read_metrics(tmp_path)
