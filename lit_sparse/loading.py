@@ -94,9 +94,7 @@ def _checkpoint_of(folder: Path, which: str) -> Path:
 
 
 def _data_of(run: Path) -> dict[str, Any]:
-    numbered = [path for path in run.glob("config_resumed_*.yaml") if path.stem.rsplit("_", 1)[1].isdecimal()]
-    resumed = sorted(numbered, key=lambda path: int(path.stem.rsplit("_", 1)[1]))
-    config = [run / "config.yaml", *resumed][-1]
+    config = run / "config.yaml"
     try:
         content = yaml.safe_load(config.read_text())
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:

@@ -293,7 +293,8 @@ def _draw(rows: list[dict[str, str]], path: Path) -> None:
         axes.plot(ks, [max(float(row[column]), 1e-300) for row in ordered], style, label=label)
     axes.set(xscale="log", yscale="log", xlabel="k", ylabel="objective, of an empty coreset's")
     axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    with replaced(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
 
 
 def _table(rows: list[dict[str, str]]) -> Iterator[str]:

@@ -17,6 +17,7 @@ from lit_sparse.checks import check_choice, check_count
 from lit_sparse.distributed import gather_to_first
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import pl, rank_zero_warn
+from lit_sparse.runs import replaced
 
 __all__ = ["AttentionPlot", "check_folder"]
 
@@ -115,9 +116,8 @@ class AttentionPlot(Picture):
         for index in self._choose(set(kept)):
             self.save(trainer, figure_of(kept[index], groups), f"{self.name}/{index}")
             if "json" in self.formats and (folder := self.folder or self._log_dir) is not None:
-                path = Path(folder) / "pictures" / self.name / f"{index}.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(kept[index].numbers(), ensure_ascii=False), encoding="utf-8")
+                with replaced(Path(folder) / "pictures" / self.name / f"{index}.json", "w") as file:
+                    json.dump(kept[index].numbers(), file, ensure_ascii=False)
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:
             rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")

@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeAlias
 
 from lit_sparse.callbacks.base import StageCallback
 from lit_sparse.lightning import TensorBoardLogger, pl
+from lit_sparse.runs import replaced
 
 __all__ = ["Format", "Picture", "new_figure"]
 
@@ -56,9 +57,8 @@ class Picture(StageCallback):
                 metadata = {"Date": None} if ending == "svg" else None
                 figure.savefig(buffer, format=ending, dpi=120, bbox_inches="tight", metadata=metadata)
             if folder is not None and ending in written:
-                path = Path(folder) / "pictures" / f"{name}.{ending}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(buffer.getvalue())
+                with replaced(Path(folder) / "pictures" / f"{name}.{ending}", "wb") as file:
+                    file.write(buffer.getvalue())
             if ending == "png" and boards:
                 buffer.seek(0)
                 pixels = imread(buffer, format="png")[..., :3]  # without opacity
