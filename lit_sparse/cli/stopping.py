@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,6 +44,10 @@ def why_interrupted(error: BaseException) -> str:
     return stopped or f"{type(error).__name__}: {error}".splitlines()[0][:500]
 
 
+#: Seconds after which the epoch and the step are written again; a write takes as long as a short epoch.
+SECONDS = 2.0
+
+
 class NoteEnd(pl.Callback):
     """Write the limits of a run and what ended it to its status; say if it had already ended when it was continued.
 
@@ -53,6 +58,7 @@ class NoteEnd(pl.Callback):
     def __init__(self, status: RunStatus | None) -> None:
         self.status = status
         self._trains = False
+        self._written = float("-inf")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Note the limits."""
@@ -78,7 +84,9 @@ class NoteEnd(pl.Callback):
             print(f"note: this run had ended: {why}. Raise {raised} to continue.", file=sys.stderr)
 
     def _write(self, trainer: pl.Trainer, **changes: str) -> None:
-        if self.status is not None and trainer.is_global_zero:
+        now = time.monotonic()
+        if self.status is not None and trainer.is_global_zero and (changes or now - self._written > SECONDS):
+            self._written = now
             self.status.update(epoch=trainer.current_epoch, step=trainer.global_step, **changes)
 
 

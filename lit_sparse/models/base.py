@@ -392,7 +392,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def _shows(self, batch_idx: int) -> bool:
         """Return whether this step logs its loss, for the logger or for the progress bar."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return batch_idx % SHOWN_EVERY == 0 or (every > 0 and (self.global_step + 1) % every == 0)
+        logged = every > 0 and ((self.global_step + 1) % every == 0 or self.trainer.should_stop)  # as Lightning decides it
+        return batch_idx % SHOWN_EVERY == 0 or logged
 
     def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Run the step and update the means; a process without examples has one batch, and this batch is empty."""
