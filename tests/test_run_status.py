@@ -138,7 +138,7 @@ def test_a_damaged_status_is_refused_and_stays(content: str, tmp_path: Path) -> 
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     before = path.read_bytes()
     for use in (take, read_status):
-        with pytest.raises(ConfigurationError, match="is damaged: .* remove the file and give the command again"):
+        with pytest.raises(ConfigurationError, match=r"is damaged: .* remove the file and give the command again"):
             use(tmp_path)
     assert path.read_bytes() == before
 
