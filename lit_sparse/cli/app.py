@@ -284,7 +284,7 @@ class LitSparseCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer, with the package's loggers and callbacks unless the config sets them."""
-        with self._folder_if_used():
+        with self.folder_if_used():
             self._choose_folder()  # only after all parts were built
             try:
                 return self._build_trainer(**kwargs)
@@ -333,8 +333,8 @@ class LitSparseCLI(LightningCLI):
         return trainer
 
     @contextmanager
-    def _folder_if_used(self) -> Iterator[None]:
-        """Remove the run folder if the block fails before the first step."""
+    def folder_if_used(self) -> Iterator[None]:
+        """Note in the status of the run folder if the block fails; remove the folder if that is before the first step."""
         try:
             yield
         except BaseException as error:
@@ -345,6 +345,11 @@ class LitSparseCLI(LightningCLI):
                 if not began:
                     discard_if_unused(self.run_folder)
             raise
+
+    def finish(self) -> None:
+        """Note in the status of the run folder that the command is done."""
+        if self._status is not None:
+            self._status.finish("the command was done")
 
     def _set_seed(self) -> None:
         """Check the numbers that Lightning does not check, and set the seed."""
@@ -377,13 +382,12 @@ class LitSparseCLI(LightningCLI):
 
     def _run_or_refuse(self, subcommand: str) -> None:
         """Run the command; raise errors that the user can correct as one message."""
-        with warnings.catch_warnings(), self._folder_if_used():
+        with warnings.catch_warnings(), self.folder_if_used():
             if subcommand != "fit":  # the callbacks of training are not needed for scoring
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
             try:
                 super()._run_subcommand(subcommand)
-                if self._status is not None:
-                    self._status.finish(f"{subcommand} was completed")
+                self.finish()
             except Exception as error:
                 if self._checkpoint is not None and not isinstance(error, LitSparseError) and is_restoring(error):
                     raise restoring_error(repr(str(self._checkpoint)), error) from None

@@ -7,7 +7,7 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.errors import INTERRUPTED, LitSparseError, Terminated, terminable
@@ -71,8 +71,14 @@ class NoteEnd(pl.Callback):
         self._write(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Note the epoch and the step."""
-        self._write(trainer)
+        """Note the epoch and the step, now and then."""
+        if time.monotonic() - self._written > SECONDS:
+            self._write(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Note the epoch and the step; the command notes the reason."""
+        with suppress(OSError):  # the exception may be that of a full disk
+            self._write(trainer)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note what ended the run."""
@@ -84,9 +90,8 @@ class NoteEnd(pl.Callback):
             print(f"note: this run had ended: {why}. Raise {raised} to continue.", file=sys.stderr)
 
     def _write(self, trainer: pl.Trainer, **changes: str) -> None:
-        now = time.monotonic()
-        if self.status is not None and trainer.is_global_zero and (changes or now - self._written > SECONDS):
-            self._written = now
+        self._written = time.monotonic()
+        if self.status is not None and trainer.is_global_zero:
             self.status.update(epoch=trainer.current_epoch, step=trainer.global_step, **changes)
 
 
