@@ -40,7 +40,7 @@ __all__ = [
 
 Counters = dict[str, int]
 KINDS = ("total", "current")
-#: Attributes of callbacks that stop a training which are no settings of when they do.
+#: Attributes of callbacks that stop a training, other than settings that decide when.
 STATE = {"wait_count", "stopped_epoch", "stopping_reason_message", "verbose", "log_rank_zero_only", "_offset", "_verbose"}
 
 

@@ -61,7 +61,7 @@ class RunStatus:
 
     Args:
         path: file of the status.
-        former: what the file held before.
+        former: content of the file before, or None if there was none.
     """
 
     def __init__(self, path: Path, former: Fields | None) -> None:
@@ -92,7 +92,7 @@ class RunStatus:
         """Note that the run ended by itself.
 
         Args:
-            why: what ended it, unless the file already says so.
+            why: reason, unless the file already has one.
         """
         self.update(state="finished")
         if not self._fields["why"]:

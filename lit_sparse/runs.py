@@ -185,7 +185,7 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, An
 def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
     """Open a temporary file that replaces ``path`` after it is complete and on the disk.
 
-    The temporary file has a random name beside ``path`` and is new, so nothing that was put there before is written through.
+    The temporary file has a random name in the same folder and must be new, so a link that waits there is never followed.
 
     Args:
         path: file to write or replace.

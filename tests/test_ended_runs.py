@@ -19,7 +19,7 @@ from lit_sparse.run_status import STATUS, read_status
 from .conftest import ROOT, Command
 
 SOAE = ("-c", str(ROOT / "tests" / "support" / "soae.yaml"), "--trainer.enable_model_summary=false")
-#: No check improves by so much.
+#: Stops at the second check, since no improvement is this large.
 STOPPING = (
     *("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"),
     *("--trainer.callbacks.patience=1", "--trainer.callbacks.min_delta=100"),
@@ -204,3 +204,23 @@ def test_the_config_is_the_present_one_and_former_ones_are_kept(lit_sparse: Comm
     assert (run / "config_0.yaml").read_bytes() == first
     assert yaml.safe_load((run / "config_1.yaml").read_text())["trainer"]["max_epochs"] == 3
     assert yaml.safe_load((run / "config.yaml").read_text())["ckpt_path"] is None
+
+
+@pytest.mark.slow
+def test_two_processes_of_one_run(lit_sparse: Command, run: Path) -> None:
+    """The first takes the folder for both; a run of both that had ended draws its pictures."""
+    fit = (*EARLY, "--trainer.devices=2", "--trainer.strategy=ddp", "--data.init_args.val_size=100")
+    done = lit_sparse(*fit)
+    assert done.returncode == 0, done.stderr
+    ended, rows = state_of(run), (run / "metrics.csv").read_bytes()
+    assert (ended["state"], ended["why"].partition(":")[0]) == ("finished", "EarlyStopping")
+    drawn = {path.name for path in (run / "pictures").iterdir()}
+    for path in (run / "pictures").iterdir():
+        path.unlink()
+    done = lit_sparse(*fit, "--ckpt_path=last")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("note: this run had ended: EarlyStopping") == 1
+    again = state_of(run)
+    assert {name: again[name] for name in ("state", "why", "step")} == {name: ended[name] for name in ("state", "why", "step")}
+    assert (run / "metrics.csv").read_bytes() == rows
+    assert {path.name for path in (run / "pictures").iterdir()} == drawn

@@ -106,7 +106,7 @@ def config(name: str) -> tuple[str, str]:
     return "-c", str(SUPPORT / f"{name}.yaml")
 
 
-#: No check improves by so much.
+#: Stops at the third check, since no improvement is this large.
 STOPPING = (
     *("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"),
     *("--trainer.callbacks.patience=2", "--trainer.callbacks.min_delta=1000"),

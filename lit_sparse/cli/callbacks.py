@@ -61,7 +61,7 @@ class SaveConfig(SaveConfigCallback):
             former = path.read_bytes()
             before = yaml.safe_load(former)
             config = config.clone()
-            config.ckpt_path = before["ckpt_path"]  # a run's own checkpoint is no part of its config
+            config.ckpt_path = before["ckpt_path"]  # the checkpoint that a run continues from is not part of its config
             if before == yaml.safe_load(self._text(config)):
                 return
             self._keep(former)
