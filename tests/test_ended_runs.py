@@ -17,6 +17,7 @@ from lit_sparse.cli import main
 from lit_sparse.run_status import STATUS, read_status
 
 from .conftest import ROOT, Command
+from .test_kills import assert_same
 
 SOAE = ("-c", str(ROOT / "tests" / "support" / "soae.yaml"), "--trainer.enable_model_summary=false")
 #: Stops at the second check, since no improvement is this large.
@@ -120,6 +121,27 @@ def test_a_run_that_is_killed_twice_at_its_last_step_draws_all_pictures(
     assert lit_sparse(*fit, "--ckpt_path=last").returncode == 0
     drawn = {path.name for path in (run / "pictures").iterdir()}
     assert drawn == {"activity.png", "bases.png", "reconstructions.png", "support_size.png"}
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        ("--trainer.max_epochs=-1", "--trainer.max_steps=24"),
+        ("--trainer.callbacks+=interruptions.StopAtStep", "--trainer.callbacks.step=24"),
+    ],
+    ids=["max_steps", "should_stop"],
+)
+def test_the_end_of_an_epoch_that_a_limit_cuts_comes_after_a_kill(
+    limit: tuple[str, ...], lit_sparse: Command, run: Path
+) -> None:
+    fit = ("fit", *SOAE, *limit, "--checkpoint_every_n_steps=4", KILL)
+    assert lit_sparse(*fit, "--trainer.callbacks.moment=none", "--name=whole").returncode == 0
+    assert lit_sparse(*fit, "--trainer.callbacks.moment=saved 24", "--name=x").returncode == -9
+    assert last(run)["end"]["pending"]
+    done = lit_sparse(*fit, "--trainer.callbacks.moment=none", "--name=x", "--ckpt_path=last")
+    assert done.returncode == 0, done.stderr
+    assert not last(run)["end"]["pending"]
+    assert_same(run, run.parents[1] / "whole" / "0")
 
 
 def test_two_commands_that_continue_one_run(lit_sparse: Command, run: Path, tmp_path: Path) -> None:
