@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
-    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
+    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar, Timer
     from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
     from pytorch_lightning.cli import (
         LightningArgumentParser,
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 #: Submodule of Lightning -> the names above that it has. They are imported on first use: ``cli`` alone takes a second.
 PLACES = {
-    "callbacks": "EarlyStopping ModelCheckpoint RichProgressBar",
+    "callbacks": "EarlyStopping ModelCheckpoint RichProgressBar Timer",
     "callbacks.early_stopping": "EarlyStoppingReason",
     "cli": "LightningArgumentParser LightningCLI LRSchedulerCallable OptimizerCallable SaveConfigCallback instantiate_module",
     "core.mixins.hparams_mixin": "_given_hyperparameters",

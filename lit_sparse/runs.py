@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
 import shutil
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -29,6 +30,8 @@ __all__ = [
 CHECKPOINTS = "checkpoints"
 #: Environment variable with the folder that the first process claimed, for the processes of the other ranks.
 FOLDER_VARIABLE = "LIT_SPARSE_RUN_FOLDER"
+#: Ending of the temporary files that :func:`replaced` writes.
+PART = ".part"
 
 
 def experiment_name(config: str | None, model: str) -> str:
@@ -94,11 +97,14 @@ def claim_folder(parent: Path, *, first_process: bool) -> Path:
 def discard_if_unused(folder: Path) -> None:
     """Remove a run folder that holds only files from before the first step: the config and empty logs."""
     files = [path.name for path in folder.rglob("*") if not path.is_dir()]
-    if folder.is_dir() and all(name in ("config.yaml", "hparams.yaml") or name.startswith("events.out.") for name in files):
+    early = ("config.yaml", "hparams.yaml", "status.json")
+    if folder.is_dir() and all(name in early or name.startswith("events.out.") for name in files):
         shutil.rmtree(folder)
 
 
-def find_checkpoint(wanted: str, parent: Path, config: str | None = None) -> Path:
+def find_checkpoint(
+    wanted: str, parent: Path, config: str | None = None, note: Callable[[str], None] = lambda text: None
+) -> Path:
     """Return the checkpoint file for ``--ckpt_path``.
 
     Args:
@@ -106,18 +112,23 @@ def find_checkpoint(wanted: str, parent: Path, config: str | None = None) -> Pat
             ``config`` belongs to.
         parent: folder of all runs of the experiment.
         config: path of the config of the command.
+        note: is called with a text if that run has no such checkpoint, so another run's is returned.
 
     Raises:
         CheckpointError: if there is no such file.
     """
     if wanted in ("last", "best"):
-        own = [Path(config).parent] if config is not None else []
-        for run in [*own, *reversed(numbered(parent))]:
+        own = run_of(Path(config).parent / CHECKPOINTS / f"{wanted}.ckpt") if config is not None else None
+        runs = [*([own] if own else []), *reversed(numbered(parent))]
+        for run in runs:
             path = run / CHECKPOINTS / f"{wanted}.ckpt"
             if path.is_file():
+                if run != runs[0]:
+                    which = "the run of the config" if own else "the newest run"
+                    note(f"{which}, {runs[0]}, has no {wanted} checkpoint; the older run {run} is used")
                 return path
         other = "last" if wanted == "best" else "best"
-        for run in [*own, *reversed(numbered(parent))]:
+        for run in runs:
             if (path := run / CHECKPOINTS / f"{other}.ckpt").is_file():
                 raise CheckpointError(
                     f"--ckpt_path {wanted}: no run in {str(parent)!r} holds a {wanted} checkpoint, but {str(path)!r} exists."
@@ -153,10 +164,8 @@ def next_command(run: Path, command: str, names: Iterable[str]) -> str:
     checkpoints = [path for name in names if (path := run / CHECKPOINTS / f"{name}.ckpt").is_file()]
     if not checkpoints:
         return ""
-    resumed = sorted(run.glob("config_resumed_*.yaml"), key=lambda path: int(path.stem.rsplit("_", 1)[1]))
-    config = [run / "config.yaml", *resumed][-1]
-    does = "continue" if command == "fit" else command
-    return f"{does} it with: lit-sparse {command} -c {shlex.quote(str(config))} --ckpt_path {shlex.quote(str(checkpoints[0]))}"
+    config, checkpoint = shlex.quote(str(run / "config.yaml")), shlex.quote(str(checkpoints[0]))
+    return f"{'continue' if command == 'fit' else command} it with: lit-sparse {command} -c {config} --ckpt_path {checkpoint}"
 
 
 def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
@@ -176,14 +185,17 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, An
 def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
     """Open a temporary file that replaces ``path`` after it is complete and on the disk.
 
+    The temporary file has a random name in the same folder and must be new, so a link that waits there is never followed.
+
     Args:
         path: file to write or replace.
-        mode: ``"w"`` for text, ``"wb"`` for bytes.
+        mode: ``"w"`` for text in UTF-8, ``"wb"`` for bytes.
     """
-    part = path.with_name(f".{path.name}.part")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    text = {} if "b" in mode else {"newline": "", "encoding": "utf-8"}
     try:
-        with part.open(mode, newline=None if "b" in mode else "") as file:
+        with part.open(mode.replace("w", "x"), **text) as file:  # type: ignore[call-overload]
             yield file
             file.flush()
             os.fsync(file.fileno())

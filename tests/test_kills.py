@@ -106,6 +106,11 @@ def config(name: str) -> tuple[str, str]:
     return "-c", str(SUPPORT / f"{name}.yaml")
 
 
+#: Stops at the third check, since no improvement is this large.
+STOPPING = (
+    *("--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.monitor=val/loss"),
+    *("--trainer.callbacks.patience=2", "--trainer.callbacks.min_delta=1000"),
+)
 FAMILIES: dict[str, tuple[str, ...]] = {
     "ssvae": (*DIGITS, "--trainer.max_epochs=6"),
     "steps": (*DIGITS, "--trainer.max_epochs=6", STEPS),
@@ -123,6 +128,17 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "--checkpoint_every_n_steps=5",
     ),
     "max_steps": (*DIGITS, "--trainer.max_steps=47", STEPS),
+    "max_steps at a checkpoint": (*DIGITS, "--trainer.max_steps=48", STEPS),
+    "max_steps at a validation": (*DIGITS, "--trainer.max_steps=40", STEPS),
+    "early stopping": (*DIGITS, "--trainer.max_epochs=9", STEPS, *STOPPING),
+    "early stopping within an epoch": (
+        *(*DIGITS, "--trainer.max_epochs=9", "--trainer.val_check_interval=4", "--checkpoint_every_n_steps=2", *STOPPING),
+    ),
+    "early stopping after min_epochs": (*DIGITS, "--trainer.max_epochs=9", "--trainer.min_epochs=4", STEPS, *STOPPING),
+    "stopped by a callback": (
+        *(*DIGITS, "--trainer.max_epochs=9", "--checkpoint_every_n_steps=1"),
+        *("--trainer.callbacks+=interruptions.StopAtStep", "--trainer.callbacks.step=27"),
+    ),
     "accumulated gradients": (
         *DIGITS,
         "--trainer.max_epochs=6",

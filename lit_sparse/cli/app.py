@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,15 @@ from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import about_checkpoint
 from lit_sparse.cli.parser import Parser
 from lit_sparse.cli.refusals import build_error, check_numbers, refusal
-from lit_sparse.cli.stopping import DrawWhenStopped, own_error, quiet, stop_status, stoppable
+from lit_sparse.cli.stopping import (
+    DrawWhenStopped,
+    NoteEnd,
+    own_error,
+    quiet,
+    stop_status,
+    stoppable,
+    why_interrupted,
+)
 from lit_sparse.distributed import group_for_run, is_lost
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
 from lit_sparse.lightning import (
@@ -52,6 +60,7 @@ from lit_sparse.lightning import (
     rank_zero_only,
 )
 from lit_sparse.models.base import SHOWN_EVERY
+from lit_sparse.run_status import RunStatus, check_plain, take
 from lit_sparse.runs import (
     CHECKPOINTS,
     claim_folder,
@@ -62,7 +71,7 @@ from lit_sparse.runs import (
     next_command,
     run_of,
 )
-from lit_sparse.studies.engine import read_metrics
+from lit_sparse.stored import read_metrics
 from lit_sparse.trust import trusting
 
 __all__ = ["LitSparseCLI", "run"]
@@ -79,6 +88,12 @@ def run(args: list[str]) -> int:
     return 0
 
 
+def _stamp(path: Path) -> tuple[int, int, int]:
+    """Return what differs once a file has been replaced."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 class LitSparseCLI(LightningCLI):
     """Parse a command, build its model, data and trainer, and run it.
 
@@ -92,6 +107,8 @@ class LitSparseCLI(LightningCLI):
 
     #: Command whose usage the help shows; the parsed one by default.
     shown: str | None = None
+    #: Status of the run folder, on the first process.
+    _status: RunStatus | None = None
 
     def __init__(self, args: list[str], execute: bool = True) -> None:
         args = [args[0], *with_config_files(args[1:])]
@@ -168,7 +185,9 @@ class LitSparseCLI(LightningCLI):
                 )
             return
         parent = self._experiment(rest) if wanted in ("last", "best") else Path()
-        self._checkpoint = find_checkpoint(wanted, parent, value_of(rest, "-c") or value_of(rest, "--config"))
+        config = value_of(rest, "-c") or value_of(rest, "--config")
+        self._checkpoint = find_checkpoint(wanted, parent, config, self._note)
+        self._stamp = _stamp(self._checkpoint)
         rest = without(rest, "--ckpt_path")
         checkpoint = read_for(self.command, self._checkpoint, self._classes)
         self._resumed_step = checkpoint.get("global_step")
@@ -198,9 +217,13 @@ class LitSparseCLI(LightningCLI):
             self._optimizer_options = merged.optimizer_options()
             self.config, changes = merged.for_fit(state)
             notes += changes
+        for note in notes:
+            self._note(note)
+
+    def _note(self, text: str) -> None:
+        """Print a note, once for all processes."""
         if self._is_first():
-            for note in notes:
-                print(f"note: {note}", file=sys.stderr)
+            print(f"note: {text}", file=sys.stderr)
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint silently override the command line."""
@@ -237,7 +260,16 @@ class LitSparseCLI(LightningCLI):
             continued = last and run is not None and run.parent.resolve() == parent.resolve()
             self.run_folder = run if continued else claim_folder(parent, first_process=first)
         else:
+            if run is not None:
+                check_plain(run)
             self.run_folder = claim_folder((run or parent) / self.command, first_process=first)
+        if first and self.run_folder is not None:
+            self._status = take(self.run_folder)
+            if self._checkpoint is not None and _stamp(self._checkpoint) != self._stamp:
+                raise CheckpointError(
+                    f"Expected {str(self._checkpoint)!r} as this command has read it but another process has changed it since."
+                    " Give the command again."
+                )
 
     def instantiate_classes(self) -> None:
         """Build the parts, with the checkpoint's weights if the command is not run; report a bad argument in one message."""
@@ -256,7 +288,7 @@ class LitSparseCLI(LightningCLI):
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Build the trainer, with the package's loggers and callbacks unless the config sets them."""
-        with self._folder_if_used():
+        with self.folder_if_used():
             self._choose_folder()  # only after all parts were built
             try:
                 return self._build_trainer(**kwargs)
@@ -290,7 +322,7 @@ class LitSparseCLI(LightningCLI):
                     board=training,
                     others=None if loggers in (None, True) else loggers if isinstance(loggers, list) else [loggers],
                 )
-            callbacks += [*pictures(str(self.run_folder)), RowsBeforeCheckpoint(), DrawWhenStopped()]
+            callbacks += [*pictures(str(self.run_folder)), RowsBeforeCheckpoint(), DrawWhenStopped(), NoteEnd(self._status)]
             if training and asked.get("enable_checkpointing") is not False:
                 every = self._options().get("checkpoint_every_n_steps")
                 callbacks += checkpoints(self.run_folder / CHECKPOINTS, self.model, every)
@@ -305,15 +337,23 @@ class LitSparseCLI(LightningCLI):
         return trainer
 
     @contextmanager
-    def _folder_if_used(self) -> Iterator[None]:
-        """Remove the run folder if the block fails before the first step."""
+    def folder_if_used(self) -> Iterator[None]:
+        """Note in the status of the run folder if the block fails; remove the folder if that is before the first step."""
         try:
             yield
-        except BaseException:
-            began = getattr(self, "trainer", None) is not None and self.trainer.global_step > 0
-            if self.run_folder is not None and not began and self._is_first():
-                discard_if_unused(self.run_folder)
+        except BaseException as error:
+            began = getattr(self, "trainer", None) is not None and self.trainer.global_step > (self._resumed_step or 0)
+            if self.run_folder is not None and self._status is not None:
+                with suppress(OSError):  # the error itself may be a full disk
+                    self._status.interrupt(why_interrupted(error), began=began)
+                if not began:
+                    discard_if_unused(self.run_folder)
             raise
+
+    def finish(self) -> None:
+        """Note in the status of the run folder that the command is done."""
+        if self._status is not None:
+            self._status.finish("the command was done")
 
     def _set_seed(self) -> None:
         """Check the numbers that Lightning does not check, and set the seed."""
@@ -346,11 +386,12 @@ class LitSparseCLI(LightningCLI):
 
     def _run_or_refuse(self, subcommand: str) -> None:
         """Run the command; raise errors that the user can correct as one message."""
-        with warnings.catch_warnings(), self._folder_if_used():
+        with warnings.catch_warnings(), self.folder_if_used():
             if subcommand != "fit":  # the callbacks of training are not needed for scoring
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
             try:
                 super()._run_subcommand(subcommand)
+                self.finish()
             except Exception as error:
                 if self._checkpoint is not None and not isinstance(error, LitSparseError) and is_restoring(error):
                     raise restoring_error(repr(str(self._checkpoint)), error) from None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from lit_sparse.callbacks import (
     ActivityHistogram,
     AttentionPlot,
@@ -24,6 +26,7 @@ from lit_sparse.callbacks import (
 )
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import ModelCheckpoint, SaveConfigCallback, pl
+from lit_sparse.runs import replaced
 
 __all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "monitor_of", "not_named", "pictures"]
 
@@ -33,7 +36,7 @@ KEPT = ("lr", "weight_decay")
 
 
 class SaveConfig(SaveConfigCallback):
-    """Write the resolved config to the run folder; a resumed run adds a second file.
+    """Write the resolved config to the run folder; a resumed run with another config keeps the former one, too.
 
     Args:
         folder: the run folder; None for the logger's folder.
@@ -50,15 +53,33 @@ class SaveConfig(SaveConfigCallback):
         super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write the file under the first free name; Lightning calls this only on the first process."""
+        """Write the file; Lightning calls this only on the first process."""
         if self.folder is None:  # without a logger this would be the current folder
             return
-        number, path = 0, self.folder / self.config_filename
-        while path.exists():
-            number += 1
-            path = self.folder / f"config_resumed_{number}.yaml"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.parser.save(self.config, path, skip_none=False, overwrite=False, multifile=self.multifile)
+        path, config = self.folder / self.config_filename, self.config
+        if path.is_file():
+            former = path.read_bytes()
+            before = yaml.safe_load(former)
+            config = config.clone()
+            config.ckpt_path = before["ckpt_path"]  # the checkpoint that a run continues from is not part of its config
+            if before == yaml.safe_load(self._text(config)):
+                return
+            self._keep(former)
+        with replaced(path, "w") as file:
+            file.write(self._text(config))
+
+    def _keep(self, former: bytes) -> None:
+        """Keep a former config under the next number, unless a killed process has done so."""
+        assert self.folder is not None
+        names = (path.stem.partition("_")[2] for path in self.folder.glob("config_*.yaml"))
+        numbers = sorted(int(name) for name in names if name.isdecimal())
+        if numbers and (self.folder / f"config_{numbers[-1]}.yaml").read_bytes() == former:
+            return
+        with replaced(self.folder / f"config_{numbers[-1] + 1 if numbers else 0}.yaml", "wb") as file:
+            file.write(former)
+
+    def _text(self, config: Any) -> str:
+        return str(self.parser.dump(config, skip_none=False))
 
 
 class OptimizerOptions(pl.Callback):

@@ -230,6 +230,6 @@ def changes_of_run(config: Path, now: dict[str, Any]) -> list[str]:
             f" {now.get('seed_everything')}. Leave it out, or start a new run."
         )
     return [
-        f"{f'data.{key}' if key else 'data'} was {old} when this run began and is {new} from here on"
+        f"{f'data.{key}' if key else 'data'} was {old} before this continuation and is {new} from here on"
         for key, old, new in differences(began.get("data"), now.get("data"))
     ]

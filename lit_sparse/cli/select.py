@@ -25,6 +25,7 @@ from lit_sparse.data import CoresetDataModule
 from lit_sparse.distributed import gather_objects, group_for_run, is_first, join_launched, world_size
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import LightningArgumentParser, pl
+from lit_sparse.run_status import take
 from lit_sparse.runs import claim_folder, differences, numbered, replaced
 from lit_sparse.stored import read_table, read_yaml
 
@@ -123,6 +124,8 @@ class SelectCLI(LitSparseCLI):
         folder = gather_objects(folder)[0]
         if folder is None:
             raise ConfigurationError(f"Expected a selection in {str(parent)!r} to resume but got none. Leave out --resume.")
+        if is_first():
+            self.run_folder, self._status = folder, take(folder)
         now = yaml.safe_load(self.parser.dump(self.config, skip_validation=True))["fit"]
         now = {name: value for name, value in now.items() if name not in ("resume", "every")}
         path = folder / "config.yaml"
@@ -161,14 +164,16 @@ def main(arguments: Sequence[str]) -> int:
         data = cli.data_module()
         sizes = _sizes(cli.option("sizes"))
         check_count("every", cli.option("every"))
-        folder = cli.folder()
-        _print(f"run folder: {folder}")
-        data.prepare_data()
-        data.setup("fit")
-        _select(data, folder, sizes, cli.option("every"))
-        if world_size() == 1 and not isinstance(cli.model, NoModel):
-            trainer = cli.option("trainer")
-            _weigh(data, cli.model, folder, trainer.get("max_epochs"))
+        with cli.folder_if_used():
+            folder = cli.folder()
+            _print(f"run folder: {folder}")
+            data.prepare_data()
+            data.setup("fit")
+            _select(data, folder, sizes, cli.option("every"))
+            if world_size() == 1 and not isinstance(cli.model, NoModel):
+                trainer = cli.option("trainer")
+                _weigh(data, cli.model, folder, trainer.get("max_epochs"))
+            cli.finish()
     return 0
 
 
@@ -294,7 +299,8 @@ def _draw(rows: list[dict[str, str]], path: Path) -> None:
         axes.plot(ks, [max(float(row[column]), 1e-300) for row in ordered], style, label=label)
     axes.set(xscale="log", yscale="log", xlabel="k", ylabel="objective, of an empty coreset's")
     axes.legend()
-    figure.savefig(path, dpi=120, bbox_inches="tight")
+    with replaced(path, "wb") as file:
+        figure.savefig(file, format="png", dpi=120, bbox_inches="tight")
 
 
 def _table(rows: list[dict[str, str]]) -> Iterator[str]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
+import time
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.errors import INTERRUPTED, LitSparseError, Terminated, terminable
 from lit_sparse.lightning import NAME, SIGTERMException, SLURMEnvironment, pl, rank_zero_warn
+from lit_sparse.lightning_internals import limits_of, why_ended
+from lit_sparse.run_status import RunStatus
 
-__all__ = ["DrawWhenStopped", "own_error", "quiet", "stop_status", "stoppable"]
+__all__ = ["DrawWhenStopped", "NoteEnd", "own_error", "quiet", "stop_status", "stoppable", "why_interrupted"]
 
 
 def stoppable() -> AbstractContextManager[None]:
@@ -34,10 +38,67 @@ def stop_status(error: BaseException) -> int | None:
     return Terminated.status if isinstance(interrupt, SIGTERMException) else None
 
 
+def why_interrupted(error: BaseException) -> str:
+    """Return what ended a run before its end, in one line."""
+    stopped = {INTERRUPTED: "Ctrl-C", Terminated.status: "SIGTERM"}.get(stop_status(error) or 0)
+    return stopped or f"{type(error).__name__}: {error}".splitlines()[0][:500]
+
+
+#: Seconds after which the epoch and the step are written again; a write takes as long as a short epoch.
+SECONDS = 2.0
+
+
+class NoteEnd(pl.Callback):
+    """Write the limits of a run and what ended it to its status; say if it had already ended when it was continued.
+
+    Args:
+        status: the status; None on all processes but the first.
+    """
+
+    def __init__(self, status: RunStatus | None) -> None:
+        self.status = status
+        self._trains = False
+        self._written = float("-inf")
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Note the limits."""
+        if self.status is not None and stage == "fit" and trainer.is_global_zero:
+            self.status.update(limits=limits_of(trainer))
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note that training starts."""
+        self._trains = True
+        self._write(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note the epoch and the step, now and then."""
+        if time.monotonic() - self._written > SECONDS:
+            self._write(trainer)
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Note the epoch and the step; the command notes the reason."""
+        with suppress(OSError):  # the disk may be full
+            self._write(trainer)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Note what ended the run."""
+        why = why_ended(trainer)
+        self._write(trainer, why=why)
+        if trainer.is_global_zero and not self._trains and trainer.global_step and why:
+            limit = why.split()[0]
+            raised = f"--trainer.{limit}" if limit.startswith("max_") else f"the limits of {limit.rstrip(':')}"
+            print(f"note: this run had ended: {why}. Raise {raised} to continue.", file=sys.stderr)
+
+    def _write(self, trainer: pl.Trainer, **changes: str) -> None:
+        self._written = time.monotonic()
+        if self.status is not None and trainer.is_global_zero:
+            self.status.update(epoch=trainer.current_epoch, step=trainer.global_step, **changes)
+
+
 class DrawWhenStopped(pl.Callback):
     """Draw the pictures of a run that is stopped, or that is continued after its last step.
 
-    A run of several processes draws nothing: some pictures gather from all processes, and some processes may have ended.
+    A stopped run of several processes draws nothing: some pictures gather from all processes, and some may have ended.
     """
 
     def __init__(self) -> None:
@@ -53,12 +114,12 @@ class DrawWhenStopped(pl.Callback):
             self._draw(trainer, pl_module)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Draw if the run was stopped."""
-        if stop_status(exception) is not None and trainer.state.fn == "fit":
+        """Draw if Ctrl-C or SIGTERM ended the run."""
+        if stop_status(exception) is not None and trainer.state.fn == "fit" and trainer.world_size == 1:
             self._draw(trainer, pl_module)
 
     def _draw(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if trainer.world_size > 1 or not trainer.global_step:
+        if not trainer.global_step:
             return
         for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, Picture):

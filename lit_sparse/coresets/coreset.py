@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import DataError
+from lit_sparse.runs import replaced
 
 __all__ = ["Coreset"]
 
@@ -87,12 +88,8 @@ class Coreset:
         """
         arrays = {"objective": np.asarray(self.objective), "size": np.asarray(self.size)}
         arrays |= {name: getattr(self, name).detach().cpu().numpy() for name in ("indices", "weights", "trace")}
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".part")  # a killed run must not leave a truncated file
-        with partial.open("wb") as file:
+        with replaced(Path(path), "wb") as file:
             np.savez(file, **arrays)  # type: ignore[arg-type]
-        partial.replace(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Coreset:

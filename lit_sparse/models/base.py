@@ -17,7 +17,14 @@ from lit_sparse.arguments import KeepsArguments
 from lit_sparse.checkpoint_files import load_module
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import GradClipAlgorithmType, LRSchedulerCallable, OptimizerCallable, Precision, check_pairing, pl
-from lit_sparse.lightning_internals import after_restore, continue_training, given_hyperparameters
+from lit_sparse.lightning_internals import (
+    after_restore,
+    continue_training,
+    given_hyperparameters,
+    limits_of,
+    restore_end,
+    use_settings,
+)
 from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
 from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
@@ -98,6 +105,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         self.risk = Mean() if risk is None else risk
         self._training_seed: int | None = None
         self._progress: dict[str, Any] | None = None
+        self._limits: dict[str, Any] = {}
 
     @classmethod
     def load_from_checkpoint(
@@ -303,6 +311,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Log the hyper-parameters, and read the initial weights of a warm start."""
         if stage == "fit":
+            self._limits = limits_of(self.trainer)
             described = describe_parts(self.hparams, getattr(self.trainer, "datamodule", None))
             for logger in self.trainer.loggers:
                 logger.log_hyperparams(described)
@@ -321,6 +330,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if not self.trainer.lr_scheduler_configs:
             renew_dual_rates(self.trainer.optimizers, self.risk)
         if self._progress is not None:
+            use_settings(self.trainer, self._limits)
             continue_training(self.trainer, self._progress)
             self._progress = None
 
@@ -360,7 +370,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training seed, the position, and the means of the epoch so far, summed over processes."""
         checkpoint["training_seed"] = self._training_seed
-        store_progress(self, checkpoint)
+        store_progress(self, checkpoint, self._limits)
         checkpoint["undescribed"] = self._undescribed
         checkpoint["train_means"] = self.stage_metrics("train").sums()
 
@@ -376,12 +386,15 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             raise not_given(type(self), unknown)
         self._training_seed = checkpoint.get("training_seed")
         self._progress = checkpoint.get("progress") if is_fitting(self) else None
+        if is_fitting(self) and "end" in checkpoint:
+            restore_end(self.trainer, checkpoint["end"], self._limits)
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 
     def _shows(self, batch_idx: int) -> bool:
         """Return whether this step logs its loss, for the logger or for the progress bar."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        return batch_idx % SHOWN_EVERY == 0 or (every > 0 and (self.global_step + 1) % every == 0)
+        logged = every > 0 and ((self.global_step + 1) % every == 0 or self.trainer.should_stop)  # as Lightning decides it
+        return batch_idx % SHOWN_EVERY == 0 or logged
 
     def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Run the step and update the means; a process without examples has one batch, and this batch is empty."""

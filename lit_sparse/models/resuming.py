@@ -6,15 +6,16 @@ from typing import Any
 
 from lit_sparse.errors import CheckpointError
 from lit_sparse.lightning import pl
-from lit_sparse.lightning_internals import describe_progress, settle_counters
+from lit_sparse.lightning_internals import describe_end, describe_progress, settle_counters
 from lit_sparse.models.warm_start import RISK
 
 __all__ = ["is_fitting", "match_risk", "not_given", "store_progress"]
 
 
-def store_progress(model: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
-    """Store the position of a training in a checkpoint."""
+def store_progress(model: pl.LightningModule, checkpoint: dict[str, Any], limits: dict[str, Any]) -> None:
+    """Store the position of a training in a checkpoint, and whether it has ended under its limits."""
     if is_fitting(model):
+        checkpoint["end"] = describe_end(model.trainer, limits)
         settle_counters(model.trainer, checkpoint["loops"]["fit_loop"])
         checkpoint["progress"] = describe_progress(model.trainer)
 

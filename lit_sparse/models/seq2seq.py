@@ -23,6 +23,7 @@ from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, Seq2SeqPredictor, State, beam_search, length_mask
 from lit_sparse.nn.linear_losses import layer_losses
+from lit_sparse.runs import replaced
 from lit_sparse.text import EOS
 
 __all__ = ["Seq2Seq"]
@@ -304,10 +305,9 @@ class Seq2Seq(TextModule):
         signatures = [metric.signature for metric in self._text_metrics("test")]
         folder = self.trainer.log_dir
         if folder is not None and self.trainer.loggers and self.trainer.is_global_zero:
-            path = Path(folder) / "signatures.txt"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            named = zip(self.metrics, signatures, strict=True)
-            path.write_text("".join(f"{metric.name}: {signature}\n" for metric, signature in named), encoding="utf-8")
+            with replaced(Path(folder) / "signatures.txt", "w") as file:
+                for metric, signature in zip(self.metrics, signatures, strict=True):
+                    file.write(f"{metric.name}: {signature}\n")
 
     def _text_metrics(self, stage: Stage) -> list[TextMetric]:
         """Return the metrics that score the outputs of a stage."""

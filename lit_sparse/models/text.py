@@ -143,9 +143,7 @@ class TextModule(LitSparseModule):
         folder = self.trainer.log_dir
         if folder is not None and self.trainer.loggers and self.trainer.is_global_zero:
             for name, vocabulary in self.vocabularies.items():
-                path = Path(folder) / "vocabularies" / f"{name}.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                vocabulary.save(path)
+                vocabulary.save(Path(folder) / "vocabularies" / f"{name}.json")
 
 
 def check_parts(**parts: tuple[object, Any]) -> None:

@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, trainers
 
 from lit_sparse.checks import check_choice, check_count
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
+from lit_sparse.runs import replaced
 from lit_sparse.text.spacing import join_words
 from lit_sparse.text.tokenization import KINDS, Kind, kind_of, make_tokenizer, with_breaks
 
@@ -278,7 +279,8 @@ class Vocabulary:
 
     def save(self, path: str | Path) -> None:
         """Write the vocabulary to a file."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        with replaced(Path(path), "w") as file:
+            file.write(self.to_json())
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:

@@ -193,7 +193,7 @@ def test_a_temperature_that_has_fallen_is_not_set_back(
 
 def test_changed_data_are_told(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     build_cli(["fit", *DIGITS, "--ckpt_path", str(trained / "checkpoints" / "last.ckpt"), "--data.init_args.val_size=100"])
-    assert "val_size was 180 when this run began and is 100" in capsys.readouterr().err
+    assert "val_size was 180 before this continuation and is 100" in capsys.readouterr().err
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

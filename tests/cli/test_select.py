@@ -15,6 +15,7 @@ import torch
 
 from lit_sparse.cli import main, select
 from lit_sparse.coresets import AcceleratedIHT, Coreset, FileVectors, NonnegativeOMP
+from lit_sparse.run_status import read_status
 from tests.conftest import ROOT
 
 REGRESSION = ("-c", "coreset/gaussian")
@@ -182,14 +183,18 @@ def test_a_killed_selection_continues(tmp_path: Path, capsys: pytest.CaptureFixt
     (first,) = table(folder)
     assert main([*command, *options, "--resume=true", "--data.seed=7"]) == 2
     assert "data.init_args.seed 7, was 0" in capsys.readouterr().err
-    assert main([*command, *options, "--data.k=1000000"]) == 2  # the folder of a refused command is not continued
-    assert (folder.parent / "1" / "config.yaml").is_file()
+    assert main([*command, *options, "--data.k=1000000"]) == 2  # a refused command leaves no folder
+    assert [path.name for path in folder.parent.iterdir()] == ["0"]
+    part = folder / "states" / f".100.pt.{'0a' * 8}.part"
+    part.write_text("half a state")
     assert main([*command, *options, "--resume=true"]) == 0
+    assert not part.exists()
+    assert read_status(folder)["state"] == "finished"  # type: ignore[index]
     rows = table(folder)
     assert [row["k"] for row in rows] == ["10", "100"]
     assert rows[0] == first, "the size that was finished is not selected again"
     assert main([*command, *options]) == 0
-    found, expected = (Coreset.load(folder.parent / name / "coreset.npz") for name in ("0", "2"))
+    found, expected = (Coreset.load(folder.parent / name / "coreset.npz") for name in ("0", "1"))
     assert torch.equal(found.indices, expected.indices)
     assert torch.equal(found.weights, expected.weights)
     assert torch.equal(found.trace, expected.trace)

@@ -132,6 +132,17 @@ class KillAtMoment(pl.Callback):
         self._pass("dump")
 
 
+class StopAtStep(pl.Callback):
+    """End training after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.should_stop = True
+
+
 class FullDisk(pl.Callback):
     """From the end of an epoch on, no file can grow beyond 20 kB."""
 

@@ -17,6 +17,7 @@ from lit_sparse.checks import check_choice, check_count
 from lit_sparse.distributed import gather_to_first
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import pl, rank_zero_warn
+from lit_sparse.runs import replaced
 
 __all__ = ["AttentionPlot", "check_folder"]
 
@@ -104,20 +105,40 @@ class AttentionPlot(Picture):
         return [index for index in self.examples if index in indices]
 
     @override
+    def on_stage_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        if stage != "train":
+            gathered = gather_to_first((self._seen, self._kept))
+            kept = {index: example for _, examples in reversed(gathered) for index, example in examples.items()}
+            self._kept, self._seen = {i: kept[i] for i in self._choose(set(kept))}, any(saw for saw, _ in gathered)
+
+    @property
+    @override
+    def state_key(self) -> str:
+        return self._generate_state_key(examples=self.examples, groups=self.groups, formats=self.formats)
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """Return the examples of the last validation."""
+        return {"examples": {index: vars(example) for index, example in self._kept.items()}}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the examples."""
+        self._kept = {index: Attention(**example) for index, example in state_dict["examples"].items()}
+
+    @override
     def on_finish(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
         its: Groups = getattr(getattr(pl_module, "mapping", None), "groups", "neighbours")
         groups = its if self.groups is None else self.groups
-        kept: dict[int, Attention] = {}
-        seen = False
-        for saw, examples in gather_to_first((self._seen, self._kept)):
-            kept, seen = {**examples, **kept}, seen or saw
+        kept, seen = self._kept, self._seen
         self._begin()
-        for index in self._choose(set(kept)):
+        for index in kept:
             self.save(trainer, figure_of(kept[index], groups), f"{self.name}/{index}")
             if "json" in self.formats and (folder := self.folder or self._log_dir) is not None:
-                path = Path(folder) / "pictures" / self.name / f"{index}.json"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(kept[index].numbers(), ensure_ascii=False), encoding="utf-8")
+                with replaced(Path(folder) / "pictures" / self.name / f"{index}.json", "w") as file:
+                    json.dump(kept[index].numbers(), file, ensure_ascii=False)
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:
             rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from lit_sparse.callbacks.base import StageCallback
 from lit_sparse.lightning import TensorBoardLogger, pl
+from lit_sparse.runs import replaced
 
 __all__ = ["Format", "Picture", "new_figure"]
 
@@ -25,6 +26,9 @@ class Picture(StageCallback):
     name = "picture"
     #: File formats; ``save`` leaves ``"json"`` to the callback.
     formats: tuple[Format, ...] = ("png",)
+    #: Attributes with what the picture shows of the last validation; a checkpoint keeps them, since a run that is continued at
+    #: its end does not validate again. On the first process they hold what all processes have seen.
+    shown: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__()
@@ -34,6 +38,15 @@ class Picture(StageCallback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Read the logger's folder, which is broadcast and therefore read on all processes."""
         self._log_dir = trainer.log_dir
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the picture shows of the last validation."""
+        return {name: getattr(self, name) for name in self.shown}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what the picture shows."""
+        for name in self.shown:
+            setattr(self, name, state_dict[name])
 
     def save(self, trainer: pl.Trainer, figure: Any, name: str | None = None) -> None:
         """Write a figure in every format, and as PNG to every TensorBoard logger; the same figure makes the same files.
@@ -56,9 +69,8 @@ class Picture(StageCallback):
                 metadata = {"Date": None} if ending == "svg" else None
                 figure.savefig(buffer, format=ending, dpi=120, bbox_inches="tight", metadata=metadata)
             if folder is not None and ending in written:
-                path = Path(folder) / "pictures" / f"{name}.{ending}"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(buffer.getvalue())
+                with replaced(Path(folder) / "pictures" / f"{name}.{ending}", "wb") as file:
+                    file.write(buffer.getvalue())
             if ending == "png" and boards:
                 buffer.seek(0)
                 pixels = imread(buffer, format="png")[..., :3]  # without opacity

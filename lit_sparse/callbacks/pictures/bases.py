@@ -73,6 +73,7 @@ class ActivityHistogram(Picture):
     """
 
     name = "activity"
+    shown = ("_kept",)
 
     def __init__(self, max_count: int = 4096, folder: str | None = None) -> None:
         super().__init__(folder)

@@ -23,10 +23,16 @@ class ReconstructionPlot(Picture):
     """
 
     name = "reconstructions"
+    shown = ("_last",)
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__(folder)
         self._last: dict[str, Tensor] = {}
+
+    @override
+    def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
+        if stage != "train":
+            self._last = {}
 
     @override
     def on_stage_batch_end(

@@ -66,6 +66,7 @@ class LanguageLogger(Picture):
     """
 
     name = "messages_by_class"
+    shown = ("_drawn", "_names")
 
     def __init__(self, examples: int = 1000, folder: str | None = None, input_distance: InputDistance = "cosine") -> None:
         super().__init__(folder)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from lit_sparse.callbacks.pictures.attention import check_folder
 from lit_sparse.distributed import gather_objects, gather_to_first
 from lit_sparse.errors import DataError
 from lit_sparse.lightning import pl
+from lit_sparse.runs import replaced
 
 __all__ = ["Writer", "check_indices", "gather_in_order", "write_files"]
 
@@ -108,14 +108,6 @@ def _some(indices: list[int], count: int) -> str:
 
 def write_files(files: dict[Path, Iterable[str]]) -> None:
     """Write lines to files, which get their names only when all of them are complete."""
-    with ExitStack() as cleanup:
-        parts = {}
+    with ExitStack() as parts:
         for path, lines in files.items():
-            part = parts[path] = path.with_name(f".{path.name}.part")
-            cleanup.callback(part.unlink, missing_ok=True)
-            with part.open("w", encoding="utf-8", newline="\n") as file:
-                file.writelines(f"{line}\n" for line in lines)
-                file.flush()
-                os.fsync(file.fileno())
-        for path, part in parts.items():
-            part.replace(path)
+            parts.enter_context(replaced(path, "w")).writelines(f"{line}\n" for line in lines)

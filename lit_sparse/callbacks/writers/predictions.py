@@ -58,9 +58,9 @@ class PredictionWriter(Writer):
         rows = gather_in_order(rows, [row["index"] if numbered else place for place, row in enumerate(rows)], complete=False)
         folder = self.folder or self._log_dir
         if rows and folder is not None:
-            path = Path(folder) / "predictions.csv"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_files({path: map(_line, chain([list(rows[0])], (list(row.values()) for row in rows)))})
+            write_files(
+                {Path(folder) / "predictions.csv": map(_line, chain([list(rows[0])], (list(row.values()) for row in rows)))}
+            )
 
 
 def _line(values: Iterable[Any]) -> str:

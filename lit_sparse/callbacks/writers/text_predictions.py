@@ -95,7 +95,6 @@ class TextPredictionWriter(Writer):
         if not ordered:
             return
         folder = Path(self.folder or self._log_dir or trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
         write_files(
             {
                 folder / "predictions.txt": (_one_line(row.line) for row in ordered),
