@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import shlex
 import shutil
+import stat
 from argparse import Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -23,6 +25,7 @@ __all__ = [
     "experiment_name",
     "find_checkpoint",
     "next_command",
+    "open_to_append",
     "replaced",
     "run_of",
 ]
@@ -64,7 +67,9 @@ def numbered(folder: Path) -> list[Path]:
     """Return the numbered subfolders in order, the newest last."""
     if not folder.is_dir():
         return []
-    return sorted((path for path in folder.iterdir() if path.is_dir() and path.name.isdigit()), key=lambda path: int(path.name))
+    return sorted(
+        (path for path in folder.iterdir() if path.is_dir() and path.name.isdecimal()), key=lambda path: int(path.name)
+    )
 
 
 def claim_folder(parent: Path, *, first_process: bool) -> Path:
@@ -179,6 +184,29 @@ def differences(old: Any, new: Any, prefix: str = "") -> list[tuple[str, Any, An
     if isinstance(old, list | tuple) and isinstance(new, list | tuple):
         old, new = list(old), list(new)
     return [] if old == new else [(prefix, old, new)]
+
+
+def open_to_append(path: Path) -> IO[str]:
+    """Open a file to append text to it; a link, which may lead anywhere, and a pipe, which may block, are refused.
+
+    Raises:
+        ConfigurationError: naming the file.
+    """
+    flags = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        file = open(path, "a", newline="", encoding="utf-8", opener=lambda name, mode: os.open(name, mode | flags, 0o666))  # noqa: SIM115
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise _not_plain(path) from error
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise _not_plain(path)
+    return file
+
+
+def _not_plain(path: Path) -> ConfigurationError:
+    return ConfigurationError(f"Expected {str(path)!r} to be a plain file but it is a link, a pipe or a device. Remove it.")
 
 
 @contextmanager

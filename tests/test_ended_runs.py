@@ -201,7 +201,7 @@ def test_a_checkpoint_of_an_older_run_is_named(lit_sparse: Command, tmp_path: Pa
     fit = ("fit", *SOAE, "--name=x", "--trainer.max_epochs=1")
     assert lit_sparse(*fit).returncode == 0
     assert lit_sparse(*fit, KILL, "--trainer.callbacks.moment=batch_end 2").returncode == -9
-    note = "note: the newest run, runs/x/1, has no {} checkpoint; that of the older run runs/x/0 is used"
+    note = "note: the newest run, runs/x/1, has no {} checkpoint; the older run runs/x/0 is used"
     for command, which in (("test", "best"), ("validate", "last"), ("predict", "best"), ("fit", "last")):
         done = lit_sparse(command, *SOAE, "--name=x", f"--ckpt_path={which}", "--trainer.max_epochs=1")
         assert done.returncode == 0, done.stderr

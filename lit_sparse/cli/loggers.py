@@ -9,7 +9,7 @@ from typing import Any
 
 from lit_sparse.lightning import CSVLogger, ExperimentWriter, Logger, TensorBoardLogger, pl, rank_zero_only
 from lit_sparse.lightning_internals import next_row
-from lit_sparse.runs import replaced
+from lit_sparse.runs import open_to_append, replaced
 
 __all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "run_loggers"]
 
@@ -64,7 +64,7 @@ class _Continued(ExperimentWriter):
         if self._record_new_keys() or not Path(self.metrics_file_path).is_file():
             self._rewrite(self._read()[1] if Path(self.metrics_file_path).is_file() else [])
         rows, self.metrics = self.metrics, []
-        with Path(self.metrics_file_path).open("a", newline="") as file:
+        with open_to_append(Path(self.metrics_file_path)) as file:
             csv.DictWriter(file, fieldnames=self.metrics_keys).writerows(rows)
         self.rows += len(rows)
 
@@ -72,7 +72,7 @@ class _Continued(ExperimentWriter):
         """Write all rows and synchronize the file to the disk; return their number."""
         self.save()
         if Path(self.metrics_file_path).is_file():
-            with Path(self.metrics_file_path).open("a") as file:
+            with open_to_append(Path(self.metrics_file_path)) as file:
                 os.fsync(file.fileno())
         return self.rows
 

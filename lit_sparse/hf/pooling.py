@@ -18,6 +18,7 @@ from lit_sparse.descriptions import describe, plan_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.nn.dot_product import check_mapping
+from lit_sparse.runs import replaced
 
 __all__ = ["SparseAttentionPooling"]
 
@@ -93,8 +94,10 @@ class SparseAttentionPooling(nn.Module):
         folder = Path(output_path)
         folder.mkdir(parents=True, exist_ok=True)
         config = {"dim": self.dim, "mapping": describe(self.mapping)}
-        (folder / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
-        torch.save(self.state_dict(), folder / "pooling.pt")
+        with replaced(folder / "config.json", "w") as file:
+            json.dump(config, file, indent=2)
+        with replaced(folder / "pooling.pt", "wb") as file:
+            torch.save(self.state_dict(), file)
 
     @classmethod
     def load(cls, input_path: str) -> Self:  # sentence-transformers gives a folder to what takes one argument

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.runs import open_to_append, replaced
 from lit_sparse.studies.jobs import Process, locked
 
 __all__ = ["Cluster", "forget_job"]
@@ -54,7 +55,8 @@ class Cluster:
         executor = submitit.AutoExecutor(_folder(), cluster=self.name)
         executor.update_parameters(**{"timeout_min": 24 * 60} | self.options)
         ticket = uuid.uuid4().hex
-        _ticket(log).write_text(ticket, encoding="utf-8")
+        with replaced(_ticket(log), "w") as file:
+            file.write(ticket)
         return _Job(executor.submit(_execute, list(arguments), str(log.absolute()), ticket, str(Path.cwd())))
 
 
@@ -84,7 +86,7 @@ class _Job:
 def _execute(arguments: list[str], log: str, ticket: str, folder: str) -> int:
     """Run a command on a machine of the cluster, unless another job has taken its place."""
     os.chdir(folder)
-    with locked(_lock(Path(log))), Path(log).open("a") as output:
+    with locked(_lock(Path(log))), open_to_append(Path(log)) as output:
         if not _ticket(Path(log)).is_file() or _ticket(Path(log)).read_text(encoding="utf-8") != ticket:
             return 0
         return subprocess.run(arguments, stdout=output, stderr=subprocess.STDOUT).returncode

@@ -12,6 +12,7 @@ import yaml
 from lit_sparse.checks import check_count
 from lit_sparse.config_files import config_names, find_config
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.runs import replaced
 from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw
@@ -101,7 +102,8 @@ def write(runner: Runner) -> list[Path]:
         print(f"Columns are left out, because no row has their value: {', '.join(empty)}.", file=sys.stderr)
     path = runner.results / f"{runner.name}.md"
     ranks = [] if study.ranks is None else ranks_page(study, rows)
-    path.write_text("\n".join(page(study, rows, samples, ranks)) + "\n", encoding="utf-8")
+    with replaced(path, "w") as file:
+        file.write("\n".join(page(study, rows, samples, ranks)) + "\n")
     written = [runner.rows.path, path]
     for figure in study.figures:
         picture = path.with_name(f"{runner.name}{figure.suffix}.png")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.run_status import check_plain
 from lit_sparse.runs import CHECKPOINTS, numbered, replaced
 from lit_sparse.stored import read_json, read_metrics
 from lit_sparse.studies.cluster import Cluster, forget_job
@@ -101,6 +102,8 @@ class Runner:
         changed = self.changed(asked)
         if changed:
             return changed
+        if self.folder.is_dir():
+            check_plain(self.folder)
         levels = self._sources(pending)
         self._check_options(dict.fromkeys(name for level in (*levels, pending) for name, _ in level))
         if len(pending) < len(pairs):
@@ -301,7 +304,8 @@ class Runner:
         self._run_command(command, name, seed, threads, held, stops)
         if not last.is_file():
             raise JobFailedError(f"{folder} has no last checkpoint at its end; see {self.log(name, seed)}")
-        (folder / "finished").touch()
+        with replaced(folder / "finished", "w"):
+            pass
 
     def command(self, command: str, name: str, seed: int) -> list[str]:
         """Return a command with the config and options of a cell: the study's, not those that a run folder holds."""
@@ -408,7 +412,8 @@ class Runner:
             checkpoint = self.checkpoint(name, seed, self.study.checkpoint)
             found = {score: _function(path)(checkpoint) for score, path in self.study.scores.items()}
             numbers = {f"{score}/{key}": value for score, values in found.items() for key, value in values.items()}
-            self._scores(name, seed).write_text(json.dumps(numbers))
+            with replaced(self._scores(name, seed), "w") as file:
+                json.dump(numbers, file)
             return
         cell, change = self.study.cells[name], self.study.change_of(name, self.schedule)
         function = _function(str(cell.function))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from lit_sparse.errors import LitSparseError, Terminated, terminable
+from lit_sparse.runs import open_to_append
 
 try:
     import fcntl
@@ -54,7 +55,7 @@ def try_lock(path: Path) -> IO[str] | None:
     A command that inherits the file keeps the lock when this process is killed, so no second command works on the same cell.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("a")
+    file = open_to_append(path)
     if fcntl is not None:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,7 +121,7 @@ def call(
         JobFailedError: if it fails.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as output:
+    with open_to_append(log) as output:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         if start is not None:
             status, stopped = _wait(start(arguments, log), stops)

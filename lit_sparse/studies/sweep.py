@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, LitSparseError, MissingExtraError, did_you_mean
+from lit_sparse.run_status import check_plain
 from lit_sparse.runs import experiment_name, replaced
 from lit_sparse.stored import read_metrics, read_yaml
 from lit_sparse.studies.cluster import Cluster
@@ -86,6 +87,7 @@ class Sweep:
             raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
         self.distributions = {key: _distribution(key, values) for key, values in space.items()}
         folder.mkdir(parents=True, exist_ok=True)
+        check_plain(folder)
         self._check_settings()
         for trial in self.study.get_trials(deepcopy=False):
             self.params(trial, whole=trial.state.name == "COMPLETE")

@@ -1,0 +1,51 @@
+"""Writing into folders whose content comes from elsewhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.runs import numbered, open_to_append, replaced
+
+
+def test_text_is_appended_to_plain_files(tmp_path: Path) -> None:
+    for line in ("a", "b"):
+        with open_to_append(tmp_path / "log") as file:
+            file.write(f"{line}\n")
+    assert (tmp_path / "log").read_text() == "a\nb\n"
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "device"])
+def test_nothing_is_appended_through_links_pipes_and_devices(kind: str, tmp_path: Path) -> None:
+    path, victim = tmp_path / "log", tmp_path / "victim"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path("/dev/null")
+    else:
+        path.symlink_to(victim)
+        if kind == "link":
+            victim.write_text("precious")
+    with pytest.raises(ConfigurationError, match="plain file"):
+        open_to_append(path)
+    assert (victim.read_text() == "precious") if kind == "link" else not victim.exists()
+
+
+def test_a_file_is_replaced_without_following_a_link(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "table.md"
+    victim.write_text("precious")
+    path.symlink_to(victim)
+    (tmp_path / ".table.md.part").symlink_to(victim)
+    with replaced(path, "w") as file:
+        file.write("new")
+    assert path.read_text() == "new"
+    assert victim.read_text() == "precious"
+
+
+def test_numbered_folders_have_names_of_decimal_digits(tmp_path: Path) -> None:
+    for name in ("10", "9", "²", "x", "1.0"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in numbered(tmp_path)] == ["9", "10"]
