@@ -111,11 +111,6 @@ class AttentionPlot(Picture):
             kept = {index: example for _, examples in reversed(gathered) for index, example in examples.items()}
             self._kept, self._seen = {i: kept[i] for i in self._choose(set(kept))}, any(saw for saw, _ in gathered)
 
-    @property
-    @override
-    def state_key(self) -> str:
-        return self._generate_state_key(examples=self.examples, groups=self.groups, formats=self.formats)
-
     @override
     def state_dict(self) -> dict[str, Any]:
         """Return the examples of the last validation."""

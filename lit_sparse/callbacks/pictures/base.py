@@ -6,6 +6,9 @@ import io
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from typing_extensions import override
+
+from lit_sparse.arguments import constructor_parameters
 from lit_sparse.callbacks.base import StageCallback
 from lit_sparse.lightning import TensorBoardLogger, pl
 from lit_sparse.runs import replaced
@@ -38,6 +41,13 @@ class Picture(StageCallback):
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Read the logger's folder, which is broadcast and therefore read on all processes."""
         self._log_dir = trainer.log_dir
+
+    @property
+    @override
+    def state_key(self) -> str:
+        """Name of the state: two pictures of a class differ in their arguments."""
+        names = [name for name in constructor_parameters(type(self)) if name != "folder"]
+        return self._generate_state_key(**{name: getattr(self, name, None) for name in names})
 
     def state_dict(self) -> dict[str, Any]:
         """Return what the picture shows of the last validation."""

@@ -79,3 +79,9 @@ def test_shapes_that_do_not_fit(tmp_path: Path) -> None:
         tmp_path,
         BasesPlot(2, (4, 16), str(tmp_path)),
     )
+
+
+def test_two_pictures_of_a_class_may_differ_in_their_arguments() -> None:
+    quiet: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    pl.Trainer(callbacks=[BasesPlot(3), BasesPlot(5), ActivityHistogram()], **quiet)  # Lightning refuses equal states
+    assert BasesPlot(3, folder="a").state_key == BasesPlot(3, folder="b").state_key, "a run may have moved"
