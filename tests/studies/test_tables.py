@@ -243,7 +243,7 @@ def _stored() -> dict[str, tuple[Path, str]]:
 def test_committed_tables_are_those_of_their_rows(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures, which take most of the time, are drawn for one study, and compared by their names for others."""
     if name != "logsumexp_mnist_full":
-        monkeypatch.setattr(Canvas, "savefig", lambda canvas, path, **options: Path(path).write_bytes(PNG))
+        monkeypatch.setattr(Canvas, "savefig", lambda canvas, file, **options: file.write(PNG))
     study, schedule = _stored()[name]
     loaded = packaged(study)
     assert Runner(loaded, schedule).name == name
