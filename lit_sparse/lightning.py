@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
     from pytorch_lightning.loggers.csv_logs import ExperimentWriter
     from pytorch_lightning.plugins import MixedPrecision, Precision, TorchCheckpointIO
+    from pytorch_lightning.trainer.call import _call_callback_hooks, _call_lightning_module_hook
     from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
     from pytorch_lightning.utilities.enums import GradClipAlgorithmType
     from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException  # type: ignore[attr-defined]
@@ -51,6 +52,7 @@ PLACES = {
     "loggers.csv_logs": "ExperimentWriter",
     "plugins": "MixedPrecision Precision TorchCheckpointIO",
     "plugins.environments": "LightningEnvironment SLURMEnvironment",
+    "trainer.call": "_call_callback_hooks _call_lightning_module_hook",
     "utilities": "rank_zero_info rank_zero_only rank_zero_warn",
     "utilities.enums": "GradClipAlgorithmType",
     "utilities.exceptions": "MisconfigurationException SIGTERMException",

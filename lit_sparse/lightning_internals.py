@@ -15,12 +15,13 @@ batches. This module gives each checkpoint counters of one of three forms, which
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from lit_sparse.lightning import _given_hyperparameters, pl
+from lit_sparse.lightning import _call_callback_hooks, _call_lightning_module_hook, _given_hyperparameters, pl
 
 __all__ = [
     "after_restore",
@@ -115,14 +116,15 @@ def describe_progress(trainer: pl.Trainer) -> dict[str, Any]:
     }
 
 
-def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
-    """Complete the work that was pending at the checkpoint; call it when training starts again.
+def continue_training(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Rebuild what the checkpoint cannot hold, and complete the work that was pending; call it when training starts again.
 
     Args:
         trainer: the trainer of the resumed run, its loops restored.
-        progress: result of :func:`describe_progress`.
+        checkpoint: the checkpoint; its ``progress`` is the result of :func:`describe_progress`.
     """
-    fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    fit, loop, progress = trainer.fit_loop, trainer.fit_loop.epoch_loop, checkpoint["progress"]
+    _repeat_epoch_start(trainer, checkpoint)
     metrics: dict[str, Tensor] = {name: value.to(trainer.strategy.root_device) for name, value in progress["metrics"].items()}
     trainer.callback_metrics.update(metrics)
     fit._restarting = False  # otherwise Lightning skips the schedulers that monitor a metric at the end of this epoch
@@ -144,6 +146,40 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
                 raise StopIteration  # unlike a loop that is done at its start, one that stops is not restarting any more
 
             loop.advance = stop  # type: ignore[assignment, method-assign]
+
+
+def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Run the hooks of the start of the checkpoint's epoch, then put back all that the checkpoint holds.
+
+    Callbacks build parts of a training in this hook that no checkpoint holds, such as a scheduler in place of the model's, or
+    another number of batches per step. Lightning does not run the hook again when a run continues within an epoch.
+    """
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    if not epochs.started:
+        return
+    model, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
+    tensors = [*model.parameters(), *model.buffers()]
+    values = [tensor.detach().clone() for tensor in tensors]
+    groups = [[(group, dict(group)) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+    loggers, completed, logged = trainer.loggers, epochs.completed, set(results)
+    trainer.loggers, epochs.completed = [], epochs.started - 1
+    _call_callback_hooks(trainer, "on_train_epoch_start")
+    _call_lightning_module_hook(trainer, "on_train_epoch_start")
+    trainer.loggers, epochs.completed = loggers, completed
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.detach().copy_(value)
+    for group, options in (pair for pairs in groups for pair in pairs):
+        group.clear()
+        group.update(options)
+    for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False):
+        config.scheduler.load_state_dict(state)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        changed = type(callback).on_train_epoch_start is not pl.Callback.on_train_epoch_start
+        if changed and callback.state_key in checkpoint["callbacks"]:
+            callback.load_state_dict(copy.deepcopy(checkpoint["callbacks"][callback.state_key]))
+    if epochs.started == completed:  # between two epochs
+        for name in set(results) - logged:
+            del results[name]
 
 
 def count_update(trainer: pl.Trainer) -> None:

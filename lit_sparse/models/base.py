@@ -97,7 +97,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             )
         self.risk = Mean() if risk is None else risk
         self._training_seed: int | None = None
-        self._progress: dict[str, Any] | None = None
+        self._resumed: dict[str, Any] | None = None
 
     @classmethod
     def load_from_checkpoint(
@@ -319,9 +319,9 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         check_updates(self.trainer)
         if not self.trainer.lr_scheduler_configs:
             renew_dual_rates(self.trainer.optimizers, self.risk)
-        if self._progress is not None:
-            continue_training(self.trainer, self._progress)
-            self._progress = None
+        if self._resumed is not None:
+            continue_training(self.trainer, self._resumed)
+            self._resumed = None
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and reset the means at the first batch of an epoch."""
@@ -374,7 +374,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if unknown:
             raise not_given(type(self), unknown)
         self._training_seed = checkpoint.get("training_seed")
-        self._progress = checkpoint.get("progress") if is_fitting(self) else None
+        self._resumed = checkpoint if is_fitting(self) and "progress" in checkpoint else None
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 
     def _shows(self, batch_idx: int) -> bool:
