@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
+    from lightning_fabric.utilities import move_data_to_device
     from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
     from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
     from pytorch_lightning.cli import (
@@ -53,7 +54,7 @@ PLACES = {
     "plugins": "MixedPrecision Precision TorchCheckpointIO",
     "plugins.environments": "LightningEnvironment SLURMEnvironment",
     "trainer.call": "_call_callback_hooks _call_lightning_module_hook",
-    "utilities": "rank_zero_info rank_zero_only rank_zero_warn",
+    "utilities": "move_data_to_device rank_zero_info rank_zero_only rank_zero_warn",
     "utilities.enums": "GradClipAlgorithmType",
     "utilities.exceptions": "MisconfigurationException SIGTERMException",
 }

@@ -141,6 +141,14 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         """
         return mean_metrics("loss")
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the model with the same constructors, whose arguments may belong to the command line that parsed them."""
+        memo.update({id(build): build for build in (self.optimizer, self.lr_scheduler)})
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
     def stage_metrics(self, stage: Stage) -> StageMetrics:
         """Return the metrics of a stage from :meth:`configure_metrics`, on the model's device."""
         name = f"{stage}_metrics"
