@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
     from lightning_fabric.utilities import move_data_to_device
-    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar
+    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, ModelPruning, RichProgressBar
     from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
     from pytorch_lightning.cli import (
         LightningArgumentParser,
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 #: Submodule of Lightning -> the names above that it has. They are imported on first use: ``cli`` alone takes a second.
 PLACES = {
-    "callbacks": "EarlyStopping ModelCheckpoint RichProgressBar",
+    "callbacks": "EarlyStopping ModelCheckpoint ModelPruning RichProgressBar",
     "callbacks.early_stopping": "EarlyStoppingReason",
     "cli": "LightningArgumentParser LightningCLI LRSchedulerCallable OptimizerCallable SaveConfigCallback instantiate_module",
     "core.mixins.hparams_mixin": "_given_hyperparameters",

@@ -18,6 +18,7 @@ from lit_sparse.checkpoint_files import load_trusted
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import GradClipAlgorithmType, LRSchedulerCallable, OptimizerCallable, Precision, check_pairing, pl
 from lit_sparse.lightning_internals import after_restore, continue_training, given_hyperparameters
+from lit_sparse.lightning_states import begin_training, check_callbacks, is_tuning, unmask
 from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
 from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
@@ -327,9 +328,10 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         check_updates(self.trainer)
         if not self.trainer.lr_scheduler_configs:
             renew_dual_rates(self.trainer.optimizers, self.risk)
-        if self._resumed is not None:
-            continue_training(self.trainer, self._resumed)
-            self._resumed = None
+        resumed, self._resumed = self._resumed, None
+        begin_training(self.trainer, resumed)
+        if resumed is not None:
+            continue_training(self.trainer, resumed["progress"])
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and reset the means at the first batch of an epoch."""
@@ -382,7 +384,11 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if unknown:
             raise not_given(type(self), unknown)
         self._training_seed = checkpoint.get("training_seed")
-        self._resumed = checkpoint if is_fitting(self) and "progress" in checkpoint else None
+        unmask(checkpoint)
+        self._resumed = None
+        if is_fitting(self) and not is_tuning(self.trainer):
+            check_callbacks(self.trainer)
+            self._resumed = checkpoint if "states" in checkpoint else None
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 
     def _shows(self, batch_idx: int) -> bool:
