@@ -19,7 +19,7 @@ from torch.nn.utils import prune
 from torchmetrics import Metric
 
 from lit_sparse.distributed import gather_objects, rank, world_size
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning import (
     ModelCheckpoint,
     ModelPruning,
@@ -29,7 +29,7 @@ from lit_sparse.lightning import (
     pl,
 )
 
-__all__ = ["begin_training", "check_callbacks", "describe_states", "is_tuning", "unmask"]
+__all__ = ["begin_training", "check_continues", "describe_states", "is_tuning", "unmask"]
 
 #: Callbacks of Lightning with which no run continues, why, and what to do.
 REFUSED = {
@@ -47,12 +47,19 @@ VALUES = ("value", "cumulated_batch_size", "_forward_cache")
 REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
 
 
-def check_callbacks(trainer: pl.Trainer) -> None:
-    """Check that all callbacks can continue a run.
+def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Check that a run can be continued from a checkpoint, with the callbacks of the trainer.
 
     Raises:
-        ConfigurationError: if one cannot.
+        CheckpointError: if an exception or a signal led to the checkpoint, perhaps in the middle of an update.
+        ConfigurationError: if a callback of Lightning cannot be continued.
     """
+    if checkpoint.get("states", {}).get("interrupted"):
+        raise CheckpointError(
+            "Expected a checkpoint that was written after a batch but got one written after an exception, perhaps in the middle"
+            " of a batch. Continue from checkpoints/last.ckpt, or start a new run from the weights:"
+            " --model.init_args.initial_weights CHECKPOINT"
+        )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for name in {kind.__name__ for kind in type(callback).__mro__} & REFUSED.keys():
             reason, advice = REFUSED[name]
@@ -75,13 +82,13 @@ def describe_states(trainer: pl.Trainer) -> dict[str, Any]:
     """
     model: Any = trainer.lightning_module
     before = getattr(model, "_flags_at_start", {})
-    states = {
+    return {
+        "interrupted": trainer.state.status == "interrupted",
         "flags": {name: flag for name, flag in _flags(model).items() if before.get(name, flag) != flag},
         "masks": _copied(_masks(model)),
         "savers": {saver.state_key: _state_of_saver(saver) for saver in _savers(trainer)},
         "processes": gather_objects(_state_of_process(trainer)),
     }
-    return states
 
 
 def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> None:
@@ -129,7 +136,7 @@ def _prune(trainer: pl.Trainer, masks: dict[str, Tensor]) -> None:
     """Prune weights that are not pruned yet; those of a lottery ticket share memory with the copies that it goes back to."""
     for path, mask in masks.items():
         owner, _, name = path.rpartition(".")
-        prune.custom_from_mask(trainer.lightning_module.get_submodule(owner), name, mask.to(trainer.strategy.root_device))
+        prune.CustomFromMask.apply(trainer.lightning_module.get_submodule(owner), name, mask.to(trainer.strategy.root_device))
     for callback in trainer.callbacks if masks else ():  # type: ignore[attr-defined]
         if isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis:
             callback.apply_lottery_ticket_hypothesis()
@@ -144,7 +151,7 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
     epochs: Any = trainer.fit_loop.epoch_progress.current
     if not epochs.started:
         return
-    model, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
+    results = trainer.fit_loop.epoch_loop._results
     groups = [[(group, dict(group)) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
     loggers, completed, logged = trainer.loggers, epochs.completed, set(results)
     trainer.loggers, epochs.completed = [], epochs.started - 1

@@ -18,7 +18,7 @@ from lit_sparse.checkpoint_files import load_trusted
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import GradClipAlgorithmType, LRSchedulerCallable, OptimizerCallable, Precision, check_pairing, pl
 from lit_sparse.lightning_internals import after_restore, continue_training, given_hyperparameters
-from lit_sparse.lightning_states import begin_training, check_callbacks, is_tuning, unmask
+from lit_sparse.lightning_states import begin_training, check_continues, is_tuning, unmask
 from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
 from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
@@ -147,7 +147,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         memo.update({id(build): build for build in (self.optimizer, self.lr_scheduler)})
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
-        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
         return copied
 
     def stage_metrics(self, stage: Stage) -> StageMetrics:
@@ -387,7 +387,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         unmask(checkpoint)
         self._resumed = None
         if is_fitting(self) and not is_tuning(self.trainer):
-            check_callbacks(self.trainer)
+            check_continues(self.trainer, checkpoint)
             self._resumed = checkpoint if "states" in checkpoint else None
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 
