@@ -136,7 +136,8 @@ def _prune(trainer: pl.Trainer, masks: dict[str, Tensor]) -> None:
     """Prune weights that are not pruned yet; those of a lottery ticket share memory with the copies that it goes back to."""
     for path, mask in masks.items():
         owner, _, name = path.rpartition(".")
-        prune.CustomFromMask.apply(trainer.lightning_module.get_submodule(owner), name, mask.to(trainer.strategy.root_device))
+        mask = mask.to(trainer.strategy.root_device)
+        prune.custom_from_mask(trainer.lightning_module.get_submodule(owner), name, mask)  # type: ignore[no-untyped-call]
     for callback in trainer.callbacks if masks else ():  # type: ignore[attr-defined]
         if isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis:
             callback.apply_lottery_ticket_hypothesis()
