@@ -130,7 +130,9 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
         for config in trainer.lr_scheduler_configs:
             due = config.reduce_on_plateau and config.interval == "epoch" and trainer.current_epoch % config.frequency == 0
             if due and config.monitor in metrics:
+                loop.scheduler_progress.increment_ready()
                 trainer.lightning_module.lr_scheduler_step(config.scheduler, metrics[config.monitor])
+                loop.scheduler_progress.increment_completed()
     batch: Any = loop.batch_progress.current
     if batch.ready == 0:  # with `max_steps`, Lightning assumes that every start is within an epoch
         loop.restarting = False

@@ -23,6 +23,7 @@ from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning import (
     ModelCheckpoint,
     ModelPruning,
+    StochasticWeightAveraging,
     _call_callback_hooks,
     _call_lightning_module_hook,
     move_data_to_device,
@@ -43,6 +44,8 @@ LAST = "_last_checkpoint_saved"
 #: Attributes of a logged value: how it is logged, and what it is so far.
 META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
 VALUES = ("value", "cumulated_batch_size", "_forward_cache")
+#: Attribute of DistributedDataParallel: whether the next forward pass takes the statistics of the first process.
+SYNCS = "require_forward_param_sync"
 #: Functions that reduce logged values; checkpoints hold their places here.
 REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
 
@@ -193,14 +196,26 @@ def _masks(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
-    """Return what a process holds of an epoch so far: gradients to which more are added, torchmetrics, and logged values."""
+    """Return what a process holds of an epoch so far: gradients to which more are added, torchmetrics, logged values.
+
+    Between two epochs these are gradients that Lightning uses again while it renews the statistics of averaged weights. Each
+    process has statistics of its own.
+    """
     model, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
-    gradients = loop._should_accumulate() and not _between_epochs(trainer)
+    averages = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    gradients = averages if _between_epochs(trainer) else loop._should_accumulate()
     logged = [result for result in loop._results.values() if not result.has_reset and result.meta.reduce_fx in REDUCTIONS]
     return _copied(
         {
             "gradients": {
                 name: weight.grad for name, weight in model.named_parameters() if gradients and weight.grad is not None
+            },
+            "syncs": getattr(trainer.model, SYNCS, True),
+            "statistics": {
+                f"{name}.{part}": value
+                for name, module in model.named_modules()
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and world_size() > 1
+                for part, value in module.named_buffers(recurse=False)
             },
             "torchmetrics": {
                 name: {part: getattr(metric, part) for part in (*metric._defaults, "_update_count")}
@@ -227,6 +242,11 @@ def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
     for name, weight in model.named_parameters():
         if name in kept["gradients"]:
             weight.grad = kept["gradients"][name]
+    if hasattr(trainer.model, SYNCS):
+        setattr(trainer.model, SYNCS, kept["syncs"])
+    for name, buffer in model.named_buffers():
+        if name in kept["statistics"]:
+            buffer.copy_(kept["statistics"][name])
     if _between_epochs(trainer):
         return
     for name, metric in _torchmetrics(model):

@@ -16,7 +16,15 @@ from typing_extensions import Self, override
 from lit_sparse.arguments import KeepsArguments
 from lit_sparse.checkpoint_files import load_trusted
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning import GradClipAlgorithmType, LRSchedulerCallable, OptimizerCallable, Precision, check_pairing, pl
+from lit_sparse.lightning import (
+    DoublePrecision,
+    GradClipAlgorithmType,
+    LRSchedulerCallable,
+    OptimizerCallable,
+    Precision,
+    check_pairing,
+    pl,
+)
 from lit_sparse.lightning_internals import after_restore, continue_training, given_hyperparameters
 from lit_sparse.lightning_states import begin_training, check_continues, is_tuning, unmask
 from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
@@ -383,6 +391,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         unknown = [name for name in checkpoint.get("undescribed", ()) if name not in self._undescribed]
         if unknown:
             raise not_given(type(self), unknown)
+        if self._trainer is not None and isinstance(self._trainer.precision_plugin, DoublePrecision):
+            self.double()  # Lightning restores weights before it converts the model
         self._training_seed = checkpoint.get("training_seed")
         unmask(checkpoint)
         self._resumed = None
