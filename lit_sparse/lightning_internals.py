@@ -94,9 +94,10 @@ def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
     pending = batch["completed"] < batch["processed"]
     for kind in KINDS:
         _equal(batches[kind], batches[kind]["processed"])
-        _equal(validation[kind], 0 if pending else validation[kind]["completed"])
+        _equal(validation[kind], validation[kind]["completed"])
     if pending:  # Lightning treats it as interrupted, and runs it when it is due
-        validation["total"]["ready"] = validation["total"]["started"] = 1
+        _equal(validation["current"], 0)
+        validation["total"]["ready"] = validation["total"]["started"] = validation["total"]["completed"] + 1
     rest["_batches_that_stepped"] -= cut
 
 
@@ -123,6 +124,8 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
         progress: result of :func:`describe_progress`.
     """
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    validations: Any = loop.val_loop.batch_progress.total
+    validations.ready = validations.started = validations.completed  # Lightning has read that one is to come
     metrics: dict[str, Tensor] = {name: value.to(trainer.strategy.root_device) for name, value in progress["metrics"].items()}
     trainer.callback_metrics.update(metrics)
     fit._restarting = False  # otherwise Lightning skips the schedulers that monitor a metric at the end of this epoch

@@ -1,4 +1,4 @@
-"""What a training holds and Lightning's checkpoints lack, so that a run that is continued within an epoch is exact.
+"""States of a training that Lightning's checkpoints lack, so that a run that is continued within an epoch is exact.
 
 Callbacks build parts of a training in hooks, such as a scheduler in place of the model's. Gradients are added up over several
 batches, and so are the values that are logged at the end of an epoch. Parameters are frozen and pruned. Lightning restores
@@ -149,8 +149,8 @@ def _prune(trainer: pl.Trainer, masks: dict[str, Tensor]) -> None:
 def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
     """Run the hooks of the start of the checkpoint's epoch, then put back what the checkpoint holds besides weights.
 
-    Callbacks build parts of a training in this hook that no checkpoint holds, such as a scheduler in place of the model's, or
-    another number of batches per step. Lightning does not run the hook again when a run continues within an epoch.
+    Lightning does not run these hooks again when a run continues within an epoch. Callbacks build parts of a training in them,
+    such as a scheduler in place of the model's, or another number of batches per step.
     """
     epochs: Any = trainer.fit_loop.epoch_progress.current
     if not epochs.started:
@@ -277,7 +277,7 @@ def _state_of_saver(saver: Any) -> dict[str, Any]:
 
 
 def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
-    """Let a callback write again the files that it wrote after the checkpoint, not other files beside them."""
+    """Let a callback write again the files that it wrote after the checkpoint, not files of other runs."""
     resumed = Path(str(trainer.ckpt_path)).resolve()
     times = {path: _time_of(path) for path in resumed.parent.glob("*.ckpt")}
     exists, later = saver.file_exists, {path: time for path, time in times.items() if time > _time_of(resumed)}
