@@ -24,7 +24,15 @@ if TYPE_CHECKING:
     import pytorch_lightning as pl
     from lightning_fabric.plugins.environments.lightning import LightningEnvironment
     from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
-    from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, RichProgressBar, Timer
+    from lightning_fabric.utilities import move_data_to_device
+    from pytorch_lightning.callbacks import (
+        EarlyStopping,
+        ModelCheckpoint,
+        ModelPruning,
+        RichProgressBar,
+        StochasticWeightAveraging,
+        Timer,
+    )
     from pytorch_lightning.callbacks.early_stopping import EarlyStoppingReason
     from pytorch_lightning.cli import (
         LightningArgumentParser,
@@ -37,22 +45,24 @@ if TYPE_CHECKING:
     from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
     from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
     from pytorch_lightning.loggers.csv_logs import ExperimentWriter
-    from pytorch_lightning.plugins import MixedPrecision, Precision, TorchCheckpointIO
+    from pytorch_lightning.plugins import DoublePrecision, MixedPrecision, Precision, TorchCheckpointIO
+    from pytorch_lightning.trainer.call import _call_callback_hooks, _call_lightning_module_hook
     from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
     from pytorch_lightning.utilities.enums import GradClipAlgorithmType
     from pytorch_lightning.utilities.exceptions import MisconfigurationException, SIGTERMException  # type: ignore[attr-defined]
 
 #: Submodule of Lightning -> the names above that it has. They are imported on first use: ``cli`` alone takes a second.
 PLACES = {
-    "callbacks": "EarlyStopping ModelCheckpoint RichProgressBar Timer",
+    "callbacks": "EarlyStopping ModelCheckpoint ModelPruning RichProgressBar StochasticWeightAveraging Timer",
     "callbacks.early_stopping": "EarlyStoppingReason",
     "cli": "LightningArgumentParser LightningCLI LRSchedulerCallable OptimizerCallable SaveConfigCallback instantiate_module",
     "core.mixins.hparams_mixin": "_given_hyperparameters",
     "loggers": "CSVLogger Logger TensorBoardLogger",
     "loggers.csv_logs": "ExperimentWriter",
-    "plugins": "MixedPrecision Precision TorchCheckpointIO",
+    "plugins": "DoublePrecision MixedPrecision Precision TorchCheckpointIO",
     "plugins.environments": "LightningEnvironment SLURMEnvironment",
-    "utilities": "rank_zero_info rank_zero_only rank_zero_warn",
+    "trainer.call": "_call_callback_hooks _call_lightning_module_hook",
+    "utilities": "move_data_to_device rank_zero_info rank_zero_only rank_zero_warn",
     "utilities.enums": "GradClipAlgorithmType",
     "utilities.exceptions": "MisconfigurationException SIGTERMException",
 }

@@ -1,4 +1,4 @@
-"""The only module that reads and writes Lightning's internal state; its tests fail when Lightning renames it.
+"""Reads and writes Lightning's internal state, as only `lightning_states` does besides; tests fail when Lightning renames it.
 
 Most of it records in checkpoints where in training they were written, so that a run resumes exactly there after any number of
 kills.
@@ -102,9 +102,10 @@ def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
     pending = batch["completed"] < batch["processed"]
     for kind in KINDS:
         _equal(batches[kind], batches[kind]["processed"])
-        _equal(validation[kind], 0 if pending else validation[kind]["completed"])
+        _equal(validation[kind], validation[kind]["completed"])
     if pending:  # Lightning treats it as interrupted, and runs it when it is due
-        validation["total"]["ready"] = validation["total"]["started"] = 1
+        _equal(validation["current"], 0)
+        validation["total"]["ready"] = validation["total"]["started"] = validation["total"]["completed"] + 1
     rest["_batches_that_stepped"] -= cut
 
 
@@ -131,6 +132,8 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
         progress: result of :func:`describe_progress`.
     """
     fit, loop = trainer.fit_loop, trainer.fit_loop.epoch_loop
+    validations: Any = loop.val_loop.batch_progress.total
+    validations.ready = validations.started = validations.completed  # Lightning has read that one is to come
     metrics: dict[str, Tensor] = {name: value.to(trainer.strategy.root_device) for name, value in progress["metrics"].items()}
     trainer.callback_metrics.update(metrics)
     fit._restarting = False  # otherwise Lightning skips the schedulers that monitor a metric at the end of this epoch
@@ -138,7 +141,9 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
         for config in trainer.lr_scheduler_configs:
             due = config.reduce_on_plateau and config.interval == "epoch" and trainer.current_epoch % config.frequency == 0
             if due and config.monitor in metrics:
+                loop.scheduler_progress.increment_ready()
                 trainer.lightning_module.lr_scheduler_step(config.scheduler, metrics[config.monitor])
+                loop.scheduler_progress.increment_completed()
     batch: Any = loop.batch_progress.current
     if batch.ready == 0:  # with `max_steps`, Lightning assumes that every start is within an epoch
         loop.restarting = False

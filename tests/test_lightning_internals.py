@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 import pytorch_lightning as pl
+import pytorch_lightning.callbacks
+from pytorch_lightning.callbacks import ModelCheckpoint, ModelPruning
+from pytorch_lightning.trainer.connectors.logger_connector.result import _Metadata, _ResultMetric, _Sync
 
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.lightning_internals import after_restore, given_hyperparameters
+from lit_sparse.lightning_states import LAST, META, REFUSED, SAVER, VALUES
 from lit_sparse.models import RobustClassifier
 from lit_sparse.nn import ConvNet
 
@@ -70,9 +74,12 @@ def test_initial_values_are_made_between_restoring_and_the_optimizers(tmp_path: 
         "fit_loop.epoch_loop._num_ready_batches_reached",
         "fit_loop.epoch_loop.update_lr_schedulers",
         "fit_loop.epoch_loop.val_loop._has_run",
+        "fit_loop.epoch_loop._results.log",
+        "fit_loop.epoch_loop.scheduler_progress.increment_ready",
         "fit_loop._data_fetcher",
         "fit_loop._restarting",
         "_checkpoint_connector._restore_modules_and_callbacks",
+        "_logger_connector._first_loop_iter",
         "_logger_connector.should_update_logs",
         "_logger_connector.metrics",
     ],
@@ -83,6 +90,17 @@ def test_a_name_is_there(path: str, tmp_path: Path) -> None:
     for part in parts:
         found = getattr(found, part)
     assert last in dir(found)
+
+
+def test_callbacks_have_the_names_that_checkpoints_keep() -> None:
+    saver = ModelCheckpoint()
+    assert {*SAVER, LAST} <= vars(saver).keys()
+    assert callable(saver.file_exists)
+    assert set(REFUSED) <= set(pytorch_lightning.callbacks.__all__)
+    assert hasattr(ModelPruning("l1_unstructured"), "_use_lottery_ticket_hypothesis")
+    meta = _Metadata("training_step", "loss", _sync=_Sync())
+    assert all(hasattr(meta, name) for name in META)
+    assert all(hasattr(_ResultMetric(meta, True), name) for name in VALUES)
 
 
 def test_no_model_is_built_by_the_command_line() -> None:

@@ -16,7 +16,15 @@ from typing_extensions import Self, override
 from lit_sparse.arguments import KeepsArguments
 from lit_sparse.checkpoint_files import load_module
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning import GradClipAlgorithmType, LRSchedulerCallable, OptimizerCallable, Precision, check_pairing, pl
+from lit_sparse.lightning import (
+    DoublePrecision,
+    GradClipAlgorithmType,
+    LRSchedulerCallable,
+    OptimizerCallable,
+    Precision,
+    check_pairing,
+    pl,
+)
 from lit_sparse.lightning_internals import (
     after_restore,
     continue_training,
@@ -25,6 +33,7 @@ from lit_sparse.lightning_internals import (
     restore_end,
     use_settings,
 )
+from lit_sparse.lightning_states import begin_training, check_continues, is_tuning, unmask
 from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
 from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
@@ -104,7 +113,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             )
         self.risk = Mean() if risk is None else risk
         self._training_seed: int | None = None
-        self._progress: dict[str, Any] | None = None
+        self._resumed: dict[str, Any] | None = None
         self._limits: dict[str, Any] = {}
 
     @classmethod
@@ -149,6 +158,14 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             stage: ``"train"``, ``"val"`` or ``"test"``.
         """
         return mean_metrics("loss")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Copy the model with the same constructors, whose arguments may belong to the command line that parsed them."""
+        memo.update({id(build): build for build in (self.optimizer, self.lr_scheduler)})
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))  # type: ignore[no-untyped-call]
+        return copied
 
     def stage_metrics(self, stage: Stage) -> StageMetrics:
         """Return the metrics of a stage from :meth:`configure_metrics`, on the model's device."""
@@ -329,10 +346,11 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         check_updates(self.trainer)
         if not self.trainer.lr_scheduler_configs:
             renew_dual_rates(self.trainer.optimizers, self.risk)
-        if self._progress is not None:
+        resumed, self._resumed = self._resumed, None
+        begin_training(self.trainer, resumed)
+        if resumed is not None:
             use_settings(self.trainer, self._limits)
-            continue_training(self.trainer, self._progress)
-            self._progress = None
+            continue_training(self.trainer, resumed["progress"])
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and reset the means at the first batch of an epoch."""
@@ -384,10 +402,16 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         unknown = [name for name in checkpoint.get("undescribed", ()) if name not in self._undescribed]
         if unknown:
             raise not_given(type(self), unknown)
+        if self._trainer is not None and isinstance(self._trainer.precision_plugin, DoublePrecision):
+            self.double()  # Lightning restores weights before it converts the model
         self._training_seed = checkpoint.get("training_seed")
-        self._progress = checkpoint.get("progress") if is_fitting(self) else None
-        if is_fitting(self) and "end" in checkpoint:
-            restore_end(self.trainer, checkpoint["end"], self._limits)
+        unmask(checkpoint)
+        self._resumed = None
+        if is_fitting(self) and not is_tuning(self.trainer):
+            check_continues(self.trainer, checkpoint)
+            self._resumed = checkpoint if "states" in checkpoint else None
+            if "end" in checkpoint:
+                restore_end(self.trainer, checkpoint["end"], self._limits)
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 
     def _shows(self, batch_idx: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from lit_sparse.errors import CheckpointError
 from lit_sparse.lightning import pl
 from lit_sparse.lightning_internals import describe_end, describe_progress, settle_counters
+from lit_sparse.lightning_states import describe_states
 from lit_sparse.models.warm_start import RISK
 
 __all__ = ["is_fitting", "match_risk", "not_given", "store_progress"]
@@ -18,6 +19,7 @@ def store_progress(model: pl.LightningModule, checkpoint: dict[str, Any], limits
         checkpoint["end"] = describe_end(model.trainer, limits)
         settle_counters(model.trainer, checkpoint["loops"]["fit_loop"])
         checkpoint["progress"] = describe_progress(model.trainer)
+        checkpoint["states"] = describe_states(model.trainer)
 
 
 def match_risk(model: pl.LightningModule, checkpoint: dict[str, Any]) -> None:

@@ -1,0 +1,317 @@
+"""States of a training that Lightning's checkpoints lack, so that a run that is continued within an epoch is exact.
+
+Callbacks build parts of a training in hooks, such as a scheduler in place of the model's. Gradients are added up over several
+batches, and so are the values that are logged at the end of an epoch. Parameters are frozen and pruned. Lightning restores
+none of this.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_utilities.core.apply_func import apply_to_collection
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torchmetrics import Metric
+
+from lit_sparse.distributed import gather_objects, rank, world_size
+from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.lightning import (
+    ModelCheckpoint,
+    ModelPruning,
+    StochasticWeightAveraging,
+    _call_callback_hooks,
+    _call_lightning_module_hook,
+    move_data_to_device,
+    pl,
+)
+
+__all__ = ["begin_training", "check_continues", "describe_states", "is_tuning", "unmask"]
+
+#: Callbacks of Lightning with which no run continues, why, and what to do.
+REFUSED = {
+    "BatchSizeFinder": ("searches again whenever a run starts", "Give the size that it found: --data.init_args.batch_size N."),
+    "LearningRateFinder": ("searches again whenever a run starts", "The checkpoint holds the rate that it found."),
+    "SpikeDetection": ("cannot restore the mean that it compares losses with", "Start a new run to use it."),
+}
+#: Attributes of a ModelCheckpoint that its own state lacks; the last is a path.
+SAVER = ("_defer_save_until_validation", "current_score")
+LAST = "_last_checkpoint_saved"
+#: Attributes of a logged value: how it is logged, and what it is so far.
+META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
+VALUES = ("value", "cumulated_batch_size", "_forward_cache")
+#: Attribute of DistributedDataParallel: whether the next forward pass takes the statistics of the first process.
+SYNCS = "require_forward_param_sync"
+#: Functions that reduce logged values; checkpoints hold their places here.
+REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
+
+
+def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Check that a run can be continued from a checkpoint, with the callbacks of the trainer.
+
+    Raises:
+        CheckpointError: if an exception or a signal led to the checkpoint, perhaps in the middle of an update.
+        ConfigurationError: if a callback of Lightning cannot be continued.
+    """
+    if checkpoint.get("states", {}).get("interrupted"):
+        raise CheckpointError(
+            "Expected a checkpoint that was written after a batch but got one written after an exception, perhaps in the middle"
+            " of a batch. Continue from checkpoints/last.ckpt, or start a new run from the weights:"
+            " --model.init_args.initial_weights CHECKPOINT"
+        )
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for name in {kind.__name__ for kind in type(callback).__mro__} & REFUSED.keys():
+            reason, advice = REFUSED[name]
+            raise ConfigurationError(
+                f"Expected callbacks that survive a kill but got {type(callback).__name__}, which {reason}. Leave it out."
+                f" {advice}"
+            )
+
+
+def is_tuning(trainer: pl.Trainer) -> bool:
+    """Return whether Lightning restores a checkpoint that one of its finders wrote before its search."""
+    return Path(str(trainer.ckpt_path)).name.startswith(".")
+
+
+def describe_states(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return the states that a checkpoint lacks; call it on all processes.
+
+    Args:
+        trainer: the trainer that writes the checkpoint.
+    """
+    model: Any = trainer.lightning_module
+    before = getattr(model, "_flags_at_start", {})
+    return {
+        "interrupted": trainer.state.status == "interrupted",
+        "flags": {name: flag for name, flag in _flags(model).items() if before.get(name, flag) != flag},
+        "masks": _copied(_masks(model)),
+        "savers": {saver.state_key: _state_of_saver(saver) for saver in _savers(trainer)},
+        "processes": gather_objects(_state_of_process(trainer)),
+    }
+
+
+def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> None:
+    """Restore the states that Lightning does not restore; call it when training starts, after the callbacks' own hook.
+
+    Args:
+        trainer: the trainer, its loops restored.
+        checkpoint: the checkpoint of a continued run; its ``states`` are the result of :func:`describe_states`.
+    """
+    model: Any = trainer.lightning_module
+    model._flags_at_start = _flags(model)
+    if checkpoint is None:
+        return
+    try:
+        _restore(trainer, checkpoint)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"Expected states of a training in the checkpoint but they do not fit this run: {type(error).__name__}: {error}."
+            " Continue from another checkpoint."
+        ) from error
+
+
+def _restore(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Restore the states, each into an attribute that is known; a checkpoint may come from anywhere."""
+    model: Any = trainer.lightning_module
+    states, tensors = checkpoint["states"], [*model.parameters(), *model.buffers()]
+    values = [tensor.detach().clone() for tensor in tensors]
+    _prune(trainer, states["masks"])
+    _repeat_epoch_start(trainer, checkpoint)
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.detach().copy_(value)
+    for path in _flags(model).keys() & states["flags"].keys():
+        owner, _, name = path.rpartition(".")
+        part, flag = model.get_submodule(owner), bool(states["flags"][path])
+        if isinstance(getattr(part, name), nn.Parameter):
+            getattr(part, name).requires_grad_(flag)
+        else:
+            setattr(part, name, flag)
+    if len(states["processes"]) == world_size():
+        _restore_process(trainer, states["processes"][rank()])
+    for saver in _savers(trainer):
+        kept = states["savers"].get(saver.state_key, {LAST: ""})
+        vars(saver).update({name: kept[name] for name in SAVER if isinstance(kept.get(name), bool | Tensor)})
+        vars(saver)[LAST] = kept[LAST] and str(Path(saver.dirpath, Path(kept[LAST]).name))
+        _replace_later_files(saver, trainer)
+
+
+def unmask(checkpoint: dict[str, Any]) -> None:
+    """Give pruned weights in a checkpoint the names that they have in a model that is not pruned."""
+    weights = checkpoint.get("state_dict", {})
+    for path in checkpoint.get("states", {}).get("masks", {}):
+        if f"{path}_orig" in weights:
+            weights[path] = weights.pop(f"{path}_orig")
+            del weights[f"{path}_mask"]
+
+
+def _prune(trainer: pl.Trainer, masks: dict[str, Tensor]) -> None:
+    """Prune weights that are not pruned yet; a lottery ticket's share memory with the copies that it goes back to."""
+    for path, mask in masks.items():
+        owner, _, name = path.rpartition(".")
+        mask = mask.to(trainer.strategy.root_device)
+        prune.custom_from_mask(trainer.lightning_module.get_submodule(owner), name, mask)  # type: ignore[no-untyped-call]
+    for callback in trainer.callbacks if masks else ():  # type: ignore[attr-defined]
+        if isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis:
+            callback.apply_lottery_ticket_hypothesis()
+
+
+def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Run the hooks of the start of the checkpoint's epoch, then put back what the checkpoint holds besides weights.
+
+    Lightning does not run these hooks again when a run continues within an epoch. Callbacks build parts of a training in them,
+    such as a scheduler in place of the model's, or another number of batches per step.
+    """
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    if not epochs.started:
+        return
+    results = trainer.fit_loop.epoch_loop._results
+    groups = [[(group, dict(group)) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
+    loggers, completed, logged = trainer.loggers, epochs.completed, set(results)
+    trainer.loggers, epochs.completed = [], epochs.started - 1
+    _call_callback_hooks(trainer, "on_train_epoch_start")
+    _call_lightning_module_hook(trainer, "on_train_epoch_start")
+    trainer.loggers, epochs.completed = loggers, completed
+    for group, options in (pair for pairs in groups for pair in pairs):
+        group.clear()
+        group.update(options)
+    for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False):
+        config.scheduler.load_state_dict(state)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        changed = type(callback).on_train_epoch_start is not pl.Callback.on_train_epoch_start
+        if changed and callback.state_key in checkpoint["callbacks"]:
+            callback.load_state_dict(copy.deepcopy(checkpoint["callbacks"][callback.state_key]))
+    if _between_epochs(trainer):
+        for name in set(results) - logged:
+            del results[name]
+
+
+def _flags(model: nn.Module) -> dict[str, bool]:
+    """Return which parameters are trained, and which batch normalizations keep statistics."""
+    flags = {name: weight.requires_grad for name, weight in model.named_parameters()}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            flags[f"{name}.track_running_stats"] = module.track_running_stats
+    return flags
+
+
+def _masks(model: nn.Module) -> dict[str, Tensor]:
+    """Return the masks of pruned weights by the weights' names."""
+    return {
+        f"{name}.{hook._tensor_name}".lstrip("."): getattr(module, f"{hook._tensor_name}_mask")
+        for name, module in model.named_modules()
+        for hook in module._forward_pre_hooks.values()
+        if isinstance(hook, prune.BasePruningMethod)
+    }
+
+
+def _state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return what a process holds of an epoch so far: gradients to which more are added, torchmetrics, logged values.
+
+    Between two epochs these are gradients that Lightning uses again while it renews the statistics of averaged weights. Each
+    process has statistics of its own.
+    """
+    model, loop = trainer.lightning_module, trainer.fit_loop.epoch_loop
+    averages = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)  # type: ignore[attr-defined]
+    gradients = averages if _between_epochs(trainer) else loop._should_accumulate()
+    logged = [result for result in loop._results.values() if not result.has_reset and result.meta.reduce_fx in REDUCTIONS]
+    return _copied(
+        {
+            "gradients": {
+                name: weight.grad for name, weight in model.named_parameters() if gradients and weight.grad is not None
+            },
+            "syncs": getattr(trainer.model, SYNCS, True),
+            "statistics": {
+                f"{name}.{part}": value
+                for name, module in model.named_modules()
+                if isinstance(module, nn.modules.batchnorm._BatchNorm) and world_size() > 1
+                for part, value in module.named_buffers(recurse=False)
+            },
+            "torchmetrics": {
+                name: {part: getattr(metric, part) for part in (*metric._defaults, "_update_count")}
+                for name, metric in _torchmetrics(model)
+                if metric.update_called
+            },
+            "logged": [
+                {
+                    "meta": {name: getattr(result.meta, name) for name in META},
+                    "sync": {"sync_dist": result.meta.sync.should, "rank_zero_only": result.meta.sync.rank_zero_only},
+                    "reduce_fx": REDUCTIONS.index(result.meta.reduce_fx),
+                    "values": {name: getattr(result, name) for name in VALUES if isinstance(getattr(result, name, 0), Tensor)},
+                }
+                for result in logged
+            ],
+        }
+    )
+
+
+def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
+    """Restore the result of :func:`_state_of_process`, as far as it belongs to the present epoch."""
+    model, results = trainer.lightning_module, trainer.fit_loop.epoch_loop._results
+    kept = move_data_to_device(kept, trainer.strategy.root_device)
+    for name, weight in model.named_parameters():
+        if name in kept["gradients"]:
+            weight.grad = kept["gradients"][name]
+    if hasattr(trainer.model, SYNCS):
+        setattr(trainer.model, SYNCS, bool(kept["syncs"]))
+    for name, buffer in model.named_buffers():
+        if name in kept["statistics"]:
+            buffer.copy_(kept["statistics"][name])
+    if _between_epochs(trainer):
+        return
+    for name, metric in _torchmetrics(model):
+        state = kept["torchmetrics"].get(name, {})
+        for part in {*metric._defaults, "_update_count"} & state.keys():
+            setattr(metric, part, state[part])
+    for entry in kept["logged"]:
+        meta, values = entry["meta"], entry["values"]
+        value = torch.zeros(()) if values else model.get_submodule(meta["metric_attribute"])
+        options = {**{name: meta[name] for name in META}, **entry["sync"], "reduce_fx": REDUCTIONS[entry["reduce_fx"]]}
+        results.log(value=value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **options)
+        vars(results[f"{meta['fx']}.{meta['name']}"]).update({name: values[name] for name in VALUES if name in values})
+    trainer._logger_connector._first_loop_iter = True  # as after a batch: the first batch of an epoch resets what was logged
+
+
+def _torchmetrics(model: nn.Module) -> Iterator[tuple[str, Metric]]:
+    """Yield the metrics of training in a model; validation and test begin anew."""
+    for name, module in model.named_modules():
+        if isinstance(module, Metric) and not name.startswith(("val_", "test_")):
+            yield name, module
+
+
+def _savers(trainer: pl.Trainer) -> list[Any]:
+    return [saver for saver in trainer.checkpoint_callbacks if isinstance(saver, ModelCheckpoint)]
+
+
+def _state_of_saver(saver: Any) -> dict[str, Any]:
+    return {name: getattr(saver, name) for name in SAVER} | {LAST: Path(getattr(saver, LAST)).name}
+
+
+def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:
+    """Let a callback write again the files that it wrote after the checkpoint, not files of other runs."""
+    resumed = Path(str(trainer.ckpt_path)).resolve()
+    times = {path: _time_of(path) for path in resumed.parent.glob("*.ckpt")}
+    exists, later = saver.file_exists, {path: time for path, time in times.items() if time > _time_of(resumed)}
+
+    def exists_before(path: Any, trainer: pl.Trainer) -> bool:
+        found = Path(path).resolve()
+        return exists(path, trainer) and not trainer.strategy.broadcast(later.get(found) == _time_of(found))
+
+    saver.file_exists = exists_before
+
+
+def _time_of(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0
+
+
+def _between_epochs(trainer: pl.Trainer) -> bool:
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    return bool(epochs.started == epochs.processed)
+
+
+def _copied(found: dict[str, Any]) -> dict[str, Any]:
+    copied: dict[str, Any] = apply_to_collection(found, Tensor, lambda value: value.detach().cpu().clone())
+    return copied
