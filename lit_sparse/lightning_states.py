@@ -38,6 +38,10 @@ REFUSED = {
     "LearningRateFinder": ("searches again whenever a run starts", "The checkpoint holds the rate that it found."),
     "SpikeDetection": ("cannot restore the mean that it compares losses with", "Start a new run to use it."),
 }
+#: Entries of the states, and their types.
+KINDS = {"interrupted": bool, "flags": dict, "masks": dict, "savers": dict, "processes": list}
+#: Attribute of a batch normalization that freezing changes.
+STATISTICS = "track_running_stats"
 #: Attributes of a ModelCheckpoint that its own state lacks; the last is a path.
 SAVER = ("_defer_save_until_validation", "current_score")
 LAST = "_last_checkpoint_saved"
@@ -54,14 +58,20 @@ def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
     """Check that a run can be continued from a checkpoint, with the callbacks of the trainer.
 
     Raises:
-        CheckpointError: if an exception or a signal led to the checkpoint, perhaps in the middle of an update.
+        CheckpointError: if the states are damaged, or were stored after an exception, perhaps in the middle of an update.
         ConfigurationError: if a callback of Lightning cannot be continued.
     """
-    if checkpoint.get("states", {}).get("interrupted"):
+    states = checkpoint.get("states", {})
+    if states and not all(isinstance(states[name], kind) for name, kind in KINDS.items()):
         raise CheckpointError(
-            "Expected a checkpoint that was written after a batch but got one written after an exception, perhaps in the middle"
-            " of a batch. Continue from checkpoints/last.ckpt, or start a new run from the weights:"
-            " --model.init_args.initial_weights CHECKPOINT"
+            f"Expected `states` in {str(trainer.ckpt_path)!r} to hold {', '.join(KINDS)} but got other entries. Use another"
+            " checkpoint of the run."
+        )
+    if states.get("interrupted"):
+        raise CheckpointError(
+            f"Expected a checkpoint that was written after a batch but got {str(trainer.ckpt_path)!r}, written after an"
+            " exception, perhaps in the middle of a batch. Continue from checkpoints/last.ckpt, or start a new run from the"
+            " weights: --model.init_args.initial_weights CHECKPOINT"
         )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for name in {kind.__name__ for kind in type(callback).__mro__} & REFUSED.keys():
@@ -109,13 +119,13 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
         _restore(trainer, checkpoint)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
-            f"Expected states of a training in the checkpoint but they do not fit this run: {type(error).__name__}: {error}."
-            " Continue from another checkpoint."
+            f"Expected `states` in {str(trainer.ckpt_path)!r} that fit this run but got {type(error).__name__}: {error}. Use"
+            " another checkpoint of the run."
         ) from error
 
 
 def _restore(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Restore the states, each into an attribute that is known; a checkpoint may come from anywhere."""
+    """Restore the states, each into an attribute that is known: a checkpoint may come from anyone."""
     model: Any = trainer.lightning_module
     states, tensors = checkpoint["states"], [*model.parameters(), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
@@ -126,16 +136,17 @@ def _restore(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
     for path in _flags(model).keys() & states["flags"].keys():
         owner, _, name = path.rpartition(".")
         part, flag = model.get_submodule(owner), bool(states["flags"][path])
-        if isinstance(getattr(part, name), nn.Parameter):
-            getattr(part, name).requires_grad_(flag)
-        else:
+        if name == STATISTICS:
             setattr(part, name, flag)
+        else:
+            getattr(part, name).requires_grad_(flag)
     if len(states["processes"]) == world_size():
         _restore_process(trainer, states["processes"][rank()])
     for saver in _savers(trainer):
-        kept = states["savers"].get(saver.state_key, {LAST: ""})
-        vars(saver).update({name: kept[name] for name in SAVER if isinstance(kept.get(name), bool | Tensor)})
-        vars(saver)[LAST] = kept[LAST] and str(Path(saver.dirpath, Path(kept[LAST]).name))
+        kept = states["savers"].get(saver.state_key)
+        if kept is not None:
+            vars(saver).update({name: kept[name] for name in SAVER if isinstance(kept[name], bool | Tensor | None)})
+            setattr(saver, LAST, kept[LAST] and str(Path(saver.dirpath, Path(kept[LAST]).name)))
         _replace_later_files(saver, trainer)
 
 
@@ -150,10 +161,11 @@ def unmask(checkpoint: dict[str, Any]) -> None:
 
 def _prune(trainer: pl.Trainer, masks: dict[str, Tensor]) -> None:
     """Prune weights that are not pruned yet; a lottery ticket's share memory with the copies that it goes back to."""
-    for path, mask in masks.items():
+    model = trainer.lightning_module
+    for path in dict(model.named_parameters()).keys() & masks.keys():
         owner, _, name = path.rpartition(".")
-        mask = mask.to(trainer.strategy.root_device)
-        prune.custom_from_mask(trainer.lightning_module.get_submodule(owner), name, mask)  # type: ignore[no-untyped-call]
+        mask = masks[path].to(trainer.strategy.root_device)
+        prune.custom_from_mask(model.get_submodule(owner), name, mask)  # type: ignore[no-untyped-call]
     for callback in trainer.callbacks if masks else ():  # type: ignore[attr-defined]
         if isinstance(callback, ModelPruning) and callback._use_lottery_ticket_hypothesis:
             callback.apply_lottery_ticket_hypothesis()
@@ -194,7 +206,7 @@ def _flags(model: nn.Module) -> dict[str, bool]:
     flags = {name: weight.requires_grad for name, weight in model.named_parameters()}
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            flags[f"{name}.track_running_stats"] = module.track_running_stats
+            flags[f"{name}.{STATISTICS}"] = module.track_running_stats
     return flags
 
 
@@ -263,15 +275,16 @@ def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
     if _between_epochs(trainer):
         return
     for name, metric in _torchmetrics(model):
-        state = kept["torchmetrics"].get(name, {})
-        for part in {*metric._defaults, "_update_count"} & state.keys():
-            setattr(metric, part, state[part])
+        if name in kept["torchmetrics"]:
+            for part in (*metric._defaults, "_update_count"):
+                setattr(metric, part, kept["torchmetrics"][name][part])
     for entry in kept["logged"]:
-        meta, values = entry["meta"], entry["values"]
+        meta = {name: entry["meta"][name] for name in META}
+        values = {name: value for name, value in entry["values"].items() if name in VALUES}
         value = torch.zeros(()) if values else model.get_submodule(meta["metric_attribute"])
-        options = {**{name: meta[name] for name in META}, **entry["sync"], "reduce_fx": REDUCTIONS[entry["reduce_fx"]]}
+        options = {**meta, **entry["sync"], "reduce_fx": REDUCTIONS[entry["reduce_fx"]]}
         results.log(value=value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **options)
-        vars(results[f"{meta['fx']}.{meta['name']}"]).update({name: values[name] for name in VALUES if name in values})
+        vars(results[f"{meta['fx']}.{meta['name']}"]).update(values)
     trainer._logger_connector._first_loop_iter = True  # as after a batch: the first batch of an epoch resets what was logged
 
 

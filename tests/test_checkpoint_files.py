@@ -97,6 +97,8 @@ UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "an optimizer of another type": (put("optimizer_states", value=[3]), "does not fit"),
     "no state of an optimizer": (put("optimizer_states", value=[]), "no optimizer_states"),
     "loops of another type": (put("loops", value=3), "does not fit"),
+    "states of another type": (put("states", value=3), "does not fit"),
+    "states with other entries": (put("states", "flags", value=3), "Expected `states`"),
     "a place that is text": (put("DigitsDataModule", "train", value="a"), "position in the training data"),
     "a place of other types": (put("DigitsDataModule", "train", value={"epoch": "a"}), "position in the training data"),
 }

@@ -35,7 +35,7 @@ class Case:
         config: its config.
         measured: beginnings of the names of logged values that are measured.
         clock: whether validations depend on the clock, so that only what is trained can be compared.
-        refused: what the refusal says, for a feature that is not continued.
+        refused: part of the refusal, for a feature that is not continued.
     """
 
     options: tuple[str, ...] = ()
