@@ -95,7 +95,9 @@ class GroupDRO(Risk):
             means = means + torch.where(there, self.adjustment * losses.new_tensor(self.group_sizes).rsqrt(), 0.0)
         log_weights = self.log_weights.to(losses.dtype)
         if self.training and losses.requires_grad and (torch.compiler.is_compiling() or can_read_values()):
-            log_weights = (log_weights + self.step_size * means.detach()).log_softmax(0)
+            most = torch.finfo(losses.dtype).max / 4  # a step that overflows would leave NaN in q for ever
+            step = (self.step_size * means.detach()).clamp(-most, most)
+            log_weights = (log_weights + step).log_softmax(0).clamp_min(torch.finfo(self.log_weights.dtype).min)
             with torch.no_grad():
                 self.log_weights.copy_(log_weights)
         known = member.any(1).sum().clamp_min(1)

@@ -66,7 +66,10 @@ class DualRisk(Risk):
 
     @abstractmethod
     def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Return the minimizing a for losses (B,), without a gradient."""
+        """Return the minimizing a for losses (B,), without a gradient.
+
+        Weights (B,) whose mean is at most rho are scaled to mean one, because the objective has no minimum with them.
+        """
 
     @abstractmethod
     def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -175,7 +178,7 @@ class SafeKLDRO(DualRisk):
     def solve(self, losses: Tensor, weights: Tensor | None = None) -> Tensor:
         scores = losses.detach() / self.lam
         find = _capped_threshold if self.link == "capped_exp" else mean_threshold
-        return self.lam * find(scores, self.rho, weights)
+        return self.lam * find(scores, self.rho, weights).to(losses.dtype)
 
     @override
     def objective(self, losses: Tensor, dual: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -184,25 +187,32 @@ class SafeKLDRO(DualRisk):
 
 def mean_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
     """Return the minimizing a for scores (B,) under their weighted mean."""
-    measure = (torch.ones_like(scores) if weights is None else weights) / scores.shape[0]
-    measure = measure / measure.sum().clamp_max(1.0)  # a mass below rho would have no minimizer
-    return safe_threshold_of(scores, rho, measure).squeeze(-1)
+    return safe_threshold_of(scores, rho, _measure(scores, rho, weights)).squeeze(-1)
+
+
+def _measure(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
+    """Return the mass of each score; a total mass of at most rho, which has no minimizing a, is scaled to one."""
+    measure = (torch.ones_like(scores) if weights is None else weights.to(scores.dtype)) / scores.shape[0]
+    mass = measure.sum()
+    return torch.where(mass > rho, measure, measure / mass)
 
 
 def _capped_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
-    """Return a with ``mean min(e^(score - a), 1 / rho) = 1``: the first j of the ranked scores are at the bound."""
-    ranked, order = scores.double().sort(descending=True)
-    measure = (torch.ones_like(ranked) if weights is None else weights.double()[order]) / scores.shape[0]
-    measure = measure / measure.sum().clamp_max(1.0)
-    at_bound = measure.cumsum(0) - measure  # mass of the scores ranked before
-    there = measure > 0
-    logs = torch.where(there, ranked + torch.where(there, measure, 1.0).log(), -torch.inf)
+    """Return a with ``mean min(e^(score - a), 1 / rho) = 1``: the first j of the ranked scores are at the bound.
+
+    At the a where score j reaches the bound, the mean is ``(before_j + sum_(i >= j) m_i e^(score_i - score_j)) / rho`` for masses
+    m. It grows with j, and the first j where it is at least one is sought.
+    """
+    scores = scores.double()
+    ranked, order = scores.sort(descending=True)
+    measure = _measure(scores, rho, weights)[order]
+    until = measure.cumsum(0)
+    before = until - measure
+    logs = torch.where(measure > 0, ranked + torch.where(measure > 0, measure, 1.0).log(), -torch.inf)
     rest = logs.flip(0).logcumsumexp(0).flip(0)  # of the scores from j on
-    room = 1 - at_bound / rho
-    found = rest - torch.where(room > 0, room, 1.0).log()
-    # The first j whose remaining scores all lie below the bound.
-    fits = (room > 0) & (ranked - found <= -math.log(rho) + 1e-12)
-    return found[fits.int().argmax()].to(scores.dtype)
+    reached = torch.maximum(until, before + (rest - ranked).exp()) >= rho * (1 - 1e-12)
+    j = reached.int().argmax()
+    return rest[j] - (1 - before[j] / rho).log()
 
 
 def _look_again(risk: DualRisk, keys: Any) -> None:

@@ -155,6 +155,17 @@ def test_weights_of_groups_are_learnt_in_training_alone_and_kept() -> None:
 
 
 @pytest.mark.gate
+def test_a_step_that_overflows_leaves_weights_that_can_learn() -> None:
+    for dtype in (torch.float32, torch.float64, torch.float16):
+        risk = GroupDRO(2, 10.0)
+        most = torch.finfo(dtype).max
+        for _ in range(3):
+            risk(torch.tensor([most, -most], dtype=dtype, requires_grad=True), groups=torch.tensor([0, 1]))
+        assert risk.log_weights.isfinite().all()
+        value = risk(torch.tensor([1.0, 2.0], dtype=dtype, requires_grad=True), groups=torch.tensor([0, 1]))
+        assert value == 1.0, "the first group has all the weight"
+
+
 def test_a_compiled_step_learns_as_well() -> None:
     losses, weights, ids = drawn(8, 2, 2)
     eager = GroupDRO(2, 1.0).double()

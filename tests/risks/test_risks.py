@@ -80,6 +80,39 @@ def test_the_dual_variable_is_solved_exactly(losses: list[float], lam: float, po
         assert found == pytest.approx(float(expected), abs=1e-6 * (1 + lam))
 
 
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.integers(2, 40),
+    whole=st.booleans(),
+    ties=st.booleans(),
+    scale=st.integers(-60, 60),
+    ratio=st.integers(-20, 20),
+    mean=st.sampled_from([None, 0.3, 0.8, 1.0, 3.0, 0.01]),
+    link=st.sampled_from(["softplus", "capped_exp"]),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_dual_variable_is_a_minimizer_at_every_scale(
+    seed: int, size: int, whole: bool, ties: bool, scale: int, ratio: int, mean: float | None, link: str
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    losses = 3 * torch.randn(size, generator=generator, dtype=torch.float64)
+    losses = (losses.round() if ties else losses) * 2.0**scale
+    rho = int(torch.randint(1, size, (), generator=generator)) / size if whole else 0.05
+    weights = None if mean is None else torch.rand(size, generator=generator, dtype=torch.float64)
+    if weights is not None and mean is not None:
+        weights = weights / weights.mean() * mean
+    risk = SafeKLDRO(2.0 ** (scale + ratio), rho, link).double()  # type: ignore[arg-type]
+    found = risk.solve(losses, weights)
+    if mean is not None and mean <= rho:
+        assert weights is not None
+        weights = weights / weights.mean()
+    value = risk.objective(losses, found, weights)
+    spread = float(losses.max() - losses.min()) + risk.lam
+    steps = spread * torch.tensor([10.0**-power for power in range(10)], dtype=torch.float64)
+    for moved in (*(found + steps), *(found - steps)):
+        assert value <= risk.objective(losses, moved, weights) + 1e-12 * (spread + float(losses.abs().max())) / rho
+
+
 def test_links_are_ordered() -> None:
     """The capped exponential is nearer to KL-DRO, and both are below."""
     losses = 3 * torch.randn(200, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
