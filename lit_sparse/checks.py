@@ -22,6 +22,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_dim",
+    "check_indices",
     "check_integer",
     "check_mask",
     "check_number",
@@ -221,3 +222,19 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
         advice = " Convert it with `.bool()`." if isinstance(mask, Tensor) and not mask.is_floating_point() else ""
         raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where {meaning}, but got {got}.{advice}")
     return mask
+
+
+def check_indices(indices: Tensor, size: int) -> Tensor:
+    """Return indices (n,) after a check that each is in 0 .. size - 1; compiled code would read foreign memory at another.
+
+    Raises:
+        IndexError: with the smallest and largest index.
+    """
+    if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype != torch.int64:
+        got = f"{tuple(indices.shape)} {indices.dtype}" if isinstance(indices, Tensor) else full_name(indices)
+        raise IndexError(f"Expected indices (n,) int64 but got {got}.")
+    if len(indices):
+        least, most = (int(end) for end in indices.aminmax())
+        if least < 0 or most >= size:
+            raise IndexError(f"Expected indices in 0 .. {size - 1} but got {least} .. {most}.")
+    return indices

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import check_count
+from lit_sparse.checks import check_count, check_indices
 from lit_sparse.coresets.vectors import MOST_GATHERED, BlockVectors, DenseVectors, Vectors
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.row_sums import add_exactly, all_products, measured, row_products, row_sum
@@ -112,7 +112,15 @@ class FileVectors(Vectors):
         return cls(path)
 
     def part(self, first: int, last: int) -> FileVectors:
-        """Return the vectors ``first .. last - 1`` of these, such as the share of a process."""
+        """Return the vectors ``first .. last - 1`` of these, such as the share of a process.
+
+        Raises:
+            ConfigurationError: if there are fewer.
+        """
+        if not 0 <= check_count("first", first, 0) <= check_count("last", last, 0) <= self.shape[0]:
+            raise ConfigurationError(
+                f"Expected rows in 0 .. {self.shape[0]} but got first={first} and last={last}. Correct them."
+            )
         return FileVectors(self.path, first=self.first + first, last=self.first + last)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -127,13 +135,12 @@ class FileVectors(Vectors):
 
     @override
     def rows(self, indices: Tensor) -> Tensor:
+        check_indices(indices, self.shape[0])
         if len(indices) > 1 and bool((indices.diff() == 1).all()):
             start, stop = int(indices[0]), int(indices[-1]) + 1
             found = self._matrix[start:stop].to(self.dtype, copy=True)
             self._release(start, stop)
             return found
-        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < self.shape[0]:
-            raise IndexError(f"Expected indices in 0 .. {self.shape[0] - 1} but got {indices.min()} .. {indices.max()}.")
         # Read, not mapped: the first access to a mapped row may map megabytes around it.
         width = self._matrix.element_size() * self.shape[1]
         read = bytearray(width * len(indices))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from lit_sparse.arguments import shown_arguments
-from lit_sparse.checks import check_count
+from lit_sparse.checks import FLOATS, check_count
 from lit_sparse.coresets.coreset import Coreset
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.state import Resumable, SelectionState
@@ -37,13 +37,28 @@ class Selection:
 
     Attributes:
         indices: (n,) int64, without repetition.
-        weights: (n,); entries of weight zero are dropped.
+        weights: (n,) nonnegative; entries of weight zero are dropped.
         trace: objective after each iteration.
+
+    Raises:
+        ConfigurationError: for other indices or weights.
     """
 
     indices: Tensor
     weights: Tensor
     trace: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        indices, weights = self.indices, self.weights
+        if not isinstance(indices, Tensor) or indices.ndim != 1 or indices.dtype != torch.int64:
+            raise ConfigurationError(f"Expected indices (n,) int64 of a selection but got {_shown(indices)}.")
+        if not isinstance(weights, Tensor) or weights.shape != indices.shape or weights.dtype not in FLOATS:
+            raise ConfigurationError(f"Expected {len(indices)} floating weights of a selection but got {_shown(weights)}.")
+        if len(set(indices.tolist())) < len(indices) or bool((indices < 0).any()):
+            raise ConfigurationError(f"Expected different indices >= 0 of a selection but got {indices.tolist()}.")
+        wrong = ~(weights >= 0)
+        if bool(wrong.any()):
+            raise ConfigurationError(f"Expected nonnegative weights of a selection but got {float(weights[wrong][0]):g}.")
 
 
 class CoresetSelector(nn.Module, ABC):
@@ -146,7 +161,7 @@ class CoresetSelector(nn.Module, ABC):
             selection = self.select(scaled, k, drawn)
         finally:
             self._state = None
-        self._check(selection, k)
+        self._check(selection, k, size)
         coreset = self._finished(scaled, selection)
         if not math.isfinite(coreset.objective):
             raise DataError(
@@ -158,20 +173,20 @@ class CoresetSelector(nn.Module, ABC):
             state.close()
         return Coreset(coreset.indices, coreset.weights, coreset.objective * unit**2, trace, size)
 
-    def _check(self, selection: Selection, k: int) -> None:
+    def _check(self, selection: Selection, k: int, size: int) -> None:
         """Refuse a wrong result of a subclass.
 
         Raises:
-            ConfigurationError: unless it is a selection of at most k different examples with nonnegative weights.
+            ConfigurationError: unless it is a selection of at most k of the examples.
         """
         name = f"Expected `select` of {full_name(self)} to return"
         if not isinstance(selection, Selection):
             raise ConfigurationError(f"{name} a Selection but got a {type(selection).__name__}.")
-        indices, weights = selection.indices, selection.weights
-        if indices.shape != weights.shape or len(indices) > k or len(set(indices.tolist())) < len(indices):
-            raise ConfigurationError(f"{name} at most {k} different indices, and as many weights, but got {selection}.")
-        if bool((weights < 0).any()):
-            raise ConfigurationError(f"{name} nonnegative weights but got {float(weights.min()):g} among them.")
+        indices = selection.indices
+        if len(indices) > k:
+            raise ConfigurationError(f"{name} at most {k} indices but got {len(indices)}.")
+        if len(indices) and int(indices.max()) >= size:
+            raise ConfigurationError(f"{name} indices in 0 .. {size - 1} but got {int(indices.max())}.")
 
     def _finished(self, vectors: Vectors, selection: Selection) -> Coreset:
         """Sort the selected examples, drop those without weight, and recompute the weights with ``refit``."""
@@ -208,6 +223,10 @@ class CoresetSelector(nn.Module, ABC):
                     state.keep(step + 1, here)
                 if bar and task is not None:
                     bar.update(task, completed=step + 1)
+
+
+def _shown(value: object) -> str:
+    return f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else full_name(value)
 
 
 def squared_distance(vectors: Vectors, indices: Tensor, weights: Tensor) -> float:

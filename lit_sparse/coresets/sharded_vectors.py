@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from lit_sparse.checks import check_indices
 from lit_sparse.coresets.vectors import MOST_GATHERED, DenseVectors, Vectors
 from lit_sparse.distributed import broadcast, gather, gather_unequal, is_first, rank, reduce
 from lit_sparse.errors import ConfigurationError
@@ -97,6 +98,7 @@ class ShardedVectors(Vectors):
 
     def _own(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         """Return the positions, among some indices (n,), of those of this process, and the local indices of these."""
+        check_indices(indices, self.shape[0])
         mine = ((indices >= self.first) & (indices < self.first + self.share.shape[0])).nonzero().squeeze(-1)
         return mine, indices[mine] - self.first
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, check_count
+from lit_sparse.checks import FLOATS, check_count, check_indices
 from lit_sparse.distributed import is_first
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.row_sums import add_exactly, row_products, row_sum
@@ -54,7 +54,11 @@ class Vectors(VectorSource, ABC):
 
     @abstractmethod
     def rows(self, indices: Tensor) -> Tensor:
-        """Return some of the vectors, (n, S), for indices (n,)."""
+        """Return some of the vectors, (n, S), for indices (n,) int64.
+
+        Raises:
+            IndexError: for an index outside 0 .. N - 1.
+        """
 
     @abstractmethod
     def measure(self) -> tuple[Tensor, Tensor]:
@@ -227,7 +231,7 @@ class BlockVectors(Vectors):
 
     @override
     def rows(self, indices: Tensor) -> Tensor:
-        made = self._rows(indices).detach()
+        made = self._rows(check_indices(indices, self.shape[0])).detach()
         if made.shape != (len(indices), self.shape[1]):
             raise ConfigurationError(
                 f"Expected `rows` to return {(len(indices), self.shape[1])} numbers for {len(indices)} indices but got"
@@ -252,7 +256,10 @@ class BlockVectors(Vectors):
     @override
     def subset(self, indices: Tensor) -> BlockVectors:
         return BlockVectors(
-            lambda some: self._rows(indices[some]), len(indices), block_size=self.block_size, device=self.device
+            lambda some: self._rows(indices[some]),
+            len(check_indices(indices, self.shape[0])),
+            block_size=self.block_size,
+            device=self.device,
         )
 
     @override

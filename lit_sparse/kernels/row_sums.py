@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.checks import check_indices
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
 
@@ -79,9 +80,13 @@ def row_sum(matrix: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
 
     Args:
         matrix: (N, S) contiguous float32 or float64 on the CPU.
-        indices: (n,) int64 in 0 .. N - 1.
+        indices: (n,) int64.
         weights: (n,).
+
+    Raises:
+        IndexError: for an index outside 0 .. N - 1.
     """
+    check_indices(indices, len(matrix))
     parts = torch.zeros(PARTS, matrix.shape[1], dtype=torch.float64)
     arrays = (parts.numpy(), matrix.numpy(), indices.numpy(), weights.double().numpy())
     over_rows(_sum_parts, (PARTS, len(indices) * matrix.shape[1] // PARTS), COST, *arrays)
@@ -93,9 +98,13 @@ def row_products(matrix: Tensor, indices: Tensor, direction: Tensor) -> Tensor:
 
     Args:
         matrix: (N, S) contiguous float32 or float64 on the CPU.
-        indices: (n,) int64 in 0 .. N - 1.
+        indices: (n,) int64.
         direction: (S,).
+
+    Raises:
+        IndexError: for an index outside 0 .. N - 1.
     """
+    check_indices(indices, len(matrix))
     out = torch.empty(len(indices), dtype=torch.float64)
     arrays = (out.numpy(), matrix.numpy(), indices.numpy(), direction.double().numpy())
     over_rows(_products, (len(indices), matrix.shape[1]), COST, *arrays)

@@ -200,8 +200,8 @@ def _measure(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
 def _capped_threshold(scores: Tensor, rho: float, weights: Tensor | None) -> Tensor:
     """Return a with ``mean min(e^(score - a), 1 / rho) = 1``: the first j of the ranked scores are at the bound.
 
-    At the a where score j reaches the bound, the mean is ``(before_j + sum_(i >= j) m_i e^(score_i - score_j)) / rho`` for masses
-    m. It grows with j, and the first j where it is at least one is sought.
+    At the a where score j reaches the bound, the mean is ``(before_j + sum_(i >= j) m_i e^(score_i - score_j)) / rho`` for
+    masses m. It grows with j, and the first j where it is at least one is sought.
     """
     scores = scores.double()
     ranked, order = scores.sort(descending=True)

@@ -189,3 +189,11 @@ def test_a_million_vectors_in_half_precision(tmp_path: Path) -> None:
     whole = float(stored.total.square().sum())
     assert found.objective <= 1e-6 * whole
     assert expected.objective <= 1e-6 * whole
+
+
+@pytest.mark.parametrize(("first", "last"), [(0, 4), (3, 4), (2, 1), (-1, 2), (0, 2**40)])
+def test_a_part_of_a_part_stays_in_it(first: int, last: int, tmp_path: Path) -> None:
+    part = FileVectors.save(some(10), tmp_path / "x.npy").part(2, 5)
+    with pytest.raises(ConfigurationError, match="first"):
+        part.part(first, last)
+    assert part.part(1, 3).shape == (2, 7)

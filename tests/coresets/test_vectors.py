@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from lit_sparse.coresets import AcceleratedIHT, BlockVectors, DenseVectors, NonnegativeOMP
+from lit_sparse.coresets import (
+    AcceleratedIHT,
+    BlockVectors,
+    CoresetSelector,
+    DenseVectors,
+    FileVectors,
+    NonnegativeOMP,
+    Selection,
+    ShardedVectors,
+    Vectors,
+)
 from lit_sparse.errors import ConfigurationError
 from tests.coresets.processes import select
 from tests.support.processes import run_processes
@@ -90,3 +101,51 @@ def test_rough_products_find_the_exact_best_one() -> None:
     given[8] = given[7] * (1 + 1e-12) + 1e-11 * torch.randn(40, generator=generator, dtype=torch.float64)
     exact = given @ given.sum(0) / given.norm(dim=1)
     assert NonnegativeOMP()(given, 1).indices.item() == int(exact.argmax())
+
+
+@pytest.mark.parametrize("indices", [[5], [0, 6], [-1], [4, 5], [-1, 0], [1000], [2**40]])
+def test_no_index_leaves_the_vectors(indices: list[int], tmp_path: Path) -> None:
+    matrix = torch.randn(5, 3, dtype=torch.float64)
+    ones, some = torch.ones(3, dtype=torch.float64), torch.tensor(indices)
+    kinds = (
+        DenseVectors(matrix),
+        ShardedVectors(matrix),
+        BlockVectors(lambda at: matrix[at.clamp(0, 4)], 5),
+        FileVectors.save(matrix, tmp_path / "x.npy", dtype=torch.float64),
+    )
+    for vectors in (*kinds, *(kind.scaled(2.0) for kind in kinds)):
+        with pytest.raises(IndexError):
+            vectors.rows(some)
+        with pytest.raises(IndexError):
+            vectors.correlate_some(some, ones)
+        with pytest.raises(IndexError):
+            vectors.combine(some, torch.ones(len(some), dtype=torch.float64))
+        with pytest.raises(IndexError):
+            vectors.subset(some).rows(torch.arange(len(some)))
+        with pytest.raises((IndexError, RuntimeError)):
+            vectors.combine(torch.tensor([0.0]), ones[:1])
+
+
+@pytest.mark.parametrize(
+    ("indices", "weights", "text"),
+    [
+        (torch.tensor([0, 5]), torch.ones(2), "indices in 0 .. 4 but got 5"),
+        (torch.tensor([0, -1]), torch.ones(2), "indices >= 0"),
+        (torch.tensor([1, 1]), torch.ones(2), "different indices"),
+        (torch.tensor([0, 1, 2]), torch.ones(3), "at most 2 indices but got 3"),
+        (torch.tensor([0.0, 1.0]), torch.ones(2), r"\(n,\) int64"),
+        (torch.tensor([[0], [1]]), torch.ones(2), r"\(n,\) int64"),
+        ([0, 1], torch.ones(2), r"\(n,\) int64"),
+        (torch.tensor([0, 1]), torch.ones(3), "2 floating weights"),
+        (torch.tensor([0, 1]), torch.ones(2, dtype=torch.int64), "2 floating weights"),
+        (torch.tensor([0, 1]), torch.tensor([1.0, -1.0]), "nonnegative weights of a selection but got -1"),
+        (torch.tensor([0, 1]), torch.tensor([1.0, torch.nan]), "nonnegative weights of a selection but got nan"),
+    ],
+)
+def test_a_wrong_selection_of_a_subclass_is_refused(indices: Any, weights: torch.Tensor, text: str) -> None:
+    class Mine(CoresetSelector):
+        def select(self, vectors: Vectors, k: int, generator: torch.Generator) -> Selection:
+            return Selection(indices, weights.to(vectors.dtype) if weights.is_floating_point() else weights)
+
+    with pytest.raises(ConfigurationError, match=text):
+        Mine()(torch.randn(5, 3, dtype=torch.float64), 2)
