@@ -72,6 +72,8 @@ class FenchelYoungLoss(nn.Module):
             raise ConfigurationError(f"Expected `reduction` to be 'mean', 'sum' or 'none' but got {reduction!r}.")
         if weight is not None and not (isinstance(weight, Tensor) and weight.dim() == 1 and weight.is_floating_point()):
             raise ConfigurationError(f"Expected `weight` to be a floating tensor with one number per class but got {weight!r}.")
+        if weight is not None and not weight.is_meta and not bool(((weight >= 0) & (weight < torch.inf)).all()):
+            raise ConfigurationError(f"Expected `weight` to be finite and not negative but got {weight!r}.")
         self.mapping = mapping
         self.ignore_index = ignore_index
         self.register_buffer("weight", weight)

@@ -6,9 +6,10 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import FLOATS, MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
 from lit_sparse.nn.linear_losses import linear_losses, list_alpha, needs_all_scores
@@ -117,9 +118,10 @@ class LinearFenchelYoungLoss(nn.Linear):
     @torch.no_grad()
     def predict(self, hidden: Tensor) -> Tensor:
         """Return the most probable class (N,) int64 of each row (N, F)."""
-        self._check(hidden)
-        parts = torch.split(hidden, rows_at_a_time(self.out_features))
-        return torch.cat([super(LinearFenchelYoungLoss, self).forward(part).argmax(-1) for part in parts])
+        hidden, weight, bias = self._widened(hidden)
+        with torch.autocast(hidden.device.type, enabled=False):
+            parts = torch.split(hidden, rows_at_a_time(self.out_features))
+            return torch.cat([functional.linear(part, weight, bias).argmax(-1) for part in parts])
 
     @torch.no_grad()
     def sample(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -139,14 +141,20 @@ class LinearFenchelYoungLoss(nn.Linear):
             Classes (N, C) int64 in increasing order, then -1; and their probabilities (N, C), then 0. C is the size of the
             largest support, which is V for softmax.
         """
-        self._check(hidden)
-        wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        hidden, weight, bias = self._widened(hidden)
         with torch.autocast(hidden.device.type, enabled=False):
-            bias = None if self.bias is None else self.bias.to(wide)
-            places, weights = list_support(hidden.to(wide), self.weight.to(wide), bias, self.mapping, list_alpha(self.mapping))
+            places, weights = list_support(hidden, weight, bias, self.mapping, list_alpha(self.mapping))
         return places.long(), weights
 
+    def _widened(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the vectors, the weight and the bias in float32 or float64."""
+        self._check(hidden)
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        return hidden.to(wide), self.weight.to(wide), None if self.bias is None else self.bias.to(wide)
+
     def _check(self, hidden: Tensor) -> None:
+        if hidden.dtype not in FLOATS:
+            raise ConfigurationError(f"Expected floating hidden vectors but got {hidden.dtype}. Convert them.")
         if hidden.dim() != 2 or hidden.shape[1] != self.in_features:
             raise ConfigurationError(
                 f"Expected hidden vectors (N, {self.in_features}) but got {tuple(hidden.shape)}. Flatten other dimensions."

@@ -428,3 +428,43 @@ def test_each_gpu_gives_what_the_cpu_gives(mapping: SparseMapping, options: dict
         for one, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(one.cpu(), other)
         assert torch.equal(there.probabilities(given)[0].cpu(), layer.probabilities(hidden)[0])
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.5), Softmax()], ids=repr)
+def test_all_methods_take_the_same_hidden_vectors(mapping: SparseMapping, dtype: torch.dtype, autocast: bool) -> None:
+    layer = layer_of(mapping, 300, torch.float32)
+    hidden = torch.randn(40, 8).to(dtype)
+    hidden[3] = torch.nan
+    finite = torch.arange(40) != 3
+    wide = torch.promote_types(dtype, torch.float32)
+    scores = nnf.linear(hidden.to(wide), layer.weight.to(wide), layer.bias.to(wide)).detach()
+    target = torch.randint(300, (40,))
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        predicted, (classes, weights) = layer.predict(hidden), layer.probabilities(hidden)
+        sampled = layer.sample(hidden[finite])
+        layer.criterion.reduction = "none"
+        losses = layer(hidden, target)
+    assert torch.equal(predicted[finite], scores.argmax(1)[finite])
+    assert torch.equal(classes.gather(1, weights.argmax(1, keepdim=True)).squeeze(1)[finite], predicted[finite])
+    assert weights.dtype == losses.dtype == wide
+    assert torch.isfinite(losses[finite]).all()
+    assert losses[3].isnan()
+    assert (classes[finite] == sampled.unsqueeze(1)).any(1).all()
+    for method in (layer.predict, layer.sample, lambda given: layer(given, torch.empty(0, dtype=torch.long))):
+        assert method(hidden[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.int64, torch.bool], ids=str)
+def test_hidden_vectors_of_other_types_are_refused(dtype: torch.dtype) -> None:
+    layer, hidden = layer_of(Sparsemax()), torch.ones(3, 8, dtype=dtype)
+    for method in (layer.predict, layer.sample, layer.probabilities, lambda given: layer(given, torch.arange(3))):
+        with pytest.raises(ConfigurationError, match="floating hidden vectors"):
+            method(hidden)
+
+
+@pytest.mark.parametrize("weight", [[1.0, -1.0], [1.0, torch.nan], [torch.inf, 1.0]])
+def test_class_weights_are_finite_and_not_negative(weight: list[float]) -> None:
+    with pytest.raises(ConfigurationError, match="finite and not negative"):
+        LinearFenchelYoungLoss(Sparsemax(), 4, 2, class_weight=torch.tensor(weight))
