@@ -122,7 +122,9 @@ def take(folder: Path) -> RunStatus:
             _remove_leftovers(folder)
             return RunStatus(path, former)
     except OSError as error:
-        raise ConfigurationError(f"Expected to write {str(path)!r} but got: {error}. Choose another --output_dir.") from error
+        raise ConfigurationError(
+            f"Expected to write {str(path)!r} but got: {error}. Free space on the disk, or check the permissions."
+        ) from error
 
 
 def check_plain(folder: Path) -> None:
