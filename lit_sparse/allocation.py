@@ -58,17 +58,21 @@ class Limits(NamedTuple):
             if threading.get_ident() == thread and parameter is not None:
                 built[0] += 1
                 built[1] += 0 if isinstance(parameter, nn.UninitializedParameter) else parameter.numel()
-                if built[0] > self.parameters:
-                    raise self.exceeded(f"more than {self.parameters:,} parameters")
-                if built[1] > self.elements:
-                    raise self.exceeded(f"parameters of more than {self.elements:,} elements")
+                self.check(*built)
 
         handle = register_module_parameter_registration_hook(count)
         try:
-            with _Limited(self):
+            with _Limited(self, built):
                 yield
         finally:
             handle.remove()
+
+    def check(self, parameters: int, elements: int) -> None:
+        """Refuse more than these numbers."""
+        if parameters > self.parameters:
+            raise self.exceeded(f"more than {self.parameters:,} parameters")
+        if elements > self.elements:
+            raise self.exceeded(f"parameters of more than {self.elements:,} elements")
 
     def exceeded(self, what: str) -> CheckpointError:
         """Return the error for a model that does not fit its file."""
@@ -79,11 +83,12 @@ class Limits(NamedTuple):
 
 
 class _Limited(TorchFunctionMode):
-    """Refuses to make tensors that are too large."""
+    """Refuses to make tensors that are too large, and counts the copies of parameters, by which layers are repeated."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, built: list[int]) -> None:
         super().__init__()
         self.limits = limits
+        self.built = built
 
     def __torch_function__(self, func: Any, types: Any, args: Iterable[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -92,6 +97,10 @@ class _Limited(TorchFunctionMode):
             elements = func(*args, **{**options, "device": "meta"}).numel()
             if elements > self.limits.elements:
                 raise self.limits.exceeded(f"a tensor of {elements:,} elements")
+        if func is Tensor.clone:
+            self.built[0] += 1
+            self.built[1] += next(iter(args)).numel()
+            self.limits.check(*self.built)
         return func(*args, **kwargs)
 
 

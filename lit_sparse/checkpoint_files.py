@@ -40,6 +40,8 @@ WRITTEN = ("best_model_path", "kth_best_model_path", "last_model_path")
 COUNTERS = {"ready", "started", "processed", "completed"}
 #: Major version of Lightning whose checkpoints are supported.
 MAJOR = 2
+#: Bytes by which a tensor may be larger than its part of the file, as expanded ones are.
+MOST_EXPANDED = 2**26
 #: Largest depth of dicts and lists in a checkpoint.
 MOST_LEVELS = 60
 SUGGESTION = "Use another checkpoint, such as one of checkpoints/ in a run folder."
@@ -61,12 +63,16 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -
             file.seek(0)
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as archive:
+                if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
+                    raise zipfile.BadZipFile("a member of it is compressed, which torch never does")
                 broken = archive.testzip()
             if broken is not None:
                 raise zipfile.BadZipFile(f"the checksum of {broken!r} in it is wrong")
         if not isinstance(file, str | Path):
             file.seek(0)
-        return torch.load(file, **{"map_location": "cpu", "weights_only": True, **options})
+        found = torch.load(file, **{"map_location": "cpu", "weights_only": True, **options})
+        _check_tensors(source, found)
+        return found
     except FileNotFoundError as error:
         raise CheckpointError(f"Expected a checkpoint but the file {source} does not exist. Give the path of one.") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
@@ -76,6 +82,25 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -
             f"{source} cannot be read as a checkpoint ({type(error).__name__}). It may be truncated, or hold objects that"
             f" run code when they are read. {SUGGESTION}"
         ) from error
+
+
+def _check_tensors(source: str, found: Any) -> None:
+    """Check that each tensor is of a kind that can be read, and about as large as its part of the file.
+
+    Raises:
+        CheckpointError: naming the tensor.
+    """
+    for place, value in _leaves(source, found, ""):
+        if isinstance(value, Tensor):
+            plain = value.layout in (torch.strided, torch.sparse_coo) and not value.is_nested and not value.is_meta
+            if not plain:
+                raise CheckpointError(f"Expected plain tensors in {source} but got another kind at `{place[1:]}`. {SUGGESTION}")
+            strided = value.layout == torch.strided
+            if strided and value.numel() * value.element_size() > value.untyped_storage().nbytes() + MOST_EXPANDED:
+                raise CheckpointError(
+                    f"Expected tensors in {source} whose entries are all stored but got an expanded one at `{place[1:]}`."
+                    f" {SUGGESTION}"
+                )
 
 
 def read_checkpoint(file: str | Path | IO[bytes], source: str | None = None, map_location: Any = "cpu") -> dict[str, Any]:
@@ -233,12 +258,14 @@ def _arguments_in(path: str | Path) -> Any:
 def _content_of(file: str | Path | IO[bytes], source: str) -> io.BytesIO:
     if not isinstance(file, str | Path):
         return io.BytesIO(file.read())
+    if Path(file).exists() and not Path(file).is_file():
+        raise CheckpointError(f"Expected {source} to be a file but it is a folder, a pipe or a device. Give a checkpoint.")
     try:
         with fsspec.open(str(file)) as opened:
             return io.BytesIO(opened.read())
     except FileNotFoundError as error:
         raise CheckpointError(f"Expected a checkpoint but the file {source} does not exist. Give the path of one.") from error
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         raise CheckpointError(f"{source} cannot be read as a checkpoint ({type(error).__name__}). {SUGGESTION}") from error
 
 
@@ -292,12 +319,15 @@ def _nan_in(source: str, found: Any) -> str | None:
     return None
 
 
-def _leaves(source: str, found: Any, place: str, level: int = 0) -> Iterator[tuple[str, Any]]:
+def _leaves(source: str, found: Any, place: str, level: int = 0, seen: set[int] | None = None) -> Iterator[tuple[str, Any]]:
+    """Yield the values in dicts and lists with their places; a list that stands at several places is entered once."""
+    seen = set() if seen is None else seen
     if level > MOST_LEVELS:
         raise CheckpointError(f"{source} has more than {MOST_LEVELS} levels of nesting at `{place[:100]}`. {SUGGESTION}")
     inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list | tuple) else None
     if inner is None:
         yield place, found
-        return
-    for key, value in inner:
-        yield from _leaves(source, value, f"{place}.{key}", level + 1)
+    elif id(found) not in seen:
+        for key, value in inner:
+            yield from _leaves(source, value, f"{place}.{key}", level + 1, seen)
+        seen.add(id(found))

@@ -124,6 +124,10 @@ class _MismatchError(CheckpointError):
     """A value is not of the declared type; another member of a union may accept it."""
 
 
+class _BudgetError(CheckpointError):
+    """A description is too large, whatever is declared."""
+
+
 class _Reader:
     """Compares a description with the annotations of the constructors that it names."""
 
@@ -218,6 +222,8 @@ class _Reader:
         for member in sorted(members, key=lambda one: one is Tensor):
             try:
                 return self.value(value, member, place)
+            except _BudgetError:
+                raise
             except CheckpointError as error:
                 refused.append(error)
         raise next((error for error in refused if not isinstance(error, _MismatchError)), refused[0])
@@ -270,6 +276,7 @@ class _Reader:
         if isinstance(value, str):
             return self.word(value, place)
         if isinstance(value, list | tuple):
+            self.left -= len(value)
             return [one if isinstance(one, int | float) else self.plain(one, (*place, str(i))) for i, one in enumerate(value)]
         if isinstance(value, dict):
             if "class_path" in value:
@@ -331,7 +338,7 @@ class _Reader:
     def count(self, place: tuple[str, ...]) -> None:
         self.left -= 1
         if self.left < 0 or len(place) > MOST_LEVELS:
-            raise CheckpointError(
+            raise _BudgetError(
                 f"The description in {self.source} has more than {MOST_LEVELS} levels of nesting, contains itself, or has more"
                 f" than {MOST_VALUES:,} values. Use another file."
             )

@@ -10,6 +10,7 @@ from lit_sparse.checkpoint_files import load_module, restoring_error
 from lit_sparse.descriptions import build
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning import pl
+from lit_sparse.runs import inside
 from lit_sparse.stored import read_yaml
 from lit_sparse.trust import trusting
 
@@ -83,7 +84,7 @@ def load(
 def _checkpoint_of(folder: Path, which: str) -> Path:
     found = sorted(path.stem for path in (folder / CHECKPOINTS).glob("*.ckpt"))
     if which in found:
-        return folder / CHECKPOINTS / f"{which}.ckpt"
+        return inside(folder / CHECKPOINTS / f"{which}.ckpt", folder)
     there = f"only {' and '.join(found)}" if found else "no checkpoint"
     runs = [] if found else sorted(path.parent.name for path in folder.glob(f"*/{CHECKPOINTS}"))
     hint = f" Give one of its runs: {', '.join(str(folder / name) for name in runs)}." if runs else ""

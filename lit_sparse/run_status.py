@@ -142,6 +142,8 @@ def check_plain(folder: Path) -> None:
                 found = None if _leads_inside(path, root) else f"a link to {str(path.readlink())!r}, outside of it"
             elif not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
                 found = "neither a file nor a folder"
+            elif stat.S_ISREG(mode) and path.lstat().st_nlink > 1:
+                found = "a hard link to a file that has another name"
         if found:
             raise ConfigurationError(
                 f"Expected only files and folders in the run folder {str(folder)!r} but {str(path.relative_to(root))!r} is"
@@ -250,6 +252,7 @@ def _read(path: Path) -> Fields | None:
             raise ValueError(f"its state is {status['state'][:50]!r}")
         if status["process"] < 1:
             raise ValueError(f"its process is {status['process']}")
+        status = {name: value for name, value in status.items() if name in {*TYPES, "epoch", "step", "limits", "job"}}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, RecursionError) as error:

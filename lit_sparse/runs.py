@@ -24,6 +24,7 @@ __all__ = [
     "experiment_folder",
     "experiment_name",
     "find_checkpoint",
+    "inside",
     "next_command",
     "open_to_append",
     "replaced",
@@ -131,7 +132,7 @@ def find_checkpoint(
                 if run != runs[0]:
                     which = "the run of the config" if own else "the newest run"
                     note(f"{which}, {runs[0]}, has no {wanted} checkpoint; the older run {run} is used")
-                return path
+                return inside(path, run)
         other = "last" if wanted == "best" else "best"
         for run in runs:
             if (path := run / CHECKPOINTS / f"{other}.ckpt").is_file():
@@ -199,14 +200,30 @@ def open_to_append(path: Path) -> IO[str]:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise _not_plain(path) from error
         raise
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+    found = os.fstat(file.fileno())
+    if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:
         file.close()
         raise _not_plain(path)
     return file
 
 
 def _not_plain(path: Path) -> ConfigurationError:
-    return ConfigurationError(f"Expected {str(path)!r} to be a plain file but it is a link, a pipe or a device. Remove it.")
+    return ConfigurationError(
+        f"Expected {str(path)!r} to be a plain file with one name but it is a link, a pipe or a device. Remove it."
+    )
+
+
+def inside(path: Path, folder: Path) -> Path:
+    """Return a path in a folder, unless a link leads out of the folder.
+
+    Raises:
+        CheckpointError: naming the link.
+    """
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise CheckpointError(
+            f"Expected {str(path)!r} to be in its run folder but it is a link out of it. Copy the file there."
+        )
+    return path
 
 
 @contextmanager

@@ -160,6 +160,8 @@ def read_table(
     reader = csv.reader(io.StringIO(text, newline=""))
     try:
         header = next((cells for cells in reader if cells), [])
+        if odd := [name for name in header if not name.isprintable()]:
+            raise _refusal(path, "column names of printable characters", reprlib.repr(odd[0]), REPAIR)
         if header and (missing := [name for name in needed if name not in header]):
             raise _refusal(path, f"the columns {', '.join(needed)}", f"none of the name {missing[0]!r}", REPAIR)
         checked = [place for place, name in enumerate(header) if numbers is None or name in numbers or name in lists]

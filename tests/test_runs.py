@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.run_status import check_plain
 from lit_sparse.runs import numbered, open_to_append, replaced
 
 
@@ -49,3 +50,12 @@ def test_numbered_folders_have_names_of_decimal_digits(tmp_path: Path) -> None:
     for name in ("10", "9", "²", "x", "1.0"):
         (tmp_path / name).mkdir()
     assert [path.name for path in numbered(tmp_path)] == ["9", "10"]
+
+
+def test_a_file_with_another_name_is_not_appended_to(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "log").hardlink_to(tmp_path / "victim")
+    with pytest.raises(ConfigurationError, match="with one name"):
+        open_to_append(tmp_path / "log")
+    with pytest.raises(ConfigurationError, match="hard link"):
+        check_plain(tmp_path)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import sys
 import time
+import zipfile
 from base64 import b64encode
 from pathlib import Path
 from typing import Any
@@ -366,3 +368,78 @@ def test_what_only_the_checkpoint_names_is_not_imported(
     assert (tmp_path / "imported").exists()
     assert type(SemiSupervisedVAE.load_from_checkpoint(named).mapping).__name__ == "Mine", "imported by now"
     sys.modules.pop("own_parts_7")
+
+
+def content_of(trained: Path) -> Content:
+    content: Content = torch.load(trained / "checkpoints" / "last.ckpt", weights_only=True)
+    return content
+
+
+def shared_lists(depth: int) -> Any:
+    found: Any = [1.0]
+    for _ in range(depth):
+        found = [found, found]
+    return found
+
+
+def test_a_compressed_member_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "evil.ckpt", "w", zipfile.ZIP_BZIP2) as archive:
+        archive.writestr("archive/data.pkl", bytes(10**8))
+    with pytest.raises(CheckpointError, match="compressed, which torch never does"):
+        lit_sparse.load(tmp_path / "evil.ckpt")
+
+
+def test_lists_that_share_their_items_are_read_once(trained: Path, tmp_path: Path) -> None:
+    content = content_of(trained)
+    content["loops"], content["optimizer_states"] = shared_lists(50), shared_lists(50)
+    torch.save(content, tmp_path / "evil.ckpt")
+    assert isinstance(lit_sparse.load(tmp_path / "evil.ckpt"), SemiSupervisedVAE)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("kind", ["expanded", "meta", "sparse csr"])
+@pytest.mark.parametrize("place", ["state_dict", "optimizer_states"])
+def test_tensors_of_another_kind_are_refused(place: str, kind: str, trained: Path, tmp_path: Path) -> None:
+    content = content_of(trained)
+    tensor = {
+        "expanded": lambda: torch.zeros(1).expand(10**9),
+        "meta": lambda: torch.empty(3, device="meta"),
+        "sparse csr": lambda: torch.ones(3, 3).to_sparse_csr(),
+    }[kind]()
+    if place == "state_dict":
+        content[place][next(iter(content[place]))] = tensor
+    else:
+        content[place] = [{"state": {0: {"exp_avg": tensor}}}]
+    torch.save(content, tmp_path / "evil.ckpt")
+    with pytest.raises(CheckpointError, match=r"Expected .*tensors in .* but got|cannot be read"):
+        lit_sparse.load(tmp_path / "evil.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("omega", "text"),
+    [
+        ({"class_path": "torch.nn.Transformer", "init_args": {"d_model": 8, "num_encoder_layers": 10**6}}, "parameters"),
+        ({"class_path": "torch.nn.Linear", "init_args": {"in_features": 1, "device": shared_lists(40)}}, "more than"),
+    ],
+)
+def test_no_description_grows_without_end(omega: Content, text: str, trained: Path, tmp_path: Path) -> None:
+    evil = changed(trained, tmp_path / "evil.ckpt", mapping=argmax(omega))
+    began = time.monotonic()
+    with pytest.raises(CheckpointError, match=text):
+        lit_sparse.load(evil)
+    assert time.monotonic() - began < 30
+
+
+def test_a_run_folder_does_not_lead_to_another_run(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tmp_path / "runs" / "ssvae" / "digits" / "0"
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "config.yaml").write_bytes((trained / "config.yaml").read_bytes())
+    (run / "checkpoints" / "last.ckpt").symlink_to(trained / "checkpoints" / "last.ckpt")
+    with pytest.raises(CheckpointError, match="a link out of it"):
+        lit_sparse.load(run, "last")
+    assert main(["test", *DIGITS, "--ckpt_path", "last"]) == 2
+    assert "a link out of it" in capsys.readouterr().err
+    (run / "checkpoints" / "last.ckpt").unlink()
+    os.mkfifo(run / "checkpoints" / "last.ckpt")
+    with pytest.raises(CheckpointError, match="a pipe or a device"):
+        lit_sparse.load(run, "last")

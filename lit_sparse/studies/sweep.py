@@ -91,6 +91,12 @@ class Sweep:
         self._check_settings()
         for trial in self.study.get_trials(deepcopy=False):
             self.params(trial, whole=trial.state.name == "COMPLETE")
+            numbers = [value for value in trial.values or () if isinstance(value, int | float)]
+            if trial.state.name == "COMPLETE" and len(numbers) != len(self.metrics):
+                raise ConfigurationError(
+                    f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have {len(self.metrics)} values"
+                    f" but got {trial.values!r:.80}. The storage was changed: choose another --output."
+                )
         if sampler == "grid":
             self._enqueue()
 
