@@ -9,6 +9,7 @@ import math
 import re
 import reprlib
 import stat
+import zipfile
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import yaml
 
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["read_attention", "read_json", "read_metrics", "read_png", "read_table", "read_yaml"]
+__all__ = ["check_members", "read_attention", "read_json", "read_metrics", "read_png", "read_table", "read_yaml"]
 
 #: Largest file, and largest YAML file, whose parser is slow.
 MAX_BYTES, MAX_YAML_BYTES = 2**26, 2**20
@@ -255,6 +256,17 @@ def read_png(path: Path, within: Path) -> bytes:
     if not content.startswith(PNG):
         raise _refusal(path, "a PNG picture", reprlib.repr(content[:8]), "Remove the file, or draw it again")
     return content
+
+
+def check_members(archive: zipfile.ZipFile) -> None:
+    """Check the compression of an archive: bzip2 and LZMA make gigabytes of a few kilobytes in one call.
+
+    Raises:
+        zipfile.BadZipFile: for another method than none and deflate.
+    """
+    for member in archive.infolist():
+        if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            raise zipfile.BadZipFile(f"{member.filename[:80]!r} in it is compressed by another method than deflate")
 
 
 def _refusal(path: Path, expected: str, got: str, step: str) -> ConfigurationError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 import pytest
 
 from lit_sparse import stored
+from lit_sparse.cli.loggers import RunCSVLogger
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.stored import read_attention, read_json, read_metrics, read_png, read_table, read_yaml
+from lit_sparse.stored import check_members, read_attention, read_json, read_metrics, read_png, read_table, read_yaml
 
 ATTENTION = {"title": "", "source": ["a", "b"], "output": ["o"], "heads": [[[0, 0.5]]]}
 LAUGHS = "\n".join(
@@ -122,3 +124,31 @@ def test_metrics(tmp_path: Path) -> None:
         path.write_text(f"epoch,step,val/loss\n{line}\n")
         with pytest.raises(ConfigurationError, match=message):
             read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_are_packed_by_deflate_or_not_at_all(method: int, tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w", method) as archive:
+        archive.writestr("a", bytes(1000))
+    with zipfile.ZipFile(tmp_path / "x.zip") as archive:
+        if method in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+            check_members(archive)
+        else:
+            with pytest.raises(zipfile.BadZipFile, match="another method than deflate"):
+                check_members(archive)
+
+
+def test_columns_have_printable_names(tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_text("epoch,val/\x1b[31mloss\n0,1\n")
+    with pytest.raises(ConfigurationError, match="printable"):
+        read_metrics(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"epoch,step\n0,1,2\n", b"epoch,step\n\xff,1\n", b'epoch,step\n"' + b"a" * 200_000 + b"\n"]
+)
+def test_a_continued_run_reads_its_metrics_with_the_same_checks(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "metrics.csv").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=r"metrics\.csv"):
+        RunCSVLogger(str(tmp_path), kept=1).experiment  # noqa: B018
+    assert (tmp_path / "metrics.csv").read_bytes() == content

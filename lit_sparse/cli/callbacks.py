@@ -27,6 +27,7 @@ from lit_sparse.callbacks import (
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import ModelCheckpoint, SaveConfigCallback, pl
 from lit_sparse.runs import replaced
+from lit_sparse.stored import read_yaml
 
 __all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "monitor_of", "not_named", "pictures"]
 
@@ -57,11 +58,10 @@ class SaveConfig(SaveConfigCallback):
         if self.folder is None:  # without a logger this would be the current folder
             return
         path, config = self.folder / self.config_filename, self.config
-        if path.is_file():
+        if (before := read_yaml(path, self.folder)) is not None:
             former = path.read_bytes()
-            before = yaml.safe_load(former)
             config = config.clone()
-            config.ckpt_path = before["ckpt_path"]  # the checkpoint that a run continues from is not part of its config
+            config.ckpt_path = before.get("ckpt_path")  # the checkpoint that a run continues from is not part of its config
             if before == yaml.safe_load(self._text(config)):
                 return
             self._keep(former)
@@ -71,11 +71,12 @@ class SaveConfig(SaveConfigCallback):
     def _keep(self, former: bytes) -> None:
         """Keep a former config under the next number, unless a killed process has done so."""
         assert self.folder is not None
-        names = (path.stem.partition("_")[2] for path in self.folder.glob("config_*.yaml"))
-        numbers = sorted(int(name) for name in names if name.isdecimal())
-        if numbers and (self.folder / f"config_{numbers[-1]}.yaml").read_bytes() == former:
+        names = {path.stem.partition("_")[2]: path for path in self.folder.glob("config_*.yaml")}
+        kept = {int(name): path for name, path in names.items() if name.isdecimal()}
+        last = max(kept, default=-1)
+        if kept and kept[last].read_bytes() == former:
             return
-        with replaced(self.folder / f"config_{numbers[-1] + 1 if numbers else 0}.yaml", "wb") as file:
+        with replaced(self.folder / f"config_{last + 1}.yaml", "wb") as file:
             file.write(former)
 
     def _text(self, config: Any) -> str:

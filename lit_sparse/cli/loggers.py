@@ -10,6 +10,7 @@ from typing import Any
 from lit_sparse.lightning import CSVLogger, ExperimentWriter, Logger, TensorBoardLogger, pl, rank_zero_only
 from lit_sparse.lightning_internals import next_row
 from lit_sparse.runs import open_to_append, replaced
+from lit_sparse.stored import read_table
 
 __all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "run_loggers"]
 
@@ -80,11 +81,10 @@ class _Continued(ExperimentWriter):
         """Do nothing: Lightning would delete the file."""
 
     def _read(self) -> tuple[list[str], list[Row]]:
-        with Path(self.metrics_file_path).open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = list(reader)
+        path = Path(self.metrics_file_path)
+        rows: list[Row] = [*read_table(path, path.parent)]
         if not self.metrics_keys:
-            self.metrics_keys = list(reader.fieldnames or [])
+            self.metrics_keys = list(rows[0]) if rows else []
         return self.metrics_keys, rows
 
     def _rewrite(self, rows: list[Row]) -> None:

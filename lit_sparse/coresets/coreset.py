@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lit_sparse.errors import DataError
 from lit_sparse.runs import replaced
+from lit_sparse.stored import check_members
 
 __all__ = ["Coreset"]
 
@@ -100,6 +101,7 @@ class Coreset:
         """
         try:
             with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaks broken files
+                check_members(file.zip)
                 arrays = {name: file[name] for name in FIELDS}
             return cls(
                 torch.from_numpy(arrays["indices"]),

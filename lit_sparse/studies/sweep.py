@@ -7,10 +7,12 @@ import csv
 import json
 import math
 import re
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -35,6 +37,8 @@ DIRECTIONS = {
     "minimize": r"loss|nelbo|nll|bits|rate|distortion|perplexity|classification|calls|error",
     "maximize": r"success|accuracy|similarity|bleu|rouge",
 }
+#: Largest journal in bytes.
+LARGEST = 2**28
 #: Longest time that a machine waits for another one to enqueue a grid.
 ENQUEUE_SECONDS = 60
 
@@ -137,6 +141,9 @@ class Sweep:
         optuna = _optuna()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage: Any = self.storage
+        _check_size(self.folder / "journal.log")
+        if str(storage).startswith("sqlite:///"):
+            _check_database(Path(str(storage).removeprefix("sqlite:///").partition("?")[0]))
         if storage is None:
             backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"))
             storage = optuna.storages.JournalStorage(backend)
@@ -398,6 +405,26 @@ def _distribution(key: str, values: Any) -> Any:
     raise ConfigurationError(
         f"Expected a list of values, or low and high with log or step, for {key!r} of the space but got {values!r}."
     )
+
+
+def _check_size(journal: Path) -> None:
+    """Refuse a journal that would not fit into memory."""
+    if journal.is_file() and journal.stat().st_size > LARGEST:
+        raise ConfigurationError(f"Expected {str(journal)!r} to have at most {LARGEST:,} bytes. Choose another --output.")
+
+
+def _check_database(path: Path) -> None:
+    """Refuse a database of SQLite that computes something when it is read: views, triggers and virtual tables."""
+    if not path.is_file():
+        return
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+        listed = database.execute("select type, name, sql from sqlite_master").fetchall()
+    for kind, name, text in listed:
+        if kind not in ("table", "index") or "virtual" in str(text).lower().split()[:2]:
+            raise ConfigurationError(
+                f"Expected tables and indices in {str(path)!r} but got a {kind} {str(name)[:80]!r}, which Optuna never makes."
+                " Choose another --storage."
+            )
 
 
 def _matching(values: Any, stored: Any) -> list[Any]:

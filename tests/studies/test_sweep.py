@@ -9,12 +9,14 @@ import re
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -334,3 +336,36 @@ def test_two_machines_share_a_server(server: str, tmp_path: Path) -> None:
     assert folders["two"]
     assert not folders["one"] & folders["two"], "no trial ran on both"
     assert len((tmp_path / "two" / "bits" / "sweep.csv").read_text().splitlines()) > 1
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        "create view endless as with recursive n(i) as (select 1 union all select i + 1 from n) select i from n",
+        "create trigger act after insert on trials begin select 1; end",
+    ],
+)
+def test_a_database_that_computes_is_refused(made: str, tmp_path: Path) -> None:
+    options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    path = tmp_path / "trials.db"
+    found = Sweep(*options, storage=f"sqlite:///{path}").study
+    found._storage._backend.remove_session()
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(made)
+        database.commit()
+    with pytest.raises(ConfigurationError, match="which Optuna never makes"):
+        Sweep(*options, storage=f"sqlite:///{path}")
+
+
+def test_a_stored_trial_has_a_value_for_each_metric(tmp_path: Path) -> None:
+    options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    study = Sweep(*options).study
+    choices = {K: optuna.distributions.CategoricalDistribution([2])}
+    study.add_trial(optuna.trial.create_trial(params={K: 2}, distributions=choices, value=1.0))
+    journal = tmp_path / "sweep" / "journal.log"
+    text = journal.read_text()
+    changed = re.sub(r'"values?":(\[1\.0\]|1\.0)', '"values":[1.0,2.0]', text)
+    assert changed != text
+    journal.write_text(changed)
+    with pytest.raises(ConfigurationError, match=r"to have 1 values but got|cannot be used"):
+        Sweep(*options)

@@ -16,6 +16,7 @@ from numpy.lib import format as npy
 
 from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
 from lit_sparse.errors import DataError, LitSparseError, MissingExtraError, did_you_mean
+from lit_sparse.stored import check_members
 
 __all__ = ["Arrays", "check_real", "open_arrays", "read_array", "read_npy"]
 
@@ -173,6 +174,7 @@ def _open_npy(path: Path) -> Iterator[dict[str, _Entry]]:
 @contextmanager
 def _open_npz(path: Path) -> Iterator[dict[str, _Entry]]:
     with zipfile.ZipFile(path) as archive:
+        check_members(archive)
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
         check_unpacked(path, sum(member.file_size for member in members), what="its content", remedy=UNCOMPRESSED)
         entries = {}

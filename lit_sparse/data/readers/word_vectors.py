@@ -23,6 +23,7 @@ from lit_sparse.data.readers.sizes import BoundedReader, check_rows, check_unpac
 from lit_sparse.data.readers.tables import brief
 from lit_sparse.data.readers.text_files import in_folder, open_bytes
 from lit_sparse.errors import DataError
+from lit_sparse.stored import check_members
 
 __all__ = ["read_vectors", "read_words"]
 
@@ -204,6 +205,7 @@ def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]
         return
     try:
         with zipfile.ZipFile(path) as archive:
+            check_members(archive)
             member = _member(archive.namelist(), width, where)
             check_unpacked(path, archive.getinfo(member).file_size, what=f"its file {member!r}")
             with io.BufferedReader(BoundedReader(archive.open(member), path, lines=True), 1 << 20) as file:  # type: ignore[arg-type]
@@ -246,6 +248,7 @@ def _unpacked_cache(path: Path) -> Any:
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
+                check_members(archive)
                 check_unpacked(path, sum(member.file_size for member in archive.infolist()), what="its content")
                 check_rows(path, sum(member.file_size for member in archive.infolist() if member.filename.endswith(".pkl")))
         elif tarfile.is_tarfile(path):  # torch before 2.6 runs code of tar files despite `weights_only`
