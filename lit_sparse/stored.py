@@ -93,7 +93,7 @@ def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
     if text is None:
         return None
     try:
-        content = yaml.load(text, yaml.SafeLoader if within is None else _WithoutMerges)
+        content = (yaml.SafeLoader if within is None else _WithoutMerges)(text).get_single_data()
     except Exception as error:  # constructors of PyYAML raise anything
         got = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):

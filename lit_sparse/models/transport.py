@@ -263,9 +263,11 @@ class EntropicTransport(LitSparseModule):
 
     def setup(self, stage: str) -> None:
         """Refuse several processes, and a loss scale, for kernel potentials."""
+        if stage == "fit" and isinstance(self.potentials, KernelPotentials):
+            self._check_trainer()
         super().setup(stage)
-        if stage != "fit" or not isinstance(self.potentials, KernelPotentials):
-            return
+
+    def _check_trainer(self) -> None:
         if self.trainer.world_size > 1:
             raise ConfigurationError(
                 "Expected one process for kernel potentials, which are trained pair by pair, but got"

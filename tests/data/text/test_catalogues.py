@@ -144,7 +144,7 @@ def test_broken_catalogues(tmp_path: Path, size: int) -> None:
 )
 def test_catalogues_of_nonsense(tmp_path: Path, content: bytes) -> None:
     catalogue(tmp_path).write_bytes(content)
-    with pytest.raises(DataError, match=r"app\.mo' is not a whole catalogue"):
+    with pytest.raises(DataError, match=r"app\.mo' is not a whole catalogue|at most .* rows or values in '.*app\.mo'"):
         read_catalogues(folders=[str(tmp_path)], language="fr")
 
 

@@ -241,7 +241,7 @@ def test_a_warning_tells_of_too_few_steps() -> None:
 
 def test_descriptions_and_copies() -> None:
     layer = LPSparseMAP(graph_of_structures(), potentials=[0.1] * 6, gamma=0.5)
-    again = build("here", describe(layer))
+    again = build("here", describe(layer), LPSparseMAP)
     assert repr(again) == repr(layer)
     x = draw(2, 9)
     for other in (again, copy.deepcopy(layer)):
