@@ -175,8 +175,8 @@ def test_a_flipped_bit_is_seen(last: Path) -> None:
 def test_a_description_that_contains_itself_is_refused(last: Path, capsys: pytest.CaptureFixture[str]) -> None:
     itself: dict[str, Any] = {}
     itself["again"] = itself
-    assert "Expected a SparseMapping" in refused("test", put("hyper_parameters", "mapping", value=itself), last, capsys)
-    assert "levels of nesting" in refused("test", put("loops", value=itself), last, capsys)
+    for change in (put("hyper_parameters", "mapping", value=itself), put("loops", value=itself)):
+        assert "levels of nesting" in refused("test", change, last, capsys)
 
 
 @pytest.mark.cases(quick=3, gate=99)

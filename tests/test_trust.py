@@ -411,7 +411,7 @@ def test_tensors_of_another_kind_are_refused(place: str, kind: str, trained: Pat
     else:
         content[place] = [{"state": {0: {"exp_avg": tensor}}}]
     torch.save(content, tmp_path / "evil.ckpt")
-    with pytest.raises(CheckpointError, match=r"Expected .*tensors in .* but got|cannot be read"):
+    with pytest.raises(CheckpointError, match=r"Expected .*tensors in .* but got"):
         lit_sparse.load(tmp_path / "evil.ckpt")
 
 
