@@ -183,16 +183,18 @@ class Sweep:
         Raises:
             ConfigurationError: if a name or a value is not in the declared space.
         """
-        found = dict.fromkeys(self.space) if whole else {}
-        for key, stored in {**found, **trial.params}.items():
-            matching = _matching(self.space[key], stored) if key in self.space else []
+        found = {}
+        missing = [key for key in self.space if whole and key not in trial.params]
+        for key in (*missing, *trial.params):
+            stored = trial.params.get(key, "nothing")
+            matching = _matching(self.space[key], stored) if key in self.space and key not in missing else []
             if not matching:
                 raise ConfigurationError(
                     f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have values of the space but got"
                     f" {key[:80]!r} = {stored!r:.80}. The storage was changed, or the space: choose another --output."
                 )
             found[key] = matching[0]
-        return found
+        return {key: found[key] for key in self.space if key in found}
 
     def run(self, trials: int, jobs: int = 1) -> list[str]:
         """Run trials until there are so many, some at a time; return the messages of those that failed.

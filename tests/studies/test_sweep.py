@@ -369,3 +369,13 @@ def test_a_stored_trial_has_a_value_for_each_metric(tmp_path: Path) -> None:
     journal.write_text(changed)
     with pytest.raises(ConfigurationError, match=r"to have 1 values but got|cannot be used"):
         Sweep(*options)
+
+
+def test_a_missing_value_is_not_the_value_none(tmp_path: Path) -> None:
+    sweep = Sweep([CONFIG], {RATE: [0.01, 0.001], K: [None, 2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    sweep.study.ask({RATE: sweep.distributions[RATE]})
+    with pytest.raises(ConfigurationError, match=r"estimator\.init_args\.k' = 'nothing'"):
+        sweep.params(sweep.study.trials[0])
+    assert list(sweep.params(sweep.study.trials[0], whole=False)) == [RATE]
+    take(sweep)
+    assert list(sweep.params(sweep.study.trials[0])) == [RATE, K], "in the order of the space"
