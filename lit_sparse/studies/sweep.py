@@ -7,19 +7,17 @@ import csv
 import json
 import math
 import re
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import IO, Any
 
 from lit_sparse.config_files import find_config
-from lit_sparse.errors import ConfigurationError, LitSparseError, MissingExtraError, did_you_mean
+from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean
 from lit_sparse.run_status import check_plain
 from lit_sparse.runs import experiment_name, replaced
 from lit_sparse.stored import read_metrics, read_yaml
@@ -27,6 +25,7 @@ from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner, summarized
 from lit_sparse.studies.figures import draw_front
 from lit_sparse.studies.jobs import JobFailedError, JobInterruptedError, descriptors, locked, naming_failure, run_all, try_lock
+from lit_sparse.studies.space import check_database, check_journal, distribution_of, draw_rest, import_optuna, matching
 from lit_sparse.studies.study import Cell, Study
 from lit_sparse.studies.tables import markdown
 
@@ -37,8 +36,6 @@ DIRECTIONS = {
     "minimize": r"loss|nelbo|nll|bits|rate|distortion|perplexity|classification|calls|error",
     "maximize": r"success|accuracy|similarity|bleu|rouge",
 }
-#: Largest journal in bytes.
-LARGEST = 2**28
 #: Longest time that a machine waits for another one to enqueue a grid.
 ENQUEUE_SECONDS = 60
 
@@ -89,7 +86,7 @@ class Sweep:
             )
         if prune and folds > 1:
             raise ConfigurationError("Expected either --prune or --folds but got both: a trial's folds run one after another.")
-        self.distributions = {key: _distribution(key, values) for key, values in space.items()}
+        self.distributions = {key: distribution_of(key, values) for key, values in space.items()}
         folder.mkdir(parents=True, exist_ok=True)
         check_plain(folder)
         self._check_settings()
@@ -123,7 +120,7 @@ class Sweep:
     @cached_property
     def study(self) -> Any:
         """The Optuna study."""
-        _optuna()  # a missing package is not an error of the storage
+        import_optuna()  # a missing package is not an error of the storage
         try:
             try:
                 found = self._open()
@@ -138,12 +135,12 @@ class Sweep:
 
     def _open(self) -> Any:
         """Make the Optuna study, or open it if it is there."""
-        optuna = _optuna()
+        optuna = import_optuna()
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage: Any = self.storage
-        _check_size(self.folder / "journal.log")
+        check_journal(self.folder / "journal.log")
         if str(storage).startswith("sqlite:///"):
-            _check_database(Path(str(storage).removeprefix("sqlite:///").partition("?")[0]))
+            check_database(Path(str(storage).removeprefix("sqlite:///").partition("?")[0]))
         if storage is None:
             backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"))
             storage = optuna.storages.JournalStorage(backend)
@@ -187,13 +184,13 @@ class Sweep:
         missing = [key for key in self.space if whole and key not in trial.params]
         for key in (*missing, *trial.params):
             stored = trial.params.get(key, "nothing")
-            matching = _matching(self.space[key], stored) if key in self.space and key not in missing else []
-            if not matching:
+            accepted = matching(self.space[key], stored) if key in self.space and key not in missing else []
+            if not accepted:
                 raise ConfigurationError(
                     f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have values of the space but got"
                     f" {key[:80]!r} = {stored!r:.80}. The storage was changed, or the space: choose another --output."
                 )
-            found[key] = matching[0]
+            found[key] = accepted[0]
         return {key: found[key] for key in self.space if key in found}
 
     def run(self, trials: int, jobs: int = 1) -> list[str]:
@@ -246,7 +243,7 @@ class Sweep:
             for trial in known:
                 if self._here(trial) and (lock := try_lock(self._lock(trial.number))) is not None:
                     if len(trial.params) < len(self.space):  # killed while its values were drawn
-                        self._draw_rest(optuna.trial.Trial(self.study, trial._trial_id))
+                        draw_rest(optuna.trial.Trial(self.study, trial._trial_id), self.space)
                     return trial.number, lock
             if sum(trial.state != optuna.trial.TrialState.WAITING for trial in known) >= trials:
                 return None
@@ -259,16 +256,6 @@ class Sweep:
             lock = try_lock(self._lock(number))
             assert lock is not None
             return number, lock
-
-    def _draw_rest(self, trial: Any) -> None:
-        """Draw the values of a trial that it does not have yet."""
-        for key, values in self.space.items():
-            if isinstance(values, list):
-                trial.suggest_categorical(key, values)
-            elif all(isinstance(values[end], int) for end in ("low", "high")):
-                trial.suggest_int(key, **values)
-            else:
-                trial.suggest_float(key, **values)
 
     def _lock(self, number: int) -> Path:
         return self.folder / f"trial_{number}" / "lock"
@@ -382,63 +369,6 @@ class Sweep:
 def _mean(values: Sequence[float | None]) -> float | None:
     found = [value for value in values if value is not None]
     return sum(found) / len(found) if len(found) == len(values) else None
-
-
-def _optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise MissingExtraError("Sweeps", "sweep") from error
-    return optuna
-
-
-def _distribution(key: str, values: Any) -> Any:
-    """Return the distribution of an option's values."""
-    distributions = _optuna().distributions
-    if isinstance(values, list) and values:
-        return distributions.CategoricalDistribution(values)
-    if isinstance(values, dict) and {"low", "high"} <= set(values) <= {"low", "high", "log", "step"}:
-        whole = all(isinstance(values[end], int) for end in ("low", "high"))
-        kind = distributions.IntDistribution if whole else distributions.FloatDistribution
-        try:
-            return kind(**values)
-        except ValueError as error:
-            raise ConfigurationError(f"The space of {key!r} is wrong: {error}") from error
-    raise ConfigurationError(
-        f"Expected a list of values, or low and high with log or step, for {key!r} of the space but got {values!r}."
-    )
-
-
-def _check_size(journal: Path) -> None:
-    """Refuse a journal that would not fit into memory."""
-    if journal.is_file() and journal.stat().st_size > LARGEST:
-        raise ConfigurationError(f"Expected {str(journal)!r} to have at most {LARGEST:,} bytes. Choose another --output.")
-
-
-def _check_database(path: Path) -> None:
-    """Refuse a database of SQLite that computes something when it is read: views, triggers and virtual tables."""
-    if not path.is_file():
-        return
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        listed = database.execute("select type, name, sql from sqlite_master").fetchall()
-    for kind, name, text in listed:
-        if kind not in ("table", "index") or "virtual" in str(text).lower().split()[:2]:
-            raise ConfigurationError(
-                f"Expected tables and indices in {str(path)!r} but got a {kind} {str(name)[:80]!r}, which Optuna never makes."
-                " Choose another --storage."
-            )
-
-
-def _matching(values: Any, stored: Any) -> list[Any]:
-    """Return the value of an option's space that a stored one equals, in a list, or an empty list."""
-    if isinstance(values, list):
-        return [value for value in values if type(value) is type(stored) and value == stored]
-    low, high, step = values["low"], values["high"], values.get("step")
-    kinds = (int,) if isinstance(low, int) and isinstance(high, int) else (int, float)
-    if isinstance(stored, bool) or not isinstance(stored, kinds) or not low <= stored <= high:
-        return []
-    steps = (stored - low) / step if step else 0.0
-    return [stored] if abs(steps - round(steps)) < 1e-6 else []
 
 
 def _direction(metric: str, mode: str | None) -> str:

@@ -379,3 +379,11 @@ def test_a_missing_value_is_not_the_value_none(tmp_path: Path) -> None:
     assert list(sweep.params(sweep.study.trials[0], whole=False)) == [RATE]
     take(sweep)
     assert list(sweep.params(sweep.study.trials[0])) == [RATE, K], "in the order of the space"
+
+
+def test_a_journal_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None:
+    options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    assert Sweep(*options).study.trials == []
+    os.truncate(tmp_path / "sweep" / "journal.log", 2**33)
+    with pytest.raises(ConfigurationError, match="at most 268,435,456 bytes"):
+        Sweep(*options)
