@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import re
+import reprlib
 import warnings
 import zipfile
 import zlib
+from collections import OrderedDict
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import IO, Any, TypeVar
 
 import fsspec
@@ -18,6 +21,8 @@ from torch import Tensor
 from lit_sparse.allocation import Limits
 from lit_sparse.descriptions import Plan, plan, plan_arguments
 from lit_sparse.errors import CheckpointError, LitSparseError, error_chain
+from lit_sparse.pickles import check_torch_file
+from lit_sparse.stored import NotPlainError, open_plain
 from lit_sparse.trust import trusting
 
 __all__ = [
@@ -59,40 +64,56 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -
         CheckpointError: if the file is damaged, or holds objects other than tensors, numbers, text, lists and dicts.
     """
     try:
-        if not isinstance(file, str | Path):
-            file.seek(0)
-        if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as archive:
-                if any(member.compress_type != zipfile.ZIP_STORED for member in archive.infolist()):
-                    raise zipfile.BadZipFile("a member of it is compressed, which torch never does")
-                broken = archive.testzip()
-            if broken is not None:
-                raise zipfile.BadZipFile(f"the checksum of {broken!r} in it is wrong")
-        if not isinstance(file, str | Path):
-            file.seek(0)
+        if isinstance(file, str | Path):
+            with open_plain(file) as opened:
+                return read_torch_file(opened, source, **options)
+        file.seek(0)
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
+                raise zipfile.BadZipFile("a member of it is compressed, which torch never does")
+            if archive.comment or min((member.header_offset for member in members), default=0):
+                raise zipfile.BadZipFile("it holds more than the archive that torch writes")  # another archive, perhaps
+            broken = archive.testzip()
+        if broken is not None:
+            raise zipfile.BadZipFile(f"the checksum of {broken!r} in it is wrong")
+        file.seek(0)
+        check_torch_file(file)
+        file.seek(0)
         found = torch.load(file, **{"map_location": "cpu", "weights_only": True, **options})
+    except CheckpointError:
+        raise
     except FileNotFoundError as error:
         raise CheckpointError(f"Expected a checkpoint but the file {source} does not exist. Give the path of one.") from error
+    except NotPlainError as error:
+        raise CheckpointError(f"Expected {source} to be a plain file but it is a {error.kind}. Give a checkpoint.") from error
     except (zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise CheckpointError(f"{source} is damaged: {error}. {SUGGESTION}") from error
+    except (OSError, UnpicklingError) as error:
+        reason = " ".join(str(error).split()).rstrip(".")[:300]
+        raise CheckpointError(f"{source} cannot be read as a checkpoint: {reason}. {SUGGESTION}") from error
     except Exception as error:  # unpickling can raise any exception
         raise CheckpointError(
             f"{source} cannot be read as a checkpoint ({type(error).__name__}). It may be truncated, or hold objects that"
             f" run code when they are read. {SUGGESTION}"
         ) from error
-    if options.get("map_location") != "meta":  # its tensors have no values to check
-        _check_tensors(source, found)
+    _check_tensors(source, found, stored=options.get("map_location") != "meta")
     return found
 
 
-def _check_tensors(source: str, found: Any) -> None:
+def _check_tensors(source: str, found: Any, *, stored: bool) -> None:
     """Check that each tensor is of a kind that can be read, and about as large as its part of the file.
+
+    Args:
+        source: name of the file in messages.
+        found: content of the file.
+        stored: whether the tensors have their values; others are not checked.
 
     Raises:
         CheckpointError: naming the tensor.
     """
     for place, value in _leaves(source, found, ""):
-        if isinstance(value, Tensor):
+        if stored and isinstance(value, Tensor):
             plain = value.layout in (torch.strided, torch.sparse_coo) and not value.is_nested and not value.is_meta
             if not plain:
                 raise CheckpointError(f"Expected plain tensors in {source} but got another kind at `{place[1:]}`. {SUGGESTION}")
@@ -124,9 +145,11 @@ def read_checkpoint(file: str | Path | IO[bytes], source: str | None = None, map
         raise CheckpointError(f"Expected {source} to be a checkpoint of a Lightning module but it holds {holds}. {SUGGESTION}")
     for name, value in found["state_dict"].items():
         if not isinstance(name, str):
-            raise CheckpointError(f"Expected names of weights in {source} to be text but got {name!r}. {SUGGESTION}")
+            raise CheckpointError(
+                f"Expected names of weights in {source} to be text but got {reprlib.repr(name)}. {SUGGESTION}"
+            )
         if callable(value) and not isinstance(value, Tensor):
-            raise CheckpointError(f"Expected weights in {source} but `{name}` is {value!r}. {SUGGESTION}")
+            raise CheckpointError(f"Expected weights in {source} but `{name[:100]}` is {reprlib.repr(value)}. {SUGGESTION}")
     _check_version(source, found.get("pytorch-lightning_version"))
     old = [key for key in OLD_KEYS if key in found]
     if old:
@@ -256,11 +279,12 @@ def _arguments_in(path: str | Path) -> Any:
     return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
 
 
-def _content_of(file: str | Path | IO[bytes], source: str) -> io.BytesIO:
+def _content_of(file: str | Path | IO[bytes], source: str) -> Path | io.BytesIO:
+    """Return the path of a file of this machine, and the content of others."""
     if not isinstance(file, str | Path):
         return io.BytesIO(file.read())
-    if Path(file).exists() and not Path(file).is_file():
-        raise CheckpointError(f"Expected {source} to be a file but it is a folder, a pipe or a device. Give a checkpoint.")
+    if not re.search(r"^[\w+.-]{2,}:|::", str(file)):
+        return Path(file).expanduser()
     try:
         with fsspec.open(str(file)) as opened:
             return io.BytesIO(opened.read())
@@ -283,7 +307,8 @@ def _check_version(source: str, version: Any) -> None:
     found = re.match(r"(\d+)\.\d", version) if isinstance(version, str) else None
     if found is None or int(found[1]) != MAJOR:
         raise CheckpointError(
-            f"Expected {source} to name the version of Lightning that wrote it, {MAJOR}.x, but got {version!r}. {SUGGESTION}"
+            f"Expected {source} to name the version of Lightning that wrote it, {MAJOR}.x, but got {reprlib.repr(version)}."
+            f" {SUGGESTION}"
         )
 
 
@@ -292,7 +317,9 @@ def _check_counters(source: str, checkpoint: dict[str, Any]) -> None:
     for place, value in [*counters.items(), *_leaves(source, checkpoint.get("loops"), "loops")]:
         counts = place in counters or place.rpartition(".")[2] in COUNTERS
         if counts and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
-            raise CheckpointError(f"Expected `{place}` in {source} to be a number >= 0 but got {value!r}. {SUGGESTION}")
+            raise CheckpointError(
+                f"Expected `{place}` in {source} to be a number >= 0 but got {reprlib.repr(value)}. {SUGGESTION}"
+            )
 
 
 def check_written(source: str, checkpoint: dict[str, Any]) -> None:
@@ -325,6 +352,8 @@ def _leaves(source: str, found: Any, place: str, level: int = 0, seen: set[int] 
     seen = set() if seen is None else seen
     if level > MOST_LEVELS:
         raise CheckpointError(f"{source} has more than {MOST_LEVELS} levels of nesting at `{place[:100]}`. {SUGGESTION}")
+    if isinstance(found, OrderedDict) and vars(found).keys() - {"_metadata"}:  # an attribute could hide a method
+        raise CheckpointError(f"Expected plain dicts in {source} but got one with attributes at `{place[1:100]}`. {SUGGESTION}")
     inner = found.items() if isinstance(found, dict) else enumerate(found) if isinstance(found, list | tuple) else None
     if inner is None:
         yield place, found

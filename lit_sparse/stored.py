@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
+import os
 import re
 import reprlib
 import stat
 import zipfile
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["check_members", "read_attention", "read_json", "read_metrics", "read_png", "read_table", "read_yaml"]
+__all__ = [
+    *("ALWAYS", "RATIO", "NotPlainError", "check_members", "open_plain", "read_attention", "read_json", "read_metrics"),
+    *("read_png", "read_table", "read_yaml"),
+]
 
 #: Largest file, and largest YAML file, whose parser is slow.
 MAX_BYTES, MAX_YAML_BYTES = 2**26, 2**20
+#: Number of bytes that any file may unpack to, and the largest ratio beyond that; holes count as packed. Text and images
+#: reach ratios of 5 to 30; the limit of deflate is 1032.
+ALWAYS, RATIO = 2**28, 250
 #: Largest number of cells of a table, and of values and levels of a YAML or JSON file.
 MAX_CELLS, MAX_VALUES, MAX_DEPTH = 10**7, 100_000, 50
+#: Largest number of digits of a number.
+MAX_DIGITS = 100
+TOO_MANY = f"more than {MAX_VALUES:,} values or {MAX_DEPTH} levels, with aliases written out"
 #: Largest finite number. Sums, squares and axes of larger ones overflow.
 LARGEST = 1e100
 INTEGER = re.compile(r"-?[0-9]{1,19}")
@@ -39,38 +50,94 @@ KINDS = {
 }
 
 
-def read_bytes(path: Path, within: Path | None = None, limit: int = MAX_BYTES) -> bytes | None:
-    """Return the content of a plain file, or None if there is none.
+class NotPlainError(OSError):
+    """Error for a link, a folder, a pipe or a device in place of a plain file, which ``kind`` names."""
+
+    def __init__(self, mode: int) -> None:
+        self.kind = KINDS.get(stat.S_IFMT(mode), "special file")
+        super().__init__(errno.EINVAL, f"it is a {self.kind} and not a plain file")
+
+
+def open_plain(path: str | Path, within: Path | None = None, buffering: int = -1) -> IO[bytes]:
+    """Open a plain file to read its bytes; it is checked once it is open, since another process may replace it before.
 
     Args:
         path: the file.
         within: folder below which symbolic links are refused, since the file's writer need not be its reader; None for a file
             that the user names.
-        limit: largest number of bytes.
+        buffering: as in ``open``.
+
+    Raises:
+        NotPlainError: if it is something else.
+        OSError: if it does not exist, cannot be read, or consists of holes: a small file that looks large.
+        ValueError: if its name holds a null byte.
+    """
+    descriptor = _opened(Path(path), within)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise NotPlainError(found.st_mode)
+        on_disk = 512 * getattr(found, "st_blocks", found.st_size)
+        if found.st_size > max(ALWAYS, RATIO * on_disk) and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
+            raise OSError(errno.EINVAL, f"nearly all of its {found.st_size:,} bytes are holes, which take no space on the disk")
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return os.fdopen(descriptor, "rb", buffering)
+    except OSError:
+        os.close(descriptor)
+        raise
+
+
+def _opened(path: Path, within: Path | None) -> int:
+    """Return the descriptor of a file, which may still be of any kind; a pipe does not block."""
+    inner = path.relative_to(within).parts if within is not None and path.is_relative_to(within) else ()
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+    if within is None or not inner or os.open not in os.supports_dir_fd:
+        if any(path.parents[place].joinpath(part).is_symlink() for place, part in enumerate(reversed(inner))):
+            raise NotPlainError(stat.S_IFLNK)
+        if not stat.S_ISREG(mode := path.stat().st_mode):  # opening a device may act
+            raise NotPlainError(mode)
+        return os.open(path, flags)
+    descriptor = os.open(within, flags)
+    for part in inner:
+        above = descriptor
+        try:
+            descriptor = os.open(part, flags | os.O_NOFOLLOW, dir_fd=above)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise NotPlainError(stat.S_IFLNK) from error
+            raise
+        finally:
+            os.close(above)
+    return descriptor
+
+
+def read_bytes(path: Path, within: Path | None = None, limit: int | None = MAX_BYTES) -> bytes | None:
+    """Return the content of a plain file, or None if there is none.
+
+    Args:
+        path: the file.
+        within: see :func:`open_plain`.
+        limit: largest number of bytes; None for any.
 
     Raises:
         ConfigurationError: if it is a link, a folder, a pipe or a device, too large, or not readable.
     """
-    below = [] if within is None else [part for part in (path, *path.parents) if part != within and part.is_relative_to(within)]
     try:
-        kind = stat.S_IFLNK if any(part.is_symlink() for part in below) else stat.S_IFMT(path.stat().st_mode)
-        content = b""
-        if kind == stat.S_IFREG:
-            with path.open("rb") as file:
-                content = file.read(limit + 1)
+        with open_plain(path, within) as file:
+            content = file.read(-1 if limit is None else limit + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
+    except NotPlainError as error:
+        raise _refusal(path, "plain data", f"a {error.kind}", "Put a plain file there, or remove it") from error
     except (OSError, ValueError) as error:
         got = getattr(error, "strerror", None) or str(error)
         raise _refusal(path, "readable data", got, "Check the name and the permissions") from error
-    if kind != stat.S_IFREG:
-        raise _refusal(path, "plain data", f"a {KINDS.get(kind, 'special file')}", "Put a plain file there, or remove it")
-    if len(content) > limit:
+    if limit is not None and len(content) > limit:
         raise _refusal(path, f"at most {limit:,} bytes", "more", ORIGIN)
     return content
 
 
-def read_text(path: Path, within: Path | None = None, limit: int = MAX_BYTES) -> str | None:
+def read_text(path: Path, within: Path | None = None, limit: int | None = MAX_BYTES) -> str | None:
     """Return the text of a file in UTF-8, or None if there is none; see :func:`read_bytes`."""
     content = read_bytes(path, within, limit)
     try:
@@ -80,25 +147,75 @@ def read_text(path: Path, within: Path | None = None, limit: int = MAX_BYTES) ->
         raise _refusal(path, "text in UTF-8", got, "Restore the file, or remove it") from error
 
 
-class _WithoutMerges(yaml.SafeLoader):
-    """Refuses ``<<``: some nested merges make a small file large. Configs of runs are written without them."""
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice."""
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Leave the keys as they are."""
+        """Check the keys before merged ones are among them."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"a second key {key.value[:80]!r}", key.start_mark)
+                seen.add(key.value)
+        super().flatten_mapping(node)
+
+
+class _StoredLoader(_Loader):
+    """Refuses what is slow to read, and ``<<``: some nested merges make a small file large. Runs write nothing of it."""
+
+    values = level = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Read a value with the values in it, and count them."""
+        self.values, self.level = self.values + 1, self.level + 1
+        if self.values > MAX_VALUES or self.level > MAX_DEPTH:
+            raise yaml.composer.ComposerError(None, None, TOO_MANY, self.peek_event().start_mark)
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """Read a number of a bounded length: that of digits to the base 60, or of many digits, takes quadratic time."""
+        if len(node.value) > MAX_DIGITS:
+            raise yaml.constructor.ConstructorError(None, None, "a number of more than 64 bits", node.start_mark)
+        whole = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuse merges."""
+        for key, _ in node.value:
+            if key.tag.endswith(":merge"):
+                raise yaml.constructor.ConstructorError(None, None, "a merge by `<<`", key.start_mark)
+        super().flatten_mapping(node)
+
+
+for _tag in ("int", "float"):
+    _StoredLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StoredLoader.construct_number)
 
 
 def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
-    """Return the content of a YAML file of keys and values, or None if there is no file; see :func:`read_bytes`."""
-    text = read_text(path, within, MAX_YAML_BYTES)
+    """Return the content of a YAML file of keys and values, or None if there is no file.
+
+    Args:
+        path: the file.
+        within: see :func:`open_plain`; None for a file that the user names, which may be of any size.
+
+    Raises:
+        ConfigurationError: if it has other content, or see :func:`read_bytes`.
+    """
+    text = read_text(path, within, MAX_YAML_BYTES if within is not None else None)
     if text is None:
         return None
     try:
-        content = (yaml.SafeLoader if within is None else _WithoutMerges)(text).get_single_data()
+        content = (_Loader if within is None else _StoredLoader)(text).get_single_data()
     except Exception as error:  # constructors of PyYAML raise anything
         got = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
             got = f"in line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
         raise _refusal(path, "YAML", got, REPAIR) from error
+    if within is None:
+        return _mapping(path, content)
     return _checked(path, content)
 
 
@@ -116,11 +233,15 @@ def _parsed(path: Path, within: Path | None) -> tuple[Any] | None:
         raise _refusal(path, "JSON", str(error), "Restore the file, or remove it") from error
 
 
-def _checked(path: Path, content: Any) -> dict[Any, Any]:
-    """Return a dictionary that is small enough to be compared and written, with aliases written out."""
+def _mapping(path: Path, content: Any) -> dict[Any, Any]:
     if not isinstance(content, dict):
         raise _refusal(path, "keys and values", type(content).__name__, REPAIR)
-    pending: list[tuple[Any, int]] = [(content, 1)]
+    return content
+
+
+def _checked(path: Path, content: Any) -> dict[Any, Any]:
+    """Return a dictionary that is small enough to be compared and written, with aliases written out."""
+    pending: list[tuple[Any, int]] = [(_mapping(path, content), 1)]
     values = 0
     while pending:
         value, depth = pending.pop()
@@ -128,8 +249,7 @@ def _checked(path: Path, content: Any) -> dict[Any, Any]:
         inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list | tuple | set) else ()
         pending += [(one, depth + 1) for one in inner]
         if depth > MAX_DEPTH or values + len(pending) > MAX_VALUES:
-            expected = f"at most {MAX_VALUES:,} values and {MAX_DEPTH} levels, with aliases written out,"
-            raise _refusal(path, expected, "more", ORIGIN)
+            raise _refusal(path, f"no {TOO_MANY}", "them", ORIGIN)
         if isinstance(value, int) and value.bit_length() > 64:
             raise _refusal(path, "integers of at most 64 bits", "a longer one", REPAIR)
     return content

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from torch.autograd import forward_ad
 from lit_sparse.errors import ConfigurationError
 
 __all__ = [
+    "archived",
     "autocast_enabled",
     "autograd_in_operator",
     "can_read_values",
@@ -51,6 +52,12 @@ is_legacy_batch: Callable[[Tensor], bool] = getattr(
 
 #: Keys that torch's dispatcher excludes outside of operators, such as autocast that is not on.
 _EXCLUDED = torch._C._dispatch_tls_local_exclude_set()
+
+
+def archived(file: IO[bytes], name: str) -> bytes:
+    """Return a member of an archive of ``torch.save`` as ``torch.load`` reads it, which is not how other readers might."""
+    content: bytes = torch._C.PyTorchFileReader(file).get_record(name)
+    return content
 
 
 def forward_mode_active() -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lit_sparse.errors import DataError
 from lit_sparse.runs import replaced
-from lit_sparse.stored import check_members
+from lit_sparse.stored import check_members, open_plain
 
 __all__ = ["Coreset"]
 
@@ -100,8 +100,8 @@ class Coreset:
             DataError: if the file is missing, is not a coreset, or holds negative weights.
         """
         try:
-            with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaks broken files
-                check_members(file.zip)
+            with open_plain(path) as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaks broken files
+                check_members(file.zip)  # before a member is read
                 arrays = {name: file[name] for name in FIELDS}
             return cls(
                 torch.from_numpy(arrays["indices"]),
@@ -114,5 +114,5 @@ class Coreset:
             raise DataError(f"The coreset {str(path)!r} is not valid. {error}") from error
         except FileNotFoundError as error:
             raise DataError(f"The coreset {str(path)!r} does not exist.") from error
-        except UNREADABLE as error:
+        except (MemoryError, *UNREADABLE) as error:
             raise DataError(f"{str(path)!r} cannot be read as a coreset: {error}") from error

@@ -21,6 +21,7 @@ from lit_sparse.coresets.vectors import MOST_GATHERED, BlockVectors, DenseVector
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.row_sums import add_exactly, all_products, measured, row_products, row_sum
 from lit_sparse.runs import replaced
+from lit_sparse.stored import open_plain
 
 __all__ = ["FileVectors"]
 
@@ -63,7 +64,7 @@ class FileVectors(Vectors):
     def __init__(self, path: str | Path, *, first: int = 0, last: int | None = None) -> None:
         self.path = Path(path)
         try:
-            self._file = self.path.open("rb", buffering=0)
+            self._file = open_plain(self.path, buffering=0)
         except OSError as error:
             raise DataError(
                 f"Expected to read the vectors {str(path)!r} but got: {error.strerror}. Check the path, or write the file by"
@@ -230,7 +231,7 @@ def _mapped(file: io.FileIO, name: str) -> tuple[Tensor, mmap.mmap | None, int]:
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{name} cannot be read as a matrix of numpy: {error}. Write it by FileVectors.save.") from error
     dtype = next((dtype for dtype, known in NAMES.items() if np.dtype(known) == kind), None)
-    if dtype is None or len(shape) != 2 or (fortran and min(shape) > 1):
+    if dtype is None or len(shape) != 2 or min(shape) < 0 or (fortran and min(shape) > 1):
         order = " by columns" if fortran else ""
         raise DataError(
             f"Expected a matrix (N, S) of float64, float32, float16 or bfloat16, row by row, but got {shape} {kind}{order} in"

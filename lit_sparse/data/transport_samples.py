@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_real, read_npy
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.stored import open_plain
 from lit_sparse.transport.measures import Measure, draw_rows, normalized_weights
 
 __all__ = ["Points", "TransportDataModule"]
@@ -185,7 +187,7 @@ def _from_file(name: str) -> np.ndarray:
     try:
         if path.suffix == ".npy":
             return read_npy(path)
-        with path.open(encoding="utf-8") as file:
+        with io.TextIOWrapper(open_plain(path), "utf-8") as file:
             lines = [line for line in file if line.strip()]
         return np.loadtxt(lines[int(bool(lines) and not _is_numbers(lines[0])) :], delimiter=",", ndmin=2)
     except DataError:

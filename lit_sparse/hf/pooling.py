@@ -19,6 +19,7 @@ from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.mappings import SparseMapping, Sparsemax
 from lit_sparse.nn.dot_product import check_mapping
 from lit_sparse.runs import replaced
+from lit_sparse.stored import read_json
 
 __all__ = ["SparseAttentionPooling"]
 
@@ -111,11 +112,13 @@ class SparseAttentionPooling(nn.Module):
         folder = Path(input_path)
         source, file = repr(str(folder / "config.json")), folder / "pooling.pt"
         try:
-            config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError) as error:
+            config = read_json(folder / "config.json")
+        except ConfigurationError as error:
+            raise CheckpointError(str(error)) from error
+        if config is None:
             raise CheckpointError(
-                f"Expected the arguments of the pooling in {source} but got: {error}. Save it again."
-            ) from error
+                f"Expected the arguments of the pooling in {source} but there is no such file. Save it again."
+            )
         state = read_torch_file(file, repr(str(file)))
         try:
             with Limits.of(source, state).kept():

@@ -190,7 +190,7 @@ def _has_vocabularies(data: object) -> TypeGuard[_HasVocabularies]:
 
 
 def _kept_vocabularies(path: str) -> dict[str, Vocabulary]:
-    checkpoint = read_torch_file(path, repr(path), map_location="meta", mmap=True)
+    checkpoint = read_torch_file(path, repr(path), map_location="meta")
     kept = checkpoint.get(VOCABULARIES) if isinstance(checkpoint, dict) else None
     if not kept or not isinstance(kept, dict):
         raise CheckpointError(

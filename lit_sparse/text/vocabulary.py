@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, trainers
 from lit_sparse.checks import check_choice, check_count
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 from lit_sparse.runs import replaced
+from lit_sparse.stored import open_plain
 from lit_sparse.text.spacing import join_words
 from lit_sparse.text.tokenization import KINDS, Kind, kind_of, make_tokenizer, with_breaks
 
@@ -293,8 +294,9 @@ class Vocabulary:
         if not path.is_file():
             raise DataError(f"There is no vocabulary {str(path)!r}.")
         try:
-            return cls.from_json(path.read_text(encoding="utf-8"))
-        except (DataError, UnicodeDecodeError) as error:
+            with open_plain(path) as file:
+                return cls.from_json(file.read().decode())
+        except (DataError, OSError, UnicodeDecodeError) as error:
             raise DataError(f"{str(path)!r} cannot be read as a vocabulary: {error}") from error
 
     def __len__(self) -> int:

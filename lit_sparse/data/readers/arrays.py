@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from numpy.lib import format as npy
 
 from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
 from lit_sparse.errors import DataError, LitSparseError, MissingExtraError, did_you_mean
-from lit_sparse.stored import check_members
+from lit_sparse.stored import check_members, open_plain
 
 __all__ = ["Arrays", "check_real", "open_arrays", "read_array", "read_npy"]
 
@@ -125,12 +126,14 @@ def read_npy(path: Path, *, memory_mapped: bool = False) -> Array:
     Raises:
         DataError: see :func:`open_arrays`.
     """
-    with open_arrays(path) as arrays:
-        if memory_mapped:
-            with _reading(path):
-                mapped: Array = np.load(path, mmap_mode="r", allow_pickle=False)  # the header has been checked
-            return mapped
-        return arrays[""]
+    if not memory_mapped:
+        with open_arrays(path) as arrays:
+            return arrays[""]
+    with _reading(path), open_plain(path) as file:
+        where = repr(str(path))
+        shape, in_columns, dtype = _header(file, os.fstat(file.fileno()).st_size, where)
+        _check_kind(dtype, where)
+        return np.memmap(file, dtype, "r", file.tell(), shape, "F" if in_columns else "C")
 
 
 def check_real(array: Array, where: str) -> Array:
@@ -167,13 +170,13 @@ def _decoded(array: Array, where: str) -> Array:
 
 @contextmanager
 def _open_npy(path: Path) -> Iterator[dict[str, _Entry]]:
-    with path.open("rb") as file:
-        yield {"": _npy_entry(file, path.stat().st_size, repr(str(path)))}
+    with open_plain(path) as file:
+        yield {"": _npy_entry(file, os.fstat(file.fileno()).st_size, repr(str(path)))}
 
 
 @contextmanager
 def _open_npz(path: Path) -> Iterator[dict[str, _Entry]]:
-    with zipfile.ZipFile(path) as archive:
+    with open_plain(path) as opened, zipfile.ZipFile(opened) as archive:
         check_members(archive)
         members = [member for member in archive.infolist() if member.filename.endswith(".npy")]
         check_unpacked(path, sum(member.file_size for member in members), what="its content", remedy=UNCOMPRESSED)
@@ -254,7 +257,7 @@ def _open_h5(path: Path) -> Iterator[dict[str, _Entry]]:
         import h5py
     except ImportError as error:
         raise MissingExtraError("Feature vectors in HDF5 files", "h5") from error
-    with h5py.File(path) as file:
+    with open_plain(path), h5py.File(path) as file:
         entries = {}
         for name in file:
             if isinstance(file.get(name, getlink=True), h5py.ExternalLink):  # links to other files are not read

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lit_sparse.errors import DataError
+from lit_sparse.stored import open_plain
 
 __all__ = ["ENDINGS", "read_image"]
 
@@ -36,7 +37,7 @@ def read_image(path: Path, shape: tuple[int, int], *, color: bool = False) -> np
     from PIL.PngImagePlugin import PngImageFile
 
     try:
-        with warnings.catch_warnings(), path.open("rb") as file:
+        with warnings.catch_warnings(), open_plain(path) as file:
             warnings.simplefilter("ignore")  # about broken metadata
             kind = PngImageFile if file.read(4) == b"\x89PNG" else JpegImageFile  # Image.open has a lower limit of pixels
             file.seek(0)

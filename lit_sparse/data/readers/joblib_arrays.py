@@ -17,6 +17,8 @@ import numpy as np
 from lit_sparse.data.readers.arrays import check_real, read_array
 from lit_sparse.data.readers.sizes import BoundedReader, bytes_of, check_unpacked
 from lit_sparse.errors import DataError
+from lit_sparse.pickles import check_pickle
+from lit_sparse.stored import open_plain
 
 __all__ = ["read_joblib_array"]
 
@@ -39,6 +41,9 @@ ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }
+
+
+CALLED = ("joblib.numpy_pickle.NumpyArrayWrapper", "numpy.dtype")
 
 
 class _Unpickler(pickle.Unpickler):
@@ -96,7 +101,7 @@ def check_dtype(dtype: object, path: Path) -> np.dtype[Any]:
 @contextmanager
 def _unpacked(path: Path) -> Iterator[IO[bytes]]:
     """Open a file and decompress its bytes while they are read."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         start = file.read(2)
         file.seek(0)
         if start == b"\x1f\x8b":
@@ -153,7 +158,9 @@ def _description(file: IO[bytes]) -> _Description:
         built += opcode.name == "BUILD"  # first the type of the entries, then the description
         if built == 2:
             break
-    described = _Unpickler(io.BytesIO(bytes(recorder.content) + pickle.STOP)).load()
+    content = bytes(recorder.content) + pickle.STOP
+    check_pickle(content, CALLED)
+    described = _Unpickler(io.BytesIO(content)).load()
     if not isinstance(described, _Description):
         raise ValueError("it does not hold a single array")
     return described

@@ -11,13 +11,10 @@ from pathlib import Path
 from typing_extensions import Buffer
 
 from lit_sparse.errors import DataError
+from lit_sparse.stored import ALWAYS, RATIO
 
 __all__ = ["BoundedReader", "bytes_of", "check_dense", "check_rows", "check_unpacked"]
 
-#: Number of bytes that any file may decompress to.
-ALWAYS = 2**28
-#: Maximal ratio beyond that. Text and images reach 5 to 30; the limit of deflate is 1032.
-RATIO = 250
 #: Number of lines or rows that any file may hold, and their maximal number per byte beyond that.
 ROWS, ROWS_PER_BYTE = 2**22, 4
 #: Number of bytes that any sparse table may take as a dense one.

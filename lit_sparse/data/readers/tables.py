@@ -19,6 +19,7 @@ from typing import Any
 from lit_sparse.data.readers.sizes import check_rows, check_unpacked
 from lit_sparse.data.readers.text_files import ending_of, numbered_lines
 from lit_sparse.errors import DataError, did_you_mean
+from lit_sparse.stored import open_plain
 
 __all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_of"]
 
@@ -192,7 +193,7 @@ def _cells(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
 def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # they come with datasets
     try:
-        with path.open("rb") as file, parquet.ParquetFile(file) as table:
+        with open_plain(path) as file, parquet.ParquetFile(file) as table:
             kept = needed(columns, table.schema_arrow.names)
             check_unpacked(path, 8 * table.metadata.num_rows * len(kept), what="its table")
             check_rows(path, table.metadata.num_rows)

@@ -15,6 +15,7 @@ from typing import IO
 
 from lit_sparse.data.readers.sizes import BoundedReader
 from lit_sparse.errors import DataError, did_you_mean
+from lit_sparse.stored import open_plain
 
 __all__ = ["ending_of", "in_folder", "numbered_lines", "open_bytes", "read_lines"]
 
@@ -69,7 +70,7 @@ def open_bytes(path: Path, *, strict: bool = True, lines: bool = False) -> Itera
         DataError: if it cannot be opened or, while it is read, is truncated or implausibly large.
     """
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             start = file.read(10)
             file.seek(0)
             for ending, (kind, magic, unpack) in PACKED.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -23,7 +22,8 @@ from lit_sparse.data.readers.sizes import BoundedReader, check_rows, check_unpac
 from lit_sparse.data.readers.tables import brief
 from lit_sparse.data.readers.text_files import in_folder, open_bytes
 from lit_sparse.errors import DataError
-from lit_sparse.stored import check_members
+from lit_sparse.pickles import check_torch_file
+from lit_sparse.stored import check_members, open_plain
 
 __all__ = ["read_vectors", "read_words"]
 
@@ -204,7 +204,7 @@ def _open_text(path: Path, width: int | None) -> Iterator[tuple[IO[bytes], str]]
             yield file, where
         return
     try:
-        with zipfile.ZipFile(path) as archive:
+        with open_plain(path) as opened, zipfile.ZipFile(opened) as archive:
             check_members(archive)
             member = _member(archive.namelist(), width, where)
             check_unpacked(path, archive.getinfo(member).file_size, what=f"its file {member!r}")
@@ -246,14 +246,19 @@ def _unpacked_cache(path: Path) -> Any:
     """Return the content of a torchtext cache: only tensors, lists, dicts and text, no code."""
     where = repr(str(path))
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
+        with open_plain(path) as file:
+            if not zipfile.is_zipfile(file):  # torch before 2.6 runs code of tar files despite `weights_only`
+                raise DataError(
+                    f"{where} is not a zip archive, as torch 1.6 and later write. Save it again with a newer torch."
+                )
+            with zipfile.ZipFile(file) as archive:
                 check_members(archive)
                 check_unpacked(path, sum(member.file_size for member in archive.infolist()), what="its content")
                 check_rows(path, sum(member.file_size for member in archive.infolist() if member.filename.endswith(".pkl")))
-        elif tarfile.is_tarfile(path):  # torch before 2.6 runs code of tar files despite `weights_only`
-            raise DataError(f"{where} is a tar archive, the format before torch 0.1.10. Save it again with a newer torch.")
-        return torch.load(path, map_location="cpu", weights_only=True)
+            file.seek(0)
+            check_torch_file(file)
+            file.seek(0)
+            return torch.load(file, map_location="cpu", weights_only=True)
     except DataError:
         raise
     except Exception as error:  # a truncated or forged file may raise anything
@@ -264,7 +269,7 @@ def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
     arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # they come with datasets
     try:
         vectors = read_npy(array, memory_mapped=True)
-        with index.open("rb") as file:
+        with open_plain(index) as file:
             check_rows(index, parquet.read_metadata(file).num_rows)
             words = parquet.read_table(file).column(0).to_pylist()
     except DataError:
