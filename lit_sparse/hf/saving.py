@@ -7,9 +7,11 @@ from typing import Any
 
 from torch import nn
 
+from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
 from lit_sparse.hf.layer_mapping import LayerMapping
 from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.hf.saved_files import SavedFiles
 from lit_sparse.hf.sparsify import ATTRIBUTE, attach
 from lit_sparse.trust import trusting
 
@@ -22,7 +24,8 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
     ``model_class.from_pretrained(path)`` would load it with softmax. It logs a warning then, of unexpected weights.
 
     The config names the classes of the mappings. They are checked before anything is built: allowed are classes of this
-    package, public layers of torch, parts from modules that the program has imported, and ``trust``.
+    package, public layers of torch, parts from modules that the program has imported, and ``trust``. A config that chooses
+    code, kernels, a quantization or files elsewhere is refused, and so is one with larger layers than the weights.
 
     Args:
         model_class: class of the model, or an ``AutoModel`` class.
@@ -35,11 +38,12 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
         The model in evaluation mode.
 
     Raises:
-        CheckpointError: if the config does not describe mappings, or names a class that is not allowed.
+        CheckpointError: if the config does not describe mappings, names a class that is not allowed, or does not fit the
+            weights.
         ConfigurationError: if ``attn_implementation`` is given too.
         MissingExtraError: without transformers.
     """
-    transformers = import_transformers()
+    import_transformers()
     if not isinstance(model_class, type):
         raise ConfigurationError(f"Expected a class of models of transformers, such as AutoModel, but got {model_class!r}.")
     if "attn_implementation" in options:
@@ -48,9 +52,10 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
             " choose another attention."
         )
     config = options.pop("config", None)
+    shared = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token")
+    files = SavedFiles(str(path), {name: options[name] for name in shared if name in options}, options.get("variant"))
     if config is None:
-        shared = ("cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token", "trust_remote_code")
-        config = transformers.AutoConfig.from_pretrained(path, **{name: options[name] for name in shared if name in options})
+        config = files.config(trust_remote_code=bool(options.get("trust_remote_code")))
     described = getattr(config, ATTRIBUTE, None)
     source = f"the config of {str(path)!r}"
     if not isinstance(described, dict) or not described:
@@ -59,8 +64,16 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
             f" {_name(model_class)}.from_pretrained, then call `lit_sparse.hf.sparsify(model, mapping)`."
         )
     concrete = _concrete(model_class, config)
+    limits = files.limits()
+    options = {"use_safetensors": True, **options}
     with trusting(trust):
-        model: Any = _with_mappings(concrete, described, source).from_pretrained(path, *args, config=config, **options)
+        try:
+            with limits.kept():
+                model: Any = _with_mappings(concrete, described, source).from_pretrained(path, *args, config=config, **options)
+        except OSError:  # a file is not there
+            raise
+        except Exception as error:  # wrong values of a config raise anything
+            raise restoring_error(source, error) from error
         model.__class__ = concrete
         # Loading starts on the meta device, where tensors that are not saved get no values: rebuild, and keep what was loaded.
         loaded = {name: part.state_dict() for name, part in model.named_modules() if isinstance(part, LayerMapping)}

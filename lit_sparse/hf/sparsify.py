@@ -162,7 +162,8 @@ def attach(model: Any, described: Mapping[str, Any], source: str = "the config")
     Raises:
         CheckpointError: if the description does not fit the model, or names a class that is not a mapping or not allowed.
     """
-    parts = dict(model.named_modules())
+    whole = _pretrained(model)
+    parts = {name: part for name, part in model.named_modules() if not any(part is one for one in whole)}
     new: dict[str, LayerMapping] = {}
     for name, description in described.items():
         if name not in parts:
@@ -172,7 +173,7 @@ def attach(model: Any, described: Mapping[str, Any], source: str = "the config")
         place = next(parts[name].parameters(), torch.empty(()))
         set_mapping(parts[name], part.to(place.device))
     register()
-    use_attention(model, BY_LAYER_BOOLEAN if all(part._supports_sdpa for part in _pretrained(model)) else BY_LAYER)
+    use_attention(model, BY_LAYER_BOOLEAN if all(part._supports_sdpa for part in whole) else BY_LAYER)
     setattr(model.config, ATTRIBUTE, dict(described))
 
 

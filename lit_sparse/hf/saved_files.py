@@ -1,0 +1,154 @@
+"""Checks the files of a saved model of transformers before they are loaded: they may come from anyone.
+
+A config of transformers holds more than sizes: some keys choose code, kernels or files from elsewhere.
+"""
+
+from __future__ import annotations
+
+import math
+import reprlib
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lit_sparse.allocation import SPARE_ELEMENTS, SPARE_PARAMETERS, Limits
+from lit_sparse.checkpoint_files import restoring_error
+from lit_sparse.errors import CheckpointError, ConfigurationError
+from lit_sparse.hf.requirement import import_transformers
+from lit_sparse.stored import open_plain, read_json
+
+__all__ = ["SavedFiles"]
+
+#: Keys that choose code or files; keys that start with an underscore are transformers' own, and dropped.
+ACTING = {
+    *("attn_implementation", "custom_pipelines", "distributed_config", "experts_implementation", "fusion_config"),
+    *("kernel_config", "quantization_config", "transformers_weights", "trust_remote_code", "use_kernels"),
+}
+#: Largest number of layers, labels and the like, for each of which a config makes an entry.
+MOST = 10**6
+
+
+class SavedFiles:
+    """The files of a saved model.
+
+    Args:
+        path: folder, or name on the hub.
+        shared: arguments of transformers that say where the files are.
+        variant: part of the names of the weights.
+    """
+
+    def __init__(self, path: str, shared: Mapping[str, Any], variant: str | None) -> None:
+        self.path, self.shared, self.variant = path, shared, variant
+
+    def config(self, *, trust_remote_code: bool) -> Any:
+        """Return the config of transformers.
+
+        Args:
+            trust_remote_code: whether the user allows the config to name code.
+
+        Raises:
+            CheckpointError: if it is damaged, or chooses code or files.
+        """
+        transformers = import_transformers()
+        content, source = self._json("config.json"), f"the config of {self.path!r}"
+        if content is None:
+            raise CheckpointError(f"Expected a saved model in {self.path!r} but there is no config.json. Give its folder.")
+        content = _plain(content, source)
+        if trust_remote_code:
+            return transformers.AutoConfig.from_pretrained(self.path, **self.shared, trust_remote_code=True)
+        kind = content.get("model_type")
+        if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
+            raise CheckpointError(
+                f"Expected {source} to name a model of transformers but got {kind!r:.80}. Update transformers."
+            )
+        try:
+            return transformers.CONFIG_MAPPING[kind].from_dict(content)
+        except Exception as error:  # its constructor raises anything
+            raise restoring_error(source, error) from error
+
+    def limits(self) -> Limits:
+        """Check the other files, and return the limits of a model with these weights.
+
+        Raises:
+            CheckpointError: if a file is damaged, or leads elsewhere.
+        """
+        if self._file("adapter_config.json") is not None:
+            raise CheckpointError(
+                f"{self.path!r} holds an adapter, whose config names the model to load. Load that model, then the adapter by"
+                " peft."
+            )
+        self._json("generation_config.json")
+        elements = parameters = 0
+        for name in self._weights():
+            if (file := self._file(name)) is not None:  # transformers says what is missing
+                sizes = _sizes(file)
+                elements, parameters = elements + sum(sizes), parameters + len(sizes)
+        return Limits(f"the config of {self.path!r}", 2 * elements + SPARE_ELEMENTS, 2 * parameters + SPARE_PARAMETERS)
+
+    def _weights(self) -> list[str]:
+        """Return the names of the files of the weights."""
+        middle = f".{self.variant}" if self.variant else ""
+        whole, index = f"model{middle}.safetensors", f"model.safetensors.index{middle}.json"
+        if list(Path(self.path, self.shared.get("subfolder") or "").glob("shard-*.safetensors")):  # they would come first
+            raise CheckpointError(f"Expected one model in {self.path!r} but got parts of several processes. Save it whole.")
+        if self._file(whole) is not None or (content := self._json(index)) is None:
+            return [whole]
+        places = content.get("weight_map")
+        names = sorted({str(name)[:200] for name in places.values()}) if isinstance(places, dict) else [""]
+        if odd := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
+            raise CheckpointError(f"{index} in {self.path!r} names the weights {odd[0]!r}, which are not a file beside it.")
+        return names
+
+    def _file(self, name: str) -> Path | None:
+        """Return the path of a file, fetched from the hub if need be, or None if there is none."""
+        cached_file = import_module("transformers.utils").cached_file
+        found = cached_file(self.path, name, **self.shared, _raise_exceptions_for_missing_entries=False)
+        return None if found is None else Path(found)
+
+    def _json(self, name: str) -> dict[Any, Any] | None:
+        file = self._file(name)
+        try:
+            return None if file is None else read_json(file)
+        except ConfigurationError as error:
+            raise CheckpointError(str(error)) from error
+
+
+def _plain(content: dict[Any, Any], source: str) -> dict[Any, Any]:
+    """Return a config without transformers' own entries, after a check of the others at each level.
+
+    Raises:
+        CheckpointError: naming the key.
+    """
+    for key, value in content.items():
+        wrong = key in ACTING and value is not None
+        if key in ("dtype", "torch_dtype") and value is not None:
+            wrong = not isinstance(value, str) or not isinstance(getattr(torch, value, None), torch.dtype)
+        if isinstance(value, int) and (key.startswith("num_") or "layer" in key):
+            wrong = value > MOST
+        if wrong:
+            raise CheckpointError(
+                f"Expected {source} to describe a model alone but got {key!r} = {reprlib.repr(value)}. Remove the key, or give"
+                " the argument when you load."
+            )
+    return {
+        key: _plain(value, source) if isinstance(value, dict) else value
+        for key, value in content.items()
+        if not key.startswith("_") and key not in ("auto_map", "name_or_path")
+    }
+
+
+def _sizes(file: Path) -> list[int]:
+    """Return the number of elements of each tensor in a file of safetensors.
+
+    Raises:
+        CheckpointError: if the file is damaged.
+    """
+    safetensors = import_module("safetensors")
+    try:
+        with open_plain(file), safetensors.safe_open(file, "pt") as opened:
+            return [math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()]  # noqa: SIM118
+    except (OSError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"The weights {str(file)!r} cannot be read: {error}. Fetch or save them again.") from error

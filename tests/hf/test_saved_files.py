@@ -1,0 +1,134 @@
+"""The files of a saved model choose no code, no other files, and no sizes that its weights do not have."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+
+from lit_sparse.errors import CheckpointError  # noqa: E402
+from lit_sparse.hf import from_pretrained, sparsify  # noqa: E402
+from lit_sparse.mappings import Sparsemax  # noqa: E402
+
+from . import tiny  # noqa: E402
+
+SPARSEMAX = {"class_path": "lit_sparse.mappings.Sparsemax", "init_args": {}}
+LARGE = {"class_path": "lit_sparse.mappings.LearnableEntmax", "init_args": {"shape": [10**6, 10**6]}}
+KERNELS = "kernels-community/flash-attn"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+#: Changes of a config that are refused, and the message.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "attention": ({"attn_implementation": KERNELS}, "'attn_implementation' = 'kernels"),
+    "attention below": ({"text_config": {"a": {"attn_implementation": KERNELS}}}, "'attn_implementation'"),
+    "experts": ({"experts_implementation": KERNELS}, "'experts_implementation'"),
+    "quantization": ({"quantization_config": {"quant_method": "gptq", "bits": 4}}, "'quantization_config'"),
+    "code": ({"trust_remote_code": True}, "'trust_remote_code' = True"),
+    "weights elsewhere": ({"transformers_weights": "../other.safetensors"}, "'transformers_weights'"),
+    "dtype": ({"dtype": "hub"}, "'dtype' = 'hub'"),
+    "torch_dtype": ({"torch_dtype": 3}, "'torch_dtype' = 3"),
+    "labels": ({"num_labels": 10**9}, "'num_labels' = 1000000000"),
+    "layers": ({"num_hidden_layers": 10**6}, "more than 546 parameters"),
+    "width": ({"hidden_size": 10**8}, "a tensor of 5,000,000,000 elements"),
+    "words": ({"vocab_size": 10**12}, "elements"),
+    "other width": ({"intermediate_size": 48}, "does not fit the model"),
+    "activation": ({"hidden_act": "os.system"}, "does not fit the model"),
+    "method": ({"to_dict": 3}, "does not fit the model"),
+    "model": ({"model_type": "evil"}, "to name a model of transformers but got 'evil'"),
+    "models": ({"model_type": ["llama"]}, r"a model of transformers but got \['llama'\]"),
+    "root": ({"lit_sparse": {"": SPARSEMAX}}, "layers of LlamaForCausalLM but got ''"),
+    "base": ({"lit_sparse": {"model": SPARSEMAX}}, "layers of LlamaForCausalLM but got 'model'"),
+    "mapping": ({"lit_sparse": {"model.layers.0.self_attn": LARGE}}, "a tensor of 1,000,000,000,000 elements"),
+}
+
+
+def hollow(path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [2**30], "data_offsets": [0, 2**32]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header)
+    os.truncate(path, 8 + len(header) + 2**32)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def listed(path: Path, names: Any) -> None:
+    (path.parent / WEIGHTS).unlink()
+    path.write_text(json.dumps({"metadata": {}, "weight_map": names}))
+
+
+#: Changes of files that are refused.
+FILES: dict[str, tuple[str, Callable[[Path], object], type[Exception], str]] = {
+    "config, deep": ("config.json", lambda path: path.write_text("[" * 10**5), CheckpointError, "JSON in"),
+    "config, list": ("config.json", lambda path: path.write_text("[]"), CheckpointError, "keys and values"),
+    "config, none": ("config.json", Path.unlink, CheckpointError, "there is no config"),
+    "generation, deep": ("generation_config.json", lambda path: path.write_text("[" * 10**5), CheckpointError, "JSON in"),
+    "generation": ("generation_config.json", lambda path: path.write_text('{"update": 3}'), CheckpointError, "fit the model"),
+    "adapter": ("adapter_config.json", lambda path: path.write_text("{}"), CheckpointError, "holds an adapter"),
+    "parts": ("shard-00000-model-00001-of-00001.safetensors", Path.touch, CheckpointError, "parts of several processes"),
+    "index": (INDEX, lambda path: listed(path, {"a": "../first/model.safetensors"}), CheckpointError, "not a file beside it"),
+    "index, pickle": (INDEX, lambda path: listed(path, {"a": "pytorch_model.bin"}), CheckpointError, "not a file beside it"),
+    "index, list": (INDEX, lambda path: listed(path, [1]), CheckpointError, "not a file beside it"),
+    "weights, holes": (WEIGHTS, hollow, CheckpointError, "bytes are holes"),
+    "weights, cut": (WEIGHTS, lambda path: os.truncate(path, 1000), CheckpointError, "weights .* cannot be read"),
+    "weights, pipe": (WEIGHTS, pipe, OSError, "no file named"),
+    "weights, pickle": (WEIGHTS, lambda path: path.rename(path.with_name("pytorch_model.bin")), OSError, "no file named"),
+}
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, model = tmp_path_factory.mktemp("saved") / "first", tiny.llama()
+    sparsify(model, Sparsemax())
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(first: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(first, tmp_path / "model"))
+
+
+def change(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED.values(), ids=[*REFUSED])
+def test_a_config_is_refused(changes: dict[str, Any], message: str, model: Path) -> None:
+    change(model, **changes)
+    with pytest.raises(CheckpointError, match=message):
+        from_pretrained(transformers.LlamaForCausalLM, model)
+
+
+@pytest.mark.parametrize(("name", "edit", "error", "message"), FILES.values(), ids=[*FILES])
+def test_a_file_is_refused(
+    name: str, edit: Callable[[Path], object], error: type[Exception], message: str, model: Path
+) -> None:
+    edit(model / name)
+    with pytest.raises(error, match=message):
+        from_pretrained(transformers.LlamaForCausalLM, model)
+
+
+def test_private_keys_and_named_code_are_dropped(model: Path) -> None:
+    evil = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    change(model, auto_map=evil, _attn_implementation=KERNELS, _attn_implementation_internal=KERNELS, __class__="x")
+    (model / "evil.py").write_text("raise SystemExit")
+    found: Any = from_pretrained(transformers.AutoModelForCausalLM, model)
+    assert type(found) is transformers.LlamaForCausalLM
+    assert not hasattr(found.config, "auto_map") and "lit_sparse" in found.config._attn_implementation
+
+
+def test_a_model_in_several_files_is_loaded(model: Path) -> None:
+    whole: Any = from_pretrained(transformers.LlamaForCausalLM, model)
+    whole.save_pretrained(model.parent / "parts", max_shard_size="20KB")
+    assert len(list((model.parent / "parts").glob("model-*.safetensors"))) > 1
+    assert tiny.outputs_of(from_pretrained(transformers.LlamaForCausalLM, model.parent / "parts")).equal(tiny.outputs_of(whole))
