@@ -141,7 +141,7 @@ def _check_call(name: str, operands: Sequence[_Node], called: Collection[str]) -
     """Check a call of a class or function with its arguments, or an object whose state is set."""
     target, given = operands
     if name == "BUILD":
-        if target.made not in called or target.made.startswith("torch._utils."):
+        if target.made not in called or target.made in CALLED - {"collections.OrderedDict"}:
             raise UnpicklingError("the state of an object is set that is not plain data")
         return
     path = _path(target)

@@ -32,6 +32,8 @@ MAX_BYTES, MAX_YAML_BYTES = 2**26, 2**20
 ALWAYS, RATIO = 2**28, 250
 #: Largest number of cells of a table, and of values and levels of a YAML or JSON file.
 MAX_CELLS, MAX_VALUES, MAX_DEPTH = 10**7, 100_000, 50
+#: Largest number of pixels of a picture, which a browser unpacks.
+MAX_PIXELS = 2**26
 #: Largest number of digits of a number.
 MAX_DIGITS = 100
 TOO_MANY = f"more than {MAX_VALUES:,} values or {MAX_DEPTH} levels, with aliases written out"
@@ -375,6 +377,9 @@ def read_png(path: Path, within: Path) -> bytes:
     content = read_bytes(path, within) or b""
     if not content.startswith(PNG):
         raise _refusal(path, "a PNG picture", reprlib.repr(content[:8]), "Remove the file, or draw it again")
+    width, height = (int.from_bytes(content[start : start + 4], "big") for start in (16, 20))
+    if not 0 < width * height <= MAX_PIXELS:
+        raise _refusal(path, f"a picture of at most {MAX_PIXELS:,} pixels", f"{width:,} x {height:,}", ORIGIN)
     return content
 
 

@@ -34,9 +34,11 @@ PARTS = (
 )
 #: Packages that this package imports; that they are imported does not show that the user trusts them.
 DEPENDENCIES = {
-    *("accelerate", "datasets", "fsspec", "huggingface_hub", "jsonargparse", "lightning", "lightning_fabric", "numba", "numpy"),
-    *("onnxscript", "optuna", "pandas", "peft", "pytorch_lightning", "scipy", "sentence_transformers", "sklearn"),
-    *("sqlalchemy", "tensorboard", "tokenizers", "torch", "torchmetrics", "transformers", "triton"),
+    *("accelerate", "datasets", "fsspec", "h5py", "huggingface_hub", "jinja2", "joblib", "jsonargparse", "lightning"),
+    *("lightning_fabric", "lightning_utilities", "matplotlib", "mpl_toolkits", "numba", "numpy", "onnx", "onnxscript"),
+    *("optuna", "pandas", "peft", "PIL", "polib", "pyarrow", "pytorch_lightning", "sacremoses", "safetensors", "scipy"),
+    *("sentence_transformers", "shtab", "sklearn", "sqlalchemy", "tensorboard", "tokenizers", "torch", "torchmetrics"),
+    *("transformers", "triton", "typing_extensions", "yaml"),
 }
 #: Modules of both Lightnings with the scheduler that they wrap.
 LIGHTNING_CLI = ("pytorch_lightning.cli", "lightning.pytorch.cli")

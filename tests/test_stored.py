@@ -37,7 +37,12 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "yaml, in itself": (read_yaml, b"a: &a [*a]", "50 levels"),
     "yaml, laughs": (read_yaml, LAUGHS.encode(), "100,000 values"),
     "yaml, merges": (read_yaml, MERGES.encode(), "merge"),
-    "yaml, integer": (read_yaml, b"a: 0x" + b"f" * 5000, "64 bits"),
+    "yaml, integer": (read_yaml, b"a: 0x" + b"f" * 50, "64 bits"),
+    "yaml, base 60": (read_yaml, b"a: " + b"1:" * 400_000 + b"1", "a number of more than 64 bits"),
+    "yaml, base 60, tag": (read_yaml, b"a: !!float '" + b"1:" * 400_000 + b"1'", "a number of more than 64 bits"),
+    "yaml, digits": (read_yaml, b"a: " + b"9" * 5000, "a number of more than 64 bits"),
+    "yaml, twice": (read_yaml, b"a: 1\nb: 1\na: 2", "in line 3, column 1: a second key 'a'"),
+    "yaml, values": (read_yaml, b"a: [" + b"1," * 110_000 + b"]", "in line 1, .*100,000 values"),
     "yaml, large": (read_yaml, b"#" * (2**20 + 1), "at most 1,048,576 bytes"),
     "json, broken": (read_json, b"{broken", "JSON in"),
     "json, deep": (read_json, b"[" * 100_000, "JSON in"),
@@ -53,6 +58,8 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "attention, title": (read_attention, json.dumps({**ATTENTION, "title": None}).encode(), "a title"),
     "attention, list": (read_attention, b"[]", "a title"),
     "picture": (read_png, b"<svg>", "a PNG picture in .* but got b'<svg>'"),
+    "picture, huge": (read_png, b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"\0\1\0\0" * 2, "but got 65,536 x 65,536"),
+    "picture, cut": (read_png, b"\x89PNG\r\n\x1a\n", "but got 0 x 0"),
     "rows, no column": (rows, b"cell,x\na,1\n", "columns cell, seed in .* but got none of the name 'seed'"),
     "rows, seed": (rows, b"cell,seed\na,../b\n", "an integer as `seed` in line 2 in .* but got '../b'"),
     "rows, text": (rows, b"cell,seed,x\na,1,\nb,1,abc\n", "column 'x' in line 3 in .* but got 'abc'"),
@@ -105,6 +112,13 @@ def test_good_content_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert (read_yaml(file, tmp_path) or {})["b"] == [1, "x"]
     file.write_text("a: &a {x: 1}\nb: {<<: *a}\n")
     assert (read_yaml(file) or {})["b"] == {"x": 1}, "a file of the user's"
+    file.write_text(f"a: {{{', '.join(f'k{n}: 1:30' for n in range(200))}}}\n#{' ' * 2**20}\n")
+    monkeypatch.setattr(stored, "MAX_VALUES", 100)
+    assert len((read_yaml(file) or {})["a"]) == 200, "of any size"
+    file.write_text("a: 1\na: 2\n")
+    with pytest.raises(ConfigurationError, match="a second key 'a'"):
+        read_yaml(file)
+    monkeypatch.undo()
     file.write_text(json.dumps(ATTENTION))
     assert read_attention(file, tmp_path) == ATTENTION
     file.write_text('\ufeffcell,seed,x,values\na,-1,nan,1 2\n\n"b,\n",2,,\nc,3,0.')
@@ -152,3 +166,27 @@ def test_a_continued_run_reads_its_metrics_with_the_same_checks(content: bytes, 
     with pytest.raises(ConfigurationError, match=r"metrics\.csv"):
         RunCSVLogger(str(tmp_path), kept=1).experiment  # noqa: B018
     assert (tmp_path / "metrics.csv").read_bytes() == content
+
+
+def test_a_file_that_is_replaced_by_another_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between a check of the name and the opening of the file."""
+    (tmp_path / "outside").write_text("a: 1\n")
+    (tmp_path / "run").mkdir()
+    file, opened = tmp_path / "run" / "file", os.open
+
+    def replacing(path: Any, flags: int, *args: Any, **options: Any) -> int:
+        if str(path).endswith("file"):
+            file.unlink()
+            make()
+        return opened(path, flags, *args, **options)
+
+    monkeypatch.setattr(stored.os, "open", replacing)
+    monkeypatch.setattr(stored.os, "supports_dir_fd", {replacing})
+    for make, within, kind in (
+        (lambda: file.symlink_to(tmp_path / "outside"), tmp_path / "run", "a symbolic link"),
+        (lambda: os.mkfifo(file), None, "a pipe"),
+    ):
+        file.unlink(missing_ok=True)
+        file.write_text("a: 2\n")
+        with pytest.raises(ConfigurationError, match=kind):
+            read_yaml(file, within)

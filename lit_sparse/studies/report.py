@@ -27,6 +27,8 @@ __all__ = ["main", "page_of", "parser"]
 
 #: Options that differ between all runs.
 FREE = ("output_dir", "name", "ckpt_path")
+#: Largest number of bytes of all pictures of a page.
+MOST = 2**27
 #: In place of the settings of rows that neither the study nor a run folder has.
 UNKNOWN = "Not known: the rows have other settings than the study has now, or none, and their run folders are gone."
 
@@ -128,16 +130,21 @@ def _cells(runner: Runner, stored: Sequence[Row]) -> list[Run]:
 def _runs(pairs: Sequence[tuple[str, Path]]) -> list[Run]:
     """Return a section for each run."""
     configs: list[Any] = []
-    found = []
+    found, left = [], MOST
     for name, folder in pairs:
         path = folder / "config.yaml"
         config = {key: value for key, value in (read_yaml(path, folder) or {}).items() if key not in FREE}
         text = read_text(path, folder) or ""
         configs.append(config)
-        pictures = [
-            {"name": picture.stem.replace("_", " "), "data": base64.b64encode(read_png(picture, folder)).decode()}
-            for picture in sorted((folder / "pictures").glob("*.png"))
-        ]
+        pictures = []
+        for picture in sorted((folder / "pictures").glob("*.png")):
+            data = base64.b64encode(read_png(picture, folder)).decode()
+            left -= len(data)
+            if left < 0:
+                raise ConfigurationError(
+                    f"Expected pictures of at most {MOST:,} bytes in all but got more, up to {str(picture)!r}. Remove some."
+                )
+            pictures.append({"name": picture.stem.replace("_", " "), "data": data})
         maps = [read_attention(path, folder) for path in sorted((folder / "pictures/attention").glob("*.json"))]
         found.append(Run(name, config=text, differences=changes(configs[0], config), pictures=pictures, maps=maps))
     return found

@@ -223,3 +223,14 @@ def test_the_page_in_a_browser(page: Path, browser: Any) -> None:
     ]
     assert not [message for message in requested if '"url":"http' in message]
     assert all(figure.get_attribute("aria-label") for figure in browser.find_elements("css selector", "figure[role=img]"))
+
+
+def test_the_pictures_of_a_page_have_a_limit_in_all(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a" / "pictures"
+    for number in range(5):
+        (folder / f"{number}.png").hardlink_to(folder / "support_size.png")
+    monkeypatch.setattr("lit_sparse.studies.report.MOST", 4 * len(PNG))
+    assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "report.html")]) == 2
+    assert "Expected pictures of at most" in capsys.readouterr().err
