@@ -172,12 +172,13 @@ def test_a_file_that_is_replaced_by_another_is_not_read(tmp_path: Path, monkeypa
     """Between a check of the name and the opening of the file."""
     (tmp_path / "outside").write_text("a: 1\n")
     (tmp_path / "run").mkdir()
+    makers: list[Callable[[], object]] = []
     file, opened = tmp_path / "run" / "file", os.open
 
     def replacing(path: Any, flags: int, *args: Any, **options: Any) -> int:
         if str(path).endswith("file"):
             file.unlink()
-            make()
+            makers.pop()()
         return opened(path, flags, *args, **options)
 
     monkeypatch.setattr(stored.os, "open", replacing)
@@ -188,5 +189,6 @@ def test_a_file_that_is_replaced_by_another_is_not_read(tmp_path: Path, monkeypa
     ):
         file.unlink(missing_ok=True)
         file.write_text("a: 2\n")
+        makers.append(make)
         with pytest.raises(ConfigurationError, match=kind):
             read_yaml(file, within)
