@@ -172,7 +172,7 @@ class _StoredLoader(_Loader):
         """Read a value with the values in it, and count them."""
         self.values, self.level = self.values + 1, self.level + 1
         if self.values > MAX_VALUES or self.level > MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, TOO_MANY, self.peek_event().start_mark)
+            raise yaml.composer.ComposerError(None, None, TOO_MANY, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         self.level -= 1
         return node
@@ -238,7 +238,7 @@ def _parsed(path: Path, within: Path | None) -> tuple[Any] | None:
 def _mapping(path: Path, content: Any) -> dict[Any, Any]:
     if not isinstance(content, dict):
         raise _refusal(path, "keys and values", type(content).__name__, REPAIR)
-    return content
+    return content  # type: ignore[no-any-return]
 
 
 def _checked(path: Path, content: Any) -> dict[Any, Any]:
