@@ -243,7 +243,8 @@ def _mapping(path: Path, content: Any) -> dict[Any, Any]:
 
 def _checked(path: Path, content: Any) -> dict[Any, Any]:
     """Return a dictionary that is small enough to be compared and written, with aliases written out."""
-    pending: list[tuple[Any, int]] = [(_mapping(path, content), 1)]
+    checked = _mapping(path, content)
+    pending: list[tuple[Any, int]] = [(checked, 1)]
     values = 0
     while pending:
         value, depth = pending.pop()
@@ -254,7 +255,7 @@ def _checked(path: Path, content: Any) -> dict[Any, Any]:
             raise _refusal(path, f"no {TOO_MANY}", "them", ORIGIN)
         if isinstance(value, int) and value.bit_length() > 64:
             raise _refusal(path, "integers of at most 64 bits", "a longer one", REPAIR)
-    return content
+    return checked
 
 
 def read_table(
