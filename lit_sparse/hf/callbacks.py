@@ -42,7 +42,7 @@ class SparsityCallback(_Callback):
     also logged over all heads, as ``attention/support`` and ``attention/zeros``. Weights are counted before dropout, over
     all processes; examples that the Trainer repeats to fill the processes' last batch count again. Layers are numbered in
     the order of the report of :func:`lit_sparse.hf.sparsify`. Evaluations during training are logged with the prefix
-    ``eval_``. All are rows of their own, besides those of the Trainer.
+    ``eval_``. Each log is a row of its own; the Trainer's rows stay as they are.
 
     Args:
         trainer: the Trainer, whose ``log`` is called.

@@ -43,7 +43,7 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
 
 
 class HoyerSparseness(ExactMetric):
-    """Mean Hoyer sparseness of vectors; zero vectors and those of fewer than two numbers, where it is undefined, are left out.
+    """Mean Hoyer sparseness of vectors; it leaves out zero vectors and vectors of size 0 or 1, whose sparseness is undefined.
 
     Args:
         dim: dimension along which the vectors lie.
