@@ -146,7 +146,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             without N if unbatched, or None. S' counts the positions that ``add_bias_kv`` and ``add_zero_attn`` append.
 
         Raises:
-            ConfigurationError: if the shapes or dtypes do not fit, a mask is neither boolean nor floating, or ``is_causal`` stands alone.
+            ConfigurationError: if the shapes or dtypes do not fit, a mask is neither boolean nor floating, or ``is_causal``
+                stands alone.
         """
         if query.is_nested:
             if not (key_padding_mask is None and attn_mask is None and self.batch_first):
