@@ -14,7 +14,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.masking import align_parameter
 from lit_sparse.nn.block_attention import saves, serves
-from lit_sparse.nn.dense_attention import dense_attention, group_size, number_of_scores
+from lit_sparse.nn.dense_attention import dense_attention, number_of_scores
 from lit_sparse.nn.sparse_attention import Pairs, leading_of, refusal, sparse_attention
 from lit_sparse.nn.traced_attention import is_traceable, traced_attention
 from lit_sparse.torch_internals import can_read_values
@@ -218,7 +218,7 @@ def _worthwhile(query: Tensor, key: Tensor) -> bool:
 def _leading(query: Tensor, key: Tensor, value: Tensor, shapes: str) -> tuple[int, ...]:
     """Return the leading dimensions of the scores; check that heads of queries can share the keys."""
     heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value)]
-    shared = group_size(query, key) > 1
+    shared = heads[1] > 1 and heads[0] not in (1, heads[1])
     if shared and (heads[0] % heads[1] or heads[1] != heads[2]):
         raise ConfigurationError(
             f"Expected as many heads of keys as of values, and a number that divides that of the queries, but got shapes"
