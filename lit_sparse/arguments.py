@@ -33,7 +33,8 @@ def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
     """Return the parameters of a constructor by name, without ``self``.
 
     A constructor with ``**options`` passes them on: its other parameters are those of the next constructor in the method
-    resolution order, and so on. A class whose constructor passes a fixed value to one of these must list it as its own.
+    resolution order, and so on, except positional ones (before a slash). A class whose constructor passes a fixed value to
+    one of these must list it as its own.
 
     Args:
         cls: any class.
@@ -44,7 +45,11 @@ def constructor_parameters(cls: type) -> dict[str, inspect.Parameter]:
             continue
         own = dict(list(inspect.signature(kind.__init__).parameters.items())[1:])  # type: ignore[misc]
         options = next((name for name, parameter in own.items() if parameter.kind is parameter.VAR_KEYWORD), None)
-        parameters |= {name: parameter for name, parameter in own.items() if name not in parameters}
+        parameters |= {
+            name: parameter
+            for name, parameter in own.items()
+            if name not in parameters and (kind is cls or parameter.kind is not parameter.POSITIONAL_ONLY)
+        }
         if options is None or kind is object:
             return parameters
         parameters.pop(options)

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_sparse.aliases import new_path, renamed
-from lit_sparse.arguments import constructor_parameters
+from lit_sparse.arguments import KeepsArguments, constructor_parameters
 from lit_sparse.errors import CheckpointError, did_you_mean
 from lit_sparse.structures import Factor, FactorGraph, Structure
 from lit_sparse.trust import find_imported, is_allowed, trusted
@@ -42,8 +42,8 @@ BUILT_LATER = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 def describe(value: Any) -> Any:
     """Return numbers, strings, lists and dicts from which the command line can rebuild ``value``.
 
-    Parts are described by their class and by the arguments that they store as attributes of the same name. Callables such as
-    ``functools.partial(torch.optim.Adam, lr=1e-3)`` are described by their class and keywords.
+    Parts are described by their class and by the arguments that they keep or store as attributes of the same name. Callables
+    such as ``functools.partial(torch.optim.Adam, lr=1e-3)`` are described by their class and keywords.
 
     Raises:
         TypeError: if there is no description, as for a lambda.
@@ -406,12 +406,13 @@ def _is_file(text: str) -> bool:
 
 def _init_args(part: nn.Module | Structure | FactorGraph | Factor) -> dict[str, Any]:
     described: dict[str, Any] = {}
+    kept = part._arguments if isinstance(part, KeepsArguments) else {}
     if type(part).__init__ is nn.Module.__init__:  # it takes no arguments, unlike its signature
         return described
     for name, parameter in constructor_parameters(type(part)).items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(f"{type(part).__name__} takes arbitrary arguments and does not store them by their names")
-        value = getattr(part, name, _MISSING)
+        value = kept[name] if name in kept else getattr(part, name, _MISSING)
         if value is _MISSING:
             raise TypeError(f"{type(part).__name__} does not store its argument `{name}` as an attribute of the same name")
         described[name] = describe(value)

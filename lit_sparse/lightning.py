@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from pytorch_lightning.core.mixins.hparams_mixin import _given_hyperparameters
     from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
     from pytorch_lightning.loggers.csv_logs import ExperimentWriter
+    from pytorch_lightning.overrides.distributed import _IndexBatchSamplerWrapper
     from pytorch_lightning.plugins import DoublePrecision, MixedPrecision, Precision, TorchCheckpointIO
     from pytorch_lightning.trainer.call import _call_callback_hooks, _call_lightning_module_hook
     from pytorch_lightning.utilities import rank_zero_info, rank_zero_only, rank_zero_warn
@@ -59,6 +60,7 @@ PLACES = {
     "core.mixins.hparams_mixin": "_given_hyperparameters",
     "loggers": "CSVLogger Logger TensorBoardLogger",
     "loggers.csv_logs": "ExperimentWriter",
+    "overrides.distributed": "_IndexBatchSamplerWrapper",
     "plugins": "DoublePrecision MixedPrecision Precision TorchCheckpointIO",
     "plugins.environments": "LightningEnvironment SLURMEnvironment",
     "trainer.call": "_call_callback_hooks _call_lightning_module_hook",

@@ -15,13 +15,21 @@ batches. This module gives each checkpoint counters of one of three forms, which
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 from torch import Tensor
 
-from lit_sparse.lightning import EarlyStopping, EarlyStoppingReason, Timer, _given_hyperparameters, pl
+from lit_sparse.lightning import (
+    EarlyStopping,
+    EarlyStoppingReason,
+    Timer,
+    _given_hyperparameters,
+    _IndexBatchSamplerWrapper,
+    pl,
+)
 
 __all__ = [
     "after_restore",
@@ -30,6 +38,7 @@ __all__ = [
     "describe_end",
     "describe_progress",
     "given_hyperparameters",
+    "index_sampler",
     "limits_of",
     "next_row",
     "restore_end",
@@ -72,6 +81,29 @@ def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
 def given_hyperparameters() -> dict[str, Any]:
     """Return the arguments with which Lightning's command line is building a model, or an empty dict outside of it."""
     return _given_hyperparameters.get() or {}
+
+
+class _Lists(Sequence[Any]):
+    """The rows of tensors as lists, made when they are read."""
+
+    def __init__(self, rows: Sequence[Tensor]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self.rows[place].tolist()
+
+
+def index_sampler(batches: Sequence[Tensor]) -> Any:
+    """Return the batch sampler of a loader, in which Lightning looks up the indices that a ``BasePredictionWriter`` gets.
+
+    Args:
+        batches: indices (B,) of the examples of each batch.
+    """
+    sampler: Any = SimpleNamespace(seen_batch_indices=_Lists(batches))
+    return _IndexBatchSamplerWrapper(sampler)  # takes over its attributes
 
 
 def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from lit_sparse.checkpoint_files import load_module
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
+from lit_sparse.lightning_internals import index_sampler
 
 __all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled", "warn_without_test"]
 
@@ -269,12 +270,14 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             )
         share = self.eval_order(split)[rank::processes]
         batches = in_batches(share, self.eval_batch_size) or [share]  # Lightning skips the hooks of an epoch without batches
-        return EpochLoader(
+        loader = EpochLoader(
             lambda epoch: batches,
             lambda epoch, indices: self.fetch(split, 0, indices) if len(indices) else {},
             num_workers=self.num_workers,
             pin_memory=torch.cuda.is_available(),
         )
+        loader.batch_sampler = index_sampler(batches)
+        return loader
 
     def _has_independent_rows(self) -> bool:
         """Return whether small batches can be fetched together, see ``independent_rows``."""

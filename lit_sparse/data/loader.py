@@ -42,6 +42,9 @@ class EpochLoader:
             batch by itself.
     """
 
+    #: Where Lightning looks up the indices of predicted batches.
+    batch_sampler: Any = None
+
     @former_arguments(plan="batch_indices")
     def __init__(
         self,

@@ -42,7 +42,7 @@ class SparsityCallback(_Callback):
     also logged over all heads, as ``attention/support`` and ``attention/zeros``. Weights are counted before dropout, over
     all processes; examples that the Trainer repeats to fill the processes' last batch count again. Layers are numbered in
     the order of the report of :func:`lit_sparse.hf.sparsify`. Evaluations during training are logged with the prefix
-    ``eval_``.
+    ``eval_``. Each log is a row of its own; the Trainer's rows stay as they are.
 
     Args:
         trainer: the Trainer, whose ``log`` is called.
@@ -82,7 +82,7 @@ class SparsityCallback(_Callback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
         """Log the counts of the step, and count in an evaluation that follows."""
-        self._log(model, "")
+        self._log(model, control, "")
         self.on_epoch_end(args, state, control, model)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
@@ -92,9 +92,9 @@ class SparsityCallback(_Callback):
 
     def on_evaluate(self, args: Any, state: Any, control: Any, model: nn.Module, **_options: Any) -> None:
         """Log the counts of the evaluation."""
-        self._log(model, "eval_")
+        self._log(model, control, "eval_")
 
-    def _log(self, model: nn.Module, prefix: str) -> None:
+    def _log(self, model: nn.Module, control: Any, prefix: str) -> None:
         parts = _layers(model)
         if not any(part.recording for part in parts):
             return
@@ -102,7 +102,9 @@ class SparsityCallback(_Callback):
         _record(model, False)
         values = _values(_over_processes(counts), prefix, self.per_head)
         if values:
+            wanted = control.should_log
             self.trainer.log(values)
+            control.should_log = wanted  # a row of our own does not replace the Trainer's
 
 
 def _over_processes(counts: list[Tensor | None]) -> list[Tensor | None]:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lit_sparse.checks import FLOATS, check_dim, check_mask
 from lit_sparse.errors import ConfigurationError, full_name
 
-__all__ = ["allowed_scores", "along_last"]
+__all__ = ["align_parameter", "allowed_scores", "along_last"]
 
 
 def along_last(
@@ -69,18 +69,24 @@ def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor
 
 def _aligned(parameter: float | Tensor, scores: Tensor, dim: int) -> float | Tensor:
     """Give a parameter as many dimensions as the scores; its size along ``dim`` must be 1."""
-    if not isinstance(parameter, Tensor):
-        return parameter
-    missing, given = scores.dim() - parameter.dim(), tuple(parameter.shape)
+    return align_parameter(parameter, tuple(scores.shape), dim) if isinstance(parameter, Tensor) else parameter
+
+
+def align_parameter(parameter: Tensor, shape: tuple[int, ...], dim: int) -> Tensor:
+    """Return a parameter with as many dimensions as scores of a shape.
+
+    Raises:
+        ConfigurationError: if it cannot be broadcast to the scores, or its size along ``dim`` is not 1.
+    """
+    missing, given = len(shape) - parameter.dim(), tuple(parameter.shape)
     if missing > 0:
         parameter = parameter.reshape((1,) * missing + parameter.shape)
     fits = missing >= 0 and all(
-        p == 1 or (p == s and i != dim % scores.dim())
-        for i, (p, s) in enumerate(zip(parameter.shape, scores.shape, strict=True))
+        p == 1 or (p == s and i != dim % len(shape)) for i, (p, s) in enumerate(zip(parameter.shape, shape, strict=True))
     )
     if not fits:
         raise ConfigurationError(
-            f"Expected a tensor of parameters that can be broadcast to the scores' shape {tuple(scores.shape)}, with size 1"
+            f"Expected a tensor of parameters that can be broadcast to the scores' shape {shape}, with size 1"
             f" along dimension {dim}, but got shape {given}. For one number a head of scores (B, H, L, L) give it (H, 1, 1)."
         )
     return parameter

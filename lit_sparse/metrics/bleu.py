@@ -45,6 +45,7 @@ class Bleu(TextMetric):
         name: key of the score. Further keys are ``{name}_bp`` (the brevity penalty), ``{name}_ratio`` (length of hypotheses
             over length of references) and ``{name}_precision1`` .. ``{name}_precision4``.
         language: language of the Moses tokenizer; the rules of English apply to languages that sacremoses does not support.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
         ConfigurationError: if an argument is not allowed.
@@ -62,8 +63,10 @@ class Bleu(TextMetric):
         True
     """
 
-    def __init__(self, tokenize: str = "13a", lowercase: bool = False, name: str = "bleu", language: str = "en") -> None:
-        super().__init__(2 + 2 * ORDERS)
+    def __init__(
+        self, tokenize: str = "13a", lowercase: bool = False, name: str = "bleu", language: str = "en", **options: Any
+    ) -> None:
+        super().__init__(2 + 2 * ORDERS, **options)
         self.tokenize = _check_tokenizer(tokenize)
         self.lowercase = check_flag("lowercase", lowercase)
         self.name = check_name("name", name)
@@ -111,6 +114,7 @@ class ChrF(TextMetric):
         word_order: length of the longest word n-grams; 0 is chrF, 2 is chrF++.
         lowercase: whether to compare lower-cased texts.
         name: key of the score.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
         ConfigurationError: if an argument is not allowed.
@@ -125,8 +129,8 @@ class ChrF(TextMetric):
         100.0
     """
 
-    def __init__(self, word_order: int = 0, lowercase: bool = False, name: str = "chrf") -> None:
-        super().__init__(3 * (6 + check_count("word_order", word_order, least=0)))
+    def __init__(self, word_order: int = 0, lowercase: bool = False, name: str = "chrf", **options: Any) -> None:
+        super().__init__(3 * (6 + check_count("word_order", word_order, least=0)), **options)
         self.word_order = word_order
         self.lowercase = check_flag("lowercase", lowercase)
         self.name = check_name("name", name)

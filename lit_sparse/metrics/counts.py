@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ class CountHistogram(ExactMetric):
 
     Args:
         max_count: largest count with its own bin; larger ones share the last bin but enter mean and total exactly.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
         ConfigurationError: if ``max_count`` is not a positive integer.
@@ -28,12 +31,11 @@ class CountHistogram(ExactMetric):
         {'mean': 3.25, 'p10': 1.0, 'median': 1.0, 'p90': 10.0, 'total': 13.0}
     """
 
-    full_state_update = False
     counts: Tensor
     total: Tensor
 
-    def __init__(self, max_count: int = 1024) -> None:
-        super().__init__()
+    def __init__(self, max_count: int = 1024, **options: Any) -> None:
+        super().__init__(**options)
         if isinstance(max_count, bool) or not isinstance(max_count, int) or max_count < 1:
             raise ConfigurationError(f"Expected argument `max_count` to be a positive integer but got {max_count!r}.")
         self.max_count = max_count
@@ -45,8 +47,15 @@ class CountHistogram(ExactMetric):
 
         Args:
             counts: integers >= 0 of any shape, one per decision.
+
+        Raises:
+            ConfigurationError: for another dtype, or, on the CPU, a negative count.
         """
+        if counts.is_floating_point() or counts.is_complex():
+            raise ConfigurationError(f"Expected counts in an integer tensor but got {counts.dtype}.")
         counts = counts.detach().reshape(-1).long()
+        if counts.device.type == "cpu" and len(counts) and int(counts.min()) < 0:
+            raise ConfigurationError(f"Expected counts of at least 0 but got {int(counts.min())}.")
         self.counts.index_add_(0, counts.clamp(max=self.max_count), torch.ones_like(counts))
         self.total += counts.sum()
 

@@ -1,25 +1,60 @@
-"""Metrics whose states keep full precision."""
+"""The base of all metrics: exact states, and torchmetrics' keyword arguments."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from hashlib import blake2b
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torchmetrics import Metric
 from typing_extensions import Self, override
 
+from lit_sparse.arguments import KeepsArguments
+
 __all__ = ["ExactMetric"]
 
 
-class ExactMetric(Metric):
+class ExactMetric(KeepsArguments, Metric):
     """A metric whose states keep their dtype when the module that holds it is cast.
 
     Otherwise ``module.to(torch.bfloat16)``, for example by ``precision="bf16-true"``, would sum in 8 bits, and a mean over more
-    than some hundred examples would be wrong.
+    than some hundred examples would be wrong. In a ``MetricCollection`` it shares its states only with metrics of the same
+    class and arguments.
+
+    The arguments are the keyword arguments of every metric of torchmetrics, which describes them. A subclass takes them as
+    ``**options``.
     """
 
     full_state_update = False
+    is_differentiable = False
+    higher_is_better: ClassVar[bool | None] = None
+
+    def __init__(
+        self,
+        *,
+        compute_on_cpu: bool = False,
+        dist_sync_on_step: bool = False,
+        process_group: Any = None,
+        dist_sync_fn: Callable[..., Any] | None = None,
+        distributed_available_fn: Callable[..., Any] | None = None,
+        sync_on_compute: bool = True,
+        compute_with_cache: bool = True,
+    ) -> None:
+        super().__init__(
+            compute_on_cpu=compute_on_cpu,
+            dist_sync_on_step=dist_sync_on_step,
+            process_group=process_group,
+            dist_sync_fn=dist_sync_fn,
+            distributed_available_fn=distributed_available_fn,
+            sync_on_compute=sync_on_compute,
+            compute_with_cache=compute_with_cache,
+        )
+        # A collection merges metrics whose states have equal names and, after the first update, equal values. The name of an
+        # empty list, which is never gathered, tells them apart.
+        made = f"{type(self).__module__}.{type(self).__qualname__} {sorted(self._arguments.items())}"
+        name = f"made_by_{blake2b(made.encode(), digest_size=8).hexdigest()}"
+        self.add_state(name, [], dist_reduce_fx="sum")
 
     @property
     @override

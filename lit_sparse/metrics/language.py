@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_count
-from lit_sparse.errors import ConfigurationError
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = [
@@ -208,6 +207,7 @@ class MessageCounts(ExactMetric):
     Args:
         vocabulary: V, number of symbols.
         classes: C, number of classes; higher classes count as the last one.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
         ConfigurationError: if a number is not positive.
@@ -219,11 +219,10 @@ class MessageCounts(ExactMetric):
         {'message_entropy': 0.693, 'used_vocabulary': 2.0, 'class_information': 0.693}
     """
 
-    full_state_update = False
     counts: Tensor
 
-    def __init__(self, vocabulary: int, classes: int = 256) -> None:
-        super().__init__()
+    def __init__(self, vocabulary: int, classes: int = 256, **options: Any) -> None:
+        super().__init__(**options)
         check_count("vocabulary", vocabulary, most=MOST_INPUTS)
         check_count("classes", classes, most=MOST_FEATURES)
         self.add_state("counts", torch.zeros(classes, vocabulary, dtype=torch.int64), dist_reduce_fx="sum")
@@ -262,6 +261,7 @@ class MessageStructure(ExactMetric):
         input_distance: distance of inputs: "cosine", or "hamming" for the number of different attributes (of different
             features, without attributes).
         message_distance: distance of messages, "hamming" or "edit"; see :func:`topographic_similarity`.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
         ConfigurationError: if a number is not positive (or negative for ``attributes``), or for another distance.
@@ -274,7 +274,7 @@ class MessageStructure(ExactMetric):
         1.0
     """
 
-    full_state_update = False
+    higher_is_better = True
     inputs: Tensor
     attributes: Tensor
     messages: Tensor
@@ -289,14 +289,14 @@ class MessageStructure(ExactMetric):
         *,
         input_distance: InputDistance = "cosine",
         message_distance: MessageDistance = "hamming",
+        **options: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(**options)
         self.input_distance = check_choice("input_distance", input_distance, get_args(InputDistance))
         self.message_distance = check_choice("message_distance", message_distance, get_args(MessageDistance))
         for name, value in (("features", features), ("length", length), ("examples", examples)):
             check_count(name, value, most=MOST_INPUTS)
-        if attributes < 0:
-            raise ConfigurationError(f"Expected argument `attributes` to be >= 0 but got {attributes}.")
+        check_count("attributes", attributes, least=0, most=MOST_INPUTS)
         self.add_state("inputs", torch.zeros(examples, features), dist_reduce_fx="sum")
         self.add_state("attributes", torch.zeros(examples, attributes, dtype=torch.int64), dist_reduce_fx="sum")
         self.add_state("messages", torch.zeros(examples, length, dtype=torch.int64), dist_reduce_fx="sum")

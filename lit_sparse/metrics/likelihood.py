@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ class BitsPerDim(ExactMetric):
 
     Args:
         dimensions: numbers per example, such as pixels.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
         ConfigurationError: if ``dimensions`` is not a positive integer.
@@ -33,12 +35,13 @@ class BitsPerDim(ExactMetric):
         {'mean': 2.0, 'standard_error': 0.25}
     """
 
+    higher_is_better = False
     total: Tensor
     variance: Tensor
     count: Tensor
 
-    def __init__(self, dimensions: int) -> None:
-        super().__init__()
+    def __init__(self, dimensions: int, **options: Any) -> None:
+        super().__init__(**options)
         self.dimensions = check_count("dimensions", dimensions)
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("variance", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ class LogMeanExp(ExactMetric):
 
     Args:
         lam: temperature, > 0, in units of the loss.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
         ConfigurationError: if ``lam`` is not positive.
@@ -31,11 +33,12 @@ class LogMeanExp(ExactMetric):
         999.3069
     """
 
+    higher_is_better = False
     log_total: Tensor
     count: Tensor
 
-    def __init__(self, lam: float) -> None:
-        super().__init__()
+    def __init__(self, lam: float, **options: Any) -> None:
+        super().__init__(**options)
         self.lam = check_positive("lam", lam)
         self.add_state("log_total", torch.tensor(-math.inf, dtype=torch.float64), dist_reduce_fx=_joined)
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ __all__ = ["GroupMeans", "MeanOverExamples"]
 class MeanOverExamples(ExactMetric):
     """Mean of one number per example, summed in float64.
 
+    Args:
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
+
     Example:
         >>> import torch
         >>> metric = MeanOverExamples()
@@ -29,8 +32,8 @@ class MeanOverExamples(ExactMetric):
     total: Tensor
     count: Tensor
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
@@ -51,6 +54,7 @@ class GroupMeans(ExactMetric):
         value: name of the number, for the names of the results.
         worst: whether the largest or the least mean is the worst.
         max_groups: largest number of groups.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
         ConfigurationError: for an argument outside its range.
@@ -66,13 +70,18 @@ class GroupMeans(ExactMetric):
     totals: Tensor
     counts: Tensor
 
-    def __init__(self, value: str, worst: Literal["max", "min"], max_groups: int = 1024) -> None:
-        super().__init__()
+    def __init__(self, value: str, worst: Literal["max", "min"], max_groups: int = 1024, **options: Any) -> None:
+        super().__init__(**options)
         self.value = value
         self.worst = check_choice("worst", worst, ("max", "min"))
         self.max_groups = check_count("max_groups", max_groups)
         self.add_state("totals", torch.zeros(max_groups, dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("counts", torch.zeros(max_groups, dtype=torch.int64), dist_reduce_fx="sum")
+
+    @property
+    def higher_is_better(self) -> bool:  # type: ignore[override]
+        """Whether the worst mean is the least."""
+        return self.worst == "min"
 
     def update(self, values: Tensor, groups: Tensor) -> None:
         """Add the numbers (B,) of examples, whose groups (B,) count from 0; negative groups are ignored.

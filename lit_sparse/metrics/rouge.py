@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from importlib.metadata import version
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -179,7 +180,9 @@ class Rouge(TextMetric):
             can be logged together. Keys are ``{name}1`` for F1, ``{name}1_precision``, ``{name}1_recall`` and so on; ``_``
             follows a name that ends in a digit, as in ``rouge75_1``.
         tokenizer: ``rouge_score`` lower-cases and keeps runs of a-z and 0-9, as ROUGE-1.5.5 does. It drops all other
-            characters: the ``#`` for digits in Gigaword, and every letter that is not English. ``spaces`` splits at spaces.
+            characters: the ``#`` for digits in Gigaword, and every letter that is not English, and warns once if these are most
+            letters of a reference. ``spaces`` splits at spaces.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Raises:
         ConfigurationError: if an argument is not allowed.
@@ -202,9 +205,10 @@ class Rouge(TextMetric):
         weight: float = 1.2,
         name: str | None = None,
         tokenizer: Literal["rouge_score", "spaces"] = "rouge_score",
+        **options: Any,
     ) -> None:
         self_types = _check_types(types)
-        super().__init__(3 * len(self_types), torch.float64)
+        super().__init__(3 * len(self_types), torch.float64, **options)
         self.types = self_types
         self.truncate_bytes = None if truncate_bytes is None else check_count("truncate_bytes", truncate_bytes)
         self.references = check_choice("references", references, ("average", "best", "pooled"))
@@ -212,12 +216,15 @@ class Rouge(TextMetric):
         self.weight = check_number("weight", weight, 1.0, 10.0)
         self.name = f"rouge{truncate_bytes or ''}" if name is None else check_name("name", name)
         self.tokenizer = check_choice("tokenizer", tokenizer, ("rouge_score", "spaces"))
+        self._warned = False
         if use_stemmer and tokenizer == "spaces":
             raise ConfigurationError("`use_stemmer=True` needs `tokenizer='rouge_score'`, whose words are English.")
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
         """Return F1, precision and recall of each type, (N, 3 * types) float64."""
         tokens = self._tokens()
+        if self.tokenizer == "rouge_score":
+            self._warn_of_letters(chain.from_iterable(references))
         rows = []
         for hypothesis, some in zip(hypotheses, references, strict=True):
             tokens_of_hypothesis = tokens(hypothesis)
@@ -246,11 +253,27 @@ class Rouge(TextMetric):
         }
         return "|".join(f"{key}:{value}" for key, value in fields.items())
 
+    def _warn_of_letters(self, texts: Iterable[str]) -> None:
+        """Warn once of a text of which the tokenizer drops most letters."""
+        foreign = (text for text in texts if not text.isascii() and _is_mostly_dropped(text))
+        if not self._warned and (text := next(foreign, None)) is not None:
+            self._warned = True
+            warnings.warn(
+                f"Rouge's tokenizer 'rouge_score' keeps only a-z and 0-9, so it drops most letters of {text[:40]!r}, and even a"
+                " perfect output scores little or 0. Use tokenizer='spaces', on texts with spaces between words.",
+                stacklevel=2,
+            )
+
     def _tokens(self) -> Callable[[str], list[str]]:
         """Return the function that tokenizes a text."""
         made = str.split if self.tokenizer == "spaces" else _tokenizer(self.use_stemmer)
         limit = self.truncate_bytes
         return made if limit is None else lambda text: made(first_bytes(text, limit))
+
+
+def _is_mostly_dropped(text: str) -> bool:
+    letters = [character for character in text if character.isalpha()]
+    return 2 * sum(letter.isascii() for letter in letters) < len(letters)
 
 
 def _check_types(types: Sequence[str]) -> tuple[str, ...]:

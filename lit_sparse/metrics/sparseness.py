@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_dim
+from lit_sparse.checks import check_dim, check_integer
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["HoyerSparseness", "hoyer_sparseness"]
@@ -32,17 +34,20 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     for one in dims:
         size *= x.shape[one]
     x = x.to(torch.promote_types(x.dtype, torch.float32))
+    if size < 2:
+        return torch.full_like(x.sum(dims), torch.nan)
     x = x / x.abs().amax(dims, keepdim=True)  # squares of very small or large numbers would vanish or overflow
     root = size**0.5
     ratio = x.abs().sum(dims) / x.square().sum(dims).sqrt()
-    return (root - ratio) / (root - 1) if size > 1 else torch.full_like(ratio, torch.nan)
+    return (root - ratio) / (root - 1)
 
 
 class HoyerSparseness(ExactMetric):
-    """Mean Hoyer sparseness of vectors; zero vectors, where it is undefined, are left out.
+    """Mean Hoyer sparseness of vectors; it leaves out zero vectors and vectors of size 0 or 1, whose sparseness is undefined.
 
     Args:
         dim: dimension along which the vectors lie.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
 
     Example:
         >>> metric = HoyerSparseness()
@@ -54,17 +59,18 @@ class HoyerSparseness(ExactMetric):
     total: Tensor
     count: Tensor
 
-    def __init__(self, dim: int = -1) -> None:
-        super().__init__()
-        self.dim = dim
+    def __init__(self, dim: int = -1, **options: Any) -> None:
+        super().__init__(**options)
+        self.dim = check_integer("dim", dim)
         self.add_state("total", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
         self.add_state("count", torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, x: Tensor) -> None:
         """Add vectors (..., d, ...)."""
-        zero = x.detach().eq(0).all(self.dim)
-        self.total += hoyer_sparseness(x.detach(), self.dim).masked_fill(zero, 0.0).double().sum()
-        self.count += (~zero).sum()
+        found = hoyer_sparseness(x.detach(), self.dim)
+        undefined = x.detach().eq(0).all(self.dim) | (x.shape[self.dim] < 2)
+        self.total += found.masked_fill(undefined, 0.0).double().sum()
+        self.count += (~undefined).sum()
 
     def compute(self) -> Tensor:
         """Return the mean, NaN without vectors."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,13 +24,15 @@ class TextMetric(ExactMetric, ABC):
     Args:
         columns: number of sums K.
         dtype: dtype of the sums.
+        options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
     """
 
+    higher_is_better = True
     sums: Tensor
     seen: Tensor
 
-    def __init__(self, columns: int, dtype: torch.dtype = torch.int64) -> None:
-        super().__init__()
+    def __init__(self, columns: int, dtype: torch.dtype = torch.int64, /, **options: Any) -> None:
+        super().__init__(**options)
         self.add_state("sums", torch.zeros(columns, dtype=dtype), dist_reduce_fx="sum")
         # Inputs, references, and squares of the references per input, which show whether that number is constant.
         self.add_state("seen", torch.zeros(3, dtype=torch.int64), dist_reduce_fx="sum")

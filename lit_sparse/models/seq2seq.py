@@ -55,7 +55,8 @@ class Seq2Seq(TextModule):
         max_output: maximal number of output tokens; the limit 3 times the input's length plus 10 also applies.
         replace_unknown: whether to replace ``<unk>`` by the input token with the largest attention.
         metrics: metrics of the outputs; None for BLEU and chrF. Two metrics of one class need different ``name``.
-        validation_beam_size: number of open sequences in the search in validation; 0 for no search.
+        validation_beam_size: number of open sequences in the search in validation; 0 for no search, no text scores and no heat
+            maps.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:

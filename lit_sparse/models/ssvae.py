@@ -13,7 +13,7 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_widths
+from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number, check_widths
 from lit_sparse.distributed import world_size
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
@@ -22,6 +22,7 @@ from lit_sparse.models.data_protocols import check_features
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import MLP, ClassPredictor
 from lit_sparse.random import seeded_normal
+from lit_sparse.risks import Mean
 
 __all__ = ["SemiSupervisedVAE"]
 
@@ -83,12 +84,14 @@ class SemiSupervisedVAE(LitSparseModule):
         classifier_hidden: widths of the classifier's hidden layers.
         inference_hidden: widths of the inference network's hidden layers.
         generator_hidden: widths of the generator's hidden layers.
-        unlabelled_weight: weight of the mean unlabelled loss, relative to the mean labelled loss.
+        unlabelled_weight: weight of the unlabelled images, all together, relative to the labelled ones; >= 0. For the mean it
+            is the factor of the mean unlabelled loss. A risk takes it as a weight of examples, not as a factor of losses.
         sample_seed: seed of the draws of h in validation and test.
         options: risk, optimizer, learning rate scheduler and initial weights; see :class:`LitSparseModule`.
 
     Raises:
-        ConfigurationError: if the mapping does not give probabilities or the estimator has another mapping.
+        ConfigurationError: if the mapping does not give probabilities, the estimator has another mapping, or a size or weight
+            is out of its range.
 
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 5.1 and appendix.
@@ -125,7 +128,7 @@ class SemiSupervisedVAE(LitSparseModule):
         self.classes = check_count("classes", classes, most=MOST_FEATURES)
         self.style_features = check_count("style_features", style_features, 0, MOST_FEATURES)
         self.estimator = estimator.bind(mapping).set_context_features(in_features)
-        self.unlabelled_weight = unlabelled_weight
+        self.unlabelled_weight = check_number("unlabelled_weight", unlabelled_weight, 0.0, math.inf, open_high=True)
         self.sample_seed = sample_seed
         self.classifier = MLP([in_features, *check_widths("classifier_hidden", classifier_hidden), classes])
         seen, known = in_features + classes, style_features + classes
@@ -182,7 +185,7 @@ class SemiSupervisedVAE(LitSparseModule):
         has_label = label >= 0
         labelled, unlabelled = has_label.nonzero().squeeze(-1), (~has_label).nonzero().squeeze(-1)
         per_example: dict[str, Tensor] = {}
-        parts: list[tuple[Tensor, Tensor]] = []
+        parts: list[tuple[float, Tensor, Tensor]] = []
         counts: Counts = {}
         known: Decoding | None = None
         if len(labelled):
@@ -197,22 +200,29 @@ class SemiSupervisedVAE(LitSparseModule):
             noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
             nelbo, counts = self._unlabelled_loss(x, s, noise, beside=known)
             per_example["nelbo"] = nelbo
-            parts.append((self.unlabelled_weight * nelbo, unlabelled))
+            parts.append((self.unlabelled_weight, nelbo, unlabelled))
         if known is not None:
             supervised = self._losses(known) if known.losses is None else known.losses
-            parts.append((supervised + per_example["classification"], labelled))
+            parts.append((1.0, supervised + per_example["classification"], labelled))
         return StepOutput(objective=self._of_kinds(parts, batch), per_example=per_example, **counts)
 
-    def _of_kinds(self, parts: list[tuple[Tensor, Tensor]], batch: Batch) -> Tensor:
-        """Return the objective of labelled and unlabelled losses (R,) with their examples (R,); both kinds have equal weight.
+    def _of_kinds(self, parts: list[tuple[float, Tensor, Tensor]], batch: Batch) -> Tensor:
+        """Return the objective of kinds of examples, each with its weight, losses (R,), and their positions (R,) in the batch.
 
-        It is the objective of a population with equal fractions of all kinds, times their number. For the mean this is the
-        sum of the means of the kinds.
+        It is the objective of a population that holds each kind in proportion to its weight, times the sum of the weights. For
+        the mean this is the weighted sum of the means of the kinds.
         """
-        kinds = sum(len(rows) > 0 for _, rows in parts)
-        losses, rows = torch.cat([part for part, _ in parts]), torch.cat([rows for _, rows in parts])
-        sizes = torch.cat([rows.new_full(rows.shape, max(1, len(rows))) for _, rows in parts])
-        return kinds * self.objective(losses, batch, "train", rows, len(rows) / (kinds * sizes))
+        linear = isinstance(self.risk, Mean)
+        if linear:  # a factor of a loss is a weight of its example
+            parts = [(1.0, weight * losses, rows) for weight, losses, rows in parts]
+        total = sum(weight for weight, _, rows in parts if len(rows))
+        losses, rows = torch.cat([losses for _, losses, _ in parts]), torch.cat([rows for _, _, rows in parts])
+        inverse = torch.tensor([total * len(rows) / weight if weight else math.inf for weight, _, rows in parts])
+        shares = len(rows) / inverse.repeat_interleave(torch.tensor([len(rows) for _, _, rows in parts])).to(losses.device)
+        if not linear:
+            order = rows.argsort()  # a risk may take the first examples of a batch for a smaller batch
+            losses, rows, shares = losses[order], rows[order], shares[order]
+        return total * self.objective(losses, batch, "train", rows, shares)
 
     def _unlabelled_loss(
         self, pixels: Tensor, scores: Tensor, noise: Tensor, beside: Decoding | None = None

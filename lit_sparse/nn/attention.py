@@ -12,7 +12,15 @@ from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.nn.dense_attention import any_along, scores_of
-from lit_sparse.nn.dot_product import Method, attend_sparsely, attention, check_mapping, check_method
+from lit_sparse.nn.dot_product import (
+    Method,
+    attend_sparsely,
+    attention,
+    check_mapping,
+    check_method,
+    check_operands,
+    warn_off_simplex,
+)
 from lit_sparse.nn.sparse_attention import Pairs
 
 __all__ = ["MultiheadAttention", "attention"]
@@ -28,7 +36,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     ``attn_mask`` is always applied; ``is_causal`` only requires it.
 
     The mapping maps scores (N, num_heads, L, S), so it may have a parameter of shape (num_heads, 1, 1), one per head; hooks of
-    the mapping are not run. Its output need not lie on the simplex.
+    the mapping are not run. A mapping whose output is not on the simplex works, with a warning.
 
     To give a ``torch.nn.TransformerEncoderLayer`` sparse attention, replace its ``self_attn``. Torch's fused inference, which
     would read the weights and take a softmax, stays off; ``torch.nn.TransformerEncoder`` warns of this when it is built
@@ -94,6 +102,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             raise ConfigurationError(f"Expected argument `dropout` to be a probability in 0 .. 1 but got {dropout!r}.")
         if mapping is not None:
             check_mapping(mapping)
+            warn_off_simplex(mapping)
         check_method(method)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
@@ -137,7 +146,8 @@ class MultiheadAttention(nn.MultiheadAttention):
             without N if unbatched, or None. S' counts the positions that ``add_bias_kv`` and ``add_zero_attn`` append.
 
         Raises:
-            ConfigurationError: if the shapes do not fit, a mask is neither boolean nor floating, or ``is_causal`` stands alone.
+            ConfigurationError: if the shapes or dtypes do not fit, a mask is neither boolean nor floating, or ``is_causal``
+                stands alone.
         """
         if query.is_nested:
             if not (key_padding_mask is None and attn_mask is None and self.batch_first):
@@ -274,6 +284,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> None:
+        check_operands(query, key, value)
         dims = [x.dim() for x in (query, key, value)]
         if dims not in ([2] * 3, [3] * 3):
             raise ConfigurationError(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any, Literal, get_args, overload
 
 import torch
@@ -10,12 +12,14 @@ from torch import Tensor
 from lit_sparse.checks import check_choice, check_mask, check_number, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.mappings.masking import align_parameter
 from lit_sparse.nn.block_attention import saves, serves
 from lit_sparse.nn.dense_attention import dense_attention, number_of_scores
-from lit_sparse.nn.sparse_attention import Pairs, refusal, sparse_attention
+from lit_sparse.nn.sparse_attention import Pairs, leading_of, refusal, sparse_attention
 from lit_sparse.nn.traced_attention import is_traceable, traced_attention
+from lit_sparse.torch_internals import can_read_values
 
-__all__ = ["Method", "attend_sparsely", "attention", "check_mapping", "check_method"]
+__all__ = ["Method", "attend_sparsely", "attention", "check_mapping", "check_method", "check_operands", "warn_off_simplex"]
 
 Method = Literal["auto", "sparse", "dense"]
 #: Numbers of keys and of scores from which the sparse method is faster on CPUs; they were not measured on GPUs.
@@ -111,8 +115,12 @@ def attention(
         ``method="sparse"``, and None with ``need_weights=False``.
 
     Raises:
-        ConfigurationError: if the shapes do not fit, the mask is not boolean, the bias not floating, ``dropout`` not a
-            probability, the softcap not positive, ``mapping`` not a SparseMapping, or the sparse method is impossible.
+        ConfigurationError: if the shapes or dtypes do not fit, the mask is not boolean, the bias not floating, ``dropout`` not
+            a probability, the scale not a number, the softcap not positive, ``mapping`` not a SparseMapping, or the sparse
+            method is impossible.
+
+    Warns:
+        UserWarning: once for a mapping whose weights are not probabilities.
 
     Source: Vaswani et al. (2017), Attention Is All You Need, eq. (1).
 
@@ -128,14 +136,22 @@ def attention(
         (True, torch.sparse_coo)
     """
     check_mapping(mapping)
+    warn_off_simplex(mapping)
     check_method(method)
     check_number("dropout", dropout, 0.0, 1.0)
+    if scale is not None:
+        check_number("scale", scale, -math.inf, math.inf, open_low=True, open_high=True)
     if softcap is not None:
         check_positive("softcap", softcap)
+    check_operands(query, key, value)
     shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
     if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ConfigurationError(f"Expected query (..., L, E), key (..., S, E) and value (..., S, Ev) but got shapes {shapes}.")
+    if query.shape[-1] == 0:
+        raise ConfigurationError(f"Expected queries and keys with at least one entry each but got shapes {shapes}.")
     leading = _leading(query, key, value, shapes)
+    if query.shape[:-2].numel() < math.prod(leading) and key.shape[:-2].numel() < math.prod(leading):
+        query = query.expand(*leading, *query.shape[-2:])  # the values alone have all heads: so do the weights
     block = (*leading, query.shape[-2], key.shape[-2])
     if mask is not None:
         mask = _fitted(check_mask(mask, "a query may look"), "mask", block)
@@ -175,6 +191,8 @@ def attend_sparsely(
         return None
     if auto and not query.is_cpu and not (saves(query, key) and serves(query, key, value, mapping, pairs, dropout)):
         return None
+    if isinstance(mapping.entmax_alpha, Tensor):
+        align_parameter(mapping.entmax_alpha, (*leading_of(query, key, value), query.shape[-2], key.shape[-2]), -1)
     if not need_weights and is_traceable(query, key, value, mapping, pairs, dropout):
         output = traced_attention(query, key, value, mapping, pairs, scale=scale, dropout=dropout, only_few=auto)
         return output, None
@@ -200,14 +218,18 @@ def _worthwhile(query: Tensor, key: Tensor) -> bool:
 def _leading(query: Tensor, key: Tensor, value: Tensor, shapes: str) -> tuple[int, ...]:
     """Return the leading dimensions of the scores; check that heads of queries can share the keys."""
     heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value)]
-    if heads[1] == 1 or heads[0] in (1, heads[1]):
-        return tuple(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2]))  # type: ignore[no-untyped-call]
-    if heads[0] % heads[1] or heads[1] != heads[2]:
+    shared = heads[1] > 1 and heads[0] not in (1, heads[1])
+    if shared and (heads[0] % heads[1] or heads[1] != heads[2]):
         raise ConfigurationError(
             f"Expected as many heads of keys as of values, and a number that divides that of the queries, but got shapes"
             f" {shapes}."
         )
-    return (*torch.broadcast_shapes(query.shape[:-3], key.shape[:-3]), heads[0])  # type: ignore[no-untyped-call]
+    try:
+        return tuple(leading_of(query, key, value))
+    except RuntimeError:
+        raise ConfigurationError(
+            f"Expected query, key and value with leading dimensions that can be broadcast together but got shapes {shapes}."
+        ) from None
 
 
 def _check_bias(bias: object) -> Tensor:
@@ -215,6 +237,35 @@ def _check_bias(bias: object) -> Tensor:
         got = str(bias.dtype) if isinstance(bias, Tensor) else full_name(bias)
         raise ConfigurationError(f"Expected `bias` to be a floating tensor but got {got}. A boolean tensor is the `mask`.")
     return bias
+
+
+def check_operands(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Refuse queries, keys and values that are not floating tensors of one dtype; autocast makes it one."""
+    given = {"query": query, "key": key, "value": value}
+    for name, one in given.items():
+        if not isinstance(one, Tensor) or not one.is_floating_point():
+            got = str(one.dtype) if isinstance(one, Tensor) else full_name(one)
+            raise ConfigurationError(f"Expected `{name}` to be a floating tensor but got {got}.")
+    dtypes = [one.dtype for one in given.values()]
+    if len(set(dtypes)) > 1:
+        try:
+            _ = query.new_empty(0, 0) @ key.new_empty(0, 0) @ value.new_empty(0, 0)
+        except RuntimeError:
+            raise ConfigurationError(
+                f"Expected query, key and value of one dtype but got {', '.join(map(str, dtypes))}."
+            ) from None
+
+
+def warn_off_simplex(mapping: SparseMapping) -> None:
+    """Warn, once for a mapping, if its weights are not probabilities."""
+    if mapping.on_simplex or mapping.couples_queries or not can_read_values() or getattr(mapping, "_warned", False):
+        return
+    mapping._warned = True  # type: ignore[assignment]
+    warnings.warn(
+        f"{mapping!r} does not map onto the simplex: its attention weights do not sum to 1, and they may be negative. Use a"
+        " mapping such as Sparsemax() unless this is intended.",
+        stacklevel=3,
+    )
 
 
 def check_mapping(mapping: object) -> None:

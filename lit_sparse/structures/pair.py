@@ -18,7 +18,7 @@ __all__ = ["Pair"]
 
 @dataclass(frozen=True)
 class Pair(Structure):
-    """Two bits; the potential is a score for both being 1. A positive one makes them agree, a negative one exclude each other.
+    """Two bits; the potential is the score of both being 1. A positive one favours both, a negative one at most one of them.
 
     Example:
         >>> import torch

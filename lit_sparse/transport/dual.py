@@ -7,6 +7,7 @@ equal. Values are in units of the cost; functions of points return float64.
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Literal, TypeAlias
 
@@ -163,10 +164,16 @@ def sinkhorn_potentials(
         source_weights: (n,) of sum 1; None for equal ones.
         target_weights: (m,) of sum 1; None for equal ones.
         tolerance: growth of the dual value at which the iterations end.
-        max_iter: largest number of iterations.
+        max_iter: largest number of iterations; a warning tells when they were too few.
+
+    Raises:
+        ConfigurationError: for an ``eps`` or ``tolerance`` that is not positive, or a ``max_iter`` below 1.
 
     Source: Cuturi (2013), Sinkhorn Distances, arXiv:1306.0895.
     """
+    check_positive("eps", eps)
+    check_positive("tolerance", tolerance)
+    check_count("max_iter", max_iter)
     a, b = _weights(source_weights, source), _weights(target_weights, target)
     scaled = squared_distances(source.double(), target.double()) / eps
     u, value = torch.zeros_like(a), -math.inf
@@ -177,6 +184,13 @@ def sinkhorn_potentials(
         if value - before <= tolerance:
             break
         u = -eps * (v / eps + b.log() - scaled).logsumexp(1)
+    else:
+        warnings.warn(
+            f"sinkhorn_potentials has not converged: after max_iter={max_iter} iterations the dual value still grows by more"
+            f" than tolerance={tolerance:g} in each. Raise max_iter, or take a larger eps={eps:g} or tolerance.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return u, v
 
 

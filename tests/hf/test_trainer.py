@@ -196,6 +196,42 @@ def test_sparsity_is_logged_for_each_layer_and_head(tmp_path: Path) -> None:
     assert not any(part.recording for part in model.modules() if isinstance(part, LayerMapping))
 
 
+def rows_without(own: str, trainer: Any) -> list[dict[str, Any]]:
+    """Return the rows of a Trainer that have no key of a callback, without times."""
+    rows = [row for row in trainer.state.log_history if not any(own in key for key in row)]
+    timed = ("runtime", "per_second")
+    return [{key: value for key, value in row.items() if not key.endswith(timed)} for row in rows]
+
+
+@pytest.mark.parametrize("options", [{}, {"logging_steps": 1}, {"logging_strategy": "epoch"}], ids=["2", "1", "epoch"])
+def test_callbacks_leave_the_rows_of_the_trainer(options: dict[str, Any], tmp_path: Path) -> None:
+    """Loss, gradient norm and learning rate, in the history and in what loggers get."""
+
+    class Logger(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            self.keys: list[list[str]] = []
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> None:
+            if not any("attention" in key for key in logs):
+                self.keys.append(sorted(logs))
+
+    def trained(*callbacks: Any) -> tuple[list[dict[str, Any]], list[list[str]]]:
+        torch.manual_seed(0)
+        model = small_bert()
+        sparsify(model, Entmax(1.5), start="annealed")
+        trainer = trainer_of(tmp_path, model, classified(), eval_strategy="steps", eval_steps=2, **options)
+        logger = Logger()
+        for make in (*callbacks, lambda trainer: AlphaAnnealing(0.5), lambda trainer: logger):
+            trainer.add_callback(make(trainer))
+        trainer.train()
+        return rows_without("attention", trainer), logger.keys
+
+    plain = trained()
+    assert any({"loss", "grad_norm", "learning_rate"} <= set(row) for row in plain[0])
+    assert trained(SparsityCallback) == plain
+    assert trained(lambda trainer: SparsityCallback(trainer, every=1)) == plain
+
+
 def test_sparsity_of_every_so_many_steps(tmp_path: Path) -> None:
     model = small_bert()
     sparsify(model, Sparsemax())

@@ -30,7 +30,7 @@ def test_the_error_is_that_of_a_mean_of_independent_estimates() -> None:
 def test_states_are_sums() -> None:
     """So that several processes add up to what one would have."""
     metric = BitsPerDim(3)
-    assert len(metric._reductions) == 3
+    assert {"total", "variance", "count"} <= set(metric._reductions)
     assert all(float(reduce(torch.tensor([1.0, 2.0]))) == 3 for reduce in metric._reductions.values())
     metric.update(torch.tensor([-3.0]))
     assert float(metric.compute()["standard_error"]) == 0

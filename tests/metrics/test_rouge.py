@@ -30,6 +30,7 @@ def of_one(metric: Rouge, hypothesis: str, references: Sequence[str]) -> dict[st
     return floats(metric.compute())
 
 
+@pytest.mark.filterwarnings("ignore:Rouge's tokenizer")
 @pytest.mark.parametrize("use_stemmer", [False, True])
 @given(HEADLINES, HEADLINES)
 @settings(deadline=None, max_examples=150)
@@ -221,6 +222,7 @@ def test_truncated_and_whole_side_by_side() -> None:
         assert key in of_one(Rouge(("rougeL",), 75, name=name), "a", ["a"])
 
 
+@pytest.mark.filterwarnings("ignore:Rouge's tokenizer")
 def test_what_the_tokenizers_keep() -> None:
     text = "#.# percent, Straße"
     assert of_one(Rouge(("rouge1",)), text, ["percent stra e"])["rouge1"] == 100

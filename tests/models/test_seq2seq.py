@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as nnf
 
+from lit_sparse.callbacks import AttentionPlot
 from lit_sparse.data import TranslationDataModule
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.mappings import (
@@ -394,3 +395,14 @@ def test_what_cannot_be_is_refused(folder: Path) -> None:
     model = small().build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["b"])})
     with pytest.raises(ConfigurationError, match="Expected the model's vocabularies"):
         model.build({"source": Vocabulary.build(["a"]), "target": Vocabulary.build(["c"])})
+
+
+@pytest.mark.parametrize("beam_size", [0, 1])
+def test_training_without_heat_maps_says_so(
+    beam_size: int, folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        model = small(validation_beam_size=beam_size)
+        trained(folder, model, callbacks=[AttentionPlot(1, folder=str(tmp_path))], limit_train_batches=1, limit_val_batches=1)
+    assert ("AttentionPlot drew no heat maps, because validation searches no outputs" in caplog.text) == (beam_size == 0)
+    assert bool(list(tmp_path.glob("pictures/attention/*.png"))) == (beam_size == 1)

@@ -350,3 +350,13 @@ def test_points_that_are_missing_are_told(made: Any) -> None:
 
 
 # Processes and errors
+
+
+def test_potentials_that_have_not_converged_say_so() -> None:
+    x, y = torch.randn(20, 2, generator=torch.Generator().manual_seed(0)), torch.randn(30, 2)
+    with pytest.warns(RuntimeWarning, match=r"has not converged: after max_iter=2 .* tolerance=1e-10"):
+        sinkhorn_potentials(x, y, eps=0.05, max_iter=2)
+    sinkhorn_potentials(x, y, eps=0.5)  # converges
+    for wrong in ({"eps": 0.0}, {"eps": 0.5, "max_iter": 0}, {"eps": 0.5, "tolerance": -1.0}):
+        with pytest.raises(ConfigurationError, match=f"`{list(wrong)[-1]}`"):
+            sinkhorn_potentials(x, y, **wrong)  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from lit_sparse.models import (
     SupervisedOnlineAutoencoder,
 )
 from lit_sparse.nn import ConvNet, NoiseBases, RecurrentBody
-from lit_sparse.risks import KLDRO, CVaR, ExponentialOTDRO, SafeKLDRO, UnbalancedOTDRO
+from lit_sparse.risks import KLDRO, ChiSquareDRO, CVaR, ExponentialOTDRO, GroupDRO, Risk, SafeKLDRO, UnbalancedOTDRO
 from lit_sparse.testing import concrete_subclasses
 from tests.data.pairs import write_pairs
 
@@ -67,7 +68,7 @@ def bits(folder: Path) -> Made:
 
 
 def classes(folder: Path) -> Made:
-    return SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=64), images(False)
+    return SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=64, unlabelled_weight=1.0), images(False)
 
 
 def game(folder: Path) -> Made:
@@ -171,6 +172,64 @@ def test_the_objective_is_the_risk(kind: type[LitSparseModule], tmp_path: Path) 
     safe = float(loss())
     model.risk = KLDRO(0.5)
     assert safe == pytest.approx(float(loss()), abs=2e-3 * kinds, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)
+def test_labels_matter_under_every_risk(kind: type[LitSparseModule], tmp_path: Path) -> None:
+    """Other labels of a batch give another gradient."""
+    torch.manual_seed(0)
+    model, batch = MADE[kind](tmp_path)
+    if kind is BitVectorVAE:
+        return  # a model without labels
+    if isinstance(model, SemiSupervisedVAE):
+        model.unlabelled_weight = 9.0  # the default
+    if isinstance(model, RobustRegressor):
+        torch.nn.init.constant_(model.network.weight, 0.1)  # squared errors that grow more slowly than the transport cost
+    others = dict(batch)
+    for name in {"label", "position", "target"} & set(batch):
+        labels = batch[name]
+        if labels.is_floating_point():
+            others[name] = labels if "candidates" in batch else -labels  # in a game, an image
+        elif name == "target":  # texts, whose first and last tokens are special
+            others[name] = torch.where(labels > 3, labels.flip(0), labels)
+        else:
+            others[name] = torch.where(labels >= 0, (labels + 1) % 3, labels)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def gradient(risk: Risk, batch: dict[str, Any]) -> Tensor:
+        torch.manual_seed(1)
+        model.risk = copy.deepcopy(risk)
+        batch = batch if risk.group_key is None else {**batch, risk.group_key: torch.arange(SIZE) % 2}
+        found = torch.autograd.grad(model.run_step(batch, 1, "train")["loss"], parameters, allow_unused=True)
+        return torch.cat([part.flatten() for part in found if part is not None])
+
+    for risk in (risk for one in concrete_subclasses(Risk) for risk in one.examples()):
+        if risk.adversary is None or model.adversarial:
+            plain, changed = gradient(risk, batch), gradient(risk, others)
+            assert float((changed - plain).norm()) > 1e-3 * float(plain.norm()), risk
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_weights_of_kinds_are_weights_of_examples() -> None:
+    """The losses reach the risk as they are, with weights in the ratio of 9 to 1."""
+    torch.manual_seed(0)
+    model = SemiSupervisedVAE(Sparsemax(), Marginalize(), in_features=64, style_features=0)  # without random styles
+    batch = images(False)
+    labelled = batch["label"] >= 0
+
+    def loss(rows: Tensor | slice) -> Tensor:
+        found: Tensor = model.run_step({name: values[rows] for name, values in batch.items()}, 1, "train")["loss"]
+        return found
+
+    own = torch.stack([loss(torch.tensor([row])) for row in range(SIZE)]) / torch.where(labelled, 1.0, 9.0)
+    weights = torch.where(labelled, 0.1 * SIZE / labelled.sum(), 0.9 * SIZE / (~labelled).sum())
+    torch.testing.assert_close(loss(slice(None)), own[labelled].mean() + 9 * own[~labelled].mean())
+    for risk in (CVaR(0.3), KLDRO(1.0), SafeKLDRO(1.0, 0.1, initial_dual=50.0), ChiSquareDRO(0.5), GroupDRO(2)):
+        model.risk = risk.eval()
+        groups = None if risk.group_key is None else torch.arange(SIZE) % 2
+        if risk.group_key is not None:
+            batch[risk.group_key] = torch.arange(SIZE) % 2
+        torch.testing.assert_close(loss(slice(None)), 10 * risk(own, weights, groups))
 
 
 @pytest.mark.parametrize("kind", MADE, ids=lambda kind: kind.__name__)

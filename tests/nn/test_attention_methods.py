@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import math
+import warnings
 from typing import Any
 
 import pytest
@@ -10,8 +13,20 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings import Entmax, Fusedmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
-from lit_sparse.nn import MultiheadAttention, attention, dot_product
+from lit_sparse.mappings import (
+    Entmax,
+    Fusedmax,
+    HardThreshold,
+    HoyerProjection,
+    LearnableEntmax,
+    Softmax,
+    SparseMAP,
+    SparseMapping,
+    Sparsemax,
+    TopKSparsemax,
+)
+from lit_sparse.nn import EntailmentNetwork, MultiheadAttention, RecurrentBody, attention, dot_product
+from lit_sparse.structures import Assignment
 
 CALLS: list[str] = []
 
@@ -184,9 +199,9 @@ def test_half_precision_and_autocast(low: torch.dtype) -> None:
     assert all(x.dtype == torch.float32 for x in torch.autograd.grad(output.sum(), singles))
 
 
-def test_tensors_of_different_dtypes_are_refused_as_by_products() -> None:
+def test_tensors_of_different_dtypes_are_refused() -> None:
     query, key, value = inputs()
-    with pytest.raises(RuntimeError, match="same dtype"):
+    with pytest.raises(ConfigurationError, match="one dtype but got"):
         attention(query.double(), key, value, Sparsemax(), need_weights=False)
 
 
@@ -248,3 +263,69 @@ def test_torchs_encoder_layer_asks_for_no_weights() -> None:
     encoder.self_attn = MultiheadAttention(16, 2, batch_first=True, mapping=Sparsemax())
     encoder(torch.randn(1, 600, 16)).sum().backward()
     assert CALLS == ["sparse"]
+
+
+class TestTheEdges:
+    """Operands that fit give weights of one shape by each method; others get a clear error before anything is computed."""
+
+    @pytest.mark.parametrize("method", ["dense", "sparse"])
+    @pytest.mark.parametrize(
+        "shapes",
+        [((1, 5, 8), (1, 7, 8), (4, 7, 3)), ((4, 5, 8), (2, 7, 8), (3, 2, 7, 3)), ((5, 8), (7, 8), (2, 7, 3))],
+        ids=["heads", "groups", "none"],
+    )
+    def test_weights_have_the_leading_dimensions_of_the_output(self, shapes: Any, method: Any) -> None:
+        query, key, value = (torch.randn(*shape) for shape in shapes)
+        output, weights = attention(query, key, value, Sparsemax(), torch.rand(5, 7) > 0.3, method=method)
+        weights = weights.to_dense()
+        assert weights.shape[:-1] == output.shape[:-1]
+        heads = value.repeat_interleave(weights.shape[-3] // value.shape[-3], -3)
+        torch.testing.assert_close(weights @ heads, output)
+
+    @pytest.mark.parametrize("method", ["auto", "dense", "sparse"])
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"value": torch.randn(3, 7, 3)}, "leading dimensions that can be broadcast together"),
+            ({"query": torch.randn(3, 4, 5, 8), "key": torch.randn(2, 4, 7, 8)}, "can be broadcast together"),
+            ({"query": torch.randn(4, 5, 0), "key": torch.randn(4, 7, 0)}, "at least one entry each"),
+            ({"key": torch.randn(4, 7, 8).double()}, "one dtype but got torch.float32, torch.float64"),
+            ({"value": torch.ones(4, 7, 3).double()}, "one dtype but got"),
+            ({"value": torch.ones(4, 7, 3).long()}, "`value` to be a floating tensor but got torch.int64"),
+            ({"query": [1.0]}, "`query` to be a floating tensor but got list"),
+            ({"scale": "2"}, "`scale` to be a number"),
+            ({"scale": math.nan}, "`scale` to be a number"),
+            ({"mapping": Entmax(torch.full((3, 1, 1), 1.5))}, r"broadcast to the scores' shape \(4, 5, 7\)"),
+        ],
+        ids=lambda part: "" if isinstance(part, dict) else part[:20],
+    )
+    def test_what_does_not_fit(self, change: dict[str, Any], words: str, method: Any) -> None:
+        fitting = {"query": torch.randn(4, 5, 8), "key": torch.randn(4, 7, 8), "value": torch.randn(4, 7, 3)}
+        given: dict[str, Any] = {**fitting, "mapping": Sparsemax(), "method": method, **change}
+        with pytest.raises(ConfigurationError, match=words):
+            attention(**given)
+
+    def test_autocast_makes_one_dtype(self) -> None:
+        query, key, value = torch.randn(4, 5, 8), torch.randn(4, 7, 8).bfloat16(), torch.randn(4, 7, 3)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert attention(query, key, value, Sparsemax())[0].dtype == torch.bfloat16
+
+    @pytest.mark.parametrize(
+        "use",
+        [
+            lambda mapping: attention(torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 3), mapping),
+            lambda mapping: MultiheadAttention(8, 2, mapping=mapping),
+            lambda mapping: EntailmentNetwork(mapping, 5, width=4),
+            lambda mapping: RecurrentBody(8).bind(mapping),
+        ],
+        ids=["function", "layer", "entailment", "decoder"],
+    )
+    @pytest.mark.parametrize("mapping", [HardThreshold(2), HoyerProjection(0.5)], ids=repr)
+    def test_weights_off_the_simplex_are_announced_once(self, mapping: SparseMapping, use: Any) -> None:
+        mapping = copy.deepcopy(mapping)
+        with pytest.warns(UserWarning, match=r"does not map onto the simplex: its attention weights"):
+            use(mapping)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            attention(torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 3), mapping)
+            attention(torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, 3), SparseMAP(Assignment()))

@@ -16,7 +16,7 @@ from lit_sparse.callbacks.pictures.heat_maps import Attention, Groups, figure_of
 from lit_sparse.checks import check_choice, check_count
 from lit_sparse.distributed import gather_to_first
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import pl, rank_zero_warn
+from lit_sparse.lightning import pl, rank_zero_info, rank_zero_warn
 from lit_sparse.runs import replaced
 
 __all__ = ["AttentionPlot", "check_folder"]
@@ -134,6 +134,11 @@ class AttentionPlot(Picture):
             if "json" in self.formats and (folder := self.folder or self._log_dir) is not None:
                 with replaced(Path(folder) / "pictures" / self.name / f"{index}.json", "w") as file:
                     json.dump(kept[index].numbers(), file, ensure_ascii=False)
+        if trainer.state.fn == "fit" and not seen and getattr(pl_module, "validation_beam_size", None) == 0:
+            rank_zero_info(
+                "note: AttentionPlot drew no heat maps, because validation searches no outputs with `validation_beam_size: 0`."
+                " Set --model.init_args.validation_beam_size 1, or run the test, which draws them."
+            )
         absent = [] if isinstance(self.examples, int) or not seen else [i for i in self.examples if i not in kept]
         if absent:
             rank_zero_warn(f"AttentionPlot found no example of index {', '.join(map(str, absent))}; it drew {sorted(kept)}.")

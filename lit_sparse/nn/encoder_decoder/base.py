@@ -11,6 +11,7 @@ from typing_extensions import Self
 from lit_sparse.checks import MOST_FEATURES, MOST_LAYERS, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.dot_product import warn_off_simplex
 
 __all__ = ["EncoderDecoder", "State", "length_mask"]
 
@@ -62,6 +63,7 @@ class EncoderDecoder(nn.Module, ABC):
                 f"Expected a mapping that treats queries separately but got {mapping!r}, which couples them. Use another: a"
                 " decoder makes one query at a time."
             )
+        warn_off_simplex(mapping)
         self.mapping = mapping
         return self
 
