@@ -70,7 +70,8 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raise a ConfigurationError with the shortened message."""
         options = [action.dest for action in self._actions if "help" not in action.dest.split(".")]
-        raise ConfigurationError(plain_message(message, ex, options)) from ex
+        owner = "this command" if self._class is None else self._class.__name__
+        raise ConfigurationError(plain_message(message, ex, options, owner)) from ex
 
     def format_help(self, *args: Any) -> str:
         """Return the help with groups, only this package's classes, and one line about the help of classes."""

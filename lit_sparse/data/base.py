@@ -13,6 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import load_module
+from lit_sparse.checks import check_count
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
@@ -119,8 +120,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             ("num_workers", num_workers, 0),
             ("updates_per_batch", updates_per_batch, 1),
         ):
-            if value < least:
-                raise ConfigurationError(f"Expected argument `{name}` to be at least {least} but got {value}. Increase it.")
+            check_count(name, value, least)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
