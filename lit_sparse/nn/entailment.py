@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.dot_product import check_mapping
 from lit_sparse.nn.encoder_decoder.base import length_mask
 from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
 
@@ -63,6 +64,7 @@ class EntailmentNetwork(nn.Module):
         gate_bias: float = 1.0,
     ) -> None:
         super().__init__()
+        check_mapping(mapping)
         self.mapping = mapping
         self.features = check_count("features", features, most=MOST_FEATURES)
         self.width = check_count("width", width, most=MOST_FEATURES)
