@@ -37,11 +37,14 @@ __all__ = [
     "count_update",
     "describe_end",
     "describe_progress",
+    "fit_position",
     "given_hyperparameters",
     "index_sampler",
     "limits_of",
+    "move_batches",
     "next_row",
     "restore_end",
+    "runs_fit",
     "settle_counters",
     "use_settings",
     "why_ended",
@@ -116,8 +119,7 @@ def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
     epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
     validation, rest = loops["epoch_loop.val_loop.batch_progress"], loops["epoch_loop.state_dict"]
     done, batch = epochs["current"]["processed"], batches["current"]
-    between = epochs["current"]["started"] == done
-    cut = between and 0 < batch["ready"] < trainer.num_training_batches and not batches["is_last_batch"]  # by max_steps
+    between, cut = _between_epochs(trainer)
     if between and not cut:
         for progress in (epochs, batches, validation):
             _equal(progress["total"], progress["total"]["processed"])
@@ -139,6 +141,26 @@ def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
         _equal(validation["current"], 0)
         validation["total"]["ready"] = validation["total"]["started"] = validation["total"]["completed"] + 1
     rest["_batches_that_stepped"] -= cut
+
+
+def runs_fit(trainer: pl.Trainer | None) -> bool:
+    """Return whether a fit runs, with its sanity check and its validations."""
+    return trainer is not None and trainer.state.fn == "fit" and trainer.state.status == "running"
+
+
+def fit_position(trainer: pl.Trainer) -> tuple[int, int]:
+    """Return the epoch of the last fit, counted from 0, and the number of its batches so far."""
+    between, cut = _between_epochs(trainer)
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    return epochs.processed - cut, 0 if between and not cut else batches.processed
+
+
+def move_batches(trainer: pl.Trainer, number: int) -> None:
+    """Add a number to the counters of the batches of this epoch, whose rest has another number of batches."""
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress.current
+    for name in ("ready", "started", "processed", "completed"):
+        setattr(batches, name, getattr(batches, name) + number)
 
 
 def describe_progress(trainer: pl.Trainer) -> dict[str, Any]:
@@ -336,6 +358,14 @@ def _validates(trainer: pl.Trainer) -> bool:
     """Return whether validation is due after the last batch."""
     fetcher = trainer.fit_loop._data_fetcher
     return fetcher is not None and trainer.fit_loop.epoch_loop._should_check_val_fx(fetcher)
+
+
+def _between_epochs(trainer: pl.Trainer) -> tuple[bool, bool]:
+    """Return whether no epoch has begun since the last one was counted, and whether `max_steps` had cut that one short."""
+    epochs: Any = trainer.fit_loop.epoch_progress.current
+    batches: Any = trainer.fit_loop.epoch_loop.batch_progress
+    between = epochs.started == epochs.processed
+    return between, between and 0 < batches.current.ready < trainer.num_training_batches and not batches.is_last_batch
 
 
 def _equal(counters: Counters, value: int) -> None:

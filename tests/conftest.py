@@ -24,10 +24,6 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; set before t
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, _share)))
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # idle threads would spin while processes that tests start run
 
-# If scikit-learn is imported first, Python caches `float | int`, also for the `int | float` of Lightning. The command line
-# then reads `limit_train_batches=1` as 1.0, which is all batches.
-import pytorch_lightning  # noqa: F401
-
 #: Names of variables that Lightning and the command line leave for the processes that they start.
 LEFT = ("MASTER_", "LIT_SPARSE_RUN_FOLDER", "WORLD_SIZE", "NODE_RANK", "LOCAL_RANK", "PL_")
 collect_ignore = ["support/either_lightning.py", "support/writes.py"]  # a program, and a module for programs

@@ -207,17 +207,16 @@ class LitSparseCLI(LightningCLI):
         assert self._checkpoint is not None
         check_model(model_named_by_user(rest), hyperparameters["_class_path"], self._checkpoint)
         merged = MergedModel.parse(parser, self.command, rest, hyperparameters, self._checkpoint)
+        notes = []
+        if (run := run_of(self._checkpoint)) is not None:
+            now = yaml.safe_load(parser.dump(merged.configured, skip_validation=True))[self.command]
+            notes = changes_of_run(run / "config.yaml", self.command, now)
         if self.command != "fit":
-            self.config, notes = merged.for_scoring()
+            self.config, changes = merged.for_scoring()
         else:
-            notes = []
-            if (run := run_of(self._checkpoint)) is not None:
-                now = yaml.safe_load(parser.dump(merged.configured, skip_validation=True))[self.command]
-                notes = changes_of_run(run / "config.yaml", now)
             self._optimizer_options = merged.optimizer_options()
             self.config, changes = merged.for_fit(state)
-            notes += changes
-        for note in notes:
+        for note in notes + changes:
             self._note(note)
 
     def _note(self, text: str) -> None:

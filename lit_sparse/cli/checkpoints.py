@@ -213,23 +213,27 @@ class MergedModel:
         return differences(old[self.command]["model"], new[self.command]["model"])
 
 
-def changes_of_run(config: Path, now: dict[str, Any]) -> list[str]:
-    """Return notes on the changed data options of a continued run.
+def changes_of_run(config: Path, command: str, now: dict[str, Any]) -> list[str]:
+    """Return notes on the options of data and trainer that a command changes.
 
     Args:
         config: path of the run's config.
+        command: name of the command; only `fit` continues a run, with its seed and a trainer of the same kind.
         now: config of the command.
 
     Raises:
         ConfigurationError: if the file is not a config, or has another seed.
     """
     began = read_yaml(config, config.parent) or {}
-    if began.get("seed_everything") != now.get("seed_everything"):
+    fits = command == "fit"
+    if fits and began.get("seed_everything") != now.get("seed_everything"):
         raise ConfigurationError(
             f"Expected seed_everything = {began.get('seed_everything')}, with which the run began, but got"
             f" {now.get('seed_everything')}. Leave it out, or start a new run."
         )
+    then, now_on = ("before this continuation", "from here on") if fits else ("in training", "here")
     return [
-        f"{f'data.{key}' if key else 'data'} was {old} before this continuation and is {new} from here on"
-        for key, old, new in differences(began.get("data"), now.get("data"))
+        f"{key} was {old} {then} and is {new} {now_on}"
+        for part in (("data", "trainer") if fits else ("data",))
+        for key, old, new in differences(began.get(part), now.get(part), part)
     ]

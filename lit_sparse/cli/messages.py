@@ -78,13 +78,14 @@ def started_in() -> Iterator[None]:
         _start.reset(token)
 
 
-def plain_message(message: str, error: BaseException | None = None, options: Sequence[str] = ()) -> str:
+def plain_message(message: str, error: BaseException | None = None, options: Sequence[str] = (), owner: str = "") -> str:
     """Return a parser's message, shortened.
 
     Args:
         message: the parser's own message.
         error: cause of the message.
         options: names of the options of this parser.
+        owner: class or command that has these options.
     """
     for cause in error_chain(error):
         if isinstance(cause, LitSparseError):
@@ -92,7 +93,7 @@ def plain_message(message: str, error: BaseException | None = None, options: Seq
     refused = re.fullmatch(r"Option '([^']+)' is not accepted", message)
     if refused and options:
         name = refused.group(1)
-        return f"There is no option {name!r} here.{did_you_mean(name, options)} The options are: {', '.join(options)}."
+        return f"There is no option {name!r} in {owner}.{did_you_mean(name, options)} The options are: {', '.join(options)}."
     for pattern, describe in PATTERNS:
         match = re.search(pattern, message, re.DOTALL)
         if match:
@@ -211,6 +212,11 @@ def _missing(key: str, names: str) -> str:
     missing = ", ".join(name.split(".", 1)[-1] for name in names.strip().split(", "))
     if {"model", "data"} & set(missing.split(", ")):
         return f"Missing: {missing}. Give a config, as in -c ssvae/digits, or the options one by one."
+    if missing == "structure":
+        return (
+            "Missing: structure, which has no default. Set it in the init_args of the class, as in"
+            f" `structure: {{class_path: Budget, init_args: {{budget: 2}}}}`. {_known(Structure)}"
+        )
     return f"Missing: {missing}, which has no default. Set it in the init_args of the class."
 
 

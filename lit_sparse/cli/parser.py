@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import textwrap
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from lit_sparse.aliases import renamed
 from lit_sparse.cli.configs import MODE, read_config, with_full_name
@@ -31,7 +34,11 @@ class Parser(LightningArgumentParser):
         """Add the arguments of a class, and note the class if this parser is of its arguments alone."""
         if nested_key is None:
             self._class = theclass
-        return super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        added = super().add_class_arguments(theclass, nested_key, *args, **kwargs)
+        for action in self._actions:
+            if hasattr(action, "_typehint"):
+                action._typehint = _integers_first(action._typehint)
+        return added
 
     def parse_object(self, cfg_obj: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse arguments of a class, of which some may have their former names."""
@@ -63,7 +70,8 @@ class Parser(LightningArgumentParser):
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raise a ConfigurationError with the shortened message."""
         options = [action.dest for action in self._actions if "help" not in action.dest.split(".")]
-        raise ConfigurationError(plain_message(message, ex, options)) from ex
+        owner = "this command" if self._class is None else self._class.__name__
+        raise ConfigurationError(plain_message(message, ex, options, owner)) from ex
 
     def format_help(self, *args: Any) -> str:
         """Return the help with groups, only this package's classes, and one line about the help of classes."""
@@ -75,6 +83,25 @@ class Parser(LightningArgumentParser):
         text = re.sub(r",\s+known\s+subclasses:\s+([^()]*)\)", _own_classes, text)
         text = re.sub(r"\Ausage: .*?\n\n(?=Help for )", "", text, flags=re.DOTALL)  # it repeats the list that follows
         return f"{text}\n--NAME.help CLASS lists the options of a class for an option, as in --model.help SignalingGame.\n"
+
+
+def _integers_first(hint: Any) -> Any:
+    """Return a type whose unions try an integer before a float.
+
+    Python gives the order of a union to later unions of the same types, also those of other packages. With float first, a
+    limit of 1 batch would be 1.0, all batches.
+    """
+    origin, args = get_origin(hint), get_args(hint)
+    if not args or origin is Literal or any(isinstance(arg, list) for arg in args):
+        return hint
+    inner = [_integers_first(arg) for arg in args]
+    is_union = origin in (Union, UnionType)
+    if is_union and {int, float} <= {*inner} and inner.index(float) < inner.index(int):
+        inner.remove(int)
+        inner.insert(inner.index(float), int)
+    if all(new is old for new, old in zip(inner, args, strict=True)):
+        return hint
+    return reduce(or_, inner) if is_union else origin[tuple(inner)]
 
 
 def _own_classes(listed: re.Match[str]) -> str:

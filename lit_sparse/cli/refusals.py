@@ -139,7 +139,7 @@ def _sizes(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
     elif isinstance(config, list | tuple):
         for value in config:
             yield from _sizes(value, prefix)
-    elif isinstance(config, int) and not isinstance(config, bool) and not prefix.endswith(("dim", "seed")):
+    elif isinstance(config, int) and not isinstance(config, bool) and not prefix.endswith(("dim", "seed", "last_epoch")):
         yield prefix, config
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ class Coreset:
         size: N, number of examples in the data set.
 
     Raises:
-        DataError: if the attributes do not fit together, or a weight is negative or not finite.
+        DataError: if the attributes do not fit together, a weight is negative or not finite, or the objective is not finite.
 
     Example:
         >>> coreset = Coreset(torch.tensor([2, 7]), torch.tensor([3.0, 5.0]), objective=0.1, size=8)
@@ -51,8 +52,15 @@ class Coreset:
     size: int = 0
 
     def __post_init__(self) -> None:
-        if not all(isinstance(part, Tensor) for part in (self.indices, self.weights, self.trace)) or self.size < 0:
-            raise DataError("Expected tensors of indices, weights and objectives, and a size >= 0.")
+        if not all(isinstance(part, Tensor) for part in (self.indices, self.weights, self.trace)):
+            raise DataError("Expected tensors of indices, weights and objectives.")
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
+            raise DataError(f"Expected the size to be a whole number, at least 0, but got {self.size!r}.")
+        if not isinstance(self.objective, int | float) or not math.isfinite(self.objective):
+            raise DataError(f"Expected the objective to be a finite number but got {self.objective!r}.")
+        for name, numbers in (("weights", self.weights), ("objectives", self.trace)):
+            if numbers.dtype == torch.bool or numbers.is_complex():
+                raise DataError(f"Expected {name} that are real numbers but got {numbers.dtype}.")
         if self.indices.dtype != torch.int64 or self.indices.ndim != 1 or self.indices.shape != self.weights.shape:
             raise DataError(
                 f"Expected indices (k,) int64 and as many weights but got {tuple(self.indices.shape)} {self.indices.dtype} and"
@@ -106,9 +114,9 @@ class Coreset:
             return cls(
                 torch.from_numpy(arrays["indices"]),
                 torch.from_numpy(arrays["weights"]),
-                float(arrays["objective"]),
+                arrays["objective"].item(),
                 torch.from_numpy(arrays["trace"]),
-                int(arrays["size"]),
+                arrays["size"].item(),
             )
         except DataError as error:
             raise DataError(f"The coreset {str(path)!r} is not valid. {error}") from error

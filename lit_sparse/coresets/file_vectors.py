@@ -231,7 +231,7 @@ def _mapped(file: io.FileIO, name: str) -> tuple[Tensor, mmap.mmap | None, int]:
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{name} cannot be read as a matrix of numpy: {error}. Write it by FileVectors.save.") from error
     dtype = next((dtype for dtype, known in NAMES.items() if np.dtype(known) == kind), None)
-    if dtype is None or len(shape) != 2 or min(shape) < 0 or (fortran and min(shape) > 1):
+    if dtype is None or len(shape) != 2 or min(shape) < 0 or max(shape) >= 2**63 or (fortran and min(shape) > 1):
         order = " by columns" if fortran else ""
         raise DataError(
             f"Expected a matrix (N, S) of float64, float32, float16 or bfloat16, row by row, but got {shape} {kind}{order} in"

@@ -217,12 +217,17 @@ class CoresetSelector(nn.Module, ABC):
             return
         with _bar() if self.progress and is_first() else nullcontext() as bar:
             task = bar.add_task(type(self).__name__, total=number, completed=done, counted=self.counted) if bar else None
-            for step in range(done, number):
-                yield step
-                if state is not None and here is not None:
-                    state.keep(step + 1, here)
+            try:
+                for step in range(done, number):
+                    yield step
+                    done = step + 1
+                    if state is not None and here is not None:
+                        state.keep(done, here)
+                    if bar and task is not None:
+                        bar.update(task, completed=done)
+            except GeneratorExit:  # the selector needs no more steps
                 if bar and task is not None:
-                    bar.update(task, completed=step + 1)
+                    bar.update(task, total=done)
 
 
 def _shown(value: object) -> str:

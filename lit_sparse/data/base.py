@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from copy import copy
+from itertools import accumulate
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -11,10 +13,11 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import load_module
+from lit_sparse.checks import check_count
 from lit_sparse.data.loader import Batch, EpochLoader
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
-from lit_sparse.lightning_internals import index_sampler
+from lit_sparse.lightning_internals import fit_position, index_sampler, move_batches, runs_fit
 
 __all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled", "warn_without_test"]
 
@@ -73,9 +76,10 @@ def warn_without_test(check: Callable[[], None]) -> None:
 class ResumableDataModule(pl.LightningDataModule, ABC):
     """Base of data modules: a subclass defines the number of examples and makes batches from their indices.
 
-    Training shuffles by (seed, epoch), and each process takes every n-th example of the same permutation. The position in
-    the epoch is part of ``state_dict``. A new trainer begins at the first epoch. Validation, test and prediction use one
-    fixed order. Again each process takes every n-th example, and no example comes twice.
+    Training shuffles by (seed, epoch), and each process takes every n-th example of the same permutation. The epoch and the
+    position in it are the trainer's, so a fit reads each example once per epoch, whatever was read before it. A killed run
+    continues with the examples that are left, also with another batch size. Validation, test and prediction use one fixed
+    order. Again each process takes every n-th example, and no example comes twice.
 
     Args:
         batch_size: examples per training batch and process.
@@ -116,8 +120,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             ("num_workers", num_workers, 0),
             ("updates_per_batch", updates_per_batch, 1),
         ):
-            if value < least:
-                raise ConfigurationError(f"Expected argument `{name}` to be at least {least} but got {value}. Increase it.")
+            check_count(name, value, least)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers
@@ -127,10 +130,8 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             raise ConfigurationError(f"Expected argument `fold` {wanted} but got {list(fold)}. Change it.")
         self.fold = fold
         self.updates_per_batch = updates_per_batch
-        self._train_loader: EpochLoader | None = None
-        self._position: dict[str, int] | None = None
-        #: Trainer of this position. That of another trainer, or of a loop by hand before, does not count.
-        self._run: pl.Trainer | None = None
+        #: Position of loops by hand. That of a fit is the trainer's.
+        self._position: Callable[[], dict[str, Any]] | None = None
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, trust: Collection[str] = (), **options: Any) -> Self:
@@ -196,34 +197,24 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         """Return the ascending indices (N,) of all examples that training uses."""
         return torch.arange(self.size("train"))
 
+    def divided(self, batches: Sequence[Tensor], rank: int, processes: int) -> Sequence[Tensor]:
+        """Return a process's share of the rest of an epoch, in batches of this size, when it was begun in others.
+
+        Args:
+            batches: indices of each batch of the rest in its former division, those of all processes in turn.
+            rank: number of the process.
+            processes: number of processes.
+        """
+        rest = torch.cat([torch.empty(0, dtype=torch.int64), *batches])
+        return in_batches(rest[rank : len(rest) - len(rest) % processes : processes], self.batch_size)
+
     def train_dataloader(self) -> EpochLoader:
-        """Return the training loader, at the position of a restored run."""
-        rank, processes = self._process()
-        count = self.updates_per_batch
-        size = len(self.train_batches(0, rank, processes)[0]) if count > 1 else 0
-
-        def batch_indices(epoch: int) -> Sequence[Tensor]:
-            updates = self.train_batches(epoch, rank, processes)
-            if count == 1:
-                return updates
-            return [torch.cat(list(updates[first : first + count])) for first in range(0, len(updates), count)]
-
-        def fetch(epoch: int, indices: Tensor) -> Batch:
-            batch = self.fetch("train", epoch, indices)
-            return batch if count == 1 else {**batch, "updates": (count, size)}
-
-        loader = EpochLoader(
-            batch_indices,
-            fetch,
-            num_workers=self.num_workers,
-            pin_memory=torch.cuda.is_available(),
-            limit=lambda: float("inf") if self.trainer is None else self.trainer.num_training_batches,
-            rows_per_fetch=ROWS_PER_FETCH if self._has_independent_rows() else 0,
-        )
-        position = self._position_of_run()
-        if position is not None:
-            loader.load_state_dict(position)
-        self._train_loader, self._run = loader, self.trainer
+        """Return the training loader, which follows the trainer in a fit, and goes on where the last one stopped by hand."""
+        loader = _TrainLoader(self, *self._process(), self.trainer if runs_fit(self.trainer) else None)
+        if loader.trainer is None:
+            if self._position is not None:
+                loader.load_state_dict(self._position())
+            self._position = loader.state_dict
         return loader
 
     def val_dataloader(self) -> EpochLoader | list[EpochLoader]:
@@ -243,23 +234,36 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return torch.arange(self.size(split))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position in the training data; a new trainer begins at the first epoch."""
-        position = self._position_of_run()
-        return {} if position is None else {"train": position}
+        """Return the position of loops by hand in the training data; checkpoints have that of the fit elsewhere."""
+        return {} if self._position is None else {"train": self._position()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue at a saved position in the training data."""
-        if self._run is not self.trainer:
-            self._train_loader, self._run = None, self.trainer
-        self._position = state_dict.get("train")
-        if self._train_loader is not None and self._position is not None:
-            self._train_loader.load_state_dict(self._position)
+        """Continue loops by hand at a saved position in the training data."""
+        position = state_dict.get("train")
+        self._position = None if position is None else lambda: position
 
-    def _position_of_run(self) -> dict[str, int] | None:
-        """Return the position of the trainer's loader so far, or else of its restored run."""
-        if self._run is not self.trainer:
-            return None
-        return self._position if self._train_loader is None else self._train_loader.state_dict()
+    def _rest_of_epoch(self, epoch: int, parts: list[list[int]], rank: int, processes: int) -> Sequence[Tensor]:
+        """Return the batches of a process after parts of an epoch: batch size, number of processes and of examples of each."""
+        own = [self.batch_size, processes]
+        alike = all(division == own for *division, _ in parts)
+        shares: list[Sequence[Tensor]] = []
+        before: list[int] = []
+        for *division, examples in (*parts, [*own, 0]):
+            if division != before:
+                (size, count), left, module = (
+                    division,
+                    [batch for turn in zip(*shares, strict=True) for batch in turn],
+                    copy(self),
+                )
+                module.batch_size = size
+                ranks = [rank] if alike else range(count)
+                if before:
+                    shares = [module.divided(left, number, count) for number in ranks]
+                else:
+                    shares = [module.train_batches(epoch, number, count) for number in ranks]
+                before = division
+            shares = [_after(share, examples) for share in shares]
+        return shares[0 if alike else rank]
 
     def _in_order(self, split: Split) -> EpochLoader:
         rank, processes = self._process()
@@ -294,3 +298,81 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         if self.trainer is None:
             return 0, 1
         return self.trainer.global_rank, self.trainer.world_size
+
+
+class _TrainLoader(EpochLoader):
+    """The training loader of a data module. In a fit, its position is the trainer's."""
+
+    def __init__(self, data: ResumableDataModule, rank: int, processes: int, trainer: pl.Trainer | None) -> None:
+        count = data.updates_per_batch
+        size = len(data.train_batches(0, rank, processes)[0]) if count > 1 else 0
+
+        def fetch(epoch: int, indices: Tensor) -> Batch:
+            batch = data.fetch("train", epoch, indices)
+            return batch if count == 1 else {**batch, "updates": (count, size)}
+
+        self.data, self.rank, self.processes, self.count, self.trainer = data, rank, processes, count, trainer
+        self.division = (data.batch_size, processes)
+        super().__init__(
+            lambda epoch: self._joined(data.train_batches(epoch, rank, processes)),
+            fetch,
+            num_workers=data.num_workers,
+            pin_memory=torch.cuda.is_available(),
+            rows_per_fetch=ROWS_PER_FETCH if data._has_independent_rows() else 0,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not runs_fit(self.trainer):
+            return super().__iter__()
+        restored, self._restored = self._restored, False  # the trainer makes the first iterator, before any hook
+        return self._of_fit(restored)
+
+    def _of_fit(self, restored: bool) -> Iterator[Batch]:
+        """Yield the batches of the trainer's epoch, or what is left of it after a restored position."""
+        epoch, _ = self.position()
+        if restored and epoch == self.epoch:
+            batches = self._epoch(epoch).batches[self.batch :]
+        elif epoch == self._continued.number:  # read by hand
+            batches = self.batch_indices(epoch)
+        else:
+            batches = self._epoch(epoch).batches
+        yield from self._batches(epoch, batches)
+
+    def position(self) -> tuple[int, int]:
+        return super().position() if self.trainer is None else fit_position(self.trainer)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        if self.trainer is not None and self.batch != state["batch"]:
+            move_batches(self.trainer, self.batch - state["batch"])
+
+    def rest(self, epoch: int, batch: int, parts: list[list[int]]) -> Sequence[Tensor]:
+        *last, _ = parts[-1]
+        if (*last,) != self.division:
+            rank_zero_warn(
+                f"Epoch {epoch} began with a batch size of {last[0]} on {last[1]} processes, and is continued with"
+                f" {self.division[0]} on {self.division[1]}: what is left of it is divided anew, and each example comes once."
+            )
+        return self._joined(self.data._rest_of_epoch(epoch, parts, self.rank, self.processes))
+
+    def _joined(self, updates: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Return the indices of batches that have several updates each."""
+        if self.count == 1:
+            return updates
+        return [torch.cat(list(updates[first : first + self.count])) for first in range(0, len(updates), self.count)]
+
+
+def _after(batches: Sequence[Tensor], examples: int) -> Sequence[Tensor]:
+    """Return the batches after the first ones, which have so many examples.
+
+    Raises:
+        CheckpointError: if no number of batches has.
+    """
+    ends = [0, *accumulate(len(indices) for indices in batches)]
+    if examples not in ends:
+        raise CheckpointError(
+            f"Expected a position in an epoch of {ends[-1]} examples at the end of a batch but got {examples} examples. Give"
+            " the data and the options of data that the run had, or start a new run from the weights:"
+            " --model.init_args.initial_weights CHECKPOINT"
+        )
+    return batches[ends.index(examples) :]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,14 @@ BatchIndices = Callable[[int], Sequence[Tensor]]
 Fetch = Callable[[int, Tensor], Batch]
 
 
+class _Epoch(NamedTuple):
+    """The batches of an epoch, and the parts of it that came before a restored position."""
+
+    number: int
+    parts: list[list[int]]
+    batches: Sequence[Tensor]
+
+
 class EpochLoader:
     """Iterate over batches; each ``iter`` is the next epoch.
 
@@ -36,7 +44,6 @@ class EpochLoader:
         fetch: function from the epoch and indices to a batch.
         num_workers: number of worker processes that fetch batches; 0 fetches in this process.
         pin_memory: whether to copy batches of worker processes to pinned memory.
-        limit: function that returns the maximal number of batches per epoch.
         rows_per_fetch: number of examples up to which this process fetches batches together, because a call takes longer than
             the rows of a small batch. The entries of their batches are rows, but tuples are the same in each. 0 fetches each
             batch by itself.
@@ -44,6 +51,8 @@ class EpochLoader:
 
     #: Where Lightning looks up the indices of predicted batches.
     batch_sampler: Any = None
+    #: What else besides the epoch decides its batches, such as the batch size; part of a position.
+    division: tuple[int, ...] = ()
 
     @former_arguments(plan="batch_indices")
     def __init__(
@@ -53,18 +62,18 @@ class EpochLoader:
         *,
         num_workers: int = 0,
         pin_memory: bool = False,
-        limit: Callable[[], float] | None = None,
         rows_per_fetch: int = 0,
     ) -> None:
         self.batch_indices = batch_indices
         self.fetch = fetch
         self.num_workers = num_workers
         self.pin_memory = pin_memory
-        self.limit = limit
         self.rows_per_fetch = rows_per_fetch
         self.epoch = 0
         self.batch = 0  # number of batches of the epoch so far
         self._restored = False
+        self._continued = _Epoch(-1, [], [])
+        self._last = _Epoch(-1, [], [])
         self._length = len(batch_indices(0))
 
     def __len__(self) -> int:
@@ -75,9 +84,71 @@ class EpochLoader:
             self.epoch, self.batch = self.epoch + 1, 0
         self._restored = False
         epoch, start = self.epoch, self.batch
-        for number, batch in enumerate(self._batches(epoch, self.batch_indices(epoch)[start:]), start + 1):
+        for number, batch in enumerate(self._batches(epoch, self._epoch(epoch).batches[start:]), start + 1):
             self.batch = number
             yield batch
+
+    def position(self) -> tuple[int, int]:
+        """Return the epoch and its number of batches so far."""
+        return (self.epoch, self.batch) if self.batch < len(self) else (self.epoch + 1, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last batch.
+
+        It has the ``epoch``, its number of batches so far, ``batch``, and its ``parts``: one for each division in which it was
+        read, with the ``division`` and, last, the number of examples.
+        """
+        epoch, batch = self.position()
+        if batch == 0:
+            return {"epoch": epoch, "batch": 0, "parts": []}
+        this = self._epoch(epoch)
+        part = [*self.division, sum(len(indices) for indices in this.batches[:batch])]
+        parts = [list(part) for part in this.parts]
+        if parts and parts[-1][:-1] == part[:-1]:
+            part[-1] += parts.pop()[-1]
+        return {"epoch": epoch, "batch": batch, "parts": [*parts, part]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position; the next iteration yields the rest of its epoch.
+
+        Raises:
+            CheckpointError: if the state is not a position, or one in batches of another size.
+        """
+        found = state if isinstance(state, dict) else {}
+        epoch, batch, parts = found.get("epoch"), found.get("batch"), found.get("parts", [])
+        if not (
+            _is_count(epoch) and _is_count(batch) and _are_parts(parts, len(self.division) + 1) and bool(batch) <= bool(parts)
+        ):
+            raise CheckpointError(
+                "Expected a position in the training data, an epoch, a batch and numbers of examples, but got"
+                f" {str(state)[:200]}. Use another checkpoint."
+            )
+        batches = self.rest(epoch, batch, parts) if parts else []
+        self.epoch, self.batch = epoch, len(self) - len(batches) if parts else 0
+        self._continued = _Epoch(epoch if parts else -1, parts, [*[torch.empty(0, dtype=torch.int64)] * self.batch, *batches])
+        self._restored = True
+
+    def rest(self, epoch: int, batch: int, parts: list[list[int]]) -> Sequence[Tensor]:
+        """Return the indices of the batches that follow the first ``batch``, which had the examples of ``parts``.
+
+        Raises:
+            CheckpointError: if these batches had other numbers of examples.
+        """
+        batches = self.batch_indices(epoch)
+        if [[sum(len(indices) for indices in batches[:batch])]] != parts:
+            raise CheckpointError(
+                f"Expected a position after {batch} batches of this loader but got one after {parts[0][-1]} examples. Use the"
+                " batch size of the run, or give the trainer the data module, which divides the rest of an epoch anew."
+            )
+        return batches[batch:]
+
+    def _epoch(self, epoch: int) -> _Epoch:
+        """Return the batches of an epoch; those before a restored position are empty."""
+        if epoch == self._continued.number:
+            return self._continued
+        if epoch != self._last.number:
+            self._last = _Epoch(epoch, [], self.batch_indices(epoch))
+        return self._last
 
     def _batches(self, epoch: int, batch_indices: Sequence[Tensor]) -> Iterator[Batch]:
         if self.num_workers == 0:
@@ -105,26 +176,17 @@ class EpochLoader:
         if several:
             yield several
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position after the last batch: the epoch and its number of batches so far."""
-        used = len(self) if self.limit is None else min(len(self), self.limit())
-        if self.batch >= used:
-            return {"epoch": self.epoch + 1, "batch": 0}
-        return {"epoch": self.epoch, "batch": self.batch}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position; the next iteration yields the rest of its epoch.
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
-        Raises:
-            CheckpointError: if the state is not a position.
-        """
-        positions = [state.get(key) for key in ("epoch", "batch")] if isinstance(state, dict) else [None]
-        if not all(isinstance(position, int) and position >= 0 for position in positions):
-            raise CheckpointError(
-                f"Expected a position in the training data, an epoch and a batch, but got {state!r}. Use another checkpoint."
-            )
-        self.epoch, self.batch = int(state["epoch"]), int(state["batch"])
-        self._restored = True
+
+def _are_parts(found: Any, numbers: int) -> bool:
+    """Return whether a state has the parts of an epoch, each of so many positive numbers."""
+    return isinstance(found, list) and all(
+        isinstance(part, list) and len(part) == numbers and all(_is_count(number) and number > 0 for number in part)
+        for part in found
+    )
 
 
 def _divided(batch: Batch, sizes: list[int]) -> Iterator[Batch]:

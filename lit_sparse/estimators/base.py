@@ -14,6 +14,7 @@ from typing_extensions import Self
 from lit_sparse.aliases import adopt_former_names, former_fields, former_method
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.nn.dot_product import check_mapping
 
 __all__ = ["Estimator", "Expectation", "Latent", "LatentBatch", "LossFunction"]
 
@@ -130,6 +131,7 @@ class Estimator(nn.Module, ABC):
                 f"{type(self).__name__} has the mapping {self.mapping} but its model has {mapping}."
                 " Give the mapping only to the model."
             )
+        check_mapping(mapping)
         if not mapping.on_simplex:
             raise ConfigurationError(
                 f"{type(self).__name__} needs a mapping onto the simplex, such as Sparsemax, but got {type(mapping).__name__}."

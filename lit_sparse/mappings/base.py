@@ -159,7 +159,10 @@ class SparseMapping(nn.Module, ABC):
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """Return :meth:`value` along ``dim`` instead of ``self.dim``."""
         if not self.has_value:
-            raise ConfigurationError(f"Expected a mapping that maximizes something, but {self!r} does not: it has no value.")
+            raise ConfigurationError(
+                f"Expected a mapping that maximizes something, but {self!r} does not: it has no value. Use another one;"
+                " Oscarmax has a value with exact=True."
+            )
         x = allowed_scores(scores, mask, dim)
         dtype = x.dtype
         if dtype in HALVES:

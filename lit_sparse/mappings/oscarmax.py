@@ -122,7 +122,9 @@ class Oscarmax(SparseMapping):
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return ``1/2 ||y||^2 + lam sum_(i<j) max(y_i, y_j)``, over pairs that are both allowed."""
         if not self.exact:
-            raise ConfigurationError("Expected exact=True: the published composition of oscarmax maximizes nothing.")
+            raise ConfigurationError(
+                "Expected Oscarmax(exact=True): the published composition maximizes nothing, so it has no value."
+            )
         size = y.shape[dim] if allowed is None else allowed.sum(dim, keepdim=True)
         ranked = y.sort(dim=dim, descending=True).values.movedim(dim, -1)
         rank = torch.arange(1, y.shape[dim] + 1, device=y.device)

@@ -35,7 +35,7 @@ def topk_sparsemax(scores: Tensor, k: int, *, gamma: float = 1.0, dim: int = -1,
     Source: Correia, Niculae, Aziz & Martins (2020), Efficient Marginalization of Discrete and Structured Latent Variables
     via Sparsity, section 4.1.
     """
-    gamma, k = check_positive("gamma", gamma), check_count("k", k)
+    gamma, k = check_positive("gamma", gamma), min(check_count("k", k), 2**62)
     return Project.along(scores, mask, dim, gamma=gamma, options=(k,))
 
 

@@ -209,7 +209,15 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         Raises:
             BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
         """
-        output = self.step(batch, batch_idx, stage)
+        try:
+            output = self.step(batch, batch_idx, stage)
+        except KeyError as error:
+            if not isinstance(batch, dict) or not error.args or error.args[0] in batch:
+                raise
+            raise ConfigurationError(
+                f"Expected the entry {error.args[0]!r} in a batch for {type(self).__name__} but got"
+                f" {', '.join(map(str, batch))}. Use a data module that makes it."
+            ) from error
         if not isinstance(output, StepOutput):
             raise ConfigurationError(
                 f"Expected `step` of {full_name(self)} to return a StepOutput but got a {type(output).__name__}."

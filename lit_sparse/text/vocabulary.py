@@ -65,6 +65,9 @@ class Vocabulary:
         missing = [token for token in SPECIALS if token not in stoi]
         if missing:
             raise DataError(f"Expected a vocabulary with the tokens {' '.join(SPECIALS)} but {' '.join(missing)} is missing.")
+        unknown = getattr(tokenizer.model, "unk_token", None)
+        if unknown is not None and unknown not in stoi:
+            raise DataError(f"Expected a vocabulary with its token for unknown words, {unknown!r}, but it is missing.")
         self.pad, self.bos, self.eos, self.unk = (stoi[token] for token in SPECIALS)
         self._stoi = stoi
         self._default: int | None = self.unk

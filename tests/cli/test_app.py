@@ -196,6 +196,25 @@ def test_changed_data_are_told(trained: Path, capsys: pytest.CaptureFixture[str]
     assert "val_size was 180 before this continuation and is 100" in capsys.readouterr().err
 
 
+@pytest.mark.gate
+def test_what_a_command_changes_is_told_in_one_line_each(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = ["--ckpt_path", str(trained / "checkpoints" / "last.ckpt")]
+    build_cli(["fit", *DIGITS, *SHORT, *QUIET, *last, "--trainer.gradient_clip_val=0.5", "--data.init_args.batch_size=32"])
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
+    assert "note: trainer.gradient_clip_val was None before this continuation and is 0.5 from here on" in told
+    assert "note: data.init_args.batch_size was 64 before this continuation and is 32 from here on" in told
+    build_cli(["test", *DIGITS, *QUIET, *last, "--data.init_args.binarize=true", "--trainer.accelerator=cpu"])
+    told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: data")]
+    assert told == ["note: data.init_args.binarize was False in training and is True here"]
+
+
+@pytest.mark.gate
+def test_fewer_epochs_than_done_are_named(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    last = ["--ckpt_path", str(trained / "checkpoints" / "last.ckpt")]
+    message = refused(["fit", *DIGITS, *QUIET, *last, "--trainer.max_epochs=0"], capsys)
+    assert "Expected `max_epochs` to be at least 1, the epochs that" in message
+
+
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command that must be refused in one message of at most 600 characters, and return it."""
     assert main(arguments) == 2

@@ -208,3 +208,25 @@ def test_a_killed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.undo()
     other.save(path)
     same(Coreset.load(path), other)
+
+
+GOOD: dict[str, Any] = {"indices": np.arange(2), "weights": np.ones(2), "objective": 0.5, "trace": np.zeros(1), "size": 5}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("size", 5.7, "the size to be a whole number.* but got 5.7"),
+        ("size", True, "the size to be a whole number.* but got True"),
+        ("weights", np.array([True, True]), "weights that are real numbers but got torch.bool"),
+        ("objective", math.nan, "the objective to be a finite number.* but got nan"),
+        ("objective", math.inf, "the objective to be a finite number.* but got inf"),
+        ("trace", np.array([True]), "objectives that are real numbers but got torch.bool"),
+    ],
+)
+def test_values_of_another_kind_are_not_converted(field: str, value: Any, words: str, tmp_path: Path) -> None:
+    np.savez(tmp_path / "good.npz", **GOOD)
+    assert len(Coreset.load(tmp_path / "good.npz")) == 2
+    np.savez(tmp_path / "a.npz", **{**GOOD, field: value})
+    with pytest.raises(DataError, match=words):
+        Coreset.load(tmp_path / "a.npz")

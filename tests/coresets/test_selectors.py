@@ -394,3 +394,13 @@ def test_a_vector_whose_best_weight_is_zero_leaves() -> None:
     fit.add(1, torch.tensor([0.0, 1.0, 0.0]))
     assert fit.members == [0]
     assert fit.weights.tolist() == [1.0]
+
+
+def test_the_bar_of_a_selection_that_ends_early_is_full(capfd: pytest.CaptureFixture[str]) -> None:
+    for step in (selector := GIGA(progress=True)).steps(120):
+        if step == 75:
+            break
+    assert selector.progress
+    shown = capfd.readouterr().out
+    assert "75/75" in shown
+    assert "75/120" not in shown.splitlines()[-1]

@@ -20,7 +20,7 @@ from lit_sparse.data import (
 )
 from lit_sparse.data.base import ResumableDataModule, shuffled
 from lit_sparse.data.images.base import UNLABELLED
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning import pl
 from lit_sparse.testing import concrete_subclasses
 
@@ -67,12 +67,23 @@ def test_making_an_iterator_without_using_it_changes_nothing() -> None:
     assert seen(some) == seen(loader())
 
 
-def test_an_epoch_that_uses_fewer_batches_ends_with_them() -> None:
-    some = loader(limit=lambda: 2)
-    iterator = iter(some)
-    next(iterator)
-    next(iterator)
-    assert some.state_dict() == {"epoch": 1, "batch": 0}
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"epoch": 0, "batch": 3, "parts": [[8]]},  # of another batch size
+        {"epoch": 0, "batch": 3},
+        {"epoch": 0, "batch": 3, "parts": [[12], [3]]},
+        {"epoch": 0, "batch": 3, "parts": [[1, 12]]},
+        {"epoch": 0, "batch": True, "parts": [[4]]},
+        {"epoch": -1, "batch": 0, "parts": []},
+        [],
+    ],
+)
+def test_a_position_that_is_not_of_the_loader_is_refused(state: Any) -> None:
+    some = loader()
+    some.load_state_dict({"epoch": 0, "batch": 3, "parts": [[12]]})
+    with pytest.raises(CheckpointError, match=r"^Expected a position"):
+        some.load_state_dict(state)
 
 
 def test_processes_share_training_and_split_scoring() -> None:
@@ -135,7 +146,8 @@ def test_state_dict_of_the_data_module() -> None:
     other = DigitsDataModule()
     other.setup()
     other.load_state_dict(data.state_dict())
-    assert data.state_dict() == other.state_dict() == {"train": {"epoch": 0, "batch": 3}}
+    position = {"epoch": 0, "batch": 3, "parts": [[64, 1, sum(map(len, first))]]}
+    assert data.state_dict() == other.state_dict() == {"train": position}
     assert torch.equal(next(iter(other.train_dataloader()))["index"], next(iterator)["index"])
     assert len(first) == 3
 
@@ -152,6 +164,11 @@ def test_a_loader_made_anew_goes_on() -> None:
     loader = again.train_dataloader()
     for expected in epochs:
         assert torch.equal(torch.cat([batch["index"] for batch in loader]), expected)
+
+
+QUIET: dict[str, Any] = {
+    **{"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+}
 
 
 class Recorder(pl.LightningModule):
@@ -175,8 +192,7 @@ class Recorder(pl.LightningModule):
 def fit(data: DigitsDataModule, **options: Any) -> list[list[int]]:
     """Return the examples of each batch of a new trainer."""
     model = Recorder()
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    pl.Trainer(accelerator="cpu", **quiet, **options).fit(model, data)
+    pl.Trainer(accelerator="cpu", **QUIET, **options).fit(model, data)
     return model.seen
 
 
@@ -184,6 +200,8 @@ BEFORE: dict[str, Callable[[DigitsDataModule], object]] = {
     "a shorter epoch": lambda data: fit(data, max_epochs=1, limit_train_batches=3, log_every_n_steps=1),
     "a stop within an epoch": lambda data: fit(data, max_steps=3),
     "a batch by hand": lambda data: (data.setup(), next(iter(data.train_dataloader()))),
+    "a position by hand": lambda data: data.load_state_dict({"train": {"epoch": 2, "batch": 3, "parts": [[64, 1, 192]]}}),
+    "a validation": lambda data: pl.Trainer(accelerator="cpu", **QUIET).validate(Recorder(), data, verbose=False),
 }
 
 
@@ -210,10 +228,10 @@ def test_batches_are_fetched_together(start: int) -> None:
     expected = [*alone, *alone]
     calls.clear()
     together = EpochLoader(plan, fetch, rows_per_fetch=11)
-    together.load_state_dict({"epoch": 0, "batch": start})
+    together.load_state_dict({"epoch": 0, "batch": start, "parts": [[4 * start]] if start else []})
     iterator = iter(together)
     for number in range(start, 6):
-        assert together.state_dict() == {"epoch": 0, "batch": number}
+        assert together.position() == (0, number)
         batch = next(iterator)
         assert batch["index"].tolist() == expected[number]["index"].tolist()
         assert batch["name"] == expected[number]["name"]

@@ -389,6 +389,11 @@ def test_weights_of_another_estimator_start_a_run(tmp_path: Path) -> None:
         (lambda: game(estimator=Marginalize(Softmax())), "Give the mapping only to the model"),
         (lambda: game(in_features=5).run_step(batch(), 0, "train"), "in_features=6"),
         (
+            lambda: game().run_step({name: value for name, value in batch().items() if name != "position"}, 0, "train"),
+            "the entry 'position' in a batch for SignalingGame but got",
+        ),
+        (lambda: game(torch.nn.Tanh()), "Expected `mapping` to be a SparseMapping"),
+        (
             lambda: game(receiver=_Deaf()).run_step(batch(), 0, "train"),
             r"to scores \(\d+, 4\) but got scores \(\d+,\)",
         ),

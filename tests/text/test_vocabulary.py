@@ -252,3 +252,11 @@ def test_byte_pairs_of_a_line_without_spaces_take_no_longer_than_others() -> Non
     assert with_breaks("a b " * 1000) == "a b " * 1000
     vocabulary = Vocabulary.build([line], kind="bpe", max_size=200)
     assert vocabulary.decode(vocabulary.encode([line])[0]) == line
+
+
+def test_a_missing_token_for_unknown_words_is_refused(tmp_path: Path) -> None:
+    described = json.loads(Vocabulary.build(["a b c"]).to_json())
+    described["tokenizer"]["model"]["unk_token"] = "nope"
+    (tmp_path / "a.json").write_text(json.dumps(described))
+    with pytest.raises(DataError, match=r"its token for unknown words, 'nope'"):
+        Vocabulary.load(tmp_path / "a.json")

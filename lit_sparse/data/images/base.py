@@ -224,6 +224,14 @@ class ImageDataModule(ResumableDataModule):
         pairs = zip(in_batches(labelled, self.batch_size), in_batches(unlabelled, self.batch_size), strict=True)
         return [torch.cat(pair) for pair in pairs]
 
+    def divided(self, batches: Sequence[Tensor], rank: int, processes: int) -> Sequence[Tensor]:
+        """Return a process's share of the rest of an epoch, labelled images first; see the base class."""
+        if self.labelled_only or not 0 < len(self._labelled) < len(self._has_label):
+            return super().divided(batches, rank, processes)
+        halves = [[batch.chunk(2)[half] for batch in batches] for half in (0, 1)]
+        labelled, unlabelled = (ResumableDataModule.divided(self, half, rank, processes) for half in halves)
+        return [torch.cat(pair) for pair in zip(labelled, unlabelled, strict=True)]
+
     def train_indices(self) -> Tensor:
         """Return the indices of all training images, or of the labelled ones with ``labelled_only``."""
         return self._all(self._labelled).sort().values if self.labelled_only else super().train_indices()

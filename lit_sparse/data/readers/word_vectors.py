@@ -234,6 +234,12 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
             f"Expected the words, their indices, their vectors and the width in {where}, as in a torchtext cache, but got"
             " something else. Make the cache again."
         )
+    if not isinstance(content[1], dict) or any(
+        not isinstance(index, int) or not 0 <= index < len(words) or words[index] != word for word, index in content[1].items()
+    ):
+        raise DataError(
+            f"Expected the index of each word in {where} to be its place in the list of words. Make the cache again."
+        )
     if vectors.layout != torch.strided or vectors.device.type != "cpu" or not vectors.is_floating_point():
         raise DataError(
             f"Expected a dense tensor of floating numbers in {where} but got {vectors.dtype}, {vectors.layout}, on the device"

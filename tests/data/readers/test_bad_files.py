@@ -217,6 +217,12 @@ CASES: dict[str, tuple[Use, str, bytes, str]] = {
     ),
     # word vectors
     "words-numbers": (vectors, "a.pt", cached([3, 4], torch.ones(2, 2)), "words in .* got 3 at position 1"),
+    "words-index": (
+        vectors,
+        "a.pt",
+        torch_saved((["a", "b"], {"a": 0, "b": -1}, torch.ones(2, 2), 2)),
+        "index of each word in .* to be its place",
+    ),
     "words-sparse": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2).to_sparse()), "a dense tensor .*sparse_coo"),
     "words-meta": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2, device="meta")), "dense tensor .*'meta'"),
     "words-complex": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2) * 1j), "floating numbers .*complex64"),
