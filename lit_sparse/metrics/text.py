@@ -17,27 +17,26 @@ __all__ = ["TextMetric", "check_flag", "check_name", "check_texts"]
 class TextMetric(ExactMetric, ABC):
     """Compares hypotheses with references by sums over inputs, equal for any batches and processes.
 
-    A subclass defines the summands (:meth:`statistics`) and computes scores from the sums (:meth:`scores`). Texts stay on the
-    CPU; the sums, int64 or float64, are on the metric's device.
+    A subclass defines the summands (:meth:`statistics`), whole numbers so that their order does not matter, and computes
+    scores from the sums (:meth:`scores`). Texts stay on the CPU; the sums are on the metric's device.
 
     Args:
         columns: number of sums K.
-        dtype: dtype of the sums.
     """
 
     sums: Tensor
     seen: Tensor
 
-    def __init__(self, columns: int, dtype: torch.dtype = torch.int64) -> None:
+    def __init__(self, columns: int) -> None:
         super().__init__()
-        self.add_state("sums", torch.zeros(columns, dtype=dtype), dist_reduce_fx="sum")
+        self.add_state("sums", torch.zeros(columns, dtype=torch.int64), dist_reduce_fx="sum")
         # Inputs, references, and squares of the references per input, which show whether that number is constant.
         self.add_state("seen", torch.zeros(3, dtype=torch.int64), dist_reduce_fx="sum")
         self._reported: tuple[int, list[int]] | None = None
 
     @abstractmethod
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
-        """Return the summands (N, K) on the CPU.
+        """Return the summands (N, K), int64 on the CPU.
 
         Args:
             hypotheses: N >= 1 texts.

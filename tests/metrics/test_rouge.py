@@ -243,7 +243,7 @@ def test_batches_and_processes_change_nothing(data: st.DataObject) -> None:
     whole = make.clone()
     whole.update(*corpus)
     found = floats(metric.compute())
-    assert found == pytest.approx(floats(whole.compute()), abs=1e-9)
+    assert found == floats(whole.compute())
     assert metric.signature == whole.signature
     single = [of_one(make, text, some) for text, some in zip(*corpus, strict=True)]
     for key, value in found.items():
@@ -266,7 +266,7 @@ def test_arguments_are_kept_under_their_names() -> None:
     assert (metric.types, metric.truncate_bytes, metric.references) == (("rouge1", "rougeW"), 75, "best")
     assert (metric.use_stemmer, metric.weight, metric.name, metric.tokenizer) == (False, 2, "rouge75", "spaces")
     assert Rouge().name == "rouge"
-    assert metric.sums.dtype == torch.float64
+    assert metric.sums.dtype == torch.int64
 
 
 @pytest.mark.parametrize(
