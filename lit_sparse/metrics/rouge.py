@@ -19,8 +19,6 @@ from lit_sparse.metrics.text import TextMetric, check_flag, check_name
 
 __all__ = ["Overlap", "Rouge", "RougeScore", "combine", "first_bytes", "overlaps", "rouge_w", "weighted_lcs"]
 
-#: Scores are added as whole multiples of 1 / STEPS: in any order with one result, for up to 8 million inputs.
-STEPS = 2**40
 TYPES = re.compile(r"rouge([1-9]|L|W|W155)")
 
 
@@ -206,7 +204,7 @@ class Rouge(TextMetric):
         tokenizer: Literal["rouge_score", "spaces"] = "rouge_score",
     ) -> None:
         self_types = _check_types(types)
-        super().__init__(3 * len(self_types))
+        super().__init__(3 * len(self_types), torch.float64)
         self.types = self_types
         self.truncate_bytes = None if truncate_bytes is None else check_count("truncate_bytes", truncate_bytes)
         self.references = check_choice("references", references, ("average", "best", "pooled"))
@@ -218,22 +216,22 @@ class Rouge(TextMetric):
             raise ConfigurationError("`use_stemmer=True` needs `tokenizer='rouge_score'`, whose words are English.")
 
     def statistics(self, hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> Tensor:
-        """Return F1, precision and recall of each type in :data:`STEPS` of 1, (N, 3 * types) int64."""
+        """Return F1, precision and recall of each type, (N, 3 * types) float64."""
         tokens = self._tokens()
         rows = []
         for hypothesis, some in zip(hypotheses, references, strict=True):
             tokens_of_hypothesis = tokens(hypothesis)
             found = [overlaps(tokens_of_hypothesis, tokens(reference), self.types, self.weight) for reference in some]
             scores = [combine([shared[kind] for shared in found], self.references) for kind in self.types]
-            rows.append([round(STEPS * value) for score in scores for value in (score.f1, score.precision, score.recall)])
-        return torch.tensor(rows)
+            rows.append([value for score in scores for value in (score.f1, score.precision, score.recall)])
+        return torch.tensor(rows, dtype=torch.float64)
 
     @override
     def scores(self, sums: Tensor, number: int) -> dict[str, float]:
         between = "_" if self.name[-1].isdigit() else ""
         bare = [f"{self.name}{between}{kind.removeprefix('rouge')}" for kind in self.types]
         keys = [key + statistic for key in bare for statistic in ("", "_precision", "_recall")]
-        return dict(zip(keys, (100 * sums.double() / (STEPS * number)).tolist(), strict=True))
+        return dict(zip(keys, (100 * sums / number).tolist(), strict=True))
 
     @override
     def described(self, references: int | None) -> str:

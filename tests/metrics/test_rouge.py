@@ -266,7 +266,7 @@ def test_arguments_are_kept_under_their_names() -> None:
     assert (metric.types, metric.truncate_bytes, metric.references) == (("rouge1", "rougeW"), 75, "best")
     assert (metric.use_stemmer, metric.weight, metric.name, metric.tokenizer) == (False, 2, "rouge75", "spaces")
     assert Rouge().name == "rouge"
-    assert metric.sums.dtype == torch.int64
+    assert metric.sums.dtype == torch.float64
 
 
 @pytest.mark.parametrize(
