@@ -26,7 +26,7 @@ from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_o
 from lit_sparse.kernels.groups import label_of, write_invalid_labels
 from lit_sparse.kernels.loops import repeat_while
 from lit_sparse.kernels.row_kernel import RowKernel
-from lit_sparse.kernels.simplex import project_simplex
+from lit_sparse.kernels.simplex import ROUNDINGS, project_sorted
 
 __all__ = ["map_fused", "total_variation_prox"]
 
@@ -386,7 +386,8 @@ def _map_reference(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor
     plain = ~invalid & allowed.any(-1, keepdim=True)
     z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
     w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
-    y = project_simplex.reference(torch.where(plain & allowed, w, -torch.inf), 1.0, 0)
+    roundings = torch.where(plain, ROUNDINGS * (1 + 4 * lam), 0.0)
+    y = project_sorted(torch.where(plain & allowed, w, -torch.inf), 1.0, 0, roundings)
     y = torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
     labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
     return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)

@@ -37,7 +37,7 @@ from lit_sparse.kernels.isotonic import (
     sort_decreasing,
 )
 from lit_sparse.kernels.row_kernel import RowKernel
-from lit_sparse.kernels.simplex import project_simplex
+from lit_sparse.kernels.simplex import ROUNDINGS, project_sorted
 
 __all__ = ["map_oscar"]
 
@@ -46,6 +46,7 @@ FLOAT_ROWS, INT_ROWS = 4, 4  # of the workspace on a GPU
 
 SECONDS = 10e-9  # for one element, on one thread
 LEVELS, BUCKETS = 16, 32
+EPS_DOUBLE = float(np.finfo(np.float64).eps)
 LOWEST_SINGLE, LOWEST_DOUBLE = float(np.finfo(np.float32).min), float(np.finfo(np.float64).min)
 NEAR = 1e-9  # of the scale of the row: what is as near to the threshold is decided without rounding
 HUGE, SCALE = 1e290, 2.0**-600
@@ -156,7 +157,9 @@ def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats:
 
 
 @compile_rows()
-def settle_blocks(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, blocks: Any, tau: Any, floats: Any, ints: Any) -> Any:
+def settle_blocks(
+    x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, blocks: Any, tau: Any, floats: Any, ints: Any
+) -> Any:
     """Return how many of the decreasing blocks are in the support, those at the threshold decided without rounding."""
     best, used, n = floats[MEANS, 0], 0, ints[STARTS, blocks]
     bound = min(NEAR * (1.0 + lam * d), 0.5 / n)
@@ -262,9 +265,10 @@ def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, f
         if above == count:
             break
         count = above
+    bound = ROUNDINGS * EPS_DOUBLE * (scale * (1.0 + lam * n) + max(best, 0.0))
     for j in range(n):
         excess = floats[SPARE, j] - best - tau
-        if excess > 0.0:
+        if excess > bound:
             out[row, ints[ORDER, j]] = excess / scale
 
 
@@ -320,13 +324,15 @@ def _map_reference(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) ->
     w, ids = isotonic_blocks(a, tied)
     w = torch.zeros_like(x).scatter(-1, order, w)
     ids = torch.zeros_like(order).scatter(-1, order, ids)
+    roundings = torch.where(plain, ROUNDINGS * (1 + lam * n), 0.0)
     if exact:
-        y = project_simplex.reference(torch.where(use, w, -torch.inf), 1.0, 0)
+        y = project_sorted(torch.where(use, w, -torch.inf), 1.0, 0, roundings)
         labels = torch.where((y > 0) & use, (ids << 3) | 2, -1)
     else:
         w = w.clamp_min(0)
         negative = x < 0
-        y = project_simplex.reference(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0)
+        roundings = roundings / scale + ROUNDINGS * w.amax(-1, keepdim=True) / scale
+        y = project_sorted(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0, roundings)
         labels = torch.where((w > 0) & use, (ids << 3) | torch.where(negative, 1, 3), -1)
     return torch.where(allowed & invalid, torch.nan, y).to(x.dtype), torch.where(allowed & invalid, 2, labels).to(torch.int32)
 

@@ -21,7 +21,7 @@ from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_ou
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
-__all__ = ["center_on_support", "project_simplex"]
+__all__ = ["center_on_support", "project_simplex", "project_sorted"]
 
 PROJECT_SECONDS, CENTER_SECONDS = 0.4e-9, 0.13e-9  # for one element, on one thread
 NEWTON_PASSES = 24
@@ -256,7 +256,18 @@ def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: floa
 
 
 def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
-    """Project by sorting (Held, Wolfe & Crowder 1974): slower than the kernel, and independent of it."""
+    return project_sorted(x, gamma, k, ROUNDINGS)
+
+
+def project_sorted(x: Tensor, gamma: float | Tensor, k: int, roundings: float | Tensor) -> Tensor:
+    """Project by sorting (Held, Wolfe & Crowder 1974): slower than the kernel, and independent of it.
+
+    Args:
+        x: (..., d).
+        gamma: as of the kernel.
+        k: as of the kernel.
+        roundings: how many roundings of 1 an entry must be above the threshold, relative to gamma, to be in the support.
+    """
     d = x.shape[-1]
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
@@ -267,7 +278,8 @@ def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
     ranked = z.gather(-1, order)
     count = torch.arange(1, d + 1, device=x.device)
     finite = torch.where(ranked == -torch.inf, torch.zeros_like(ranked), ranked)
-    inside = (gamma + count * ranked > finite.cumsum(-1)) & (ranked > -torch.inf)
+    slack = roundings * torch.finfo(x.dtype).eps * gamma
+    inside = (gamma + count * (ranked - slack) > finite.cumsum(-1)) & (ranked > -torch.inf)
     if k > 0:
         inside = inside & (count <= k)
     support = inside.sum(-1, keepdim=True)
@@ -286,7 +298,6 @@ project_simplex = RowKernel(
     _project_cpu,
     _project_reference,
     triton_rows.project_simplex,
-    wide=False,
 )
 """Row kernel ``(x (..., d), gamma, k) -> y (..., d)``: projection of ``x / gamma`` onto the simplex.
 

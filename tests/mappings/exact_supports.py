@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["boundary_rows", "entmax_root_support", "fused", "oscar", "pnorm_support", "simplex_support", "tied_rows", "top_support"]
+__all__ = [
+    "boundary_rows",
+    "entmax_root_support",
+    "fused",
+    "hoyer_support",
+    "oscar",
+    "pnorm_support",
+    "simplex_support",
+    "simplex_threshold",
+    "tied_rows",
+    "top_support",
+]
 
 Row = list[Fraction]
 
@@ -17,6 +30,26 @@ Row = list[Fraction]
 def simplex_support(x: Row, gamma: Fraction) -> list[bool]:
     """The support of the projection of ``x / gamma``: the entries by which those above stand out by less than gamma in all."""
     return [sum((a - b for a in x if a > b), Fraction(0)) < gamma for b in x]
+
+
+def simplex_threshold(x: Row, gamma: Fraction) -> Fraction:
+    """The threshold of the projection of ``x / gamma``."""
+    above = [a for a, inside in zip(x, simplex_support(x, gamma), strict=True) if inside]
+    return (sum(above, Fraction(0)) - gamma) / len(above)
+
+
+def hoyer_support(x: Row, sparseness: Fraction) -> list[bool] | None:
+    """The support of the nonnegative Hoyer projection of d entries, d a square; None where it is not unique."""
+    root = Fraction(math.isqrt(len(x)))
+    ratio = root - sparseness * (root - 1)
+
+    def inside(b: Fraction) -> bool:
+        above = [a - b for a in x if a > b]
+        return sum(above, Fraction(0)) ** 2 < ratio**2 * sum((m**2 for m in above), Fraction(0))
+
+    if x.count(max(x)) >= ratio**2:
+        return None
+    return [b == max(x) or inside(b) for b in x]
 
 
 def top_support(x: Row, gamma: Fraction, k: int) -> list[bool]:
@@ -55,7 +88,7 @@ def fused(x: Row, lam: Fraction) -> Row:
             else:
                 merged.append(run)
         runs = merged
-        ends = [0, *[1 if a[2] > b[2] else -1 for a, b in zip(runs, runs[1:], strict=False)], 0]
+        ends = [0, *[1 if a[2] > b[2] else -1 for a, b in pairwise(runs)], 0]
         rates = [Fraction(before - after) / run[1] for run, before, after in zip(runs, ends, ends[1:], strict=False)]
         waits = [
             (a[2] - b[2]) / (q - p)
@@ -93,9 +126,7 @@ def tied_rows(rows: int, d: int, dtype: torch.dtype, seed: int, grid: float = 2.
     return ((torch.randn(rows, d, generator=generator) * grid).round() / grid).to(dtype)
 
 
-def boundary_rows(
-    rows: int, d: int, dtype: torch.dtype, seed: int, threshold: Callable[[Row], Fraction | None]
-) -> Tensor:
+def boundary_rows(rows: int, d: int, dtype: torch.dtype, seed: int, threshold: Callable[[Row], Fraction | None]) -> Tensor:
     """Scores of all digits, some of which equal the threshold of the others exactly."""
     rng = np.random.default_rng(seed)
     kind = np.float32 if dtype == torch.float32 else np.float64
