@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -14,7 +15,7 @@ from lit_sparse.kernels.entmax import map_entmax_root
 from lit_sparse.kernels.fusedmax import map_fused
 from lit_sparse.kernels.hoyer import project_hoyer
 from lit_sparse.kernels.oscarmax import map_oscar
-from lit_sparse.mappings import SparseMapping, Sparsemax
+from lit_sparse.mappings import HardThreshold, SparseMapping
 from lit_sparse.mappings import functional as F
 from lit_sparse.testing import concrete_subclasses
 from tests.mappings.exact_supports import (
@@ -122,45 +123,22 @@ def test_the_operations_that_are_exported_have_the_same_support(
         assert not bool(wrong.any()), (x[wrong][0].tolist(), y[wrong][0].tolist(), other[wrong][0].tolist())
 
 
+EXAMPLES = [example for cls in concrete_subclasses(SparseMapping) if not cls.iterative for example in cls.examples()]
+
+
+@pytest.mark.cases(quick=8, gate=16)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_powers_of_two_change_no_digit(dtype: torch.dtype) -> None:
-    """Scores and gamma times a power of two give the same weights, bit for bit; projections of another kind scale along."""
+@pytest.mark.parametrize("mapping", EXAMPLES, ids=repr)
+def test_powers_of_two_change_no_digit(mapping: SparseMapping, dtype: torch.dtype) -> None:
+    """Scores and gamma times a power of two give the same weights, bit for bit; thresholded scores scale along."""
     generator = torch.Generator().manual_seed(7)
+    mapping = copy.deepcopy(mapping).to(dtype)
     for d in (1, 5, 33, 64):
         noise = 2 * torch.randn(30, d, generator=generator)
         for x in (noise.to(dtype), (2 * noise).round().to(dtype) / 2):
-            for mapping in scaling_mappings():
-                expected = mapping(x, 1.0)
-                for power in (-60, -31, -7, 1, 20, 60):
-                    scaled = mapping(x * 2.0**power, 2.0**power)
-                    assert torch.equal(scaled, expected), (mapping.__name__, power)
-
-
-def scaling_mappings() -> list[Callable[[Tensor, float], Tensor]]:
-    def named(name: str, function: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
-        function.__name__ = name
-        return function
-
-    return [
-        named("softmax", lambda x, unit: F.softmax(x, gamma=unit)),
-        named("sparsemax", lambda x, unit: F.sparsemax(x, gamma=unit)),
-        *[named(f"entmax {a}", lambda x, unit, a=a: F.entmax(x, a, gamma=unit)) for a in (1.25, 1.4, 1.5, 1.9, 3.0)],
-        named("top", lambda x, unit: F.topk_sparsemax(x, 2, gamma=unit)),
-        *[named(f"pnorm {p}", lambda x, unit, p=p: F.sq_pnorm_max(x, p, gamma=unit)) for p in (1.2, 1.5)],
-        *[named(f"capped {rho}", lambda x, unit, rho=rho: F.capped_softmax(x, rho, gamma=unit)) for rho in (0.05, 0.5)],
-        *[named(f"fused {lam}", lambda x, unit, lam=lam: F.fusedmax(x, lam, gamma=unit)) for lam in (2.0**-60, 0.1, 2.0)],
-        *[named(f"oscar {lam}", lambda x, unit, lam=lam: F.oscarmax(x, lam, gamma=unit)) for lam in (2.0**-60, 0.1, 2.0)],
-        named("published oscar", lambda x, unit: F.oscarmax(x, 0.1, gamma=unit, exact=False)),
-        named("hard", lambda x, unit: F.hard_threshold(x, 2) / unit),
-        named("hoyer", lambda x, _: F.hoyer_projection(x, 0.6)),
-        named("nonnegative hoyer", lambda x, _: F.hoyer_projection(x, 0.3, nonneg=True)),
-    ]
-
-
-def test_every_mapping_without_iterations_is_scaled() -> None:
-    """A new mapping has to be added above."""
-    names = {cls.__name__.lower().replace("_", "") for cls in concrete_subclasses(SparseMapping) if not cls.iterative}
-    covered = {"softmax", "sparsemax", "entmax", "topksparsemax", "sqpnormmax", "cappedsoftmax", "fusedmax", "oscarmax"}
-    covered |= {"hardthreshold", "hoyerprojection", "learnablefusedmax", "learnableentmax", "learnablesqpnormmax"}
-    assert names <= covered, names - covered
-    assert Sparsemax().entmax_alpha == 2
+            expected = mapping(x)
+            for power in (-60, -31, -7, 1, 20, 60):
+                scaled = copy.deepcopy(mapping)
+                scaled.gamma = mapping.gamma * 2.0**power
+                y = scaled(x * 2.0**power)
+                assert torch.equal(y / 2.0**power if isinstance(mapping, HardThreshold) else y, expected), power
