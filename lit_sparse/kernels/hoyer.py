@@ -191,11 +191,15 @@ def project_row(a: Any, n: Any, least: Any, most: Any, sparseness: Any, norm: An
     kappa = z.dtype.type(math.sqrt(max(norm * norm - total * total / count, 0.0) / spread))
     base = z.dtype.type(total / count)
     bound = z.dtype.type(EDGE_SINGLE if z.itemsize == 4 else EDGE_DOUBLE) * base
+    near = np.int32(0)
     for j in range(n):
         value = base + kappa * (z[j] - center)
         out[row, j] = value if value > zero and z[j] > threshold else zero
-        if abs(value) <= bound and not stands_out(a, n, a[j], ratio):
-            out[row, j] = zero
+        near += np.int32(abs(value) <= bound)
+    if near > 0:
+        for j in range(n):
+            if zero < out[row, j] <= bound and not stands_out(a, n, a[j], ratio):
+                out[row, j] = zero
 
 
 @compile_rows()

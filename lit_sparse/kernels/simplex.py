@@ -116,15 +116,16 @@ def settle(x: Any, row: Any, top: Any, tau: Any, gamma: Any, k: Any, y: Any) -> 
         if inside[i]:
             high, low = add_difference(high, low, np.float64(x[row, i]), np.float64(top))
             size += 1
-    changed = True
+    changed, out = True, -np.inf  # out: largest score that does not stand out
     while changed:
         changed = False
         for i in range(x.shape[1]):
             if inside[i] and y[row, i] * gamma <= bound:
                 own_high, own_low = add_difference(0.0, 0.0, np.float64(x[row, i]), np.float64(top))
-                if stands_out(own_high, own_low, 0, 1, high, low, 0, size, gamma, 0.0):
+                if x[row, i] > out and stands_out(own_high, own_low, 0, 1, high, low, 0, size, gamma, 0.0):
                     y[row, i] = max(y[row, i], x.dtype.type(SMALLEST))
                 else:
+                    out = max(out, np.float64(x[row, i]))
                     high, low = add_difference(high, low, -own_high, own_low)
                     size, changed = size - 1, True
                     y[row, i], inside[i] = 0, False
