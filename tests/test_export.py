@@ -18,6 +18,7 @@ from lit_sparse.mappings import Entmax, Fusedmax, Oscarmax, SparseMAP, SparseMap
 from lit_sparse.nn import MultiheadAttention
 from lit_sparse.structures import Budget
 from lit_sparse.testing import concrete_subclasses
+from tests.mappings.exact_supports import tied_rows
 
 if not hasattr(Dim, "DYNAMIC"):
     pytest.skip("exports need a newer torch", allow_module_level=True)
@@ -106,6 +107,9 @@ def test_a_mapping_is_the_same_in_onnxruntime(mapping: SparseMapping, tmp_path: 
         assert bool(expected[951:960].isnan().all())
         assert bool((mapped[~mask] == 0).all())
         torch.testing.assert_close(mapped, expected, rtol=0, atol=1e-6, equal_nan=True)
+    ties = tied_rows(ROWS, 11, torch.float32, 0)
+    allowed = torch.ones_like(ties, dtype=torch.bool)
+    assert torch.equal(run(path, scores=ties, mask=allowed)[0] != 0, mapping(ties, allowed) != 0)
 
 
 @pytest.mark.gate

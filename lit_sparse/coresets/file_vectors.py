@@ -7,7 +7,8 @@ import mmap
 import os
 import warnings
 import weakref
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.checks import check_count, check_indices
-from lit_sparse.coresets.vectors import MOST_GATHERED, BlockVectors, DenseVectors, Vectors
+from lit_sparse.coresets.vectors import MOST_GATHERED, DenseVectors, Vectors
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.kernels.row_sums import add_exactly, all_products, measured, row_products, row_sum
 from lit_sparse.runs import replaced
@@ -33,13 +34,85 @@ CONVERTED = 2**19
 NAMES = {torch.float32: "<f4", torch.float64: "<f8", torch.float16: "<f2", torch.bfloat16: "<V2"}
 
 
-class FileVectors(Vectors):
+class _RowWise(Vectors):
+    """Vectors on the CPU whose products do not depend on other vectors, and whose sum is rounded once.
+
+    So every division of them among processes gives the same numbers.
+    """
+
+    device = torch.device("cpu")
+
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        """Iterate over all vectors in blocks of float32 or float64, each with the index of its first vector."""
+
+    @override
+    def correlate(self, direction: Tensor) -> Tensor:
+        products = direction.new_empty(self.shape[0])
+        for start, block in self.blocks():
+            all_products(block, direction, products[start : start + len(block)])
+        return products
+
+    @override
+    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
+        found = torch.empty(len(indices), dtype=self.dtype)
+        for start, rows in self._some(indices):
+            found[start : start + len(rows)] = row_products(rows, torch.arange(len(rows)), direction)
+        return found
+
+    @override
+    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
+        total = torch.zeros(self.shape[1], dtype=torch.float64)
+        for start, rows in self._some(indices):
+            total += row_sum(rows, torch.arange(len(rows)), weights[start : start + len(rows)])
+        return total.to(self.dtype)
+
+    @override
+    def divided(self, unit: float) -> _Rows:
+        return _Rows(lambda some: (self.rows(some).double() / unit).to(self.dtype), self.shape, self.dtype)
+
+    @override
+    def subset(self, indices: Tensor) -> _Rows:
+        check_indices(indices, self.shape[0])
+        return _Rows(lambda some: self.rows(indices[some]), (len(indices), self.shape[1]), self.dtype)
+
+    @override
+    def measure(self) -> tuple[Tensor, Tensor]:
+        norms = torch.empty(self.shape[0], dtype=torch.float64)
+        total = torch.zeros(2, self.shape[1], dtype=torch.float64)
+        for start, block in self.blocks():
+            total = add_exactly(torch.cat([total, measured(block, norms[start : start + len(block)])]))
+        return norms, total
+
+    def _some(self, indices: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """Iterate over the vectors at some indices, each time with the number of those before."""
+        for start in range(0, len(indices), MOST_GATHERED):
+            yield start, self.rows(indices[start : start + MOST_GATHERED])
+
+
+class _Rows(_RowWise):
+    """Vectors that a function reads from others, in blocks on each access."""
+
+    def __init__(self, rows: Callable[[Tensor], Tensor], shape: tuple[int, int], dtype: torch.dtype) -> None:
+        self._rows = rows
+        self.shape, self.dtype = shape, dtype
+
+    @override
+    def rows(self, indices: Tensor) -> Tensor:
+        return self._rows(check_indices(indices, self.shape[0]))
+
+    @override
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
+        return self._some(torch.arange(self.shape[0]))
+
+
+class FileVectors(_RowWise):
     """Vectors in a ``.npy`` file, read in blocks. Memory does not grow with the file.
 
     The file is mapped, and the pages of a block are released after it was read, so a process holds only one block of them.
     Pages stay in the cache of the operating system as far as memory is free. Products of a vector are sums in float64 that
     do not depend on other vectors, and the sum of all is rounded once. So every division of the file among processes that
-    run the same machine code gives the same coreset, to the last bit.
+    run the same machine code gives the same coreset, whole or by group, to the last bit if it has at most 16,384 examples.
 
     Args:
         path: file of a matrix (N, S) of float64, float32, float16 or bfloat16, as :meth:`save` or ``numpy.save`` write it. The
@@ -82,7 +155,6 @@ class FileVectors(Vectors):
         self._matrix = self._matrix[self.first : self.last]
         self.shape = (len(self._matrix), self._matrix.shape[1])
         self.dtype = torch.float64 if self._matrix.dtype == torch.float64 else torch.float32
-        self.device = torch.device("cpu")
 
     @classmethod
     def save(cls, vectors: Vectors | Tensor, path: str | Path, *, dtype: torch.dtype = torch.float32) -> FileVectors:
@@ -128,13 +200,6 @@ class FileVectors(Vectors):
         return _opened, (self.path, self.first, self.last)
 
     @override
-    def correlate(self, direction: Tensor) -> Tensor:
-        products = direction.new_empty(self.shape[0])
-        for start, block in self._blocks():
-            all_products(block, direction, products[start : start + len(block)])
-        return products
-
-    @override
     def rows(self, indices: Tensor) -> Tensor:
         check_indices(indices, self.shape[0])
         if len(indices) > 1 and bool((indices.diff() == 1).all()):
@@ -152,47 +217,12 @@ class FileVectors(Vectors):
             return torch.empty(len(indices), self.shape[1], dtype=self.dtype)
         return torch.frombuffer(read, dtype=self._matrix.dtype).view(len(indices), -1).to(self.dtype)
 
-    @override
-    def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
-        found = torch.empty(len(indices), dtype=self.dtype)
-        for start, rows in self._some(indices):
-            found[start : start + len(rows)] = row_products(rows, torch.arange(len(rows)), direction)
-        return found
-
-    @override
-    def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
-        total = torch.zeros(self.shape[1], dtype=torch.float64)
-        for start, rows in self._some(indices):
-            total += row_sum(rows, torch.arange(len(rows)), weights[start : start + len(rows)])
-        return total.to(self.dtype)
-
-    @override
-    def divided(self, unit: float) -> BlockVectors:
-        return BlockVectors(lambda some: (self.rows(some).double() / unit).to(self.dtype), self.shape[0])
-
-    @override
-    def subset(self, indices: Tensor) -> BlockVectors:
-        return BlockVectors(lambda some: self.rows(indices[some]), len(indices))
-
-    @override
-    def measure(self) -> tuple[Tensor, Tensor]:
-        norms = torch.empty(self.shape[0], dtype=torch.float64)
-        total = torch.zeros(2, self.shape[1], dtype=torch.float64)
-        for start, block in self._blocks():
-            total = add_exactly(torch.cat([total, measured(block, norms[start : start + len(block)])]))
-        return norms, total
-
     def _step(self) -> int:
         """Return the number of vectors in a block."""
         return max(1, BLOCK_BYTES // (self._matrix.element_size() * max(1, self.shape[1])))
 
-    def _some(self, indices: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Iterate over the vectors at some indices, each time with the number of those before."""
-        for start in range(0, len(indices), MOST_GATHERED):
-            yield start, self.rows(indices[start : start + MOST_GATHERED])
-
-    def _blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Iterate over all vectors in blocks of float32 or float64, each with the index of its first vector."""
+    @override
+    def blocks(self) -> Iterator[tuple[int, Tensor]]:
         converted = max(1, CONVERTED // max(1, self.shape[1]))
         for start in range(0, self.shape[0], self._step()):
             stop = min(start + self._step(), self.shape[0])

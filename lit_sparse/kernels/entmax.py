@@ -32,6 +32,7 @@ REFERENCE_PASSES = 60
 MAPS = (map_powers_block, map_block, map_steep_block)
 PRODUCTS = (root_product_block, product_block, steep_product_block)
 POWERS = (1.5, 1.25)
+ROUNDINGS = 16.0  # of an excess
 KINDS_OF_BITS = ((), (0,), (1,), (0, 1), (2,), (0, 2), (1, 2), (0, 1, 2))
 
 
@@ -126,14 +127,13 @@ def _map_root_reference(x: Tensor, gamma: float) -> Tensor:
     spread = ranked.square().cumsum(-1) / count - mean.square()
     tau = mean - (1 / count - spread).clamp_min(0).sqrt()
     size = (tau <= ranked).sum(-1, keepdim=True)
-    y = torch.where(allowed, (z - tau.gather(-1, (size - 1).clamp_min(0))).clamp_min(0).square(), 0.0)
+    excess = z - tau.gather(-1, (size - 1).clamp_min(0))
+    y = torch.where(allowed & (excess > ROUNDINGS * torch.finfo(x.dtype).eps), excess.square(), 0.0)
     y = y / torch.where(some, y.sum(-1, keepdim=True), 1.0)
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
-map_entmax_root = RowKernel(
-    "map_entmax_root", "(Tensor x, float gamma) -> Tensor", _map_root_cpu, _map_root_reference, wide=False
-)
+map_entmax_root = RowKernel("map_entmax_root", "(Tensor x, float gamma) -> Tensor", _map_root_cpu, _map_root_reference)
 """Row kernel ``(x (..., d), gamma) -> y (..., d)``: 1.5-entmax of ``x / gamma``, whose reference has no loop."""
 
 

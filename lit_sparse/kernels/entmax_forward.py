@@ -14,6 +14,7 @@ import numpy as np
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
 from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, ends_of, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms_of_one_plus, workspace
+from lit_sparse.kernels.exact_support import ROUNDING, SMALLEST, add, add_difference, square
 
 __all__ = ["FLAT", "gather_scores", "is_power", "map_block", "map_powers_block", "solve", "write_normalized"]
 
@@ -21,6 +22,8 @@ FLAT = 1e-9  # below this eps, softmax: the two differ by eps / 2 times the squa
 NEWTON_PASSES, PASSES = 30, 120
 CHUNK = 1024
 QUARTER = 0.25
+# How far rounding may take the base of a power, by type.
+EDGE_SINGLE, EDGE_DOUBLE = 16.0 * float(np.finfo(np.float32).eps), 16.0 * float(np.finfo(np.float64).eps)
 
 
 @compile_rows()
@@ -255,15 +258,44 @@ def shifted(x: Any, row: Any, top: Any, gamma: Any, z: Any) -> None:
 
 
 @compile_rows(frozenset({"contract"}))
-def write_powers(z: Any, row: Any, eps: Any, t: Any, total: Any, out: Any) -> None:
-    """Write the normalized squares or fourth powers."""
+def write_powers(z: Any, row: Any, eps: Any, t: Any, total: Any, out: Any) -> Any:
+    """Write the normalized squares or fourth powers; return how many entries are at the threshold up to rounding."""
     e, shift, scale = z.dtype.type(eps), z.dtype.type(t), z.dtype.type(1.0 / total)
-    one, zero, fourth = z.dtype.type(1), z.dtype.type(0), eps == QUARTER
+    one, zero, fourth, near = z.dtype.type(1), z.dtype.type(0), eps == QUARTER, np.int32(0)
+    bound = z.dtype.type(EDGE_SINGLE if z.itemsize == 4 else EDGE_DOUBLE)
     for i in range(out.shape[1]):
         m = one + e * (z[i] - shift)
+        near += np.int32(abs(m) <= bound)
         m = m if m > zero else zero
         m = m * m if fourth else m
         out[row, i] = m * m * scale
+    return near
+
+
+@compile_rows()
+def settle(x: Any, row: Any, top: Any, eps: Any, gamma: Any, z: Any, t: Any, out: Any) -> None:
+    """Decide without rounding which of the entries at the threshold are in the support, where results are powers.
+
+    An entry b is if the powers of ``eps (a - b) / gamma`` of the entries a above it sum to less than one.
+    """
+    bound = EDGE_SINGLE if x.itemsize == 4 else EDGE_DOUBLE
+    for i in range(x.shape[1]):
+        if not abs(1.0 + eps * (z[i] - t)) <= 2.0 * bound:
+            continue
+        limit, rest = square(gamma, 0.0)
+        total, lost = 0.0, 0.0
+        for j in range(x.shape[1]):
+            if x[row, j] > x[row, i]:
+                high, low = add_difference(0.0, 0.0, np.float64(x[row, j]), np.float64(x[row, i]))
+                high, low = square(eps * high, eps * low)  # eps is a power of two
+                if eps == QUARTER:
+                    high, low = square(high, low)
+                total, lost = add(total, lost, high)
+                total, lost = add(total, lost, low)
+        if eps == QUARTER:
+            limit, rest = square(limit, rest)
+        short, lost = add_difference(limit, rest, -total, lost)
+        out[row, i] = max(out[row, i], x.dtype.type(SMALLEST)) if short > ROUNDING * limit else x.dtype.type(0)
 
 
 @compile_rows()
@@ -281,7 +313,8 @@ def map_powers_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma
                 t, total = solve_squares(z, padded)
             else:
                 t, total = solve_fourths(z, padded), 1.0
-            write_powers(z, row, alpha - 1.0, t, total, out)
+            if write_powers(z, row, alpha - 1.0, t, total, out) > 0:
+                settle(x, row, cell[0], alpha - 1.0, gamma, z, t, out)
 
 
 @compile_rows()

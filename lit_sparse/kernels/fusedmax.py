@@ -20,12 +20,13 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.rows import ends_of, is_broken, plain_top, row_views, write_zeros
 from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.fusedmax_support import LANES, find_candidates, fits_lanes, lane_workspace, list_candidates
 from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
 from lit_sparse.kernels.groups import label_of, write_invalid_labels
 from lit_sparse.kernels.loops import repeat_while
 from lit_sparse.kernels.row_kernel import RowKernel
-from lit_sparse.kernels.simplex import project_simplex
+from lit_sparse.kernels.simplex import ROUNDINGS, project_sorted
 
 __all__ = ["map_fused", "total_variation_prox"]
 
@@ -34,6 +35,8 @@ cuda: Any = None  # in the program for GPUs it is numba.cuda, once that is compi
 SECONDS = 3e-9  # for one element, on one thread
 LOWER, UPPER, KNOTS, SLOPES, INTERCEPTS, VALUES = 0, 1, 2, 3, 4, 5  # rows of the workspace
 WORK_ROWS = 6
+EXCESS = LOWER  # once the runs are known
+NEAR = 1e-9  # of the scale of the row: what is as near to the threshold is decided without rounding
 ROUNDING = 2e-15  # of the scale of the row in float64
 EPS_SINGLE, EPS_DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
 MARGIN = 1e-6  # of the scale of the row: rounding must not make a wall of an entry that counts
@@ -151,6 +154,48 @@ def gather_near(x: Any, row: Any, top: Any, gamma: Any, lam: Any, places: Any) -
 
 
 @compile_rows()
+def sum_run(x: Any, row: Any, top: Any, first: Any, n: Any, labels: Any, places: Any) -> Any:
+    """Return the sum, in two parts, of ``x - top`` over the run that starts at a place, and the place after the run."""
+    high, low, end = 0.0, 0.0, first
+    while end < n and labels[row, places[end]] == labels[row, places[first]]:
+        high, low = add_difference(high, low, np.float64(x[row, places[end]]), top)
+        end += 1
+    return high, low, end
+
+
+@compile_rows()
+def settle_runs(
+    x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, labels: Any, places: Any, work: Any, bound: Any
+) -> None:
+    """Decide which runs whose excess is within ``bound`` of zero are in the support, and correct the sign of their excess.
+
+    From a set of runs that holds the support, those that do not stand out leave until all do.
+    """
+    high, low, code, size, j = 0.0, 0.0, 0, 0, 0
+    while j < n:
+        first = j
+        more, rest, j = sum_run(x, row, top, first, n, labels, places)
+        if work[EXCESS, places[first]] >= -bound:
+            high, low = add_difference(high, low, more, -rest)
+            code += (labels[row, places[first]] & 7) - 2
+            size += j - first
+    changed = True
+    while changed:
+        changed, j = False, 0
+        while j < n:
+            first, i = j, places[j]
+            own_high, own_low, j = sum_run(x, row, top, first, n, labels, places)
+            own_code, own_size = (labels[row, i] & 7) - 2, j - first
+            if abs(work[EXCESS, i]) <= bound:
+                inside = stands_out(own_high, own_low, own_code, own_size, high, low, code, size, gamma, lam)
+                for k in range(first, j):
+                    work[EXCESS, places[k]] = max(work[EXCESS, places[k]], SMALLEST) if inside else -1.0
+                if not inside:
+                    high, low = add_difference(high, low, -own_high, own_low)
+                    code, size, changed = code - own_code, size - own_size, True
+
+
+@compile_rows()
 def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, out: Any, labels: Any, places: Any, work: Any) -> None:
     """Write result and labels of an ordinary row.
 
@@ -210,10 +255,17 @@ def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, out: Any,
             total += value
             above += 1
     rest = (total - 1.0) / above  # what rounding tau left over, shared out among small numbers, where it is exact
+    bound, near = min(NEAR * (1.0 + lam), 0.5 / n), False  # no larger than half of the largest weight
+    for j in range(n):
+        i = places[j]
+        work[EXCESS, i] = (work[VALUES, i] - best) - tau - rest
+        near |= abs(work[EXCESS, i]) <= bound
+    if near:
+        settle_runs(x, row, top, gamma, lam, n, labels, places, work, bound)
     used, latest = -1, -1
     for j in range(n):
         i = places[j]
-        value = (work[VALUES, i] - best) - tau - rest
+        value = work[EXCESS, i]
         if value > 0.0:
             out[row, i] = value
             used += labels[row, i] >> 3 != latest
@@ -334,7 +386,8 @@ def _map_reference(x: Tensor, lam: float | Tensor, gamma: float) -> tuple[Tensor
     plain = ~invalid & allowed.any(-1, keepdim=True)
     z = torch.where(plain & allowed, (x - top) / gamma, torch.zeros_like(x))
     w, labels = total_variation_prox(z, torch.where(plain, lam, torch.zeros_like(lam)), allowed)
-    y = project_simplex.reference(torch.where(plain & allowed, w, -torch.inf), 1.0, 0)
+    roundings = torch.where(plain, ROUNDINGS * (1 + 4 * lam), 0.0)
+    y = project_sorted(torch.where(plain & allowed, w, -torch.inf), 1.0, 0, roundings)
     y = torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
     labels = torch.where((y > 0) & plain, labels, torch.full_like(labels, -1))
     return y, torch.where(y.isnan(), torch.full_like(labels, 2), labels)

@@ -25,6 +25,8 @@ SECONDS = 2e-9  # for one element, on one thread
 PASSES = 200
 NARROW, SHRINK, FLOOR = 1e-3, 1e-9, -1e4
 CANCELLED = 1e-4  # of a sum of squares: what is left when less of it remains has lost half of float32's digits
+SLACK_OF_TIES = 1e-14  # rounding of the ratio that an entry at the threshold has
+EDGE_SINGLE, EDGE_DOUBLE = 64.0 * float(np.finfo(np.float32).eps), 64.0 * float(np.finfo(np.float64).eps)
 SLACK = 1e-9  # on the square of l1 / l2, against the number of equal largest entries
 TINY = 1e-280  # below, float64 runs out of digits
 UP = 2.0**700  # powers of two that bring float64 back from the ends of its range
@@ -145,6 +147,17 @@ def rescue(a: Any, n: Any, depth: Any) -> Any:
 
 
 @compile_rows()
+def stands_out(a: Any, n: Any, value: Any, ratio: Any) -> Any:
+    """Return whether a value is above the threshold, by more than rounding: whether the excess over it has a lower ratio."""
+    unit, excess, energy = np.float64(value), 0.0, 0.0
+    for j in range(n):
+        more = max(np.float64(a[j]) - unit, 0.0)
+        excess += more
+        energy += more * more
+    return excess < ratio * math.sqrt(energy) * (1.0 - SLACK_OF_TIES)
+
+
+@compile_rows()
 def project_row(a: Any, n: Any, least: Any, most: Any, sparseness: Any, norm: Any, z: Any, row: Any, out: Any) -> None:
     """Write the projection of n values in ``least .. most`` to the first entries of a row of ``out``; z is workspace."""
     root = math.sqrt(n)
@@ -177,9 +190,16 @@ def project_row(a: Any, n: Any, least: Any, most: Any, sparseness: Any, norm: An
     threshold, center, zero = z.dtype.type(tau), z.dtype.type(mean), z.dtype.type(0)
     kappa = z.dtype.type(math.sqrt(max(norm * norm - total * total / count, 0.0) / spread))
     base = z.dtype.type(total / count)
+    bound = z.dtype.type(EDGE_SINGLE if z.itemsize == 4 else EDGE_DOUBLE) * base
+    near = np.int32(0)
     for j in range(n):
         value = base + kappa * (z[j] - center)
         out[row, j] = value if value > zero and z[j] > threshold else zero
+        near += np.int32(abs(value) <= bound)
+    if near > 0:
+        for j in range(n):
+            if zero < out[row, j] <= bound and not stands_out(a, n, a[j], ratio):
+                out[row, j] = zero
 
 
 @compile_rows()

@@ -21,6 +21,7 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.rows import is_broken, plain_top, row_views, top_of, unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
 from lit_sparse.kernels.groups import label_of, write_invalid_labels
 from lit_sparse.kernels.isotonic import (
@@ -36,7 +37,7 @@ from lit_sparse.kernels.isotonic import (
     sort_decreasing,
 )
 from lit_sparse.kernels.row_kernel import RowKernel
-from lit_sparse.kernels.simplex import project_simplex
+from lit_sparse.kernels.simplex import ROUNDINGS, project_sorted
 
 __all__ = ["map_oscar"]
 
@@ -45,7 +46,9 @@ FLOAT_ROWS, INT_ROWS = 4, 4  # of the workspace on a GPU
 
 SECONDS = 10e-9  # for one element, on one thread
 LEVELS, BUCKETS = 16, 32
+EPS_DOUBLE = float(np.finfo(np.float64).eps)
 LOWEST_SINGLE, LOWEST_DOUBLE = float(np.finfo(np.float32).min), float(np.finfo(np.float64).min)
+NEAR = 1e-9  # of the scale of the row: what is as near to the threshold is decided without rounding
 HUGE, SCALE = 1e290, 2.0**-600
 
 
@@ -154,6 +157,35 @@ def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats:
 
 
 @compile_rows()
+def settle_blocks(
+    x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, blocks: Any, tau: Any, floats: Any, ints: Any
+) -> Any:
+    """Return how many of the decreasing blocks are in the support, those at the threshold decided without rounding."""
+    best, used, n = floats[MEANS, 0], 0, ints[STARTS, blocks]
+    bound = min(NEAR * (1.0 + lam * d), 0.5 / n)
+    while used < blocks and floats[MEANS, used] - best - tau >= -bound:
+        used += 1
+    if floats[MEANS, used - 1] - best - tau > bound:
+        return used
+    high, low, code = 0.0, 0.0, 0
+    for i in range(ints[STARTS, used]):
+        high, low = add_difference(high, low, np.float64(x[row, ints[ORDER, i]]), top)
+        code -= d - 1 - i
+    while floats[MEANS, used - 1] - best - tau <= bound:
+        own_high, own_low, own_code = 0.0, 0.0, 0
+        first, size = ints[STARTS, used - 1], ints[STARTS, used]
+        for i in range(first, size):
+            own_high, own_low = add_difference(own_high, own_low, np.float64(x[row, ints[ORDER, i]]), top)
+            own_code -= d - 1 - i
+        if stands_out(own_high, own_low, own_code, size - first, high, low, code, size, gamma, lam):
+            break
+        high, low = add_difference(high, low, -own_high, own_low)
+        code -= own_code
+        used -= 1
+    return used
+
+
+@compile_rows()
 def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: Any, floats: Any, ints: Any) -> None:
     """Write result and labels of an ordinary row, exactly."""
     d = 0
@@ -180,17 +212,17 @@ def map_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, out: Any, labels: 
         limit = -1.0 - 0.5 * lam * (d - 1)
         if attempt == 1:
             limit = height - 1e-9 * (1.0 + abs(height))  # what is not above it changes nothing
+    used = settle_blocks(x, row, top, gamma, lam, d, blocks, tau, floats, ints)
     best, total = floats[MEANS, 0], 0.0
     for b in range(used):
         total += (floats[MEANS, b] - best - tau) * (ints[STARTS, b + 1] - ints[STARTS, b])
     tau += (total - 1.0) / ints[STARTS, used]  # what rounding left over
     for b in range(used):
-        value = (floats[MEANS, b] - best) - tau
+        value = max((floats[MEANS, b] - best) - tau, SMALLEST)
         label = label_of(b, 0)
-        if value > 0.0:
-            for i in range(ints[STARTS, b], ints[STARTS, b + 1]):
-                out[row, ints[ORDER, i]] = value
-                labels[row, ints[ORDER, i]] = label
+        for i in range(ints[STARTS, b], ints[STARTS, b + 1]):
+            out[row, ints[ORDER, i]] = value
+            labels[row, ints[ORDER, i]] = label
 
 
 @compile_rows()
@@ -233,9 +265,10 @@ def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, f
         if above == count:
             break
         count = above
+    bound = ROUNDINGS * EPS_DOUBLE * (scale * (1.0 + lam * n) + max(best, 0.0))
     for j in range(n):
         excess = floats[SPARE, j] - best - tau
-        if excess > 0.0:
+        if excess > bound:
             out[row, ints[ORDER, j]] = excess / scale
 
 
@@ -291,13 +324,15 @@ def _map_reference(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) ->
     w, ids = isotonic_blocks(a, tied)
     w = torch.zeros_like(x).scatter(-1, order, w)
     ids = torch.zeros_like(order).scatter(-1, order, ids)
+    roundings = torch.where(plain, ROUNDINGS * (1 + lam * n), 0.0)
     if exact:
-        y = project_simplex.reference(torch.where(use, w, -torch.inf), 1.0, 0)
+        y = project_sorted(torch.where(use, w, -torch.inf), 1.0, 0, roundings)
         labels = torch.where((y > 0) & use, (ids << 3) | 2, -1)
     else:
         w = w.clamp_min(0)
         negative = x < 0
-        y = project_simplex.reference(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0)
+        roundings = roundings / scale + ROUNDINGS * w.amax(-1, keepdim=True) / scale
+        y = project_sorted(torch.where(use, torch.where(negative, -w, w), -torch.inf), scale, 0, roundings)
         labels = torch.where((w > 0) & use, (ids << 3) | torch.where(negative, 1, 3), -1)
     return torch.where(allowed & invalid, torch.nan, y).to(x.dtype), torch.where(allowed & invalid, 2, labels).to(torch.int32)
 

@@ -17,10 +17,11 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, floats_of, layout_of
 from lit_sparse.kernels.cpu.rows import choose_largest, key_range, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
-__all__ = ["center_on_support", "project_simplex"]
+__all__ = ["center_on_support", "project_simplex", "project_sorted"]
 
 PROJECT_SECONDS, CENTER_SECONDS = 0.4e-9, 0.13e-9  # for one element, on one thread
 NEWTON_PASSES = 24
@@ -29,6 +30,8 @@ SIMD_BLOCK = 64
 PADDED_LENGTH = 512
 TILE_ROWS = 32
 TILE_ELEMENTS = 1 << 13
+ROUNDINGS = 8.0  # of an excess
+EPS_SINGLE, EPS_DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -77,20 +80,60 @@ def bisect(x: Any, row: Any, top: Any, gamma: Any, tau: Any) -> Any:
 
 
 @compile_rows()
-def write_above(x: Any, row: Any, top: Any, tau: Any, scale: Any, y: Any) -> None:
-    """Write ``scale * (x - top - tau)_+``, tau in two parts so that a long float32 row still sums to one."""
-    high = x.dtype.type(tau)
-    rest = x.dtype.type(tau - high)
-    factor = x.dtype.type(scale)
-    zero = x.dtype.type(0)
-    for i in range(x.shape[1]):
-        value = ((x[row, i] - top) - high) - rest
-        y[row, i] = value * factor if value > zero else zero
+def rounding_of(x: Any, gamma: Any) -> Any:
+    """Return how far rounding may take the excess of a score."""
+    return gamma * ROUNDINGS * (EPS_SINGLE if x.itemsize == 4 else EPS_DOUBLE)
 
 
 @compile_rows()
-def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k: Any, gamma: Any, y: Any) -> None:
-    """Write the projection of the k largest entries of a row that has more than k in its support."""
+def write_above(x: Any, row: Any, top: Any, tau: Any, scale: Any, y: Any) -> Any:
+    """Write ``scale * (x - top - tau)_+``; return how many entries are at tau up to rounding.
+
+    Tau is in two parts so that a long float32 row still sums to one.
+    """
+    high = x.dtype.type(tau)
+    rest = x.dtype.type(tau - high)
+    factor = x.dtype.type(scale)
+    zero, bound, near = x.dtype.type(0), x.dtype.type(rounding_of(x, 1.0 / scale)), np.int32(0)
+    for i in range(x.shape[1]):
+        value = ((x[row, i] - top) - high) - rest
+        y[row, i] = value * factor if value > zero else zero
+        near += np.int32(abs(value) <= bound)
+    return near
+
+
+@compile_rows()
+def settle(x: Any, row: Any, top: Any, tau: Any, gamma: Any, k: Any, y: Any) -> None:
+    """Decide which of the entries at the threshold up to rounding are in the support.
+
+    From a set of entries that holds the support, those that do not stand out leave until all do.
+    """
+    bound = rounding_of(x, gamma)
+    high, low, size = 0.0, 0.0, 0
+    inside = np.zeros(x.shape[1], np.bool_)
+    for i in range(x.shape[1]):
+        inside[i] = y[row, i] > 0 or (k == 0 and abs(np.float64(x[row, i] - top) - tau) <= bound)
+        if inside[i]:
+            high, low = add_difference(high, low, np.float64(x[row, i]), np.float64(top))
+            size += 1
+    changed, out = True, -np.inf  # out: largest score that does not stand out
+    while changed:
+        changed = False
+        for i in range(x.shape[1]):
+            if inside[i] and y[row, i] * gamma <= bound:
+                own_high, own_low = add_difference(0.0, 0.0, np.float64(x[row, i]), np.float64(top))
+                if x[row, i] > out and stands_out(own_high, own_low, 0, 1, high, low, 0, size, gamma, 0.0):
+                    y[row, i] = max(y[row, i], x.dtype.type(SMALLEST))
+                else:
+                    out = max(out, np.float64(x[row, i]))
+                    high, low = add_difference(high, low, -own_high, own_low)
+                    size, changed = size - 1, True
+                    y[row, i], inside[i] = 0, False
+
+
+@compile_rows()
+def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k: Any, gamma: Any, y: Any) -> Any:
+    """Write the projection of the k largest entries of a row that has more than k in its support; return the same."""
     d = x.shape[1]
     keys, chosen = np.empty((1, d), bits.dtype), np.empty(d, np.uint8)
     least, most = low, ~low
@@ -105,8 +148,12 @@ def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k
     for i in range(d):
         total += (x[row, i] - top) if chosen[i] else x.dtype.type(0)
     tau = (total - gamma) / k
+    zero, bound, near = x.dtype.type(0), rounding_of(x, gamma), 0
     for i in range(d):
-        y[row, i] = x.dtype.type(((x[row, i] - top) - tau) / gamma) if chosen[i] else x.dtype.type(0)
+        excess = (x[row, i] - top) - tau
+        y[row, i] = max(x.dtype.type(excess / gamma), zero) if chosen[i] else zero
+        near += chosen[i] and abs(excess) <= bound
+    return near
 
 
 @compile_rows()
@@ -115,14 +162,16 @@ def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k
 
     A pass over a short row is over before its sums have left the pipeline. The next row's pass fills that time; the next
     pass over the same row would have to wait for it. ``y`` may be ``x``.
+
+    ``state`` receives the maximum and the threshold of each row, and in ``near`` whether :func:`settle` has to follow.
     """
     low, shift, lowest, highest = layout_of(x)
-    tops, taus, counts, live = state
+    tops, taus, counts, live, near = state
     waiting = 0
     for row in range(start, stop):
         least, most = key_range(bits, row, low, shift)
         j = row - start
-        counts[j] = 0
+        counts[j], near[j] = 0, 0
         if most >= highest or least < lowest:
             write_invalid(x, row, y)
         elif most == lowest:  # nothing is allowed
@@ -155,9 +204,19 @@ def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k
     for row in range(start, stop):
         j = row - start
         if counts[j] > k > 0 or (counts[j] > 0 and 0 < k < count_above(x, row, values[j], taus[j])):
-            write_largest(x, bits, row, low, shift, values[j], k, gamma, y)
+            near[j] = write_largest(x, bits, row, low, shift, values[j], k, gamma, y)
         elif counts[j] > 0:
-            write_above(x, row, values[j], taus[j], 1.0 / gamma, y)
+            near[j] = write_above(x, row, values[j], taus[j], 1.0 / gamma, y)
+
+
+@compile_rows()
+def settle_tile(x: Any, first: Any, rows: Any, y: Any, gamma: Any, k: Any, state: Any) -> None:
+    """Decide what is at the thresholds of a projected tile."""
+    tops, taus, _, _, near = state
+    values = floats_of(tops)
+    for j in range(rows):
+        if near[j] > 0:
+            settle(x, first + j, values[j], taus[j], gamma, k, y)
 
 
 @compile_rows()
@@ -169,10 +228,12 @@ def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any) -> 
     d = x.shape[1]
     size = max(1, min(TILE_ROWS, TILE_ELEMENTS // d, stop - start))
     bits = bits_of(x)
-    state = (np.empty(size, bits.dtype), np.empty(size), np.empty(size, np.int64), np.empty(size, np.int64))
+    numbers = np.empty((3, size), np.int64)
+    state = (np.empty(size, bits.dtype), np.empty(size), numbers[0], numbers[1], numbers[2])
     if d % SIMD_BLOCK == 0 or d > PADDED_LENGTH:
         for first in range(start, stop, size):
             project_tile(x, bits, first, min(first + size, stop), y, gamma, k, state)
+            settle_tile(x, first, min(size, stop - first), y, gamma, k, state)
         return
     length = (d + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK
     padded = np.full((size, length), -np.inf, x.dtype)
@@ -188,6 +249,7 @@ def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any) -> 
         for row in range(rows):
             for i in range(d):
                 y[first + row, i] = padded[row, i]
+        settle_tile(x, first, rows, y, gamma, k, state)
 
 
 def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: float, k: int) -> None:
@@ -195,7 +257,18 @@ def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: floa
 
 
 def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
-    """Project by sorting (Held, Wolfe & Crowder 1974): slower than the kernel, and independent of it."""
+    return project_sorted(x, gamma, k, ROUNDINGS)
+
+
+def project_sorted(x: Tensor, gamma: float | Tensor, k: int, roundings: float | Tensor) -> Tensor:
+    """Project by sorting (Held, Wolfe & Crowder 1974): slower than the kernel, and independent of it.
+
+    Args:
+        x: (..., d).
+        gamma: as of the kernel.
+        k: as of the kernel.
+        roundings: how many roundings of 1 an entry must be above the threshold, relative to gamma, to be in the support.
+    """
     d = x.shape[-1]
     allowed = x != -torch.inf
     top = x.amax(-1, keepdim=True)
@@ -206,7 +279,8 @@ def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
     ranked = z.gather(-1, order)
     count = torch.arange(1, d + 1, device=x.device)
     finite = torch.where(ranked == -torch.inf, torch.zeros_like(ranked), ranked)
-    inside = (gamma + count * ranked > finite.cumsum(-1)) & (ranked > -torch.inf)
+    slack = roundings * torch.finfo(x.dtype).eps * gamma
+    inside = (gamma + count * (ranked - slack) > finite.cumsum(-1)) & (ranked > -torch.inf)
     if k > 0:
         inside = inside & (count <= k)
     support = inside.sum(-1, keepdim=True)
@@ -225,7 +299,6 @@ project_simplex = RowKernel(
     _project_cpu,
     _project_reference,
     triton_rows.project_simplex,
-    wide=False,
 )
 """Row kernel ``(x (..., d), gamma, k) -> y (..., d)``: projection of ``x / gamma`` onto the simplex.
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.kernels.row_sums import add_exactly
 from lit_sparse.metrics.exact_metric import ExactMetric
 
 __all__ = ["TextMetric", "check_flag", "check_name", "check_texts"]
@@ -19,11 +20,12 @@ class TextMetric(ExactMetric, ABC):
     """Compares hypotheses with references by sums over inputs, equal for any batches and processes.
 
     A subclass defines the summands (:meth:`statistics`) and computes scores from the sums (:meth:`scores`). Texts stay on the
-    CPU; the sums, int64 or float64, are on the metric's device.
+    CPU; the sums are on the metric's device. Sums in float64 keep what rounding takes from them in a second row, so that they
+    are rounded once, at the end.
 
     Args:
         columns: number of sums K.
-        dtype: dtype of the sums.
+        dtype: dtype of the sums, int64 or float64.
         options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
     """
 
@@ -33,7 +35,10 @@ class TextMetric(ExactMetric, ABC):
 
     def __init__(self, columns: int, dtype: torch.dtype = torch.int64, /, **options: Any) -> None:
         super().__init__(**options)
-        self.add_state("sums", torch.zeros(columns, dtype=dtype), dist_reduce_fx="sum")
+        if dtype.is_floating_point:
+            self.add_state("sums", torch.zeros(2, columns, dtype=dtype), dist_reduce_fx=_added)
+        else:
+            self.add_state("sums", torch.zeros(columns, dtype=dtype), dist_reduce_fx="sum")
         # Inputs, references, and squares of the references per input, which show whether that number is constant.
         self.add_state("seen", torch.zeros(3, dtype=torch.int64), dist_reduce_fx="sum")
         self._reported: tuple[int, list[int]] | None = None
@@ -75,15 +80,16 @@ class TextMetric(ExactMetric, ABC):
         if not hypotheses:
             return
         numbers = torch.tensor([len(some) for some in references])
-        sums = self.statistics(hypotheses, references).sum(0)
-        self.sums += sums.to(self.sums)
+        summands = self.statistics(hypotheses, references).to(self.sums)
+        self.sums = self.sums + summands.sum(0) if self.sums.ndim == 1 else add_exactly(torch.cat([self.sums, summands]))
         self.seen += torch.stack([torch.ones_like(numbers), numbers, numbers.square()]).sum(-1).to(self.seen)
 
     def compute(self) -> dict[str, Tensor]:
         """Return log-key suffixes and their values, float64 scalars; NaN without inputs."""
         seen = self.seen.tolist()
         self._reported = (self.update_count, seen)  # numbers of all processes, for the signature
-        scores = self.scores(self.sums.cpu(), max(seen[0], 1))
+        sums = self.sums if self.sums.ndim == 1 else self.sums[0]
+        scores = self.scores(sums.cpu(), max(seen[0], 1))
         values = {key: value if seen[0] else torch.nan for key, value in scores.items()}
         return {key: torch.tensor(value, dtype=torch.float64, device=self.sums.device) for key, value in values.items()}
 
@@ -103,6 +109,11 @@ class TextMetric(ExactMetric, ABC):
         if not number:
             return None
         return self.described(total // number if number * squares == total**2 else None)  # equality in Cauchy-Schwarz
+
+
+def _added(sums: Tensor) -> Tensor:
+    """Return the sum, in two rows (2, K), of the sums (p, 2, K) of processes."""
+    return add_exactly(sums.flatten(0, 1))
 
 
 def check_texts(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:

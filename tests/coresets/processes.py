@@ -74,6 +74,11 @@ def in_files(rank: int, world: int, folder: Path) -> None:
                 dist.barrier()
                 assert state.is_file() == stopped
                 dist.barrier()
+            groups = torch.arange(size) % 3
+            found, alone = (select_by_group(selector, vectors, 30, groups) for vectors in (sharded, whole))
+            assert torch.equal(found.indices, alone.indices), selector
+            assert torch.equal(found.weights, alone.weights), selector
+            assert found.objective == alone.objective, selector
 
 
 class Stopped(SelectionState):

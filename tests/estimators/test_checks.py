@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any
 
@@ -23,6 +24,7 @@ from lit_sparse.estimators import (
     with_gradient_of,
 )
 from lit_sparse.estimators.base import LossFunction
+from lit_sparse.mappings import Softmax
 from lit_sparse.testing import ESTIMATOR_CHECKS, check_estimator, concrete_subclasses
 
 EXAMPLES = [example for cls in concrete_subclasses(Estimator) for example in cls.examples()]
@@ -32,6 +34,29 @@ EXAMPLES = [example for cls in concrete_subclasses(Estimator) for example in cls
 @pytest.mark.parametrize("check", ESTIMATOR_CHECKS)
 def test_check(check: str, estimator: Estimator) -> None:
     ESTIMATOR_CHECKS[check](estimator)
+
+
+#: A learnt baseline is no linear function of the losses.
+LINEAR = [example for example in EXAMPLES if getattr(example, "baseline", None) != "learnt"]
+
+
+@pytest.mark.parametrize("estimator", LINEAR, ids=lambda estimator: type(estimator).__name__)
+def test_losses_times_a_power_of_two(estimator: Estimator) -> None:
+    """The estimate is multiplied exactly, whatever is drawn."""
+    scores = torch.randn(6, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    estimator = copy.deepcopy(estimator).double()
+    if estimator.latent == "categorical":
+        estimator.bind(Softmax())
+    found = []
+    for unit in (1.0, 2.0**-60, 2.0**60):
+        torch.manual_seed(3)
+        fresh = copy.deepcopy(estimator)
+        loss = fresh(
+            scores, lambda latent, unit=unit: unit * (latent.values * latent.values.new_tensor([3, 1, 2, 5, 4])).sum(-1)
+        )
+        found.append(loss.loss.detach() / unit)
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[0], found[2])
 
 
 class _DecodesEverything(Estimator):

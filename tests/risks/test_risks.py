@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,7 +14,17 @@ from scipy.optimize import linprog, minimize_scalar
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError, DataError
-from lit_sparse.risks import KLDRO, CVaR, ExponentialOTDRO, Mean, SafeKLDRO, UnbalancedOTDRO, safe_logsumexp
+from lit_sparse.risks import (
+    KLDRO,
+    ChiSquareDRO,
+    CVaR,
+    ExponentialOTDRO,
+    Mean,
+    Risk,
+    SafeKLDRO,
+    UnbalancedOTDRO,
+    safe_logsumexp,
+)
 
 LOSSES = st.lists(st.floats(-20, 20), min_size=1, max_size=9)
 
@@ -111,6 +122,47 @@ def test_the_dual_variable_is_a_minimizer_at_every_scale(
     steps = spread * torch.tensor([10.0**-power for power in range(10)], dtype=torch.float64)
     for moved in (*(found + steps), *(found - steps)):
         assert value <= risk.objective(losses, moved, weights) + 1e-12 * (spread + float(losses.abs().max())) / rho
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    size=st.integers(2, 40),
+    ties=st.booleans(),
+    scale=st.integers(-60, 60),
+    mean=st.sampled_from([None, 0.01, 0.8, 1.0, 3.0]),
+)
+@settings(max_examples=100, deadline=None)
+def test_powers_of_two_scale_every_risk_exactly(seed: int, size: int, ties: bool, scale: int, mean: float | None) -> None:
+    """Losses, and parameters in their unit, times a power of two: the value is multiplied, the gradient is the same."""
+    generator, unit = torch.Generator().manual_seed(seed), 2.0**scale
+    losses = 3 * torch.randn(size, generator=generator, dtype=torch.float64)
+    losses = losses.round() if ties else losses
+    weights = None if mean is None else torch.rand(size, generator=generator, dtype=torch.float64) + 0.01
+    if weights is not None and mean is not None:
+        weights = weights / weights.mean() * mean
+    for name, make in IN_UNITS.items():
+        found = []
+        for factor in (1.0, unit):
+            leaf = (factor * losses).requires_grad_()
+            value = make(factor).double()(leaf, weights)
+            (slope,) = torch.autograd.grad(value, leaf)
+            found.append((value.detach() / factor, slope))
+        (value, slope), (scaled, other) = found
+        assert float(value) == float(scaled), name
+        assert torch.equal(slope, other), name
+
+
+#: Risks as functions of the unit of the losses.
+IN_UNITS: dict[str, Callable[[float], Risk]] = {
+    "mean": lambda unit: Mean(),
+    "CVaR": lambda unit: CVaR(0.3),
+    "KL": lambda unit: KLDRO(0.7 * unit),
+    "ball": lambda unit: ChiSquareDRO(0.4),
+    "penalty": lambda unit: ChiSquareDRO(lam=0.7 * unit),
+    "softplus": lambda unit: SafeKLDRO(0.7 * unit, 0.05),
+    "capped": lambda unit: SafeKLDRO(0.7 * unit, 0.05, "capped_exp"),
+    "transport": lambda unit: UnbalancedOTDRO(0.7 * unit, 2.0, 0.1),
+}
 
 
 def test_links_are_ordered() -> None:

@@ -65,7 +65,8 @@ def sparsemap(
     any order.
 
     Args:
-        scores: (..., d) floating, one for each entry of a structure.
+        scores: (..., d) floating, one for each entry of a structure. Divided by gamma, differences below 2e-9 count as ties,
+            at any scale of the scores.
         structure: a set of structures; see :mod:`lit_sparse.structures`.
         potentials: further scores, for structures that have them, such as those of a tag after another in a ``Sequence``.
         gamma: strength of the regularizer, > 0. The smaller, the fewer structures.
