@@ -6,13 +6,14 @@ records operations, and whether forward-mode derivatives are computed.
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 
 from lit_sparse.errors import ConfigurationError
@@ -22,6 +23,7 @@ __all__ = [
     "autocast_enabled",
     "autograd_in_operator",
     "can_read_values",
+    "constant_in_graphs",
     "count_dispatch_modes",
     "exports_without_autograd",
     "forward_mode_active",
@@ -31,11 +33,14 @@ __all__ = [
     "lacks_autocast_dtype",
     "must_decompose",
     "no_autograd",
+    "outside_graphs",
     "scan",
     "transforms_active",
     "unwrap_if_dead",
     "while_loop",
 ]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 #: Return whether a functorch transform is active.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
@@ -58,6 +63,41 @@ def archived(file: IO[bytes], name: str) -> bytes:
     """Return a member of an archive of ``torch.save`` as ``torch.load`` reads it, which is not how other readers might."""
     content: bytes = torch._C.PyTorchFileReader(file).get_record(name)
     return content
+
+
+def is_fake(x: object) -> bool:
+    """Return whether a tensor has no values, as those that stand for others while a graph is made."""
+    module = sys.modules.get("torch._subclasses.fake_tensor")  # which a mode of such tensors imports; it imports SymPy
+    return module is not None and bool(module.is_fake(x))
+
+
+def outside_graphs(function: Function) -> Function:
+    """Make ``torch.compile`` call a function between two graphs.
+
+    Unlike ``torch.compiler.disable``, this does not import the compiler.
+    """
+    disabled: Callable[..., Any] | None = None
+
+    @functools.wraps(function)
+    def call(*args: Any, **options: Any) -> Any:
+        nonlocal disabled
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **options)
+        if disabled is None:
+            disabled = torch.compiler.disable(function)  # type: ignore[no-untyped-call, unused-ignore]
+        return disabled(*args, **options)
+
+    call._torchdynamo_disable = True  # type: ignore[attr-defined]
+    return call  # type: ignore[return-value]
+
+
+def constant_in_graphs(function: Function) -> Function:
+    """Make ``torch.compile`` take the result of a function for a constant.
+
+    Unlike ``torch.compiler.assume_constant_result``, this does not import the compiler.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
 
 
 def forward_mode_active() -> bool:

@@ -8,27 +8,23 @@ import sys
 import pytest
 
 
-def modules_after(statement: str) -> set[str]:
+def modules_after(statement: str, whole: bool = False) -> set[str]:
+    """Return the modules that a new process has imported, by default their first names."""
     code = f"import sys\n{statement}\nprint('\\n'.join(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    return {name.split(".")[0] for name in done.stdout.split()}
+    return {name if whole else name.split(".")[0] for name in done.stdout.split()}
+
+
+#: What is imported when it is used: compilers of torch, of kernels and of GPU programs, and what they import.
+LATER = {"numba", "llvmlite", "triton", "sympy", "torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes"}
 
 
 @pytest.mark.gate
-def test_a_layer_costs_torch_numpy_and_numba_alone() -> None:
-    loaded = modules_after("import lit_sparse.mappings; from lit_sparse.mappings import functional")
-    assert {"torch", "numpy", "numba"} <= loaded
-    heavy = {  # scipy is not among them: numba looks it up itself
-        "pytorch_lightning",
-        "lightning",
-        "datasets",
-        "matplotlib",
-        "torchmetrics",
-        "sklearn",
-        "jsonargparse",
-        "rich",
-    }
-    assert not heavy & loaded
+@pytest.mark.parametrize("name", ["mappings", "nn", "estimators", "risks", "structures", "coresets", "transport", "export"])
+def test_importing_a_layer_adds_the_package_alone(name: str) -> None:
+    added = modules_after(f"import lit_sparse.{name}", whole=True) - modules_after("import torch", whole=True)
+    assert not added & LATER
+    assert len(added) <= 150
 
 
 @pytest.mark.gate

@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from lit_sparse.aliases import former_arguments
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.torch_internals import count_dispatch_modes, is_exporting, is_legacy_batch
+from lit_sparse.torch_internals import count_dispatch_modes, is_exporting, is_legacy_batch, outside_graphs
 
 __all__ = ["HALVES", "ROW_KERNELS", "RowKernel", "batch_first"]
 
@@ -131,7 +131,7 @@ class RowKernel:
 
         return self._on_tensors(implementation, args)
 
-    @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
+    @outside_graphs
     def _eagerly(self, *args: Any) -> Any:
         return self(*args)
 

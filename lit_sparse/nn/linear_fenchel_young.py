@@ -15,6 +15,7 @@ from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
 from lit_sparse.nn.linear_losses import linear_losses, list_alpha, needs_all_scores
 from lit_sparse.nn.linear_scores import rows_at_a_time
 from lit_sparse.nn.linear_support import list_support
+from lit_sparse.torch_internals import outside_graphs
 
 __all__ = ["LinearFenchelYoungLoss"]
 
@@ -86,7 +87,7 @@ class LinearFenchelYoungLoss(nn.Linear):
         """Mapping from scores to probabilities."""
         return self.criterion.mapping
 
-    @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
+    @outside_graphs
     @override
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:  # type: ignore[override, unused-ignore]
         """Return the loss.

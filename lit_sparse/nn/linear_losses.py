@@ -20,7 +20,7 @@ from lit_sparse.nn.linear_scores import rows_at_a_time
 from lit_sparse.nn.linear_softmax import log_partition
 from lit_sparse.nn.linear_support import find_support
 from lit_sparse.nn.listed_operations import products
-from lit_sparse.torch_internals import autocast_enabled, can_read_values, forward_mode_active, is_legacy_batch
+from lit_sparse.torch_internals import autocast_enabled, can_read_values, forward_mode_active, is_legacy_batch, outside_graphs
 
 __all__ = ["LabelLosses", "layer_losses", "linear_losses", "list_alpha", "needs_all_scores"]
 
@@ -53,7 +53,7 @@ def list_alpha(mapping: SparseMapping) -> float | None:
     return alpha if LOW <= alpha <= HIGH else None
 
 
-@torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
+@outside_graphs
 def linear_losses(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss
 ) -> LabelLosses:

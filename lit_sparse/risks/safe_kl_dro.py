@@ -14,7 +14,7 @@ from lit_sparse.checks import check_choice, check_number, check_positive
 from lit_sparse.risks.base import Risk, gathered_losses
 from lit_sparse.risks.logsumexp import check_rho, safe_threshold_of, softplus
 from lit_sparse.risks.mean import mean_of
-from lit_sparse.torch_internals import can_read_values
+from lit_sparse.torch_internals import can_read_values, outside_graphs
 
 __all__ = ["DualRisk", "SafeKLDRO", "link_value", "mean_threshold"]
 
@@ -101,7 +101,7 @@ class DualRisk(Risk):
         self._known = True
         return dual
 
-    @torch._dynamo.disable  # type: ignore[misc, untyped-decorator, unused-ignore]
+    @outside_graphs
     def _begun_eagerly(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         return self._begun(losses, weights)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+import lit_sparse
 from lit_sparse.mappings import functional as F
 from lit_sparse.nn import SharedCategorical
 from lit_sparse.structures import Budget, Tree
@@ -19,12 +23,8 @@ from tests.support.processes import run_python
 
 FIRST_CALL = """
 import torch
-from lit_sparse.kernels import simplex
 from lit_sparse.mappings import functional as F
 assert F.sparsemax(torch.zeros(4)).tolist() == [0.25] * 4
-functions = [value for value in vars(simplex).values() if hasattr(value, "stats")]
-hits, misses = ({f.py_func.__name__ for f in functions if getattr(f.stats, kind)} for kind in ("cache_hits", "cache_misses"))
-print(",".join(sorted(hits)), ",".join(sorted(misses)), sep=";")
 """
 
 
@@ -59,29 +59,58 @@ def test_nothing_is_read_outside_of_arrays(calls: str, tmp_path: Path) -> None:
     run_python("-c", calls, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
 
 
-REFUSE_TO_CACHE = """
-import numba.core.caching as caching
-def refuse(self):
-    raise OSError("read-only file system")
-for locator in list(vars(caching).values()):
-    if isinstance(locator, type) and hasattr(locator, "ensure_cache_path"):
-        locator.ensure_cache_path = refuse
-"""
+def first_call(package: Path, cache: Path) -> str:
+    """Return what the first call prints, in a process that imports the package from a folder."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(package), "PYTHONSAFEPATH": "1"}
+    done = subprocess.run([sys.executable, "-c", FIRST_CALL], env=environment, capture_output=True, text=True, check=True)
+    return done.stderr
 
 
 @pytest.mark.slow
-def test_no_folder_can_be_written() -> None:
-    """As in a container with a read-only installation and home: compiled anew in each process."""
-    run(REFUSE_TO_CACHE + FIRST_CALL)
+def test_machine_code_is_found_by_all_that_it_is_made_of(tmp_path: Path) -> None:
+    """A copy of the package finds it, one in which a called function of another module differs does not."""
+    copy = tmp_path / "elsewhere"
+    shutil.copytree(Path(lit_sparse.__file__).parent, copy / "lit_sparse", ignore=shutil.ignore_patterns("__pycache__"))
+    cache, kept = tmp_path / "cache", f"Later runs load them from {tmp_path / 'cache' / 'kernels'}."
+    assert first_call(Path(lit_sparse.__file__).parents[1], cache).count(kept) == 1
+    assert first_call(copy, cache) == ""
+    module = copy / "lit_sparse" / "kernels" / "cpu" / "rows.py"
+    module.write_text("\n\n" + module.read_text())
+    assert first_call(copy, cache) == ""
+    module.write_text(module.read_text().replace("np.int32(keys[0, i] >= key)", "np.int64(keys[0, i] >= key)"))
+    assert kept in first_call(copy, cache)
 
 
 @pytest.mark.slow
-def test_second_process_starts_from_the_cache(tmp_path: Path) -> None:
-    """By Numba's own count: what the first process misses in the cache and compiles, the second one finds."""
-    hits, misses = run(FIRST_CALL, NUMBA_CACHE_DIR=str(tmp_path)).strip().split(";")
-    assert hits == ""
-    assert {"project_block", "project_tile"} <= set(misses.split(","))
-    assert run(FIRST_CALL, NUMBA_CACHE_DIR=str(tmp_path)).strip() == "project_block;"
+@pytest.mark.parametrize("damage", ["empty", "cut", "text"])
+def test_damaged_machine_code_is_compiled_again(damage: str, tmp_path: Path) -> None:
+    package = Path(lit_sparse.__file__).parents[1]
+    first_call(package, tmp_path)
+    for file in (tmp_path / "kernels").iterdir():
+        content = file.read_bytes()
+        file.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "text": b"not a pickle"}[damage])
+    assert "Compiling" in first_call(package, tmp_path)
+    assert first_call(package, tmp_path) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["writable by all", "link", "file"])
+def test_machine_code_of_others_is_not_used(kind: str, tmp_path: Path) -> None:
+    """The files are pickles. Everyone who can write them could run code here."""
+    package, folder = Path(lit_sparse.__file__).parents[1], tmp_path / "cache" / "kernels"
+    first_call(package, tmp_path / "own")
+    folder.parent.mkdir()
+    if kind == "link":
+        folder.symlink_to(tmp_path / "own" / "kernels")
+    elif kind == "file":
+        folder.write_text("")
+    else:
+        shutil.copytree(tmp_path / "own" / "kernels", folder)
+        folder.chmod(0o777)
+    for _ in range(2):
+        printed = first_call(package, folder.parent)
+        assert printed.count("They are not kept in") == 1
+        assert "Set NUMBA_CACHE_DIR to a folder of your own" in printed
 
 
 def sparsemap(x: Tensor) -> Tensor:

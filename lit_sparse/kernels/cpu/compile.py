@@ -1,21 +1,29 @@
-"""Compiles row functions with Numba, cached on disk wherever a folder can be written."""
+"""Marks row functions that Numba compiles when they are first called. Nothing here imports Numba, which takes a while."""
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Callable
+import importlib
+import threading
+import types
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
-import numba
 import numpy as np
-from llvmlite import ir
-from numba.core import event, types
-from numba.extending import intrinsic, overload
 
 from lit_sparse.errors import ConfigurationError
 
-__all__ = ["LANES", "REDUCTION_FLAGS", "bits_above", "bits_of", "compile_rows", "floats_of", "layout_of", "lowest_bit"]
+__all__ = [
+    "LANES",
+    "REDUCTION_FLAGS",
+    "Kernel",
+    "bits_above",
+    "bits_of",
+    "compile_rows",
+    "floats_of",
+    "implement",
+    "layout_of",
+    "lowest_bit",
+]
 
 # Flags for reductions over values known to be neither NaN nor +inf. Sums may be reordered into SIMD lanes; -inf keeps
 # its meaning. Never give them to a function that subtracts a two-part threshold: reordering would round its parts.
@@ -24,29 +32,70 @@ REDUCTION_FLAGS = frozenset({"reassoc", "contract", "nsz", "arcp", "nnan"})
 #: Entries that :func:`bits_above` compares at a time.
 LANES = 16
 
-
-class _Notice(event.Listener):
-    """Prints one message before the first compilation; Numba does not announce functions that it loads from its cache."""
-
-    given = False
-
-    def on_start(self, event: Any) -> None:
-        """Print the message when the first function of this package is compiled."""
-        function = getattr(event.data.get("dispatcher"), "py_func", None)
-        if self.given or not getattr(function, "__module__", "").startswith("lit_sparse."):
-            return
-        self.given = True
-        say = logging.getLogger(__name__).warning
-        ranks = sys.modules.get("lightning_utilities.core.rank_zero")  # never imported for a notice
-        if ranks is not None and getattr(ranks.rank_zero_only, "rank", None) is not None:  # set by Lightning alone
-            say = ranks.rank_zero_info
-        say("Compiling kernels for this processor, which may take up to a minute. Later runs load them from Numba's cache.")
-
-    def on_end(self, event: Any) -> None:
-        """Do nothing."""
+_making = threading.RLock()
 
 
-event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
+class Kernel:
+    """A function on arrays that is compiled for the types of its arguments when it is called.
+
+    Args:
+        py_func: the function in Python.
+        flags: LLVM fast-math flags.
+        inline: see :func:`compile_rows`.
+    """
+
+    def __init__(self, py_func: Callable[..., Any], flags: frozenset[str], inline: str) -> None:
+        self.py_func = py_func
+        self.flags = flags
+        self.inline = inline
+        self.called: Any = None
+        self.helper: Any = None
+        self.__module__, self.__doc__, self.__name__ = py_func.__module__, py_func.__doc__, py_func.__name__
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the compiled function."""
+        return (self.called or self.compiled())(*args)
+
+    def compiled(self) -> Any:
+        """Return the function that Python calls."""
+        with _making:
+            if self.called is None:
+                self.called = _machine().dispatcher_of(self)
+                put_compiled(self.py_func)
+        return self.called
+
+    def included(self) -> Any:
+        """Return the function that compiled functions call, of which they include the code."""
+        with _making:
+            if self.helper is None:
+                self.helper = _machine().helper_of(self)
+                put_compiled(self.py_func)
+        return self.helper
+
+
+def _machine() -> Any:
+    return importlib.import_module("lit_sparse.kernels.cpu.machine")  # imports Numba
+
+
+def references(function: Callable[..., Any]) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
+    """Yield the global and enclosed values that a function refers to: name, value, and a function that replaces the value."""
+    codes, names = [function.__code__], dict[str, None]()
+    for code in codes:
+        codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+        names |= dict.fromkeys(code.co_names)
+    values = function.__globals__
+    for name in names:
+        if name in values:
+            yield name, values[name], lambda value, name=name: values.__setitem__(name, value)  # type: ignore[misc]
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        yield name, cell.cell_contents, lambda value, cell=cell: setattr(cell, "cell_contents", value)  # type: ignore[misc]
+
+
+def put_compiled(function: Callable[..., Any]) -> None:
+    """Replace the kernels that a function refers to by what Numba compiles."""
+    for _, value, replace in references(function):
+        if isinstance(value, Kernel):
+            replace(value.included())
 
 
 def compile_rows(
@@ -70,29 +119,28 @@ def compile_rows(
         )
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": set(flags) or False}
-        options |= {"inline": "always"} if inline == "source" else {"forceinline": True}
-        options["no_cfunc_wrapper"] = True  # only compiled functions and Python call it
-        try:
-            compiled = numba.njit(cache=True, **options)(function)
-        except RuntimeError:  # neither the package folder nor a user folder is writable: compile in each process
-            compiled = numba.njit(**options)(function)
-        if not flags:  # with flags, constants may change the order of a sum, and so its rounding
-            _share_among_constants(compiled)
-        return compiled  # type: ignore[no-any-return]
+        return Kernel(function, flags, inline)
 
     return decorate
 
 
-def _share_among_constants(compiled: Any) -> None:
-    """Make callers that pass constants use what is compiled for any integer: Numba would compile for each constant again."""
-    resolve = compiled.get_call_template
+#: Functions of the package that compiled code calls by another implementation, by which it is chosen.
+IMPLEMENTATIONS: dict[Callable[..., Any], tuple[Callable[..., Any], dict[str, Any]]] = {}
 
-    def resolve_types(args: Any, kws: Any) -> Any:
-        plain: Any = types.unliteral
-        return resolve(tuple(map(plain, args)), {name: plain(kind) for name, kind in kws.items()})
 
-    compiled.get_call_template = resolve_types
+def implement(function: Callable[..., Any], **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of a function that chooses, by the types of arguments, what compiled code calls.
+
+    Args:
+        function: the function that compiled code refers to.
+        **options: how Numba compiles the chosen function.
+    """
+
+    def decorate(choose: Callable[..., Any]) -> Callable[..., Any]:
+        IMPLEMENTATIONS[function] = choose, options
+        return choose
+
+    return decorate
 
 
 def bits_of(x: Any) -> Any:
@@ -114,63 +162,23 @@ def layout_of(x: Any) -> Any:
         Every bit but the sign, the number of those bits, and the order keys of -inf and +inf. The keys of NaN lie outside
         those two, on the side of the sign of the NaN.
     """
-    return _LAYOUTS[x.dtype.itemsize]
+    return LAYOUTS[x.dtype.itemsize]
 
 
-_LAYOUTS = {
+LAYOUTS = {
     4: (np.int32(0x7FFFFFFF), np.int32(31), np.int32(~0x7F800000), np.int32(0x7F800000)),
     8: (np.int64(2**63 - 1), np.int64(63), np.int64(~0x7FF0000000000000), np.int64(0x7FF0000000000000)),
 }
 
 
-@overload(bits_of, strict=False)
-def _compile_bits_of(x: Any) -> Callable[[Any], Any]:
-    ints = np.int32 if x.dtype.bitwidth == 32 else np.int64
-    return lambda x: x.view(ints)
-
-
-@overload(layout_of, strict=False)
-def _compile_layout_of(x: Any) -> Callable[[Any], Any]:
-    layout = _LAYOUTS[x.dtype.bitwidth // 8]
-    return lambda x: layout
-
-
-@overload(floats_of, strict=False)
-def _compile_floats_of(x: Any) -> Callable[[Any], Any]:
-    floats = np.float32 if x.dtype.bitwidth == 32 else np.float64
-    return lambda x: x.view(floats)
-
-
-def _lowest_bit(context: Any, word: Any) -> Any:
+def lowest_bit(word: Any) -> Any:
     """Return the place of the lowest bit of an integer that is not zero."""
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.cttz(args[0], context.get_constant(types.boolean, True))
-
-    return types.int64(types.int64), generate
+    raise NotImplementedError
 
 
-lowest_bit: Any = intrinsic(_lowest_bit)
-
-
-def _bits_above(context: Any, entries: Any, first: Any, bound: Any) -> Any:
+def bits_above(entries: Any, first: Any, bound: Any) -> Any:
     """Return bits that say which of the entries ``first .. first + LANES - 1`` of an array are above a bound; NaN is not.
 
     A contiguous array must have all of them.
     """
-
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        array = context.make_array(entries)(context, builder, args[0])
-        vector = ir.VectorType(context.get_data_type(entries.dtype), LANES)
-        place = builder.bitcast(builder.gep(array.data, [args[1]]), vector.as_pointer())
-        values = builder.load(place, align=entries.dtype.bitwidth // 8)
-        lanes = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
-        empty = ir.Constant(vector, ir.Undefined)
-        bounds = builder.shuffle_vector(builder.insert_element(empty, args[2], ir.Constant(ir.IntType(32), 0)), empty, lanes)
-        above = builder.fcmp_ordered(">", values, bounds)
-        return builder.zext(builder.bitcast(above, ir.IntType(LANES)), ir.IntType(64))
-
-    return types.int64(entries, types.int64, entries.dtype), generate
-
-
-bits_above: Any = intrinsic(_bits_above)
+    raise NotImplementedError

@@ -14,9 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba.extending import overload
 
-from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
+from lit_sparse.kernels.cpu.compile import bits_of, compile_rows, implement
 
 __all__ = ["exponentials", "logarithms", "logarithms_of_one_plus", "workspace"]
 
@@ -112,14 +111,14 @@ def _logarithms_of_one_plus_double(work: Any, bits: Any, n: Any) -> None:
         work[0, i] = math.log1p(work[0, i])
 
 
-@overload(exponentials, strict=False, jit_options={"forceinline": True})
+@implement(exponentials, forceinline=True)
 def _compile_exponentials(work: Any, bits: Any, n: Any) -> Callable[..., None]:
     if work.dtype.bitwidth == 64:
         return lambda work, bits, n: _exponentials_double(work, bits, n)
     return lambda work, bits, n: _exponentials(work, bits, n)
 
 
-@overload(logarithms, strict=False, jit_options={"forceinline": True})
+@implement(logarithms, forceinline=True)
 def _compile_logarithms(work: Any, bits: Any, n: Any) -> Callable[..., None]:
     def single(work: Any, bits: Any, n: Any) -> None:
         _copy(work, n)
@@ -130,7 +129,7 @@ def _compile_logarithms(work: Any, bits: Any, n: Any) -> Callable[..., None]:
     return single
 
 
-@overload(logarithms_of_one_plus, strict=False, jit_options={"forceinline": True})
+@implement(logarithms_of_one_plus, forceinline=True)
 def _compile_logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> Callable[..., None]:
     def single(work: Any, bits: Any, n: Any) -> None:
         _split_one_plus(work, n)

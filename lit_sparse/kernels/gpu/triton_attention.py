@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.gpu.triton_rows import programs_on
+from lit_sparse.torch_internals import constant_in_graphs
 
 __all__ = ["BlockOptions", "attend", "differentiate", "serves"]
 
@@ -73,7 +74,7 @@ def serves(device: torch.device, dtype: torch.dtype, alpha: float, widths: tuple
     return fits and _has_programs(device)
 
 
-@torch.compiler.assume_constant_result  # type: ignore[misc, untyped-decorator, unused-ignore]
+@constant_in_graphs
 def _has_programs(device: torch.device) -> bool:
     return programs_on(device) is not None
 

@@ -1,4 +1,4 @@
-"""Kernels are compiled once, say so, and compile only what a call needs."""
+"""A compilation says so once, and compiles only what a call needs."""
 
 from __future__ import annotations
 

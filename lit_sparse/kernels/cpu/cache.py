@@ -1,0 +1,159 @@
+"""Keeps machine code in a folder, under a hash of all that it is compiled from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import platform
+import stat
+import tempfile
+import types
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from numba.core import config
+from numba.core.caching import CompileResultCacheImpl
+from numba.core.caching import _Cache as NumbaCache
+from numba.core.serialize import dumps
+from numba.misc.appdirs import AppDirs
+
+from lit_sparse.kernels.cpu.compile import IMPLEMENTATIONS, Kernel, references
+
+__all__ = ["MachineCode", "cache_folder", "refusal"]
+
+#: Settings of Numba that change what is compiled.
+SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO_DEFAULT", "DISABLE_JIT")
+
+
+def cache_folder() -> Path:
+    """Return the folder of machine code: ``NUMBA_CACHE_DIR``, or ``lit_sparse`` among the caches of the user."""
+    return Path(config.CACHE_DIR or AppDirs("lit_sparse").user_cache_dir, "kernels")  # type: ignore[no-untyped-call]
+
+
+@cache
+def refusal(folder: Path) -> str | None:
+    """Return why machine code is not kept in a folder, or None. Only the user and root may be able to put code there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        status = folder.lstat()
+    except OSError as error:
+        return f"{error.strerror or error}"
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is a link or a file"
+    if hasattr(os, "geteuid") and (status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022):
+        return "another user owns it, or can write it"
+    return None
+
+
+class MachineCode(NumbaCache):
+    """The machine code of one kernel, a file for each combination of argument types; see Numba's ``_Cache``.
+
+    Args:
+        kernel: what is compiled.
+    """
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+        self.cachable = CompileResultCacheImpl.__new__(CompileResultCacheImpl)
+
+    @property
+    def cache_path(self) -> str:
+        """Return the folder."""
+        return str(cache_folder())
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """Return what is kept for a signature, or None."""
+        target_context.refresh()
+        if refusal(cache_folder()):
+            return None
+        try:
+            payload = pickle.loads(self._file(sig, target_context).read_bytes())
+            return self.cachable.rebuild(target_context, payload)
+        except Exception:  # none yet, or cut short: it is compiled again
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled for a signature; a full disk keeps nothing."""
+        if refusal(cache_folder()) or not self.cachable.check_cachable(data):
+            return
+        file = self._file(sig, data.target_context)
+        try:
+            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
+                part.write(dumps(self.cachable.reduce(data)))
+            Path(part.name).replace(file)
+        except OSError:
+            Path(part.name).unlink(missing_ok=True)
+
+    def _file(self, sig: Any, target_context: Any) -> Path:
+        key = repr((digest(self.kernel), sig, target_context.codegen().magic_tuple(), _surroundings()))
+        name = f"{self.kernel.__name__}.{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+        return cache_folder() / name
+
+    def enable(self) -> None:
+        """Do nothing: it is always on."""
+
+    disable = flush = enable
+
+
+@cache
+def _surroundings() -> tuple[Any, ...]:
+    versions = platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__
+    own = [Path(__file__).with_name(name).read_bytes() for name in ("compile.py", "machine.py", "cache.py")]
+    return *versions, hashlib.sha256(b"".join(own)).hexdigest(), *[getattr(config, name, None) for name in SETTINGS]
+
+
+@cache
+def digest(kernel: Kernel) -> str:
+    """Return a hash of a kernel's code and of all to which it refers."""
+    state = hashlib.sha256()
+    seen: set[int] = set()
+    for part in _parts(kernel, seen):
+        state.update(part.encode() + b"\0")
+    return state.hexdigest()
+
+
+def _parts(value: Any, seen: set[int]) -> Iterator[str]:
+    """Yield what describes a value to which compiled code refers: the code of functions, the values of constants."""
+    value = getattr(value, "kernel", value)  # of a helper
+    if isinstance(value, Kernel):
+        yield f"kernel {sorted(value.flags)} {value.inline}"
+        value = value.py_func
+    if isinstance(value, types.FunctionType) and value.__module__.startswith("lit_sparse."):
+        yield f"function {value.__qualname__}"
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if value in IMPLEMENTATIONS:
+            value, options = IMPLEMENTATIONS[value]
+            yield repr(sorted(options.items()))
+        yield from _code_parts(value.__code__)
+        for name, used, _ in sorted(references(value), key=lambda reference: reference[0]):
+            yield name
+            yield from _parts(used, seen)
+    elif isinstance(value, np.ndarray):
+        yield f"array {value.dtype} {value.shape} {value.tobytes().hex()}"
+    elif isinstance(value, tuple) and type(value) is tuple:
+        yield f"tuple {len(value)}"
+        for part in value:
+            yield from _parts(part, seen)
+    elif isinstance(value, bool | int | float | complex | str | np.generic | np.dtype | None):
+        yield f"{type(value).__name__} {value!r}"
+    else:  # modules, types and built-in functions, which the versions determine
+        yield f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', getattr(value, '__name__', type(value)))}"
+
+
+def _code_parts(code: types.CodeType) -> Iterator[str]:
+    yield f"{code.co_code.hex()} {code.co_names} {code.co_varnames} {code.co_freevars} {code.co_argcount}"
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _code_parts(constant)
+        elif isinstance(constant, frozenset):
+            yield f"set {sorted(map(repr, constant))}"
+        else:
+            yield f"{type(constant).__name__} {constant!r}"

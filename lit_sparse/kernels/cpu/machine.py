@@ -1,0 +1,198 @@
+"""Compiles row functions with Numba, and keeps the machine code in a folder. The first compiled call imports this module.
+
+What needs private interfaces of Numba is here.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba.core import event, sigutils, types
+from numba.core.compiler_lock import global_compiler_lock
+from numba.core.imputils import impl_ret_borrowed
+from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
+from numba.extending import overload
+from numba.np.arrayobj import populate_array
+
+from lit_sparse.kernels.cpu import compile as marked
+from lit_sparse.kernels.cpu.cache import MachineCode, cache_folder, refusal
+
+__all__ = ["dispatcher_of", "helper_of"]
+
+
+class _Notice(event.Listener):
+    """Prints one message before the first compilation; Numba does not announce functions that it loads from a cache."""
+
+    given = False
+
+    def on_start(self, event: Any) -> None:
+        """Print the message when the first function of this package is compiled."""
+        function = getattr(event.data.get("dispatcher"), "py_func", None)
+        if self.given or not getattr(function, "__module__", "").startswith("lit_sparse."):
+            return
+        self.given = True
+        say = logging.getLogger(__name__).warning
+        ranks = sys.modules.get("lightning_utilities.core.rank_zero")  # never imported for a notice
+        if ranks is not None and getattr(ranks.rank_zero_only, "rank", None) is not None:  # set by Lightning alone
+            say = ranks.rank_zero_info
+        folder = cache_folder()
+        reason = refusal(folder)
+        later = f"Later runs load them from {folder}."
+        if reason:
+            later = f"They are not kept in {folder}: {reason}. Set NUMBA_CACHE_DIR to a folder of your own."
+        say(f"Compiling kernels for this processor, which may take up to a minute. {later}")
+
+    def on_end(self, event: Any) -> None:
+        """Do nothing."""
+
+
+event.register("numba:compile", _Notice())  # type: ignore[no-untyped-call]
+
+
+def dispatcher_of(kernel: marked.Kernel) -> Any:
+    """Return a function that Python calls: code for the types of its arguments that runs without the interpreter lock."""
+    compiled = _jit(kernel)
+    compiled._cache = MachineCode(kernel)
+    return compiled
+
+
+def helper_of(kernel: marked.Kernel) -> Any:
+    """Return a function that compiled functions call. Its code is translated to LLVM's, and optimized as a part of theirs."""
+    helper = _jit(kernel, no_cpython_wrapper=True)
+    helper.kernel = kernel
+    helper._compiler._customize_flags = _without_machine_code
+    helper.compile = partial(_translate, helper)
+    resolve = helper.get_call_template
+
+    def resolve_types(args: Any, kws: Any) -> Any:
+        """Make callers that pass constants use what is translated for any integer; Numba would translate for each."""
+        plain: Any = types.unliteral
+        return resolve(tuple(map(plain, args)), {name: plain(kind) for name, kind in kws.items()})
+
+    if not kernel.flags:  # with flags, constants may change the order of a sum, and so its rounding
+        helper.get_call_template = resolve_types
+    return helper
+
+
+def _jit(kernel: marked.Kernel, **options: Any) -> Any:
+    options |= {"nogil": True, "error_model": "numpy", "fastmath": set(kernel.flags) or False}
+    options |= {"inline": "always"} if kernel.inline == "source" else {"forceinline": True}
+    return numba.njit(no_cfunc_wrapper=True, **options)(kernel.py_func)
+
+
+def _without_machine_code(flags: Any) -> Any:
+    flags.no_compile = True
+    return flags
+
+
+def _translate(helper: Any, signature: Any) -> Any:
+    args, _ = sigutils.normalize_signature(signature)
+    with global_compiler_lock:
+        found = helper.overloads.get(tuple(args))
+        if found is None:
+            found = helper._compiler.compile(args, None)
+            library = found.library
+            if not helper.kernel.flags:  # with flags, the order of a sum is chosen here
+                library._optimize_final_module = _nothing
+            library._finalize_final_module = partial(setattr, library, "_finalized", True)
+            found = found._replace(entry_point=object())
+            helper.targetctx.insert_user_function(found.entry_point, found.fndesc, [library])
+            helper.overloads[tuple(args)] = found
+        return found.entry_point
+
+
+def _nothing() -> None:
+    pass
+
+
+def _chosen(choose: Callable[..., Any]) -> Callable[..., Any]:
+    def implementation(*args: Any) -> Any:
+        chosen = choose(*args)
+        marked.put_compiled(chosen)
+        return chosen
+
+    return implementation
+
+
+for _function, (_choose, _options) in marked.IMPLEMENTATIONS.items():
+    overload(_function, strict=False, jit_options=_options)(_chosen(_choose))
+
+
+def _as_code(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return a decorator of a function ``(context, *types) -> (signature, generate)`` that gives the code of another."""
+
+    def decorate(define: Callable[..., Any]) -> Callable[..., Any]:
+        template = make_intrinsic_template(function, define, function.__name__, prefer_literal=False, kwargs=None)
+        infer(template)
+        infer_global(function, types.Function(template))
+        return define
+
+    return decorate
+
+
+@_as_code(marked.bits_of)
+def _bits_of(context: Any, x: Any) -> Any:
+    return _viewed(x, types.int32 if x.dtype.bitwidth == 32 else types.int64)
+
+
+@_as_code(marked.floats_of)
+def _floats_of(context: Any, x: Any) -> Any:
+    return _viewed(x, types.float32 if x.dtype.bitwidth == 32 else types.float64)
+
+
+def _viewed(x: Any, dtype: Any) -> Any:
+    """View an array as one of another type of the same width. Numba's ``view`` takes half a second to compile."""
+    kind = x.copy(dtype=dtype)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(x)(context, builder, args[0])
+        view = context.make_array(kind)(context, builder)
+        data = builder.bitcast(array.data, view.data.type)
+        populate_array(view, data, array.shape, array.strides, array.itemsize, array.meminfo, array.parent)
+        return impl_ret_borrowed(context, builder, kind, view._getvalue())
+
+    return kind(x), generate
+
+
+@_as_code(marked.layout_of)
+def _layout_of(context: Any, x: Any) -> Any:
+    values = marked.LAYOUTS[x.dtype.bitwidth // 8]
+    kind = types.int32 if x.dtype.bitwidth == 32 else types.int64
+    layout = types.UniTuple(kind, len(values))
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return context.make_tuple(builder, layout, [context.get_constant(kind, int(value)) for value in values])
+
+    return layout(x), generate
+
+
+@_as_code(marked.lowest_bit)
+def _lowest_bit(context: Any, word: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], context.get_constant(types.boolean, True))
+
+    return types.int64(types.int64), generate
+
+
+@_as_code(marked.bits_above)
+def _bits_above(context: Any, entries: Any, first: Any, bound: Any) -> Any:
+    lanes = marked.LANES
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        array = context.make_array(entries)(context, builder, args[0])
+        vector = ir.VectorType(context.get_data_type(entries.dtype), lanes)
+        place = builder.bitcast(builder.gep(array.data, [args[1]]), vector.as_pointer())
+        values = builder.load(place, align=entries.dtype.bitwidth // 8)
+        order = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
+        empty = ir.Constant(vector, ir.Undefined)
+        bounds = builder.shuffle_vector(builder.insert_element(empty, args[2], ir.Constant(ir.IntType(32), 0)), empty, order)
+        above = builder.fcmp_ordered(">", values, bounds)
+        return builder.zext(builder.bitcast(above, ir.IntType(lanes)), ir.IntType(64))
+
+    return types.int64(entries, types.int64, entries.dtype), generate
