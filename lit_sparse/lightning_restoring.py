@@ -64,6 +64,7 @@ CALLBACKS: dict[str, State] = {
         "best_k_models": DictOf(SCORE),
         "kth_value": SCORE,
     },
+    "Timer": {"time_elapsed": dict.fromkeys(("train", "sanity_check", "validate", "test", "predict"), AMOUNT)},
     "StochasticWeightAveraging": {"scheduler_state": OneOf(DictOf(ANY))},
     "BaseFinetuning": {"internal_optimizer_metadata": DictOf(ListOf(DictOf(ANY)), int)},
     "BackboneFinetuning": {"previous_backbone_lr": OneOf(AMOUNT)},
@@ -173,9 +174,9 @@ def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state
 
 
 def _check_averages(source: str, place: str, trainer: pl.Trainer, callback: Any, state: State, checkpoint: State) -> None:
-    for name in ("n_averaged", "latest_update_epoch"):
-        most = int(checkpoint["epoch"]) + 1
-        check_state(source, f"{place}.{name}", state[name], at_most(most))
+    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"]
+    check_state(source, f"{place}.n_averaged", state["n_averaged"], at_most(epochs))
+    check_state(source, f"{place}.latest_update_epoch", state["latest_update_epoch"], at_most(epochs - 1, -1))
     if state["scheduler_state"] is not None:
         check_state(source, f"{place}.scheduler_state", [state["scheduler_state"]], equal_to(checkpoint["lr_schedulers"]))
 

@@ -108,9 +108,9 @@ def one_of(what: str, allowed: Container[Any]) -> Kind:
     return Kind(f"one of {what}", lambda found: found in allowed)
 
 
-def at_most(most: int) -> Kind:
-    """Return the example of counts up to a number."""
-    return Kind(f"an integer in 0 .. {most}", lambda found: COUNT.holds(found) and found <= most)
+def at_most(most: int, least: int = 0) -> Kind:
+    """Return the example of integers up to a number."""
+    return Kind(f"an integer in {least} .. {most}", lambda found: type(found) is int and least <= found <= most)
 
 
 def same(found: Any, expected: Any) -> bool:
