@@ -278,6 +278,11 @@ def _check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> No
     for number, (optimizer, state) in enumerate(zip(trainer.optimizers, stored, strict=True)):
         place = f"optimizer_states.{number}"
         own = optimizer.state_dict()
+        if any(getattr(callback, "_internal_optimizer_metadata", None) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            for at, group in enumerate(own["param_groups"]):  # a callback has restored them
+                _check_restored_group(
+                    source, f"{place}.param_groups.{at}", group, optimizer.defaults, bool(checkpoint["lr_schedulers"])
+                )
         check_state(source, place, state, {**dict.fromkeys(own, ANY), "param_groups": [DictOf(ANY)] * len(own["param_groups"])})
         for at, (group, fresh) in enumerate(zip(state["param_groups"], own["param_groups"], strict=True)):
             _check_group(source, f"{place}.param_groups.{at}", group, fresh, bool(checkpoint["lr_schedulers"]))
@@ -303,6 +308,16 @@ def _check_group(source: str, place: str, group: State, fresh: State, scheduled:
         if name not in (SCHEDULED if scheduled else RATES) and not same(group[name], fresh[name]):
             rank_zero_warn(f"`{place}.{name}` is {group[name]!r} in {source}. The run continues with {fresh[name]!r}, its own.")
             group[name] = fresh[name]
+
+
+def _check_restored_group(source: str, place: str, group: State, defaults: State, scheduled: bool) -> None:
+    """Check options that BaseFinetuning has taken from the checkpoint against those of the optimizer's constructor."""
+    changing = {*(SCHEDULED if scheduled else RATES), "weight_decay"}
+    example = {
+        name: ([RATE] * len(its) if isinstance(its, tuple) else RATE) if name in changing else equal_to(its)
+        for name, its in defaults.items()
+    }
+    check_state(source, place, group, {**dict.fromkeys(group, ANY), **example})
 
 
 def _is_step(value: Any, most: int) -> bool:
@@ -332,7 +347,7 @@ def _example_of_steps(optimizer: torch.optim.Optimizer, groups: list[State], ste
         return unknown
     kept = {number: shadow.state.get(value, {}) for number, value in zip(numbers, parameters, strict=True)}
     return {
-        number: {name: steps if name == "step" else OneOf(value) for name, value in entries.items()}
+        number: {name: steps if name == "step" else value for name, value in entries.items()}
         for number, entries in kept.items()
     }
 

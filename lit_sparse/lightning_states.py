@@ -349,7 +349,7 @@ def _example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
 
 def _example_of_metric(default: Any) -> Any:
     """Return an example of a state of a torchmetric: a tensor, or tensors that are concatenated."""
-    return default if isinstance(default, Tensor) else OneOf(PARTS, TENSOR)
+    return default if isinstance(default, Tensor) else PARTS
 
 
 def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:

@@ -73,11 +73,19 @@ def averaging() -> list[pl.Callback]:
 
 def stopping() -> list[pl.Callback]:
     early = CALLBACKS.EarlyStopping("val/loss", patience=2, min_delta=0.05)
-    return [early, CALLBACKS.Timer("00:10:00:00"), CountLogger(16), SecondsLogger(), DecoderCallsPlot(), NegativeELBOPlot()]
+    return [
+        early,
+        CALLBACKS.Timer("00:10:00:00"),
+        CountLogger(16),
+        SecondsLogger(),
+        SparseConnectivity("network.3", 0.5),
+        DecoderCallsPlot(),
+        NegativeELBOPlot(),
+    ]
 
 
 def pruning() -> list[pl.Callback]:
-    return [CALLBACKS.ModelPruning("l1_unstructured", amount=0.2), SparseConnectivity("network.3", 0.5)]
+    return [CALLBACKS.ModelPruning("l1_unstructured", amount=0.2)]
 
 
 def finetuning() -> list[pl.Callback]:
