@@ -209,7 +209,7 @@ def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | No
 
 
 def _first(place: str, entries: Any, examples: Any) -> tuple[str, str, Any] | None:
-    found = (_mismatch(f"{place}.{key}", value, one) for (key, value), one in zip(entries, examples, strict=True))
+    found = (_mismatch(f"{place}.{key}".lstrip("."), value, one) for (key, value), one in zip(entries, examples, strict=True))
     return next((wrong for wrong in found if wrong is not None), None)
 
 

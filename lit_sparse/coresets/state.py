@@ -16,7 +16,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.coresets.vectors import Vectors
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.runs import replaced
-from lit_sparse.state_checks import ANY, COUNT, NUMBER, DictOf, Kind, ListOf, at_most, check_state
+from lit_sparse.state_checks import ANY, COUNT, NUMBER, DictOf, Kind, ListOf, at_most, check_state, same
 
 __all__ = ["Kept", "Resumable", "SelectionState", "indices", "length_of"]
 
@@ -146,11 +146,13 @@ class SelectionState:
             raise CheckpointError(str(error).replace(SUGGESTION, ANEW)) from error
         if not isinstance(self._found, dict) or not {"problem", "total", "order", "generator"} <= self._found.keys():
             raise CheckpointError(f"Expected {str(self.path)!r} to be the state of a selection. {ANEW}")
-        example = {"problem": DictOf(ANY), "total": vectors.total, "order": 0.0, "loop": COUNT, "step": COUNT}
+        example = {"problem": DictOf(ANY), "total": ANY, "order": 0.0, "loop": COUNT, "step": COUNT}
         self._check("", self._found, {**example, "generator": generator.get_state(), "state": DictOf(ANY)})
         problems = self._problem, self._found["problem"]
-        others = [name for name in {**problems[0], **problems[1]} if problems[0].get(name) != problems[1].get(name)]
+        others = [name for name in {**problems[0], **problems[1]} if not same(problems[1].get(name), problems[0].get(name))]
         total = vectors.total.cpu()
+        if not others:
+            self._check("total", self._found["total"], total)
         if not others and float((self._found["total"] - total).norm()) > ROUNDING * float(total.norm()):
             others = ["sum of the vectors"]
         tolerance = ROUNDING * float(vectors.norms.sum(dtype=torch.float64))
