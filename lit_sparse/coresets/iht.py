@@ -15,11 +15,12 @@ from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.selector import CoresetSelector, Selection, largest
 from lit_sparse.coresets.state import indices, length_of
 from lit_sparse.coresets.vectors import Vectors
-from lit_sparse.state_checks import NUMBER, ListOf
+from lit_sparse.state_checks import NUMBER, Kind, ListOf
 
 __all__ = ["IHT", "AcceleratedIHT"]
 
 
+LEAST = Kind("a number >= 0", lambda found: isinstance(found, float) and found >= 0)
 #: Largest number of rounds of exchanges in polishing.
 ROUNDS = 20
 #: Candidates per round of exchanges: examples outside the support whose direction is nearest to the residual.
@@ -62,7 +63,7 @@ class _Search:
 
     def state_example(self, state: dict[str, Any], size: int) -> dict[str, Any]:
         """Return an example of a state of a search among ``size`` vectors, with the supports of a stored one."""
-        example: dict[str, Any] = {"least": NUMBER, "trace": ListOf(NUMBER)}
+        example: dict[str, Any] = {"least": LEAST, "trace": ListOf(NUMBER)}
         for name in ("here", "start", "best"):
             kept = state.get(name)
             n = length_of(kept[0]) if isinstance(kept, list | tuple) and kept else 0

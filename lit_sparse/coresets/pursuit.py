@@ -75,7 +75,7 @@ class NonnegativeFit:
         members = state.get("members") if isinstance(state, dict) else None
         n, most = len(members) if isinstance(members, list) else 0, len(self.units)
         index = Kind(f"an index in 0 .. {size - 1}", lambda its: type(its) is int and 0 <= its < size)
-        few = n <= most and n == len(set(map(repr, members or ())))
+        few = n <= most and n == len(set(map(repr, members if n else ())))
         fits = ListOf(index) if few else Kind(f"at most {most} different indices", lambda its: False)
         square, units = self.units.new_zeros(n, n), self.units.new_zeros(n, self.units.shape[1])
         vectors = dict.fromkeys(("products", "scaled", "lengths"), self.units.new_zeros(n))
