@@ -23,9 +23,11 @@ from lit_sparse.descriptions import Plan, plan, plan_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, error_chain
 from lit_sparse.pickles import check_torch_file
 from lit_sparse.stored import NotPlainError, open_plain
+from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, check_state
 from lit_sparse.trust import trusting
 
 __all__ = [
+    "ROWS",
     "check_finite",
     "check_resumable",
     "check_written",
@@ -43,6 +45,17 @@ OLD_KEYS = ("hparams", "module_arguments", "checkpoint_callback_best_model_path"
 WRITTEN = ("best_model_path", "kth_best_model_path", "last_model_path")
 #: Counters of Lightning's progress.
 COUNTERS = {"ready", "started", "processed", "completed"}
+#: Key of the number of rows in ``metrics.csv`` when the checkpoint was written, if the run has that file.
+ROWS = "metrics_rows"
+#: Examples of what a run continues with besides Lightning's states.
+RESUMED: dict[str, Any] = {
+    "training_seed": COUNT,
+    "progress": {"metrics": DictOf(SCALAR), "plateau": True},
+    "end": {"stops": True, "limits": DictOf(ANY), "pending": True},
+    "states": DictOf(ANY),
+    "undescribed": ListOf(""),
+    ROWS: COUNT,
+}
 #: Major version of Lightning whose checkpoints are supported.
 MAJOR = 2
 #: Bytes by which a tensor may be larger than its part of the file, as expanded ones are.
@@ -164,16 +177,6 @@ def check_resumable(source: str, checkpoint: dict[str, Any]) -> None:
     Raises:
         CheckpointError: if it holds only weights, or malformed states.
     """
-    progress = checkpoint.get("progress")
-    metrics = progress.get("metrics") if isinstance(progress, dict) else {}
-    if not isinstance(metrics, dict) or not all(isinstance(value, Tensor) for value in metrics.values()):
-        raise CheckpointError(f"Expected tensors as the metrics of `progress` in {source}. {SUGGESTION}")
-    if progress is not None and not (
-        isinstance(progress, dict) and isinstance(progress.get("plateau"), bool) and "metrics" in progress
-    ):
-        raise CheckpointError(
-            f"Expected `progress` in {source} to hold `metrics` and `plateau` but got other entries. {SUGGESTION}"
-        )
     missing = [key for key in ("optimizer_states", "lr_schedulers", "loops") if key not in checkpoint]
     if checkpoint.get("optimizer_states") == [] and checkpoint.get("global_step"):  # those steps had an optimizer
         missing = ["optimizer_states"]
@@ -182,6 +185,9 @@ def check_resumable(source: str, checkpoint: dict[str, Any]) -> None:
             f"{source} holds no {' and no '.join(missing)}, so training cannot continue from it. Start a new run from its"
             " weights: --model.init_args.initial_weights CHECKPOINT"
         )
+    for name, example in RESUMED.items():
+        if name in checkpoint or name != ROWS:
+            check_state(source, name, checkpoint.get(name), example)
 
 
 def check_finite(source: str, checkpoint: dict[str, Any]) -> None:
@@ -294,8 +300,14 @@ def _content_of(file: str | Path | IO[bytes], source: str) -> Path | io.BytesIO:
         raise CheckpointError(f"{source} cannot be read as a checkpoint ({type(error).__name__}). {SUGGESTION}") from error
 
 
-def restoring_error(source: str, error: BaseException) -> LitSparseError:
-    """Return this package's error in the chain of an error during restoring, or a new CheckpointError."""
+def restoring_error(source: str, error: BaseException, what: str = "") -> LitSparseError:
+    """Return this package's error in the chain of an error during restoring, or a new CheckpointError.
+
+    Args:
+        source: name of the file.
+        error: the error.
+        what: name of the state that was being restored.
+    """
     for cause in error_chain(error):
         if isinstance(cause, LitSparseError):
             return cause
@@ -306,7 +318,10 @@ def restoring_error(source: str, error: BaseException) -> LitSparseError:
             f"Expected `max_epochs` to be at least {fewer[1]}, the epochs that {source} has behind it, but got {fewer[2]}."
             " Increase it, or start a new run from the weights: --model.init_args.initial_weights CHECKPOINT"
         )
-    return CheckpointError(f"{source} does not fit the model, or is damaged: {type(error).__name__}: {reason}. {SUGGESTION}")
+    where = f"`{what}`: " if what else ""
+    return CheckpointError(
+        f"{source} does not fit the model, or is damaged: {where}{type(error).__name__}: {reason}. {SUGGESTION}"
+    )
 
 
 def _check_version(source: str, version: Any) -> None:

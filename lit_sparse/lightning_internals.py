@@ -253,7 +253,7 @@ def limits_of(trainer: pl.Trainer) -> dict[str, Any]:
     limits["callbacks"] = [
         {"callback": type(callback).__name__}
         | {
-            name.lstrip("_"): value
+            name.lstrip("_"): getattr(value, "value", value)  # of an enumeration, which no checkpoint may hold
             for name, value in vars(callback).items()
             if name not in STATE and isinstance(value, int | float | str | None)
         }

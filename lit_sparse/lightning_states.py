@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,21 @@ from lit_sparse.lightning import (
     move_data_to_device,
     pl,
 )
+from lit_sparse.state_checks import (
+    ANY,
+    RATE,
+    SCALAR,
+    DictOf,
+    Kind,
+    ListOf,
+    OneOf,
+    Some,
+    check_state,
+    equal_to,
+    example_of,
+)
 
-__all__ = ["begin_training", "check_continues", "describe_states", "is_tuning", "unmask"]
+__all__ = ["begin_training", "check_continues", "check_schedulers", "describe_states", "is_tuning", "unmask"]
 
 #: Callbacks of Lightning with which no run continues, why, and what to do.
 REFUSED = {
@@ -38,18 +52,38 @@ REFUSED = {
     "LearningRateFinder": ("searches again whenever a run starts", "The checkpoint holds the rate that it found."),
     "SpikeDetection": ("cannot restore the mean that it compares losses with", "Start a new run to use it."),
 }
-#: Entries of the states, and their types.
-KINDS = {"interrupted": bool, "flags": dict, "masks": dict, "savers": dict, "processes": list}
 #: Attribute of a batch normalization that freezing changes.
 STATISTICS = "track_running_stats"
 #: Attributes of a ModelCheckpoint that its own state lacks; the last is a path.
 SAVER = ("_defer_save_until_validation", "current_score")
 LAST = "_last_checkpoint_saved"
+#: Attributes of torch's schedulers that are not options.
+PROGRESS = {
+    *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"),
+    *("best", "cooldown_counter", "num_bad_epochs", "T_cur", "T_i"),
+}
+TENSOR = Kind("a tensor", lambda value: isinstance(value, Tensor))
+#: Example of the states.
+STATES = {
+    "interrupted": False,
+    "flags": DictOf(True),
+    "masks": DictOf(TENSOR),
+    "savers": DictOf({SAVER[0]: True, SAVER[1]: OneOf(SCALAR), LAST: ""}),
+    "processes": Kind("a list of dicts, one per process", lambda found: isinstance(found, list) and len(found) > 0),
+}
 #: Attributes of a logged value: how it is logged, and what it is so far.
 META = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
 VALUES = ("value", "cumulated_batch_size", "_forward_cache")
 #: Attribute of DistributedDataParallel: whether the next forward pass takes the statistics of the first process.
 SYNCS = "require_forward_param_sync"
+PARTS = Kind(
+    "a list of tensors that differ in their first size only",
+    lambda found: (
+        isinstance(found, list)
+        and all(isinstance(part, Tensor) for part in found)
+        and len({(part.dtype, part.dim(), part.shape[1:]) for part in found}) <= 1
+    ),
+)
 #: Functions that reduce logged values; checkpoints hold their places here.
 REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
 
@@ -61,13 +95,8 @@ def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
         CheckpointError: if the states are damaged, or were stored after an exception, perhaps in the middle of an update.
         ConfigurationError: if a callback of Lightning cannot be continued.
     """
-    states = checkpoint.get("states", {})
-    if states and not all(isinstance(states[name], kind) for name, kind in KINDS.items()):
-        raise CheckpointError(
-            f"Expected `states` in {str(trainer.ckpt_path)!r} to hold {', '.join(KINDS)} but got other entries. Use another"
-            " checkpoint of the run."
-        )
-    if states.get("interrupted"):
+    check_state(repr(str(trainer.ckpt_path)), "states", checkpoint["states"], STATES)
+    if checkpoint["states"]["interrupted"]:
         raise CheckpointError(
             f"Expected a checkpoint that was written after a batch but got {str(trainer.ckpt_path)!r}, written after an"
             " exception, perhaps in the middle of a batch. Continue from checkpoints/last.ckpt, or start a new run from the"
@@ -115,20 +144,12 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
     model._flags_at_start = _flags(model)
     if checkpoint is None:
         return
-    try:
-        _restore(trainer, checkpoint)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(
-            f"Expected `states` in {str(trainer.ckpt_path)!r} that fit this run but got {type(error).__name__}: {error}. Use"
-            " another checkpoint of the run."
-        ) from error
-
-
-def _restore(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
-    """Restore the states, each into an attribute that is known: a checkpoint may come from anyone."""
-    model: Any = trainer.lightning_module
+    source = repr(str(trainer.ckpt_path))
     states, tensors = checkpoint["states"], [*model.parameters(), *model.buffers()]
     values = [tensor.detach().clone() for tensor in tensors]
+    weights = dict(model.named_parameters())
+    for path in states["masks"].keys() & weights.keys():
+        check_state(source, f"states.masks.{path}", states["masks"][path], torch.ones_like(weights[path]))
     _prune(trainer, states["masks"])
     _repeat_epoch_start(trainer, checkpoint)
     for tensor, value in zip(tensors, values, strict=True):
@@ -141,11 +162,13 @@ def _restore(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
         else:
             getattr(part, name).requires_grad_(flag)
     if len(states["processes"]) == world_size():
-        _restore_process(trainer, states["processes"][rank()])
+        kept = states["processes"][rank()]
+        check_state(source, f"states.processes.{rank()}", kept, _example_of_process(trainer))
+        _restore_process(trainer, kept)
     for saver in _savers(trainer):
         kept = states["savers"].get(saver.state_key)
         if kept is not None:
-            vars(saver).update({name: kept[name] for name in SAVER if isinstance(kept[name], bool | Tensor | None)})
+            vars(saver).update({name: kept[name] for name in SAVER})
             setattr(saver, LAST, kept[LAST] and str(Path(saver.dirpath, Path(kept[LAST]).name)))
         _replace_later_files(saver, trainer)
 
@@ -179,7 +202,11 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
     """
     epochs: Any = trainer.fit_loop.epoch_progress.current
     if not epochs.started:
+        check_schedulers(trainer, checkpoint["lr_schedulers"])
         return
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, StochasticWeightAveraging) and callback._scheduler_state is not None:
+            callback._scheduler_state = {}  # checked and restored below
     results = trainer.fit_loop.epoch_loop._results
     groups = [[(group, dict(group)) for group in optimizer.param_groups] for optimizer in trainer.optimizers]
     loggers, completed, logged = trainer.loggers, epochs.completed, set(results)
@@ -190,7 +217,8 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
     for group, options in (pair for pairs in groups for pair in pairs):
         group.clear()
         group.update(options)
-    for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=False):
+    check_schedulers(trainer, checkpoint["lr_schedulers"])
+    for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(state)
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         changed = type(callback).on_train_epoch_start is not pl.Callback.on_train_epoch_start
@@ -199,6 +227,37 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
     if _between_epochs(trainer):
         for name in set(results) - logged:
             del results[name]
+
+
+def check_schedulers(trainer: pl.Trainer, stored: list[Any]) -> None:
+    """Check that stored schedulers are those of the trainer, with equal options.
+
+    Raises:
+        CheckpointError: naming what differs.
+    """
+    source = repr(str(trainer.ckpt_path))
+    check_state(source, "lr_schedulers", stored, [ANY] * len(trainer.lr_scheduler_configs))
+    for number, (config, state) in enumerate(zip(trainer.lr_scheduler_configs, stored, strict=True)):
+        check_state(source, f"lr_schedulers.{number}", state, _example_of_scheduler(config.scheduler))
+
+
+def _example_of_scheduler(scheduler: Any) -> Any:
+    """Return an example of a scheduler's state; for a class of the user's, its options are what its constructor takes."""
+    fresh, kind = scheduler.state_dict(), type(scheduler)
+    if kind.__module__.startswith(("torch.optim", "pytorch_lightning", "lightning.")):
+        options = fresh.keys() - PROGRESS
+    else:
+        options = fresh.keys() & signature(kind).parameters.keys() - PROGRESS
+    example = example_of(fresh)
+    example |= {name: equal_to(fresh[name]) for name in options}
+    if "_last_lr" in fresh:
+        example["_last_lr"] = [RATE] * len(fresh["_last_lr"])
+    for name in {"scheduler", "_schedulers"} & fresh.keys():  # schedulers within this one
+        inner = getattr(scheduler, name)
+        example[name] = [_example_of_scheduler(one) for one in inner] if isinstance(inner, list) else inner
+        if hasattr(inner, "state_dict"):
+            example[name] = _example_of_scheduler(inner)
+    return example
 
 
 def _flags(model: nn.Module) -> dict[str, bool]:
@@ -258,6 +317,39 @@ def _state_of_process(trainer: pl.Trainer) -> dict[str, Any]:
             ],
         }
     )
+
+
+def _example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
+    """Return an example of the result of :func:`_state_of_process`."""
+    model = trainer.lightning_module
+    text, flag = "", True
+    meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": OneOf(text)}
+    return {
+        "gradients": Some({name: weight.detach() for name, weight in model.named_parameters()}),
+        "syncs": flag,
+        "statistics": Some(dict(model.named_buffers())),
+        "torchmetrics": Some(
+            {
+                name: {part: _example_of_metric(value) for part, value in metric._defaults.items()} | {"_update_count": 0}
+                for name, metric in _torchmetrics(model)
+            }
+        ),
+        "logged": ListOf(
+            {
+                "meta": meta,
+                "sync": {"sync_dist": flag, "rank_zero_only": flag},
+                "reduce_fx": Kind(
+                    "the number of a function", lambda found: type(found) is int and 0 <= found < len(REDUCTIONS)
+                ),
+                "values": Some(dict.fromkeys(VALUES, SCALAR)),
+            }
+        ),
+    }
+
+
+def _example_of_metric(default: Any) -> Any:
+    """Return an example of a state of a torchmetric: a tensor, or tensors that are concatenated."""
+    return default if isinstance(default, Tensor) else PARTS
 
 
 def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:

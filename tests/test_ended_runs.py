@@ -119,6 +119,7 @@ def test_a_run_that_is_killed_twice_at_its_last_step_draws_all_pictures(
         killed = lit_sparse(*fit, KILL, f"--trainer.callbacks.moment={moment}", *(["--ckpt_path=last"] if place else []))
         assert killed.returncode == -9
     assert lit_sparse(*fit, "--ckpt_path=last").returncode == 0
+    assert (state_of(run)["epoch"], state_of(run)["step"]) == (2, 24)
     drawn = {path.name for path in (run / "pictures").iterdir()}
     assert drawn == {"activity.png", "bases.png", "reconstructions.png", "support_size.png"}
 

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lit_sparse.checkpoint_files import ROWS
 from lit_sparse.lightning import CSVLogger, ExperimentWriter, Logger, TensorBoardLogger, pl, rank_zero_only
 from lit_sparse.lightning_internals import next_row
 from lit_sparse.runs import open_to_append, replaced
@@ -14,8 +15,6 @@ from lit_sparse.stored import read_table
 
 __all__ = ["ROWS", "RowsBeforeCheckpoint", "RunBoard", "RunCSVLogger", "run_loggers"]
 
-#: Checkpoint key of the number of rows in ``metrics.csv`` when the checkpoint was written.
-ROWS = "metrics_rows"
 Row = dict[str, Any]
 
 

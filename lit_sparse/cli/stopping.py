@@ -8,6 +8,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from typing import Any
 
 from lit_sparse.callbacks.pictures.base import Picture
 from lit_sparse.errors import INTERRUPTED, LitSparseError, Terminated, terminable
@@ -83,16 +84,17 @@ class NoteEnd(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Note what ended the run."""
         why = why_ended(trainer)
-        self._write(trainer, why=why)
+        epochs: Any = trainer.fit_loop.epoch_progress.current
+        self._write(trainer, why=why, epoch=epochs.started)  # with an epoch that a limit of steps has cut
         if trainer.is_global_zero and not self._trains and trainer.global_step and why:
             limit = why.split()[0]
             raised = f"--trainer.{limit}" if limit.startswith("max_") else f"the limits of {limit.rstrip(':')}"
             print(f"note: this run had ended: {why}. Raise {raised} to continue.", file=sys.stderr)
 
-    def _write(self, trainer: pl.Trainer, **changes: str) -> None:
+    def _write(self, trainer: pl.Trainer, **changes: Any) -> None:
         self._written = time.monotonic()
         if self.status is not None and trainer.is_global_zero:
-            self.status.update(epoch=trainer.current_epoch, step=trainer.global_step, **changes)
+            self.status.update(**{"epoch": trainer.current_epoch, "step": trainer.global_step, **changes})
 
 
 class DrawWhenStopped(pl.Callback):

@@ -73,7 +73,7 @@ def select_by_group(
         digest = hashlib.sha256(groups.cpu().numpy().tobytes()).hexdigest()
         problem = {**selector.problem(k), "division into groups": digest}
         whole.open(found, problem, torch.default_generator if generator is None else generator)
-        done = whole.begin(here) or 0
+        done = whole.begin(here, len(names)) or 0
         if whole.is_new:
             if found.is_first:
                 part_state.path.unlink(missing_ok=True)  # of another selection

@@ -13,11 +13,14 @@ from lit_sparse.checks import check_choice, check_count, check_number, check_pos
 from lit_sparse.coresets.exchange import exchanged
 from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.selector import CoresetSelector, Selection, largest
+from lit_sparse.coresets.state import indices, length_of
 from lit_sparse.coresets.vectors import Vectors
+from lit_sparse.state_checks import NUMBER, Kind, ListOf
 
 __all__ = ["IHT", "AcceleratedIHT"]
 
 
+LEAST = Kind("a number >= 0", lambda found: isinstance(found, float) and found >= 0)
 #: Largest number of rounds of exchanges in polishing.
 ROUNDS = 20
 #: Candidates per round of exchanges: examples outside the support whose direction is nearest to the residual.
@@ -58,13 +61,22 @@ class _Search:
         packed = {name: (point.support, point.weights[point.support], point.made) for name, point in points.items()}
         return {**packed, "least": self.least, "trace": self.trace}
 
+    def state_example(self, state: dict[str, Any], size: int) -> dict[str, Any]:
+        """Return an example of a state of a search among ``size`` vectors, with the supports of a stored one."""
+        example: dict[str, Any] = {"least": LEAST, "trace": ListOf(NUMBER)}
+        for name in ("here", "start", "best"):
+            kept = state.get(name)
+            n = length_of(kept[0]) if isinstance(kept, list | tuple) and kept else 0
+            example[name] = (indices(size), self.best.weights.new_zeros(n), self.best.made)
+        return example
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the variables."""
         self.least, self.trace = state["least"], state["trace"]
         for name in ("here", "start", "best"):
             support, weights, made = (part.to(self.best.made.device) for part in state[name])
-            everywhere = torch.zeros_like(self.best.weights).index_put((support,), weights)
-            setattr(self, name, _Point(everywhere, made, support))
+            everywhere = torch.zeros_like(self.best.weights).index_put((support,), weights.to(self.best.weights))
+            setattr(self, name, _Point(everywhere, made.to(self.best.made), support))
 
 
 class IHT(CoresetSelector):

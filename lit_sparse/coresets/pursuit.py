@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lit_sparse.coresets.vectors import DenseVectors, Vectors
 from lit_sparse.kernels import cholesky
+from lit_sparse.state_checks import NUMBER, Kind, ListOf
 
 __all__ = ["NonnegativeFit", "nonnegative_least_squares"]
 
@@ -69,6 +70,17 @@ class NonnegativeFit:
         copies = {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
         return {"members": list(self.members), **copies, **{name: value.clone() for name, value in tensors.items()}}
 
+    def state_example(self, state: Any, size: int) -> dict[str, Any]:
+        """Return an example of the state of a fit of ``size`` vectors, with the support of a stored one."""
+        members = state.get("members") if isinstance(state, dict) else None
+        n, most = len(members) if isinstance(members, list) else 0, len(self.units)
+        index = Kind(f"an index in 0 .. {size - 1}", lambda its: type(its) is int and 0 <= its < size)
+        few = n <= most and n == len(set(map(repr, members if n else ())))
+        fits = ListOf(index) if few else Kind(f"at most {most} different indices", lambda its: False)
+        square, units = self.units.new_zeros(n, n), self.units.new_zeros(n, self.units.shape[1])
+        vectors = dict.fromkeys(("products", "scaled", "lengths"), self.units.new_zeros(n))
+        return {"members": fits, "factor": square, "units": units, "residual": self.residual, **vectors}
+
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state of a fit with the same target and capacity."""
         self.members = list(state["members"])
@@ -76,7 +88,7 @@ class NonnegativeFit:
         self.units[:n], self.lengths[:n] = state["units"].to(self.units), state["lengths"].to(self.lengths)
         self.residual = state["residual"].to(self.residual)
         self._factor[:n, :n], self._products[:n] = state["factor"].numpy(), state["products"].numpy()
-        self._scaled = state["scaled"].numpy()
+        self._scaled = state["scaled"].double().numpy()
 
     def begin(self, indices: list[int], vectors: Tensor, weights: Tensor) -> None:
         """Add vectors (n, S) at once, and move from positive weights (n,) to the optimal ones.
@@ -224,6 +236,11 @@ class Pursuit:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the fit, the vectors without effect, and the trace."""
         return {"fit": self.fit.state_dict(), "idle": self._idle, "trace": self.trace}
+
+    def state_example(self, state: dict[str, Any], size: int) -> dict[str, Any]:
+        """Return an example of the state of a pursuit among ``size`` vectors, with the support of a stored one."""
+        index = Kind(f"an index in 0 .. {size - 1}", lambda its: type(its) is int and 0 <= its < size)
+        return {"fit": self.fit.state_example(state.get("fit"), size), "idle": ListOf(index), "trace": ListOf(NUMBER)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""

@@ -212,7 +212,7 @@ class CoresetSelector(nn.Module, ABC):
                 counts from the step that follows them. All loops of a selector have the same variables.
         """
         state = self._state if here is not None else None
-        done = state.begin(here) if state is not None and here is not None else 0
+        done = state.begin(here, number) if state is not None and here is not None else 0
         if done is None:
             return
         with _bar() if self.progress and is_first() else nullcontext() as bar:

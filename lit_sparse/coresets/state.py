@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -15,9 +16,11 @@ from lit_sparse.checks import check_count
 from lit_sparse.coresets.vectors import Vectors
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.runs import replaced
+from lit_sparse.state_checks import ANY, COUNT, NUMBER, DictOf, Kind, ListOf, at_most, check_state, same
 
-__all__ = ["Kept", "Resumable", "SelectionState"]
+__all__ = ["Kept", "Resumable", "SelectionState", "indices", "length_of"]
 
+ANEW = "Remove the file to begin anew."
 #: Largest difference of the vectors' sum, as a fraction of it, in a continued selection: that of rounding.
 ROUNDING = 1e-6
 #: Norms that are summed at a time.
@@ -32,6 +35,9 @@ class Resumable(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set them."""
+
+    def state_example(self, state: dict[str, Any], size: int) -> Any:
+        """Return an example of the state of a selection from ``size`` vectors, with the support of a stored one."""
 
 
 class Kept(SimpleNamespace):
@@ -52,7 +58,46 @@ class Kept(SimpleNamespace):
         """Set the variables; tensors on the devices of the present ones."""
         for name, value in state.items():
             before = getattr(self, name)
-            setattr(self, name, value.to(before.device) if isinstance(before, Tensor) else value)
+            setattr(self, name, value.to(before) if isinstance(before, Tensor) else value)
+
+    def state_example(self, state: dict[str, Any], size: int) -> Any:
+        """Return an example of a state; a list and an empty tensor may grow, and weights are as many as indices."""
+        support = state.get("indices", state.get("support"))
+        example: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            grows = isinstance(value, Tensor) and value.shape == (0,)
+            if name in ("indices", "support"):
+                example[name] = indices(size)
+            elif grows:
+                example[name] = value.new_zeros(length_of(support))
+            elif name == "rounds":
+                example[name] = ListOf(Kind("indices and as many weights", lambda pair: _is_round(pair, size)))
+            else:
+                example[name] = ListOf(NUMBER) if isinstance(value, list) else value
+        return example
+
+
+def _is_round(pair: Any, size: int) -> bool:
+    if not isinstance(pair, list | tuple) or len(pair) != 2 or not indices(size).holds(pair[0]):
+        return False
+    return isinstance(pair[1], Tensor) and pair[1].is_floating_point() and pair[1].shape == (length_of(pair[0]),)
+
+
+def indices(size: int) -> Kind:
+    """Return the example of different indices of ``size`` vectors, in a tensor (n,) int64 or a list."""
+
+    def holds(found: Any) -> bool:
+        if isinstance(found, Tensor):
+            found = found.tolist() if found.dtype == torch.int64 and found.dim() == 1 else None
+        whole = isinstance(found, list) and all(type(index) is int and 0 <= index < size for index in found)
+        return whole and len(set(found)) == len(found)
+
+    return Kind(f"different indices in 0 .. {size - 1}", holds)
+
+
+def length_of(found: Any) -> int:
+    """Return the length of a stored list or tensor, or 0 for what is neither."""
+    return len(found) if isinstance(found, list) or (isinstance(found, Tensor) and found.dim()) else 0
 
 
 class SelectionState:
@@ -98,12 +143,16 @@ class SelectionState:
         try:
             self._found = read_torch_file(io.BytesIO(content), repr(str(self.path)))
         except CheckpointError as error:
-            raise CheckpointError(str(error).replace(SUGGESTION, "Remove the file to begin anew.")) from error
+            raise CheckpointError(str(error).replace(SUGGESTION, ANEW)) from error
         if not isinstance(self._found, dict) or not {"problem", "total", "order", "generator"} <= self._found.keys():
-            raise CheckpointError(f"Expected {str(self.path)!r} to be the state of a selection. Remove the file to begin anew.")
+            raise CheckpointError(f"Expected {str(self.path)!r} to be the state of a selection. {ANEW}")
+        example = {"problem": DictOf(ANY), "total": ANY, "order": 0.0, "loop": COUNT, "step": COUNT}
+        self._check("", self._found, {**example, "generator": generator.get_state(), "state": DictOf(ANY)})
         problems = self._problem, self._found["problem"]
-        others = [name for name in {**problems[0], **problems[1]} if problems[0].get(name) != problems[1].get(name)]
+        others = [name for name in {**problems[0], **problems[1]} if not same(problems[1].get(name), problems[0].get(name))]
         total = vectors.total.cpu()
+        if not others:
+            self._check("total", self._found["total"], total)
         if not others and float((self._found["total"] - total).norm()) > ROUNDING * float(total.norm()):
             others = ["sum of the vectors"]
         tolerance = ROUNDING * float(vectors.norms.sum(dtype=torch.float64))
@@ -114,27 +163,39 @@ class SelectionState:
                 f"Expected the state {str(self.path)!r} of this selection but got that of one with another {others[0]}. Remove"
                 " the file to begin anew, or continue with the options and data of the killed selection."
             )
-        generator.set_state(self._found["generator"])
+        try:
+            generator.set_state(self._found["generator"])
+        except RuntimeError as error:
+            raise CheckpointError(f"Expected {str(self.path)!r} to hold the state of a generator: {error}. {ANEW}") from error
 
     @property
     def is_new(self) -> bool:
         """Whether there was no state when the selection began."""
         return self._found is None
 
-    def begin(self, here: Resumable) -> int | None:
+    def begin(self, here: Resumable, number: int) -> int | None:
         """Begin the next loop of the selector, and set its variables if it was killed here or later.
 
         Args:
             here: variables of the loop.
+            number: largest number of its steps.
 
         Returns:
             The number of steps that are done, or None if the loop had ended.
+
+        Raises:
+            CheckpointError: if the state is not one of this loop.
         """
         self._loops += 1
         if self._found is None or self._found["loop"] < self._loops:
             return 0
-        here.load_state_dict(self._found["state"])
-        return int(self._found["step"]) if self._found["loop"] == self._loops else None
+        state = self._found["state"]
+        self._check("state", state, here.state_example(state, self._vectors.shape[0]))
+        here.load_state_dict(state)
+        if self._found["loop"] > self._loops:
+            return None
+        self._check("step", self._found["step"], at_most(number))
+        return int(self._found["step"])
 
     def keep(self, step: int, here: Resumable) -> None:
         """Write the state, if enough steps were done since the last one.
@@ -157,9 +218,29 @@ class SelectionState:
             torch.save({**state, "generator": self._generator.get_state(), "state": here.state_dict()}, file)
 
     def close(self) -> None:
-        """Remove the file."""
+        """Remove the file.
+
+        Raises:
+            CheckpointError: if the selection continued from a loop that it does not have.
+        """
+        if self._found is not None:
+            self._check("loop", self._found["loop"], at_most(self._loops, 1))
         if self._vectors.is_first:
             self.path.unlink(missing_ok=True)
+
+    def _check(self, place: str, found: Any, example: Any) -> None:
+        source = repr(str(self.path))
+        check_state(source, place, found, example, ANEW)
+        if not_finite := [name for name, value in _tensors(found, place) if not bool(value.isfinite().all())]:
+            raise CheckpointError(f"Expected finite numbers in `{not_finite[0]}` of {source}. {ANEW}")
+
+
+def _tensors(found: Any, place: str) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(found, Tensor):
+        yield place, found
+    elif isinstance(found, dict | list | tuple):
+        for name, value in found.items() if isinstance(found, dict) else enumerate(found):
+            yield from _tensors(value, f"{place}.{name}".lstrip("."))
 
 
 def _order(norms: Tensor) -> float:

@@ -33,6 +33,7 @@ from lit_sparse.lightning_internals import (
     restore_end,
     use_settings,
 )
+from lit_sparse.lightning_restoring import guard_restoring, restoring
 from lit_sparse.lightning_states import begin_training, check_continues, is_tuning, unmask
 from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
 from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
@@ -337,6 +338,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         """Log the hyper-parameters, and read the initial weights of a warm start."""
         if stage == "fit":
             self._limits = limits_of(self.trainer)
+            guard_restoring(self.trainer)
             described = describe_parts(self.hparams, getattr(self.trainer, "datamodule", None))
             for logger in self.trainer.loggers:
                 logger.log_hyperparams(described)
@@ -355,10 +357,11 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if not self.trainer.lr_scheduler_configs:
             renew_dual_rates(self.trainer.optimizers, self.risk)
         resumed, self._resumed = self._resumed, None
-        begin_training(self.trainer, resumed)
-        if resumed is not None:
-            use_settings(self.trainer, self._limits)
-            continue_training(self.trainer, resumed["progress"])
+        with restoring(self.trainer, "states"):
+            begin_training(self.trainer, resumed)
+            if resumed is not None:
+                use_settings(self.trainer, self._limits)
+                continue_training(self.trainer, resumed["progress"])
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and reset the means at the first batch of an epoch."""
@@ -417,9 +420,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         self._resumed = None
         if is_fitting(self) and not is_tuning(self.trainer):
             check_continues(self.trainer, checkpoint)
-            self._resumed = checkpoint if "states" in checkpoint else None
-            if "end" in checkpoint:
-                restore_end(self.trainer, checkpoint["end"], self._limits)
+            self._resumed = checkpoint
+            restore_end(self.trainer, checkpoint["end"], self._limits)
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 
     def _shows(self, batch_idx: int) -> bool:

@@ -17,8 +17,10 @@ from lit_sparse.coresets import (
     AcceleratedIHT,
     CoresetSelector,
     FileVectors,
+    FrankWolfe,
     NonnegativeOMP,
     SelectionState,
+    SparseVI,
     select_by_group,
 )
 from lit_sparse.coresets.pursuit import NonnegativeFit, Pursuit
@@ -189,3 +191,50 @@ def test_a_selection_by_groups_continues_within_a_group(moment: int, tmp_path: P
         select(moment, seed=4)
     path.unlink()  # begin anew: the state of a group belongs to the former selection
     assert torch.equal(select(1000, seed=3).weights, expected.weights)
+
+
+def places(found: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if place:
+        yield place
+    if isinstance(found, dict | list | tuple):
+        for key, value in found.items() if isinstance(found, dict) else list(enumerate(found))[:2]:
+            yield from places(value, (*place, key))
+
+
+def changed(found: Any, place: tuple[Any, ...], value: Any) -> Any:
+    """Return a copy with another value at a place, or without it if the value is ``...``."""
+    key, *rest = place
+    copied = dict(found) if isinstance(found, dict) else list(found)
+    if not rest and value is ...:
+        del copied[key]
+    else:
+        copied[key] = changed(found[key], tuple(rest), value) if rest else value
+    return copied
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [IHT(max_iter=9, tol=0.0), NonnegativeOMP(), FrankWolfe(), SparseVI(None, updates=3)],
+    ids=lambda it: type(it).__name__,
+)
+def test_every_entry_of_a_state_fits_or_is_refused(selector: CoresetSelector, tmp_path: Path) -> None:
+    path, given = tmp_path / "state", vectors()[:60, :9]
+    killed(selector, path, given, k=6)
+    state = torch.load(path, weights_only=True)
+    expected = selector(given, 6, state=SelectionState(path))
+    refused = 0
+    others = ("text", None, float("nan"), -7, 10**30, 10**6, [], {}, torch.full((2, 3, 1), 1.5), torch.tensor([10**6]), ...)
+    for place in places(state):
+        for value in others:
+            if value is ... and isinstance(place[-1], int):
+                continue
+            torch.save(changed(state, place, value), path)
+            try:
+                found = selector(given, 6, state=SelectionState(path))
+            except (CheckpointError, ConfigurationError) as error:
+                assert "Remove the file to begin anew" in str(error) or "Remove the file" in str(error)
+                refused += 1
+            else:
+                assert torch.equal(found.indices, expected.indices), (place, value)
+                assert torch.equal(found.weights, expected.weights), (place, value)
+    assert refused > 100

@@ -8,6 +8,7 @@ from typing import Any
 from typing_extensions import override
 
 from lit_sparse.lightning import pl
+from lit_sparse.state_checks import AMOUNT
 
 __all__ = ["SecondsLogger"]
 
@@ -58,6 +59,10 @@ class SecondsLogger(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the time so far."""
         return {"seconds": self.seconds}
+
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        return {"seconds": AMOUNT}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on counting from there."""

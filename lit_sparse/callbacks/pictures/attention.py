@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.callbacks.base import Stage, artifacts_of
@@ -18,6 +19,7 @@ from lit_sparse.distributed import gather_to_first
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import pl, rank_zero_info, rank_zero_warn
 from lit_sparse.runs import replaced
+from lit_sparse.state_checks import DictOf, Kind
 
 __all__ = ["AttentionPlot", "check_folder"]
 
@@ -116,6 +118,10 @@ class AttentionPlot(Picture):
         """Return the examples of the last validation."""
         return {"examples": {index: vars(example) for index, example in self._kept.items()}}
 
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        return {"examples": DictOf(Kind("the attention of an example", _is_attention), int)}
+
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the examples."""
@@ -169,3 +175,18 @@ def _check_examples(value: int | list[int]) -> int | list[int]:
 def _place_in_line(index: int) -> tuple[bytes, int]:
     """Return a random key of an example, which sorts it among all others."""
     return hashlib.blake2b(f"{SEED} {index}".encode(), digest_size=8).digest(), index
+
+
+def _is_attention(found: Any) -> bool:
+    """Return whether a stored value has the arguments of an Attention."""
+    if not isinstance(found, dict) or found.keys() != {"weights", "source", "output", "title"}:
+        return False
+    weights, source, output = found["weights"], found["source"], found["output"]
+    texts = [found["title"], *source, *output] if isinstance(source, list) and isinstance(output, list) else [None]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and isinstance(weights, Tensor)
+        and weights.is_floating_point()
+        and weights.dim() in (2, 3)
+        and weights.shape[-2:] == (len(output), len(source))
+    )

@@ -15,6 +15,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import pl
 from lit_sparse.metrics import SupportSize
+from lit_sparse.state_checks import OneOf
 
 __all__ = ["ActivityHistogram", "BasesPlot"]
 
@@ -79,6 +80,10 @@ class ActivityHistogram(Picture):
         super().__init__(folder)
         self._counts = SupportSize(max_count)
         self._kept: Tensor | None = None
+
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        return {"_kept": OneOf(self._counts.counts)}
 
     @override
     def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:

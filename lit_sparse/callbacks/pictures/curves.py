@@ -6,8 +6,12 @@ from typing import Any
 
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
 from lit_sparse.lightning import pl
+from lit_sparse.state_checks import AMOUNT, NUMBER, Kind, ListOf, OneOf
 
 __all__ = ["DecoderCallsPlot", "NegativeELBOPlot", "SuccessPlot", "SupportSizePlot"]
+
+#: Example of a value that may be NaN.
+FLOAT = Kind("a float", lambda value: isinstance(value, float))
 
 
 class CountPlot(Picture):
@@ -57,6 +61,10 @@ class CountPlot(Picture):
     def state_dict(self) -> dict[str, Any]:
         """Return the epochs drawn so far."""
         return {"history": self.history}
+
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        return {"history": ListOf(dict.fromkeys(("epoch", "p10", "median", "p90", "mean"), NUMBER))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the curve of a resumed run."""
@@ -146,6 +154,11 @@ class ValidationPlot(Picture):
     def state_dict(self) -> dict[str, Any]:
         """Return the points so far, and the cost."""
         return {"history": self.history, "calls": self.calls, "validated": self._validated}
+
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        row = {"epoch": NUMBER, "decoder_calls": NUMBER, self.metric: FLOAT}
+        return {"history": ListOf(row), "calls": AMOUNT, "validated": OneOf(FLOAT)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the curves of a resumed run."""

@@ -12,6 +12,7 @@ from typing_extensions import override
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
 from lit_sparse.lightning import pl
+from lit_sparse.state_checks import Kind, OneOf
 
 __all__ = ["ClassSamplesPlot", "ReconstructionPlot"]
 
@@ -28,6 +29,10 @@ class ReconstructionPlot(Picture):
     def __init__(self, folder: str | None = None) -> None:
         super().__init__(folder)
         self._last: dict[str, Tensor] = {}
+
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        return {"_last": OneOf({}, Kind("images and their reconstructions", _are_images))}
 
     @override
     def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:
@@ -109,3 +114,12 @@ def _image_grid(images: Tensor, labels: list[str]) -> Any:
     axis.set_yticks([side * (row + 0.5) for row in range(rows)], labels)
     axis.set_xticks([])
     return figure
+
+
+def _are_images(found: Any) -> bool:
+    """Return whether a stored value holds images (N, D) and their reconstructions."""
+    if not isinstance(found, dict) or found.keys() != {"images", "reconstructions"}:
+        return False
+    images, made = found["images"], found["reconstructions"]
+    tensors = isinstance(images, Tensor) and isinstance(made, Tensor)
+    return tensors and images.dim() == 2 and images.shape == made.shape and images.numel() > 0 and images.is_floating_point()

@@ -11,10 +11,12 @@ from typing_extensions import override
 from lit_sparse.callbacks.base import Stage, artifacts_of
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
 from lit_sparse.checks import check_choice
+from lit_sparse.errors import CheckpointError
 from lit_sparse.figure_text import literal
 from lit_sparse.lightning import AGREED, pl
 from lit_sparse.metrics import MessageCounts, MessageStructure
 from lit_sparse.metrics.language import InputDistance
+from lit_sparse.state_checks import Kind, ListOf, OneOf
 
 __all__ = ["LanguageLogger"]
 
@@ -76,6 +78,35 @@ class LanguageLogger(Picture):
         self._structure: MessageStructure | None = None
         self._drawn: Tensor | None = None
         self._names: list[str] = []
+
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        symbols = getattr(model, "vocabulary", None)
+        counts = Kind(
+            f"counts of {symbols} symbols for each class",
+            lambda drawn: (
+                isinstance(drawn, Tensor)
+                and drawn.dim() == 2
+                and drawn.shape[1] == symbols
+                and not drawn.is_floating_point()
+                and not drawn.is_complex()
+            ),
+        )
+        return {"_drawn": OneOf(counts), "_names": ListOf("")}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore what the picture shows.
+
+        Raises:
+            CheckpointError: if there is another number of names than of classes.
+        """
+        drawn, names = state_dict["_drawn"], state_dict["_names"]
+        if drawn is not None and len(drawn) != (len(names) or UNNAMED):
+            raise CheckpointError(
+                f"Expected counts of {len(names) or UNNAMED} classes in the state of {type(self).__name__} but got those of"
+                f" {len(drawn)}. Use another checkpoint of the run."
+            )
+        super().load_state_dict(state_dict)
 
     @override
     def on_stage_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: Stage) -> None:

@@ -12,6 +12,7 @@ from lit_sparse.checks import check_count, check_number
 from lit_sparse.distributed import is_first, reduce
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import pl, rank_zero_info
+from lit_sparse.state_checks import OneOf
 
 __all__ = ["OptimalBrainDamage"]
 
@@ -110,6 +111,11 @@ class OptimalBrainDamage(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the mask, and the importance sums of all processes in this epoch; call it on all processes."""
         return {"mask": self._mask, "squares": _summed(self._squares)}
+
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        weight = self._layer(model).weight.detach()
+        return {"mask": OneOf(torch.ones_like(weight, dtype=torch.bool)), "squares": OneOf(torch.zeros_like(weight))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore a state; the first process takes the sums of all processes, and the others start from zero."""

@@ -13,6 +13,7 @@ from lit_sparse.checks import check_choice, check_count, check_integer, check_nu
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import pl, rank_zero_warn
 from lit_sparse.mappings.functional import hoyer_projection
+from lit_sparse.state_checks import COUNT, OneOf
 
 __all__ = ["SparseConnectivity"]
 
@@ -143,6 +144,10 @@ class SparseConnectivity(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the step of the last projection."""
         return {"projected": self._projected}
+
+    def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
+        """Return an example of a state."""
+        return {"projected": OneOf(COUNT)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a saved state."""

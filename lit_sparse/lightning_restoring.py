@@ -1,0 +1,370 @@
+"""Checks that a checkpoint fits a run, state by state, just before Lightning restores each of them.
+
+A state is compared with that of the new object in its place. Progress is restored; what the config determines is not: options
+of a scheduler must be equal, and options of an optimizer that no scheduler changes are the config's. Whatever else fails while
+a state is restored is one CheckpointError that names it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.checkpoint_files import check_finite, check_resumable, restoring_error
+from lit_sparse.lightning import EarlyStoppingReason, pl, rank_zero_warn
+from lit_sparse.lightning_states import check_schedulers, is_tuning
+from lit_sparse.state_checks import (
+    AMOUNT,
+    ANY,
+    NUMBER,
+    RATE,
+    SCALAR,
+    DictOf,
+    Kind,
+    ListOf,
+    OneOf,
+    at_most,
+    check_state,
+    equal_to,
+    example_of,
+    one_of,
+    same,
+)
+
+__all__ = ["guard_restoring", "restoring"]
+
+State = dict[str, Any]
+#: Options of a group of parameters that schedulers and callbacks change; without a scheduler, only the first five.
+RATES = ("lr", "initial_lr", "swa_lr", "max_lr", "min_lr")
+SCHEDULED = (*RATES, "momentum", "betas", "base_momentum", "max_momentum")
+#: Order of the counters of a progress.
+COUNTERS = ("ready", "started", "processed", "completed")
+SCORE = Kind("a score", lambda value: SCALAR.holds(value) and not bool(value.isnan()))
+REASON = Kind(
+    "a reason to stop", lambda value: type(value) is int and value in {reason.value for reason in EarlyStoppingReason}
+)
+WHOLE = Kind("an integer >= -1", lambda value: type(value) is int and -1 <= value <= 2**53)
+#: Entries of callbacks' states of which a new callback's own state is no example, by names of Lightning's classes.
+CALLBACKS: dict[str, State] = {
+    "EarlyStopping": {
+        "best_score": SCORE,
+        "stopping_reason": REASON,
+        "stopping_reason_message": OneOf(""),
+    },
+    "ModelCheckpoint": {
+        "best_model_score": OneOf(SCORE),
+        "current_score": OneOf(SCALAR),
+        "dirpath": OneOf(""),
+        "best_k_models": DictOf(SCORE),
+        "kth_value": SCORE,
+    },
+    "Timer": {"time_elapsed": dict.fromkeys(("train", "sanity_check", "validate", "test", "predict"), AMOUNT)},
+    "StochasticWeightAveraging": {"scheduler_state": OneOf(DictOf(ANY))},
+    "BaseFinetuning": {"internal_optimizer_metadata": DictOf(ListOf(DictOf(ANY)), int)},
+    "BackboneFinetuning": {"previous_backbone_lr": OneOf(AMOUNT)},
+}
+
+
+@contextmanager
+def restoring(trainer: pl.Trainer, what: str) -> Iterator[None]:
+    """Raise any error of the block as a CheckpointError that names what is restored in it."""
+    try:
+        yield
+    except Exception as error:
+        found = restoring_error(repr(str(trainer.ckpt_path)), error, what)
+        if found is error:
+            raise
+        raise found from error
+
+
+def guard_restoring(trainer: pl.Trainer) -> None:
+    """Check each state of a checkpoint before Lightning restores it; call it in ``setup`` of a training."""
+    connector: Any = trainer._checkpoint_connector
+    for name, (what, check) in CHECKS.items():
+        setattr(connector, name, _guarded(trainer, name, what, check))
+
+
+def _guarded(trainer: pl.Trainer, name: str, what: str, check: Callable[[str, pl.Trainer, State], None]) -> Callable[[], None]:
+    connector: Any = trainer._checkpoint_connector
+    restore = getattr(type(connector), name)
+
+    def guarded() -> None:
+        checkpoint = connector._loaded_checkpoint
+        if not checkpoint or trainer.state.fn != "fit" or is_tuning(trainer):
+            restore(connector)
+            return
+        with restoring(trainer, what):
+            check(repr(str(trainer.ckpt_path)), trainer, checkpoint)
+            restore(connector)
+
+    return guarded
+
+
+def _check_model(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    """Check what needs no part of the run besides the model."""
+    check_resumable(source, checkpoint)
+    if "state_dict" in checkpoint:  # else a strategy that shards models has restored it
+        check_finite(source, checkpoint)
+    model: Any = trainer.lightning_module
+    means = {name: {"total": mean.total, "count": mean.count} for name, mean in model.stage_metrics("train")._means().items()}
+    check_state(source, "train_means", checkpoint.get("train_means"), means)
+    limits, theirs = model._limits, checkpoint["end"]["limits"]
+    setting = OneOf("", OneOf(True, OneOf(NUMBER)))
+    check_state(source, "end.limits", theirs, {**dict.fromkeys(limits, OneOf(WHOLE)), "callbacks": ListOf(DictOf(setting))})
+
+
+def _check_data(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    """Check that both copies of the position in the training data are equal, and of the epoch that the counters name."""
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    kept = checkpoint.get(type(data).__qualname__)
+    if data is None or kept is None:
+        return
+    check_state(source, type(data).__qualname__, kept, DictOf(ANY))
+    loops = checkpoint["loops"]["fit_loop"]
+    position, copies = kept.get("train"), loops["state_dict"].get("combined_loader")
+    if isinstance(copies, list) and len(copies) == 1 and "train" in kept:
+        check_state(source, f"{type(data).__qualname__}.train", position, equal_to(copies[0]))
+        epoch = loops["epoch_progress"]["current"]["processed"]
+        if isinstance(position, dict) and position.get("epoch") not in (epoch, epoch + 1):
+            check_state(source, f"{type(data).__qualname__}.train.epoch", position.get("epoch"), equal_to(epoch))
+
+
+def _check_callbacks(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    stored = checkpoint.get("callbacks")
+    check_state(source, "callbacks", stored, DictOf(DictOf(ANY)))
+    assert stored is not None
+    for callback in callbacks:
+        kinds = [kind.__name__ for kind in type(callback).__mro__ if kind.__module__.startswith(("pytorch_l", "lightning."))]
+        known = {key: value for name in reversed(kinds) for key, value in CALLBACKS.get(name, {}).items()}
+        if hasattr(callback, "state_example"):
+            known |= callback.state_example(trainer.lightning_module)
+        own = type(callback).__module__.startswith(("lit_sparse.", "pytorch_lightning.", "lightning."))
+        if callback.state_key not in stored:
+            continue
+        place, state = f"callbacks.{callback.state_key}", stored[callback.state_key]
+        fresh = callback.state_dict()
+        expected = {**example_of(fresh), **known} if fresh else {}
+        if not own:  # a user's class may store anything
+            expected = {name: known.get(name, ANY) for name in expected}
+        check_state(source, place, state, expected)
+        for name in kinds:
+            if name in RELATIONS:
+                RELATIONS[name](source, place, trainer, callback, state, checkpoint)
+
+
+def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state: State, checkpoint: State) -> None:
+    check_state(source, f"{place}.monitor", state["monitor"], equal_to(saver.monitor))
+    if state["dirpath"] != saver.dirpath:  # then Lightning does not restore the rest
+        return
+    best, kth = state["best_k_models"], state["kth_best_model_path"]
+    full = bool(best) and 0 < saver.save_top_k <= len(best)
+    if kth or full:
+        check_state(source, f"{place}.kth_best_model_path", kth, one_of("`best_k_models`", best))
+        check_state(source, f"{place}.kth_value", state["kth_value"], equal_to(best[kth]))
+    if best:
+        check_state(source, f"{place}.best_model_path", state["best_model_path"], one_of("`best_k_models`", best))
+        check_state(source, f"{place}.best_model_score", state["best_model_score"], equal_to(best[state["best_model_path"]]))
+
+
+def _check_averages(source: str, place: str, trainer: pl.Trainer, callback: Any, state: State, checkpoint: State) -> None:
+    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["started"]
+    check_state(source, f"{place}.n_averaged", state["n_averaged"], at_most(epochs))
+    check_state(source, f"{place}.latest_update_epoch", state["latest_update_epoch"], at_most(epochs - 1, -1))
+    if state["scheduler_state"] is not None:
+        check_state(source, f"{place}.scheduler_state", [state["scheduler_state"]], equal_to(checkpoint["lr_schedulers"]))
+
+
+def _check_weight_averages(source: str, place: str, trainer: pl.Trainer, _: Any, state: State, checkpoint: State) -> None:
+    for name in ("current_model_state", "averaging_state"):
+        check_state(source, name, checkpoint.get(name), DictOf(ANY))
+    most = checkpoint["global_step"]
+    check_state(source, f"{place}.latest_update_step", state["latest_update_step"], at_most(most))
+
+
+def _check_finetuning(source: str, place: str, trainer: pl.Trainer, _: Any, state: State, checkpoint: State) -> None:
+    names = dict(trainer.lightning_module.named_parameters()).keys()
+    parameter = Kind("the name of a parameter", lambda name: isinstance(name, str) and name in names)
+    for number, groups in state["internal_optimizer_metadata"].items():
+        for at, group in enumerate(groups):
+            check_state(
+                source,
+                f"{place}.internal_optimizer_metadata.{number}.{at}.params",
+                group.get("params"),
+                ListOf(parameter),
+            )
+
+
+RELATIONS: dict[str, Callable[..., None]] = {
+    "ModelCheckpoint": _check_saver,
+    "StochasticWeightAveraging": _check_averages,
+    "WeightAveraging": _check_weight_averages,
+    "BaseFinetuning": _check_finetuning,
+}
+
+
+def _check_precision(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    plugin = trainer.precision_plugin
+    name, fresh = type(plugin).__qualname__, plugin.state_dict()
+    if fresh and name in checkpoint:
+        options = {key: equal_to(value) for key, value in fresh.items() if key.endswith(("_factor", "_interval"))}
+        check_state(source, name, checkpoint[name], {**example_of(fresh), "scale": AMOUNT, **options})
+
+
+def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    """Check the counters: each of a form that :mod:`lit_sparse.lightning_internals` writes."""
+    loops: State = checkpoint["loops"]
+    fresh = {f"{name}_loop": getattr(trainer, f"{name}_loop").state_dict() for name in ("fit", "validate", "test", "predict")}
+    fit = fresh["fit_loop"]
+    position = DictOf(OneOf(DictOf(ANY), ListOf(ANY)))
+    expected = example_of(fresh)
+    expected["fit_loop"]["state_dict"] = position if not fit["state_dict"] else example_of(fit["state_dict"])
+    check_state(source, "loops", loops, expected)
+    _check_order(source, "loops", loops)
+    loop = loops["fit_loop"]
+    epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
+    between = epochs["current"]["started"] == epochs["current"]["processed"]
+    for kind in ("total", "current"):
+        ended, begun = epochs[kind]["processed"], epochs[kind]["processed"] + (not between)
+        place = "loops.fit_loop.epoch_progress"
+        check_state(
+            source, f"{place}.{kind}", epochs[kind], equal_to(dict(zip(COUNTERS, (begun, begun, ended, ended), strict=True)))
+        )
+        count = 0 if between and kind == "current" else batches[kind]["processed"]
+        place = "loops.fit_loop.epoch_loop.batch_progress"
+        check_state(source, f"{place}.{kind}", batches[kind], equal_to(dict.fromkeys(COUNTERS, count)))
+    step = "automatic_optimization.optim_progress.optimizer.step"
+    if not trainer.lightning_module.automatic_optimization:
+        step = "manual_optimization.optim_step_progress"
+    steps = (
+        loop[f"epoch_loop.{step}"]
+        if f"epoch_loop.{step}" in loop
+        else loop["epoch_loop.automatic_optimization.optim_progress"]["optimizer"]["step"]
+    )
+    check_state(source, "global_step", checkpoint["global_step"], equal_to(steps["total"]["completed"]))
+    ended = epochs["current"]["processed"]
+    if checkpoint["epoch"] not in (ended - 1, ended, ended + 1):  # Lightning counts an epoch between the hooks at its end
+        check_state(source, "epoch", checkpoint["epoch"], equal_to(ended))
+
+
+def _check_order(source: str, place: str, found: Any) -> None:
+    """Check that no counter is larger than that of an earlier stage, or than its total."""
+    if not isinstance(found, dict):
+        return
+    counts = [name for name in COUNTERS if name in found]
+    for before, after in pairwise(counts):
+        most = found[before]
+        check_state(source, f"{place}.{after}", found[after], at_most(most))
+    if {"total", "current"} <= found.keys():
+        for name, most in found["total"].items():
+            now = found["current"][name]
+            check_state(source, f"{place}.current.{name}", now, at_most(most))
+    for name, value in found.items():
+        _check_order(source, f"{place}.{name}", value)
+
+
+def _check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    """Check the states of optimizers, and replace options that no scheduler changes by the config's."""
+    if type(trainer.strategy).load_optimizer_state_dict is not pl.strategies.Strategy.load_optimizer_state_dict:
+        return  # states of sharded models have other names
+    stored = checkpoint["optimizer_states"]
+    check_state(source, "optimizer_states", stored, [ANY] * len(trainer.optimizers))
+    for number, (optimizer, state) in enumerate(zip(trainer.optimizers, stored, strict=True)):
+        place = f"optimizer_states.{number}"
+        own = optimizer.state_dict()
+        if any(getattr(callback, "_internal_optimizer_metadata", None) for callback in trainer.callbacks):  # type: ignore[attr-defined]
+            for at, group in enumerate(own["param_groups"]):  # a callback has restored them
+                _check_restored_group(
+                    source, f"{place}.param_groups.{at}", group, optimizer.defaults, bool(checkpoint["lr_schedulers"])
+                )
+        check_state(source, place, state, {**dict.fromkeys(own, ANY), "param_groups": [DictOf(ANY)] * len(own["param_groups"])})
+        for at, (group, fresh) in enumerate(zip(state["param_groups"], own["param_groups"], strict=True)):
+            _check_group(source, f"{place}.param_groups.{at}", group, fresh, bool(checkpoint["lr_schedulers"]))
+        steps = Kind("a number of steps", lambda it: _is_step(it, checkpoint["global_step"]))
+        expected = _example_of_steps(optimizer, own["param_groups"], steps)
+        check_state(source, f"{place}.state", state["state"], DictOf(DictOf(ANY), int))
+        for key, entry in state["state"].items():
+            check_state(source, f"{place}.state.{key}", key, one_of("the parameters", expected))
+            check_state(source, f"{place}.state.{key}", entry, expected[key])
+        if not state["state"] and checkpoint["global_step"] and any(isinstance(one, dict) and one for one in expected.values()):
+            check_state(source, f"{place}.state", None, DictOf(ANY))
+
+
+def _check_group(source: str, place: str, group: State, fresh: State, scheduled: bool) -> None:
+    added = [name for name in SCHEDULED if name in group and name not in fresh]  # by a scheduler that began later
+    example: State = {**dict.fromkeys((*fresh, *added), ANY), "params": equal_to(fresh["params"])}
+    for name in SCHEDULED if scheduled else RATES:
+        if name in group:
+            its = fresh.get(name, 0.0)
+            example[name] = [RATE] * len(its) if isinstance(its, list | tuple) else RATE
+    check_state(source, place, group, example)
+    for name in fresh.keys() - {"params"}:
+        if name not in (SCHEDULED if scheduled else RATES) and not same(group[name], fresh[name]):
+            rank_zero_warn(f"`{place}.{name}` is {group[name]!r} in {source}. The run continues with {fresh[name]!r}, its own.")
+            group[name] = fresh[name]
+
+
+def _check_restored_group(source: str, place: str, group: State, defaults: State, scheduled: bool) -> None:
+    """Check options that BaseFinetuning has taken from the checkpoint against those of the optimizer's constructor."""
+    changing = {*(SCHEDULED if scheduled else RATES), "weight_decay"}
+    example = {
+        name: ([RATE] * len(its) if isinstance(its, tuple) else RATE) if name in changing else equal_to(its)
+        for name, its in defaults.items()
+    }
+    check_state(source, place, group, {**dict.fromkeys(group, ANY), **example})
+
+
+def _is_step(value: Any, most: int) -> bool:
+    number = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
+    return type(number) in (int, float) and 0 <= number <= most
+
+
+def _example_of_steps(optimizer: torch.optim.Optimizer, groups: list[State], steps: Kind) -> dict[int, Any]:
+    """Return examples of what an optimizer keeps of each parameter: what it keeps after a step on tensors without values."""
+    numbers = [number for group in groups for number in group["params"]]
+    unknown: dict[int, Any] = dict.fromkeys(numbers, DictOf(ANY))
+    if not type(optimizer).step.__module__.startswith("torch.optim"):
+        return unknown
+    shadow = copy.copy(optimizer)
+    parameters = []
+    shadow.state, shadow.param_groups = type(optimizer.state)(dict), []
+    for group in optimizer.param_groups:
+        without = [torch.empty_like(value, device="meta").requires_grad_() for value in group["params"]]
+        for value in without:
+            value.grad = torch.empty_like(value)
+        parameters += without
+        options = {name: False for name in ("foreach", "fused", "capturable") if name in group}
+        shadow.param_groups.append({**group, **options, "params": without})
+    try:
+        type(optimizer).step(shadow)  # type: ignore[call-arg]
+    except Exception:  # it reads values, as LBFGS and SparseAdam do
+        return unknown
+    kept = {number: shadow.state.get(value, {}) for number, value in zip(numbers, parameters, strict=True)}
+    return {
+        number: {name: steps if name == "step" else value for name, value in entries.items()}
+        for number, entries in kept.items()
+    }
+
+
+def _check_first_schedulers(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
+    check_state(source, "lr_schedulers", checkpoint["lr_schedulers"], ListOf(DictOf(ANY)))
+    if trainer.lr_scheduler_configs:  # else a callback replaces them when an epoch starts
+        check_schedulers(trainer, checkpoint["lr_schedulers"])
+
+
+#: Methods of Lightning's connector -> name and check of what each restores.
+CHECKS: dict[str, tuple[str, Callable[[str, pl.Trainer, State], None]]] = {
+    "restore_model": ("model", _check_model),
+    "restore_datamodule": ("position in the data", _check_data),
+    "restore_callbacks": ("callbacks", _check_callbacks),
+    "restore_precision_plugin_state": ("precision", _check_precision),
+    "restore_loops": ("loops", _check_loops),
+    "restore_optimizers": ("optimizer_states", _check_optimizers),
+    "restore_lr_schedulers": ("lr_schedulers", _check_first_schedulers),
+}

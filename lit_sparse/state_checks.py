@@ -1,0 +1,235 @@
+"""Checks of stored states against examples of them, before anything is restored.
+
+An example of a dict, list or tuple has examples of its entries. One of a number, a text or a tensor stands for values of its
+type, and for tensors of its shape. Integers count something: they are at most ``MOST``, and not negative unless the example is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import CheckpointError
+
+__all__ = [
+    "AMOUNT",
+    "ANY",
+    "COUNT",
+    "NUMBER",
+    "RATE",
+    "SCALAR",
+    "DictOf",
+    "Kind",
+    "ListOf",
+    "OneOf",
+    "Some",
+    "at_most",
+    "check_state",
+    "equal_to",
+    "example_of",
+    "one_of",
+    "same",
+]
+
+#: Largest integer in a state, that of a float without rounding.
+MOST = 2**53
+ADVICE = "Use another checkpoint, such as one of checkpoints/ in a run folder."
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Example of values with a property.
+
+    Args:
+        words: description of the values.
+        holds: whether a value is one of them.
+    """
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """Example of lists of any length, whose entries have one example."""
+
+    item: Any
+
+
+@dataclass(frozen=True)
+class DictOf:
+    """Example of dicts with any keys of a type, whose values have one example."""
+
+    item: Any
+    key: type = str
+
+
+@dataclass(frozen=True)
+class Some:
+    """Example of dicts with some of the keys of a dict, whose values have its examples."""
+
+    items: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """Example of values that match one of several examples; None stands for itself."""
+
+    first: Any
+    second: Any = None
+
+
+ANY = Kind("a value", lambda _: True)
+COUNT = Kind("an integer >= 0", lambda value: type(value) is int and 0 <= value <= MOST)
+NUMBER = Kind(
+    "a number", lambda value: COUNT.holds(abs(value)) if type(value) is int else type(value) is float and value == value
+)
+AMOUNT = Kind("a finite number >= 0", lambda value: type(value) in (int, float) and 0 <= value <= MOST)
+SCALAR = Kind("a tensor of shape ()", lambda value: isinstance(value, Tensor) and value.shape == ())
+
+RATE = Kind(
+    "a finite rate >= 0",
+    lambda value: AMOUNT.holds(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value),
+)
+
+
+def equal_to(value: Any) -> Kind:
+    """Return the example of a value that the config determines."""
+    return Kind(f"{_shown(value)}, as in this run", lambda found: same(found, value))
+
+
+def one_of(what: str, allowed: Container[Any]) -> Kind:
+    """Return the example of values in a container, which the words describe."""
+    return Kind(f"one of {what}", lambda found: found in allowed)
+
+
+def at_most(most: int, least: int = 0) -> Kind:
+    """Return the example of integers up to a number."""
+    return Kind(f"an integer in {least} .. {most}", lambda found: type(found) is int and least <= found <= most)
+
+
+def same(found: Any, expected: Any) -> bool:
+    """Return whether two states are equal, tensors included."""
+    if isinstance(expected, Tensor) or isinstance(found, Tensor):
+        both = isinstance(found, Tensor) and isinstance(expected, Tensor)
+        return both and found.shape == expected.shape and torch.equal(found.cpu(), expected.cpu().to(found.dtype))
+    if isinstance(expected, dict):
+        return (
+            isinstance(found, dict)
+            and found.keys() == expected.keys()
+            and all(same(found[key], value) for key, value in expected.items())
+        )
+    if isinstance(expected, list | tuple):
+        return (
+            isinstance(found, list | tuple)
+            and len(found) == len(expected)
+            and all(same(ours, theirs) for ours, theirs in zip(found, expected, strict=True))
+        )
+    return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)
+
+
+def example_of(state: Any) -> Any:
+    """Return the example that a state makes; nothing is known of what is empty or None in it."""
+    if isinstance(state, dict):
+        return {name: example_of(value) for name, value in state.items()} or DictOf(ANY, object)
+    if isinstance(state, list | tuple):
+        return type(state)(example_of(value) for value in state) or ListOf(ANY)
+    return ANY if state is None else state
+
+
+def check_state(source: str, place: str, found: Any, example: Any, advice: str = ADVICE) -> None:
+    """Check a stored state.
+
+    Args:
+        source: name of the file in messages.
+        place: name of the state in it.
+        found: the state.
+        example: an example of it.
+        advice: what to do if it does not match.
+
+    Raises:
+        CheckpointError: naming the entry that does not match.
+    """
+    if (wrong := _mismatch(place, found, example)) is not None:
+        at, words, value = wrong
+        raise CheckpointError(f"Expected `{at}` in {source} to be {words} but got {_shown(value)}. {advice}")
+
+
+def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | None:
+    """Return place, expected words and value of the first entry that does not match, or None."""
+    match example:
+        case Kind():
+            return None if example.holds(found) else (place, example.words, found)
+        case OneOf():
+            wrong = _mismatch(place, found, example.first)
+            return wrong and (None if _mismatch(place, found, example.second) is None else wrong)
+        case ListOf() | list() | tuple():
+            if not isinstance(found, list | tuple):
+                return place, "a list", found
+            items = [example.item] * len(found) if isinstance(example, ListOf) else example
+            if len(found) != len(items):
+                return place, f"a list of length {len(items)}", found
+            return _first(place, enumerate(found), items)
+        case DictOf():
+            if not isinstance(found, dict) or not all(isinstance(key, example.key) for key in found):
+                return place, f"a dict with keys of type {example.key.__name__}", found
+            return _first(place, found.items(), [example.item] * len(found))
+        case Some():
+            if not isinstance(found, dict) or not found.keys() <= example.items.keys():
+                return (
+                    place,
+                    f"a dict with some of {_names(example.items)}",
+                    found if not isinstance(found, dict) else _keys(found),
+                )
+            return _first(place, found.items(), [example.items[key] for key in found])
+        case dict():
+            if not isinstance(found, dict):
+                return place, f"a dict with {_names(example)}", found
+            if found.keys() != example.keys():
+                return place, f"a dict with {_names(example)}", _keys(found)
+            return _first(place, found.items(), [example[key] for key in found])
+        case Tensor():
+            fits = isinstance(found, Tensor) and found.shape == example.shape and _class_of(found) == _class_of(example)
+            return None if fits else (place, _shown(example), found)
+        case bool() | str() | None:
+            return None if type(found) is type(example) else (place, f"of type {type(example).__name__}", found)
+        case int():
+            least = min(0, example)
+            fits = type(found) is int and least <= found <= MOST
+            return None if fits else (place, f"an integer >= {least}", found)
+        case float():
+            fits = type(found) in (int, float) and (abs(found) <= MOST or (not math.isfinite(example) and found == found))
+            return None if fits else (place, "a finite number", found)
+    return None if type(found) is type(example) else (place, f"of type {type(example).__name__}", found)
+
+
+def _first(place: str, entries: Any, examples: Any) -> tuple[str, str, Any] | None:
+    found = (_mismatch(f"{place}.{key}".lstrip("."), value, one) for (key, value), one in zip(entries, examples, strict=True))
+    return next((wrong for wrong in found if wrong is not None), None)
+
+
+def _class_of(tensor: Tensor) -> tuple[bool, bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
+
+
+def _keys(found: dict[Any, Any]) -> Kind:
+    return Kind(f"one with {_names(found)}", lambda _: True)
+
+
+def _names(found: dict[Any, Any]) -> str:
+    return _cut(", ".join(f"`{name}`" for name in found) or "no entries")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and type {str(value.dtype).removeprefix('torch.')}"
+    return _cut(value.words if isinstance(value, Kind) else repr(value))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]} ..."
