@@ -22,8 +22,8 @@ from lit_sparse.allocation import Limits
 from lit_sparse.descriptions import Plan, plan, plan_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, error_chain
 from lit_sparse.pickles import check_torch_file
-from lit_sparse.stored import NotPlainError, open_plain
 from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, check_state
+from lit_sparse.stored import NotPlainError, open_plain
 from lit_sparse.trust import trusting
 
 __all__ = [

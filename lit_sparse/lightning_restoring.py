@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -226,7 +225,6 @@ def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     expected = example_of(fresh)
     expected["fit_loop"]["state_dict"] = position if not fit["state_dict"] else example_of(fit["state_dict"])
     check_state(source, "loops", loops, expected)
-    _check_order(source, "loops", loops)
     loop = loops["fit_loop"]
     epochs, batches = loop["epoch_progress"], loop["epoch_loop.batch_progress"]
     between = epochs["current"]["started"] == epochs["current"]["processed"]
@@ -251,22 +249,6 @@ def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     ended = epochs["current"]["processed"]
     if checkpoint["epoch"] not in (ended - 1, ended, ended + 1):  # Lightning counts an epoch between the hooks at its end
         check_state(source, "epoch", checkpoint["epoch"], equal_to(ended))
-
-
-def _check_order(source: str, place: str, found: Any) -> None:
-    """Check that no counter is larger than that of an earlier stage, or than its total."""
-    if not isinstance(found, dict):
-        return
-    counts = [name for name in COUNTERS if name in found]
-    for before, after in pairwise(counts):
-        most = found[before]
-        check_state(source, f"{place}.{after}", found[after], at_most(most))
-    if {"total", "current"} <= found.keys():
-        for name, most in found["total"].items():
-            now = found["current"][name]
-            check_state(source, f"{place}.current.{name}", now, at_most(most))
-    for name, value in found.items():
-        _check_order(source, f"{place}.{name}", value)
 
 
 def _check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
