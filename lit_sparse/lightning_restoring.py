@@ -321,10 +321,10 @@ def _example_of_steps(optimizer: torch.optim.Optimizer, groups: list[State], ste
         for value in without:
             value.grad = torch.empty_like(value)
         parameters += without
-        options = {name: False for name in ("foreach", "fused", "capturable") if name in group}
+        options: State = {name: False for name in ("foreach", "fused", "capturable") if name in group}
         shadow.param_groups.append({**group, **options, "params": without})
     try:
-        type(optimizer).step(shadow)  # type: ignore[call-arg]
+        type(optimizer).step(shadow)
     except Exception:  # it reads values, as LBFGS and SparseAdam do
         return unknown
     kept = {number: shadow.state.get(value, {}) for number, value in zip(numbers, parameters, strict=True)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickletools
 from collections.abc import Collection, Iterable, Sequence
 from pickle import UnpicklingError
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -67,7 +67,7 @@ def check_torch_file(file: IO[bytes]) -> None:
     content = archived(file, "data.pkl")
     if len(content) > MOST_BYTES:
         raise UnpicklingError(f"it holds more than {MOST_BYTES:,} bytes beside its tensors")
-    own = getattr(torch.serialization, "get_safe_globals", list)()  # torch 2.3 has none
+    own: Any = getattr(torch.serialization, "get_safe_globals", list)()  # torch 2.3 has none
     names = {one[1] if isinstance(one, tuple) else f"{one.__module__}.{one.__qualname__}" for one in own}
     check_pickle(content, CALLED | names)
 
@@ -87,11 +87,11 @@ def check_pickle(file: bytes | IO[bytes], called: Collection[str]) -> None:
     outer: list[list[_Node]] = []  # the stacks below each mark
     memo: dict[int, _Node] = {}
     for opcode, argument, _ in pickletools.genops(file):
-        name = opcode.name
+        name, place = opcode.name, cast("int", argument)
         if name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
-            memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+            memo[len(memo) if name == "MEMOIZE" else place] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
-            stack.append(memo[argument])
+            stack.append(memo[place])
         elif name == "MARK":
             outer.append(stack)
             stack = []

@@ -238,7 +238,7 @@ def _parsed(path: Path, within: Path | None) -> tuple[Any] | None:
 def _mapping(path: Path, content: Any) -> dict[Any, Any]:
     if not isinstance(content, dict):
         raise _refusal(path, "keys and values", type(content).__name__, REPAIR)
-    return content  # type: ignore[no-any-return]
+    return content
 
 
 def _checked(path: Path, content: Any) -> dict[Any, Any]:

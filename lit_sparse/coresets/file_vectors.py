@@ -137,12 +137,13 @@ class FileVectors(_RowWise):
     def __init__(self, path: str | Path, *, first: int = 0, last: int | None = None) -> None:
         self.path = Path(path)
         try:
-            self._file = open_plain(self.path, buffering=0)
+            opened: Any = open_plain(self.path, buffering=0)
         except OSError as error:
             raise DataError(
                 f"Expected to read the vectors {str(path)!r} but got: {error.strerror}. Check the path, or write the file by"
                 " FileVectors.save."
             ) from error
+        self._file: io.FileIO = opened
         weakref.finalize(self, self._file.close)
         self._matrix, self._mapping, self._start = _mapped(self._file, repr(str(path)))
         size = len(self._matrix)

@@ -72,7 +72,7 @@ class NonnegativeFit:
 
     def state_example(self, state: Any, size: int) -> dict[str, Any]:
         """Return an example of the state of a fit of ``size`` vectors, with the support of a stored one."""
-        members = state.get("members") if isinstance(state, dict) else None
+        members: Any = state.get("members") if isinstance(state, dict) else None
         n, most = len(members) if isinstance(members, list) else 0, len(self.units)
         index = Kind(f"an index in 0 .. {size - 1}", lambda its: type(its) is int and 0 <= its < size)
         few = n <= most and n == len(set(map(repr, members if n else ())))

@@ -115,7 +115,9 @@ class EpochLoader:
             CheckpointError: if the state is not a position, or one in batches of another size.
         """
         found = state if isinstance(state, dict) else {}
-        epoch, batch, parts = found.get("epoch"), found.get("batch"), found.get("parts", [])
+        epoch: Any = found.get("epoch")
+        batch: Any = found.get("batch")
+        parts: Any = found.get("parts", [])
         if not (
             _is_count(epoch) and _is_count(batch) and _are_parts(parts, len(self.division) + 1) and bool(batch) <= bool(parts)
         ):

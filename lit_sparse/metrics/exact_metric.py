@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 from torchmetrics import Metric
@@ -28,7 +28,7 @@ class ExactMetric(KeepsArguments, Metric):
 
     full_state_update = False
     is_differentiable = False
-    higher_is_better: ClassVar[bool | None] = None
+    higher_is_better: bool | None = None
 
     def __init__(
         self,

@@ -274,7 +274,7 @@ class MessageStructure(ExactMetric):
         1.0
     """
 
-    higher_is_better = True
+    higher_is_better: bool | None = True
     inputs: Tensor
     attributes: Tensor
     messages: Tensor

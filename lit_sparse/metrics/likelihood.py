@@ -35,7 +35,7 @@ class BitsPerDim(ExactMetric):
         {'mean': 2.0, 'standard_error': 0.25}
     """
 
-    higher_is_better = False
+    higher_is_better: bool | None = False
     total: Tensor
     variance: Tensor
     count: Tensor

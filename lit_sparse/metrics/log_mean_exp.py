@@ -33,7 +33,7 @@ class LogMeanExp(ExactMetric):
         999.3069
     """
 
-    higher_is_better = False
+    higher_is_better: bool | None = False
     log_total: Tensor
     count: Tensor
 

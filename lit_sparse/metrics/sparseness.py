@@ -39,7 +39,8 @@ def hoyer_sparseness(x: Tensor, dim: int | tuple[int, ...] = -1) -> Tensor:
     x = x / x.abs().amax(dims, keepdim=True)  # squares of very small or large numbers would vanish or overflow
     root = size**0.5
     ratio = x.abs().sum(dims) / x.square().sum(dims).sqrt()
-    return (root - ratio) / (root - 1)
+    sparseness: Tensor = (root - ratio) / (root - 1)
+    return sparseness
 
 
 class HoyerSparseness(ExactMetric):

@@ -29,7 +29,7 @@ class TextMetric(ExactMetric, ABC):
         options: keyword arguments of torchmetrics, such as ``sync_on_compute``.
     """
 
-    higher_is_better = True
+    higher_is_better: bool | None = True
     sums: Tensor
     seen: Tensor
 

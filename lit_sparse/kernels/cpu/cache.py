@@ -17,15 +17,18 @@ from typing import Any
 import llvmlite
 import numba
 import numpy as np
-from numba.core import config
+from numba.core import config, serialize
 from numba.core.caching import CompileResultCacheImpl
 from numba.core.caching import _Cache as NumbaCache
-from numba.core.serialize import dumps
 from numba.misc.appdirs import AppDirs
 
 from lit_sparse.kernels.cpu.compile import IMPLEMENTATIONS, Kernel, references
 
 __all__ = ["MachineCode", "cache_folder", "refusal"]
+
+# Numba has no annotations for these.
+settings: Any = config
+packed: Any = serialize.dumps
 
 #: Settings of Numba that change what is compiled.
 SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO_DEFAULT", "DISABLE_JIT")
@@ -33,7 +36,7 @@ SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX
 
 def cache_folder() -> Path:
     """Return the folder of machine code: ``NUMBA_CACHE_DIR``, or ``lit_sparse`` among the caches of the user."""
-    return Path(config.CACHE_DIR or AppDirs("lit_sparse").user_cache_dir, "kernels")  # type: ignore[no-untyped-call]
+    return Path(settings.CACHE_DIR or AppDirs("lit_sparse").user_cache_dir, "kernels")  # type: ignore[no-untyped-call]
 
 
 @cache
@@ -60,7 +63,7 @@ class MachineCode(NumbaCache):
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.cachable = CompileResultCacheImpl.__new__(CompileResultCacheImpl)
+        self.cachable: Any = CompileResultCacheImpl.__new__(CompileResultCacheImpl)
 
     @property
     def cache_path(self) -> str:
@@ -85,7 +88,7 @@ class MachineCode(NumbaCache):
         file = self._file(sig, data.target_context)
         try:
             with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
-                part.write(dumps(self.cachable.reduce(data)))
+                part.write(packed(self.cachable.reduce(data)))
             Path(part.name).replace(file)
         except OSError:
             Path(part.name).unlink(missing_ok=True)
@@ -105,7 +108,7 @@ class MachineCode(NumbaCache):
 def _surroundings() -> tuple[Any, ...]:
     versions = platform.python_version(), numba.__version__, llvmlite.__version__, np.__version__
     own = [Path(__file__).with_name(name).read_bytes() for name in ("compile.py", "machine.py", "cache.py")]
-    return *versions, hashlib.sha256(b"".join(own)).hexdigest(), *[getattr(config, name, None) for name in SETTINGS]
+    return *versions, hashlib.sha256(b"".join(own)).hexdigest(), *[getattr(settings, name, None) for name in SETTINGS]
 
 
 @cache

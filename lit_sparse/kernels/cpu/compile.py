@@ -165,7 +165,7 @@ def layout_of(x: Any) -> Any:
     return LAYOUTS[x.dtype.itemsize]
 
 
-LAYOUTS = {
+LAYOUTS: dict[int, tuple[Any, ...]] = {
     4: (np.int32(0x7FFFFFFF), np.int32(31), np.int32(~0x7F800000), np.int32(0x7F800000)),
     8: (np.int64(2**63 - 1), np.int64(63), np.int64(~0x7FF0000000000000), np.int64(0x7FF0000000000000)),
 }

@@ -25,6 +25,14 @@ from lit_sparse.kernels.cpu.cache import MachineCode, cache_folder, refusal
 
 __all__ = ["dispatcher_of", "helper_of"]
 
+# Numba has no annotations for these.
+make_intrinsic: Any = make_intrinsic_template
+register: Any = infer
+register_global: Any = infer_global
+fill: Any = populate_array
+borrowed: Any = impl_ret_borrowed
+tuple_of: Any = types.UniTuple
+
 
 class _Notice(event.Listener):
     """Prints one message before the first compilation; Numba does not announce functions that it loads from a cache."""
@@ -81,9 +89,10 @@ def helper_of(kernel: marked.Kernel) -> Any:
 
 
 def _jit(kernel: marked.Kernel, **options: Any) -> Any:
-    options |= {"nogil": True, "error_model": "numpy", "fastmath": set(kernel.flags) or False}
+    options |= {"no_cfunc_wrapper": True, "nogil": True, "error_model": "numpy", "fastmath": set(kernel.flags) or False}
     options |= {"inline": "always"} if kernel.inline == "source" else {"forceinline": True}
-    return numba.njit(no_cfunc_wrapper=True, **options)(kernel.py_func)
+    jit: Any = numba.njit
+    return jit(**options)(kernel.py_func)
 
 
 def _without_machine_code(flags: Any) -> Any:
@@ -92,7 +101,7 @@ def _without_machine_code(flags: Any) -> Any:
 
 
 def _translate(helper: Any, signature: Any) -> Any:
-    args, _ = sigutils.normalize_signature(signature)
+    args, _ = sigutils.normalize_signature(signature)  # type: ignore[no-untyped-call]
     with global_compiler_lock:
         found = helper.overloads.get(tuple(args))
         if found is None:
@@ -121,16 +130,16 @@ def _chosen(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _function, (_choose, _options) in marked.IMPLEMENTATIONS.items():
-    overload(_function, strict=False, jit_options=_options)(_chosen(_choose))
+    overload(_function, strict=False, jit_options=_options)(_chosen(_choose))  # type: ignore[arg-type]
 
 
 def _as_code(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return a decorator of a function ``(context, *types) -> (signature, generate)`` that gives the code of another."""
 
     def decorate(define: Callable[..., Any]) -> Callable[..., Any]:
-        template = make_intrinsic_template(function, define, function.__name__, prefer_literal=False, kwargs=None)
-        infer(template)
-        infer_global(function, types.Function(template))
+        template = make_intrinsic(function, define, function.__name__, prefer_literal=False, kwargs=None)
+        register(template)
+        register_global(function, types.Function(template))
         return define
 
     return decorate
@@ -154,8 +163,8 @@ def _viewed(x: Any, dtype: Any) -> Any:
         array = context.make_array(x)(context, builder, args[0])
         view = context.make_array(kind)(context, builder)
         data = builder.bitcast(array.data, view.data.type)
-        populate_array(view, data, array.shape, array.strides, array.itemsize, array.meminfo, array.parent)
-        return impl_ret_borrowed(context, builder, kind, view._getvalue())
+        fill(view, data, array.shape, array.strides, array.itemsize, array.meminfo, array.parent)
+        return borrowed(context, builder, kind, view._getvalue())
 
     return kind(x), generate
 
@@ -164,10 +173,10 @@ def _viewed(x: Any, dtype: Any) -> Any:
 def _layout_of(context: Any, x: Any) -> Any:
     values = marked.LAYOUTS[x.dtype.bitwidth // 8]
     kind = types.int32 if x.dtype.bitwidth == 32 else types.int64
-    layout = types.UniTuple(kind, len(values))
+    layout = tuple_of(kind, len(values))
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return context.make_tuple(builder, layout, [context.get_constant(kind, int(value)) for value in values])
+        return context.make_tuple(builder, layout, [context.get_constant(kind, value) for value in map(int, values)])
 
     return layout(x), generate
 

@@ -86,7 +86,7 @@ def lp_sparsemap(
     """
     max_iter, tol, gamma = check_count("max_iter", max_iter), check_positive("tol", tol), check_positive("gamma", gamma)
     links = None if potentials is None else as_potentials(potentials)
-    return _solve(allowed_scores(scores, mask), check_graph(graph), links, gamma, max_iter, tol, warn_of_iterations)  # type: ignore[no-any-return]
+    return _solve(allowed_scores(scores, mask), check_graph(graph), links, gamma, max_iter, tol, warn_of_iterations)
 
 
 def check_graph(graph: Any) -> FactorGraph:
@@ -218,7 +218,7 @@ class LPSparseMAP(PotentialMapping):
             mask: boolean, broadcastable to ``scores``; True where a variable is allowed.
         """
         x = allowed_scores(scores, mask)
-        return _solve(x, self.graph, self.potentials, self.gamma, self.max_iter, self.tol, self._warn_once)  # type: ignore[no-any-return]
+        return _solve(x, self.graph, self.potentials, self.gamma, self.max_iter, self.tol, self._warn_once)
 
     def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the counts."""

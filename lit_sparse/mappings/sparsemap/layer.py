@@ -94,7 +94,7 @@ def sparsemap(
     max_iter, tol = check_count("max_iter", max_iter), check_positive("tol", tol)
     problem = StructureProblem(check_structure(structure), _start_of(start), max_iter, tol, warn_of_iterations)
     links = None if potentials is None else as_potentials(potentials)
-    return _distribution(allowed_scores(scores, mask), problem, links, check_positive("gamma", gamma))  # type: ignore[no-any-return]
+    return _distribution(allowed_scores(scores, mask), problem, links, check_positive("gamma", gamma))
 
 
 def _start_of(start: SparseMAPOutput | Tensor | None) -> tuple[Tensor, Tensor] | Tensor | None:
@@ -248,7 +248,7 @@ class SparseMAP(PotentialMapping):
             start: where to start.
         """
         problem = StructureProblem(structure or self.structure, _start_of(start), self.max_iter, self.tol, self._warn_once)
-        return _distribution(allowed_scores(scores, mask), problem, self.potentials, self.gamma)  # type: ignore[no-any-return]
+        return _distribution(allowed_scores(scores, mask), problem, self.potentials, self.gamma)
 
     def squared_norm(self, y: Tensor, allowed: Tensor) -> Tensor:
         """Return the squared norm (...) of marginals (..., d), with that of the entries that the structure does not show."""
