@@ -6,9 +6,10 @@ records operations, and whether forward-mode derivatives are computed.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,22 +21,29 @@ from lit_sparse.errors import ConfigurationError
 __all__ = [
     "autocast_enabled",
     "autograd_in_operator",
+    "call_operator",
     "can_read_values",
     "count_dispatch_modes",
     "exports_without_autograd",
     "forward_mode_active",
     "is_exporting",
     "is_fake",
+    "is_jit_tracing",
     "is_legacy_batch",
     "lacks_autocast_dtype",
     "must_decompose",
     "no_autograd",
+    "on_values",
     "scan",
     "transforms_active",
     "unwrap_if_dead",
     "while_loop",
 ]
 
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: Return whether ``torch.jit.trace``, or an exporter that uses it, records operations.
+is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 #: Return whether a functorch transform is active.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 #: Return the number of active dispatch modes, which record or replace operations.
@@ -79,7 +87,7 @@ def can_read_values() -> bool:
     """Return whether tensor values can be read: nothing is traced, and no transform or dispatch mode is active."""
     if torch.compiler.is_compiling():  # first, because torch.compile cannot trace torch._C
         return False
-    return not (transforms_active() or count_dispatch_modes() > 0)
+    return not (transforms_active() or count_dispatch_modes() > 0 or is_jit_tracing())
 
 
 def no_autograd() -> bool:
@@ -120,13 +128,13 @@ def exports_without_autograd() -> bool:
 def must_decompose() -> bool:
     """Return whether plain torch operations around a kernel must carry its derivatives, exact to second order.
 
-    Compiled and exported graphs cannot hold an autograd function with a jvp. Nested forward mode does not differentiate the jvp
+    Compiled, exported and traced graphs cannot hold an autograd function with a jvp. Nested forward mode does not differentiate the jvp
     of such a function: torch treats its result as a constant.
 
     Raises:
         ConfigurationError: under nested forward mode in third derivatives, which would be wrong.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_jit_tracing():
         return True
     if not transforms_active():
         return False
@@ -139,3 +147,43 @@ def must_decompose() -> bool:
             " constant. Use vjp, grad or jacrev for all transforms but one."
         )
     return True
+
+
+def call_operator(operator: Any, *args: Any) -> Any:
+    """Call a custom operator, which a graph holds whole.
+
+    Raises:
+        ConfigurationError: in the ONNX exporter based on TorchScript, which cannot write such operators.
+    """
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+        raise ConfigurationError(
+            f"Expected the ONNX exporter of lit_sparse.export.export_onnx but got torch.onnx.export with dynamo=False, which"
+            f" cannot write {operator}. Call export_onnx."
+        )
+    return operator(*args)
+
+
+def on_values(function: Function) -> Function:
+    """Make a function that hands the values of its tensors to compiled code run on nothing but values.
+
+    ``torch.compile`` calls it eagerly, between two graphs. All others that record or batch operations are refused: compiled
+    code would read whatever the memory of their tensors holds.
+
+    Raises:
+        ConfigurationError: from the returned function, under ``torch.jit.trace``, ``torch.func`` and ``torch.export``.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        reason = ""
+        if is_jit_tracing():
+            reason = "torch.jit.trace or an ONNX exporter that uses it would record a constant. Use torch.compile"
+        elif transforms_active():
+            reason = "a transform of torch.func is active. Call it on whole batches, without vmap"
+        elif torch.compiler.is_compiling() or any(isinstance(arg, Tensor) and is_fake(arg) for arg in args):
+            reason = "torch.export, or a mode of fake tensors, has none. Use torch.compile"
+        if reason:
+            raise ConfigurationError(f"Expected `{function.__qualname__}` to get tensors with values but {reason}.")
+        return function(*args, **options)
+
+    return torch.compiler.disable(checked)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
