@@ -33,10 +33,13 @@ __all__ = [
     "lacks_autocast_dtype",
     "must_decompose",
     "no_autograd",
+    "on_batches",
     "on_values",
+    "refuse_vmap",
     "scan",
     "transforms_active",
     "unwrap_if_dead",
+    "vmap_active",
     "while_loop",
 ]
 
@@ -138,7 +141,7 @@ def must_decompose() -> bool:
         return True
     if not transforms_active():
         return False
-    keys = [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]
+    keys = _transforms()
     if keys.count(torch._C._functorch.TransformType.Jvp) < 2:
         return False
     if len(keys) - keys.count(torch._C._functorch.TransformType.Vmap) > 2:
@@ -163,11 +166,15 @@ def call_operator(operator: Any, *args: Any) -> Any:
     return operator(*args)
 
 
-def on_values(function: Function) -> Function:
+def on_values(function: Function, *, differentiable: bool = False) -> Function:
     """Make a function that hands the values of its tensors to compiled code run on nothing but values.
 
     ``torch.compile`` calls it eagerly, between two graphs. All others that record or batch operations are refused: compiled
     code would read whatever the memory of their tensors holds.
+
+    Args:
+        function: the function.
+        differentiable: whether transforms of ``torch.func`` other than vmap may be active.
 
     Raises:
         ConfigurationError: from the returned function, under ``torch.jit.trace``, ``torch.func`` and ``torch.export``.
@@ -177,13 +184,39 @@ def on_values(function: Function) -> Function:
     def checked(*args: Any, **options: Any) -> Any:
         reason = ""
         if is_jit_tracing():
-            reason = "torch.jit.trace or an ONNX exporter that uses it would record a constant. Use torch.compile"
-        elif transforms_active():
-            reason = "a transform of torch.func is active. Call it on whole batches, without vmap"
+            reason = "torch.jit.trace, or an ONNX exporter that uses it, would record constants. Use torch.compile"
+        elif vmap_active() if differentiable else transforms_active():
+            reason = "torch.func hides them. Call it on whole batches, without vmap"
         elif torch.compiler.is_compiling() or any(isinstance(arg, Tensor) and is_fake(arg) for arg in args):
             reason = "torch.export, or a mode of fake tensors, has none. Use torch.compile"
         if reason:
-            raise ConfigurationError(f"Expected `{function.__qualname__}` to get tensors with values but {reason}.")
+            raise ConfigurationError(
+                f"Expected `{function.__qualname__.lstrip('_')}` to get the values of tensors but {reason}."
+            )
         return function(*args, **options)
 
     return torch.compiler.disable(checked)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+
+
+#: The same for a function that only vmap hides values from: its derivatives are rules of their own.
+on_batches = functools.partial(on_values, differentiable=True)
+
+
+def refuse_vmap(what: str) -> None:
+    """Refuse torch's vmap for something whose work depends on the values of a batch.
+
+    Raises:
+        ConfigurationError: under vmap.
+    """
+    if not torch.compiler.is_compiling() and vmap_active():
+        raise ConfigurationError(f"Expected {what} to get whole batches but got torch.func.vmap. Call it without vmap.")
+
+
+def vmap_active() -> bool:
+    """Return whether one of the active functorch transforms is vmap."""
+    return transforms_active() and torch._C._functorch.TransformType.Vmap in _transforms()
+
+
+def _transforms() -> list[Any]:
+    """Return the kinds of the active functorch transforms, the outermost first."""
+    return [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]

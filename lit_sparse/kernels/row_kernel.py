@@ -17,7 +17,14 @@ from torch.nn import Parameter
 
 from lit_sparse.aliases import former_arguments
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.torch_internals import call_operator, count_dispatch_modes, is_exporting, is_jit_tracing, is_legacy_batch
+from lit_sparse.torch_internals import (
+    call_operator,
+    count_dispatch_modes,
+    is_exporting,
+    is_jit_tracing,
+    is_legacy_batch,
+    transforms_active,
+)
 
 __all__ = ["HALVES", "ROW_KERNELS", "RowKernel", "batch_first"]
 
@@ -93,13 +100,13 @@ class RowKernel:
         Half-precision input is computed in float32 and rounded once, at the end. The result has the dtype and shape of
         the first tensor, and is contiguous.
         """
-        watched = count_dispatch_modes() > 0 or is_jit_tracing()
+        watched = count_dispatch_modes() > 0 or is_jit_tracing() or transforms_active()
         for arg in args[: self.inputs]:
             kind = type(arg)
             if kind is float:
                 continue
             if watched or (kind is not Tensor and kind is not Parameter) or is_legacy_batch(arg):
-                # Fake, traced and legacy-vmap tensors, and dispatch modes, only see registered operators.
+                # Fake, traced, vmapped and legacy-vmap tensors, and dispatch modes, only see registered operators.
                 return self._reference_or_operator(args)
         return self._compute(args)
 
