@@ -76,10 +76,8 @@ def _whole(name: str, function: Callable[..., Tensor], dtype: torch.dtype) -> Ca
     operator = torch.library.custom_op(f"lit_sparse::{name}", function, mutates_args=(), schema=schema)
     operator.register_fake(like)
 
-    def vmap(
-        info: Any, dims: tuple[Any, ...], seed: int, index: Tensor, shape: tuple[int, ...], stream: int
-    ) -> tuple[Tensor, int]:
-        return operator(seed, index.movedim(dims[1], 0), shape, stream), 0
+    def vmap(info: Any, dims: tuple[Any, ...], seed: int, index: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        return operator(seed, index.movedim(dims[1], 0), *rest), 0
 
     if hasattr(operator, "register_vmap"):
         operator.register_vmap(vmap)

@@ -131,8 +131,8 @@ def exports_without_autograd() -> bool:
 def must_decompose() -> bool:
     """Return whether plain torch operations around a kernel must carry its derivatives, exact to second order.
 
-    Compiled, exported and traced graphs cannot hold an autograd function with a jvp. Nested forward mode does not differentiate the jvp
-    of such a function: torch treats its result as a constant.
+    Compiled, exported and traced graphs cannot hold an autograd function with a jvp. Nested forward mode does not differentiate
+    the jvp of such a function: torch treats its result as a constant.
 
     Raises:
         ConfigurationError: under nested forward mode in third derivatives, which would be wrong.
@@ -155,9 +155,15 @@ def must_decompose() -> bool:
 def call_operator(operator: Any, *args: Any) -> Any:
     """Call a custom operator, which a graph holds whole.
 
+    Args:
+        operator: the operator; None before torch 2.4, which has none.
+        args: its arguments.
+
     Raises:
-        ConfigurationError: in the ONNX exporter based on TorchScript, which cannot write such operators.
+        ConfigurationError: in the ONNX exporter based on TorchScript, which cannot write such operators, and without one.
     """
+    if operator is None:
+        raise ConfigurationError("Expected torch 2.4 or newer under torch.jit.trace, which would record constants.")
     if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
         raise ConfigurationError(
             f"Expected the ONNX exporter of lit_sparse.export.export_onnx but got torch.onnx.export with dynamo=False, which"
@@ -190,9 +196,8 @@ def on_values(function: Function, *, differentiable: bool = False) -> Function:
         elif torch.compiler.is_compiling() or any(isinstance(arg, Tensor) and is_fake(arg) for arg in args):
             reason = "torch.export, or a mode of fake tensors, has none. Use torch.compile"
         if reason:
-            raise ConfigurationError(
-                f"Expected `{function.__qualname__.lstrip('_')}` to get the values of tensors but {reason}."
-            )
+            name = function.__qualname__.lstrip("_")
+            raise ConfigurationError(f"Expected `{name}` to get the values of tensors but {reason}.")
         return function(*args, **options)
 
     return torch.compiler.disable(checked)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,9 @@ def test_other_arguments(operation: Operation) -> None:
 @pytest.mark.gate
 def test_a_trace_has_the_derivatives() -> None:
     x, other = torch.randn(4, 6), torch.randn(4, 6)
-    traced = torch.jit.trace(Sparsemax(), (x,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        traced = torch.jit.trace(Sparsemax(), (x,))
 
     def slope(function: object) -> Tensor:
         leaf = other.clone().requires_grad_()
@@ -57,6 +60,7 @@ def test_a_trace_has_the_derivatives() -> None:
 
 
 @pytest.mark.gate
+@pytest.mark.filterwarnings("ignore")
 def test_the_old_onnx_exporter_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"dynamo=False, which cannot write lit_sparse\.project_simplex.* export_onnx"):
         torch.onnx.export(Sparsemax(), (torch.randn(4, 6),), tmp_path / "model.onnx", dynamo=False)

@@ -143,7 +143,7 @@ class RowKernel:
         return self(*args)
 
     def _reference_or_operator(self, args: tuple[Any, ...]) -> Any:
-        if self._operator is None:
+        if self._operator is None and not is_jit_tracing():
             return self._on_tensors(self.reference, args)
         return call_operator(self._operator, *self._with_tensors(args))
 

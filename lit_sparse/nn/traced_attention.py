@@ -1,4 +1,4 @@
-"""Sparse attention in the graphs of ``torch.compile`` and ``torch.jit.trace``: one opaque operator, and one for its gradients."""
+"""Sparse attention in graphs, of ``torch.compile`` and others: one opaque operator, and one for its gradients."""
 
 from __future__ import annotations
 

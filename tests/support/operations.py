@@ -12,6 +12,7 @@ import inspect
 import multiprocessing
 import tempfile
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -397,7 +398,7 @@ SOLVED = {
 }
 #: What is refused in the ways that need no compiler, always by an error of this package; all else has its eager results.
 REFUSED: dict[str, set[str]] = {
-    **dict.fromkeys(("no_grad", "inference_mode", "autocast", "threads", "fork"), set()),
+    **{way: set() for way in ("no_grad", "inference_mode", "autocast", "threads", "fork")},
     "jit.trace": SOLVED,
     "vmap": {
         *SOLVED,
@@ -420,7 +421,9 @@ def outcome(operation: Operation, way: str) -> bool:
     expected = [x.detach() for x in program(*other)]
     torch.manual_seed(0)
     try:
-        found = [x.detach() for x in WAYS[way](program, given, other)]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about traces and old exporters
+            found = [x.detach() for x in WAYS[way](program, given, other)]
     except Exception as error:
         cause: BaseException | None = error
         while cause is not None:
