@@ -13,7 +13,7 @@ from torch import Tensor
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator
 from lit_sparse.mappings import Entmax, FenchelYoungLoss, LPSparseMAP, SparseMAP, SparseMapping, Sparsemax
-from lit_sparse.nn import LinearFenchelYoungLoss, MultiheadAttention, SharedCategorical
+from lit_sparse.nn import LinearFenchelYoungLoss, SharedCategorical
 from lit_sparse.testing import concrete_subclasses
 from lit_sparse.transport import KernelPotentials, MLPPotentials
 
@@ -60,10 +60,6 @@ def _estimator(part: Estimator) -> Contract:
     return Contract(part.eval(), entries)
 
 
-def _attention(part: MultiheadAttention, x: Tensor) -> Tensor:
-    return part.attend_projected(x, *part.project_memory(x, x))[0]
-
-
 CONTRACTS = [
     *[_mapping(cls.examples()[0]) for cls in concrete_subclasses(SparseMapping)],
     *[_estimator(cls.examples()[0]) for cls in concrete_subclasses(Estimator)],
@@ -80,11 +76,6 @@ CONTRACTS = [
             "forward": lambda part, x: part(x, torch.zeros(len(x), dtype=torch.int64)),
             "probabilities": lambda part, x: part.probabilities(x)[1],
         },
-    ),
-    Contract(
-        MultiheadAttention(6, 2, batch_first=True, mapping=Sparsemax()),
-        {"forward": lambda part, x: part(x, x, x)[0], "attend_projected": _attention},
-        (3, 6),
     ),
     Contract(
         SharedCategorical(6, 4),
