@@ -93,8 +93,8 @@ class FenchelYoungLoss(nn.Module):
             A scalar, or (N, ...) for ``reduction="none"``.
 
         Raises:
-            ConfigurationError: if the scores are not floating, the shapes do not fit, or a label is not a class. If labels cannot
-                be read (on a GPU, in a graph, under a transform), the loss of such a label is NaN instead.
+            ConfigurationError: if the scores are not floating, the shapes do not fit, or a label is not a class. If labels
+                cannot be read (on a GPU, in a graph, under a transform), the loss of such a label is NaN instead.
         """
         scores = allowed_scores(scores, None)
         if scores.dtype in HALVES and autocast_enabled(scores.device):
