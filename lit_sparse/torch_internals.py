@@ -164,7 +164,7 @@ def call_operator(operator: Any, *args: Any) -> Any:
     """
     if operator is None:
         raise ConfigurationError("Expected torch 2.4 or newer under torch.jit.trace, which would record constants.")
-    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
         name = getattr(operator, "_qualname", operator)
         raise ConfigurationError(
             f"Expected the ONNX exporter of lit_sparse.export.export_onnx but got torch.onnx.export with dynamo=False, which"

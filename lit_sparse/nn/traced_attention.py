@@ -39,7 +39,7 @@ _BACKWARD = (
 def is_traceable(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, dropout: float) -> bool:
     """Return whether ``torch.compile`` or ``torch.jit.trace`` traces something that :func:`traced_attention` can compute."""
     exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
-    traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()
+    traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
     if exporting or not (HAS_CUSTOM_OPS and traced) or transforms_active():
         return False
     if query.is_nested or mapping_refusal(query, key, mapping) is not None:
