@@ -8,9 +8,13 @@ cryptography.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from lit_sparse.torch_internals import call_operator, is_jit_tracing
 
 __all__ = ["example_keys", "seed_generator", "seeded_normal", "seeded_uniform"]
 
@@ -39,16 +43,63 @@ def _folded(x: Tensor, bits: int) -> Tensor:
     return _shifted(x, bits).bitwise_xor_(x)
 
 
-def example_keys(seed: int, index: Tensor, stream: int) -> Tensor:
-    """Return the (B,) int64 keys of examples at indices (B,), from which their counters begin."""
+def _keys(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
     key = torch.tensor(_signed(seed * 0x632BE59BD9B4E019 + stream), dtype=torch.int64, device=index.device)
     return _scrambled(_scrambled(key + GAMMA) + index.long() * GAMMA)
 
 
 def _bits(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
-    key = example_keys(seed, index, stream)
+    key = _keys(seed, index, (), stream)
     counter = torch.arange(1, math.prod(shape) + 1, device=index.device) * GAMMA
     return _scrambled(key.unsqueeze(-1) + counter).reshape(*index.shape, *shape)
+
+
+def _uniform(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
+    return _shifted(_bits(seed, index, shape, stream), 40).float().mul_(2.0**-24)
+
+
+def _normal(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
+    bits = _bits(seed, index, (*shape, 2), stream)
+    radius = torch.sqrt(-2.0 * torch.log((_shifted(bits[..., 0], 40).float() + 1.0) * 2.0**-24))
+    return radius * torch.cos(2.0 * math.pi * _shifted(bits[..., 1], 40).float() * 2.0**-24)
+
+
+def _whole(name: str, function: Callable[..., Tensor], dtype: torch.dtype) -> Callable[..., Tensor]:
+    """Return a function that a graph holds as one operator: compilers do not do integer arithmetic modulo 2^64."""
+    if not hasattr(torch.library, "custom_op"):  # before torch 2.4
+        return torch.compiler.disable(function)  # type: ignore[no-any-return, no-untyped-call, unused-ignore]
+
+    def like(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
+        return index.new_empty((*index.shape, *shape), dtype=dtype)
+
+    schema = "(SymInt seed, Tensor index, SymInt[] shape, SymInt stream) -> Tensor"
+    operator = torch.library.custom_op(f"lit_sparse::{name}", function, mutates_args=(), schema=schema)
+    operator.register_fake(like)
+
+    def vmap(info: Any, dims: tuple[Any, ...], seed: int, index: Tensor, *rest: Any) -> tuple[Tensor, int]:
+        return operator(seed, index.movedim(dims[1], 0), *rest), 0
+
+    if hasattr(operator, "register_vmap"):
+        operator.register_vmap(vmap)
+
+    def call(seed: int, index: Tensor, shape: tuple[int, ...], stream: int) -> Tensor:
+        if torch.compiler.is_compiling() or is_jit_tracing():
+            seed = seed if -(2**63) <= seed < 2**63 else _signed(seed)
+            found: Tensor = call_operator(operator, seed, index, shape, stream)
+            return found
+        return function(seed, index, shape, stream)
+
+    return call
+
+
+_whole_keys = _whole("example_keys", _keys, torch.int64)
+_whole_uniform = _whole("seeded_uniform", _uniform, torch.float32)
+_whole_normal = _whole("seeded_normal", _normal, torch.float32)
+
+
+def example_keys(seed: int, index: Tensor, stream: int) -> Tensor:
+    """Return the (B,) int64 keys of examples at indices (B,), from which their counters begin."""
+    return _whole_keys(seed, index, (), stream)
 
 
 def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
@@ -68,14 +119,12 @@ def seeded_uniform(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, str
         >>> bool((a[1] == seeded_uniform(0, torch.tensor([3]), (2,))[0]).all())
         True
     """
-    return _shifted(_bits(seed, index, shape, stream), 40).float().mul_(2.0**-24)
+    return _whole_uniform(seed, index, shape, stream)
 
 
 def seeded_normal(seed: int, index: Tensor, shape: tuple[int, ...] = (), *, stream: int = 0) -> Tensor:
     """Sample from the standard normal distribution by the Box-Muller method; arguments as for :func:`seeded_uniform`."""
-    bits = _bits(seed, index, (*shape, 2), stream)
-    radius = torch.sqrt(-2.0 * torch.log((_shifted(bits[..., 0], 40).float() + 1.0) * 2.0**-24))
-    return radius * torch.cos(2.0 * math.pi * _shifted(bits[..., 1], 40).float() * 2.0**-24)
+    return _whole_normal(seed, index, shape, stream)
 
 
 def seed_generator(seed: int, device: torch.device) -> None:

@@ -22,6 +22,7 @@ __all__ = [
     "archived",
     "autocast_enabled",
     "autograd_in_operator",
+    "call_operator",
     "can_read_values",
     "constant_in_graphs",
     "count_dispatch_modes",
@@ -29,19 +30,26 @@ __all__ = [
     "forward_mode_active",
     "is_exporting",
     "is_fake",
+    "is_jit_tracing",
     "is_legacy_batch",
     "lacks_autocast_dtype",
     "must_decompose",
     "no_autograd",
+    "on_batches",
+    "on_values",
     "outside_graphs",
+    "refuse_vmap",
     "scan",
     "transforms_active",
     "unwrap_if_dead",
+    "vmap_active",
     "while_loop",
 ]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+#: Return whether ``torch.jit.trace``, or an exporter that uses it, records operations.
+is_jit_tracing: Callable[[], bool] = torch._C._is_tracing
 #: Return whether a functorch transform is active.
 transforms_active: Callable[[], bool] = torch._C._are_functorch_transforms_active
 #: Return the number of active dispatch modes, which record or replace operations.
@@ -126,7 +134,7 @@ def can_read_values() -> bool:
     """Return whether tensor values can be read: nothing is traced, and no transform or dispatch mode is active."""
     if torch.compiler.is_compiling():  # first, because torch.compile cannot trace torch._C
         return False
-    return not (transforms_active() or count_dispatch_modes() > 0)
+    return not (transforms_active() or count_dispatch_modes() > 0 or is_jit_tracing())
 
 
 def no_autograd() -> bool:
@@ -167,17 +175,17 @@ def exports_without_autograd() -> bool:
 def must_decompose() -> bool:
     """Return whether plain torch operations around a kernel must carry its derivatives, exact to second order.
 
-    Compiled and exported graphs cannot hold an autograd function with a jvp. Nested forward mode does not differentiate the jvp
-    of such a function: torch treats its result as a constant.
+    Compiled, exported and traced graphs cannot hold an autograd function with a jvp. Nested forward mode does not differentiate
+    the jvp of such a function: torch treats its result as a constant.
 
     Raises:
         ConfigurationError: under nested forward mode in third derivatives, which would be wrong.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_jit_tracing():
         return True
     if not transforms_active():
         return False
-    keys = [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]
+    keys = _transforms()
     if keys.count(torch._C._functorch.TransformType.Jvp) < 2:
         return False
     if len(keys) - keys.count(torch._C._functorch.TransformType.Vmap) > 2:
@@ -186,3 +194,79 @@ def must_decompose() -> bool:
             " constant. Use vjp, grad or jacrev for all transforms but one."
         )
     return True
+
+
+def call_operator(operator: Any, *args: Any) -> Any:
+    """Call a custom operator, which a graph holds whole.
+
+    Args:
+        operator: the operator; None before torch 2.4, which has none.
+        args: its arguments.
+
+    Raises:
+        ConfigurationError: in the ONNX exporter based on TorchScript, which cannot write such operators, and without one.
+    """
+    if operator is None:
+        raise ConfigurationError("Expected torch 2.4 or newer under torch.jit.trace, which would record constants.")
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
+        name = getattr(operator, "_qualname", operator)
+        raise ConfigurationError(
+            f"Expected the ONNX exporter of lit_sparse.export.export_onnx but got torch.onnx.export with dynamo=False, which"
+            f" cannot write {name}. Call export_onnx."
+        )
+    return operator(*args)
+
+
+def on_values(function: Function, *, differentiable: bool = False) -> Function:
+    """Make a function that hands the values of its tensors to compiled code run on nothing but values.
+
+    ``torch.compile`` calls it eagerly, between two graphs. All others that record or batch operations are refused: compiled
+    code would read whatever the memory of their tensors holds.
+
+    Args:
+        function: the function.
+        differentiable: whether transforms of ``torch.func`` other than vmap may be active.
+
+    Raises:
+        ConfigurationError: from the returned function, under ``torch.jit.trace``, ``torch.func`` and ``torch.export``.
+    """
+
+    @functools.wraps(function)
+    def checked(*args: Any, **options: Any) -> Any:
+        reason = ""
+        if is_jit_tracing():
+            reason = "torch.jit.trace, or an ONNX exporter that uses it, would record constants. Use torch.compile"
+        elif vmap_active() if differentiable else transforms_active():
+            reason = "torch.func hides them. Call it on whole batches, without vmap"
+        elif torch.compiler.is_compiling() or any(isinstance(arg, Tensor) and is_fake(arg) for arg in args):
+            reason = "torch.export, or a mode of fake tensors, has none. Use torch.compile"
+        if reason:
+            name = function.__qualname__.lstrip("_")
+            raise ConfigurationError(f"Expected `{name}` to get the values of tensors but {reason}.")
+        return function(*args, **options)
+
+    return outside_graphs(checked)  # type: ignore[return-value]
+
+
+#: The same for a function that only vmap hides values from: its derivatives are rules of their own.
+on_batches = functools.partial(on_values, differentiable=True)
+
+
+def refuse_vmap(what: str) -> None:
+    """Refuse torch's vmap for something whose work depends on the values of a batch.
+
+    Raises:
+        ConfigurationError: under vmap.
+    """
+    if not torch.compiler.is_compiling() and vmap_active():
+        raise ConfigurationError(f"Expected {what} to get whole batches but got torch.func.vmap. Call it without vmap.")
+
+
+def vmap_active() -> bool:
+    """Return whether one of the active functorch transforms is vmap."""
+    return transforms_active() and torch._C._functorch.TransformType.Vmap in _transforms()
+
+
+def _transforms() -> list[Any]:
+    """Return the kinds of the active functorch transforms, the outermost first."""
+    return [interpreter.key() for interpreter in torch._C._functorch.get_interpreter_stack() or ()]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 
-from lit_sparse.random import seeded_normal, seeded_uniform
+from lit_sparse.random import example_keys, seeded_normal, seeded_uniform
 
 
 def test_draws_do_not_depend_on_the_batch() -> None:
@@ -35,3 +38,15 @@ def test_normal_moments() -> None:
     assert abs(float(x.var()) - 1) < 6e-3
     assert abs(float((x**4).mean()) - 3) < 0.05
     assert abs(float((x > 1.96).double().mean()) - 0.025) < 7e-4
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("draw", [seeded_uniform, seeded_normal, example_keys], ids=lambda draw: draw.__name__)
+def test_compiled_draws_are_the_eager_ones(draw: Any) -> None:
+    """To the last bit, in machine code, for seeds of any size."""
+    index = torch.tensor([5, 0, 123456])
+    rest = (2,) if draw is example_keys else ((3, 4),)
+    for seed in (0, 1, -3, 2**62 + 5, 2**80 + 1):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda index: draw(seed, index, *rest), fullgraph=True)  # noqa: B023
+        assert torch.equal(compiled(index), draw(seed, index, *rest))

@@ -15,6 +15,7 @@ from lit_sparse.aliases import adopt_former_names, former_fields, former_method
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.dot_product import check_mapping
+from lit_sparse.torch_internals import refuse_vmap
 
 __all__ = ["Estimator", "Expectation", "Latent", "LatentBatch", "LossFunction"]
 
@@ -160,6 +161,7 @@ class Estimator(nn.Module, ABC):
             raise ConfigurationError(
                 f"Expected floating scores of shape (batch, {second}) but got {tuple(scores.shape)} of {scores.dtype}."
             )
+        refuse_vmap(type(self).__name__)
         found = self.expect(scores, loss_fn, context)
         if not isinstance(found, Expectation) or found.loss.shape != scores.shape[:1]:
             got = f"a loss {tuple(found.loss.shape)}" if isinstance(found, Expectation) else repr(type(found).__name__)

@@ -11,6 +11,7 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.random import FIRST, GAMMA, SECOND, example_keys, seeded_uniform
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["binarize"]
 
@@ -30,6 +31,7 @@ def _binarize_block(start: Any, stop: Any, out: Any, pixels: Any, keys: Any) -> 
             out[row, i] = np.float32(np.int32(x >> np.uint64(40))) * UNIT < pixels[row, i]
 
 
+@on_values
 def binarize(pixels: Tensor, seed: int, index: Tensor, *, stream: int = 0) -> Tensor:
     """Draw each pixel from a Bernoulli distribution with its intensity as mean.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["distinct"]
 
@@ -30,6 +31,7 @@ def _distinct_block(start: Any, stop: Any, out: Any, draws: Any, sizes: Any) -> 
             out[row, i] = number
 
 
+@on_values
 def distinct(draws: Tensor, sizes: Tensor) -> Tensor:
     """Return n distinct numbers (B, n) of ``0 .. size - 1`` per row, all subsets equally likely, by Floyd's algorithm.
 

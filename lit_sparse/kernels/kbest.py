@@ -19,6 +19,7 @@ from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.rows import plain_top
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import HALVES
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["best_bits"]
 
@@ -141,6 +142,7 @@ def _best_reference(bits: Tensor, counts: Tensor, x: Tensor) -> None:
     counts.copy_(size)
 
 
+@on_values
 def best_bits(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k bit vectors z of largest ``<scores, z>`` for each row, the best first, none twice.
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["gaussian_sum", "run_kernel_sgd"]
 
@@ -128,6 +129,7 @@ def _ascend(
     return broken
 
 
+@on_values
 def run_kernel_sgd(
     sources: Tensor,
     targets: Tensor,
@@ -185,6 +187,7 @@ def run_kernel_sgd(
     return torch.from_numpy(sums), int(broken)
 
 
+@on_values
 def gaussian_sum(points: Tensor, centres: Tensor, coefficients: Tensor, width: float) -> Tensor:
     """Return ``sum_j b_j exp(-|x - x_j|^2 / (2 width^2))`` at points x, (B,) float64.
 

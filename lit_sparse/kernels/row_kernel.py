@@ -17,7 +17,15 @@ from torch.nn import Parameter
 
 from lit_sparse.aliases import former_arguments
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.torch_internals import count_dispatch_modes, is_exporting, is_legacy_batch, outside_graphs
+from lit_sparse.torch_internals import (
+    call_operator,
+    count_dispatch_modes,
+    is_exporting,
+    is_jit_tracing,
+    is_legacy_batch,
+    outside_graphs,
+    transforms_active,
+)
 
 __all__ = ["HALVES", "ROW_KERNELS", "RowKernel", "batch_first"]
 
@@ -93,13 +101,13 @@ class RowKernel:
         Half-precision input is computed in float32 and rounded once, at the end. The result has the dtype and shape of
         the first tensor, and is contiguous.
         """
-        watched = count_dispatch_modes() > 0
+        watched = count_dispatch_modes() > 0 or is_jit_tracing() or transforms_active()
         for arg in args[: self.inputs]:
             kind = type(arg)
             if kind is float:
                 continue
             if watched or (kind is not Tensor and kind is not Parameter) or is_legacy_batch(arg):
-                # Fake, traced and legacy-vmap tensors, and dispatch modes, only see registered operators.
+                # Fake, traced, vmapped and legacy-vmap tensors, and dispatch modes, only see registered operators.
                 return self._reference_or_operator(args)
         return self._compute(args)
 
@@ -116,10 +124,10 @@ class RowKernel:
         return self._on_tensors(self.reference, args)
 
     def traced(self, *args: Any) -> Any:
-        """Return the same as a call, as one opaque operator that ``torch.compile`` and ``torch.export`` keep whole."""
+        """Return the same as a call, as one opaque operator, which graphs keep whole."""
         if self._operator is None:
             return self._eagerly(*args)
-        return self._operator(*self._with_tensors(args))
+        return call_operator(self._operator, *self._with_tensors(args))
 
     def decomposed(self, *args: Any) -> Any:
         """Return the same in plain torch operations, as a decomposition of the operator."""
@@ -136,9 +144,9 @@ class RowKernel:
         return self(*args)
 
     def _reference_or_operator(self, args: tuple[Any, ...]) -> Any:
-        if self._operator is None:
+        if self._operator is None and not is_jit_tracing():
             return self._on_tensors(self.reference, args)
-        return self._operator(*self._with_tensors(args))
+        return call_operator(self._operator, *self._with_tensors(args))
 
     def _with_tensors(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Give numbers among the row parameters as tensors: a number that a graph computes must not be frozen in it."""

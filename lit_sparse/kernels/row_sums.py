@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_sparse.checks import check_indices
 from lit_sparse.kernels.cpu.compile import compile_rows
 from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["add_exactly", "all_products", "measured", "row_products", "row_sum"]
 
@@ -75,6 +76,7 @@ def _measure(start: int, stop: int, norms: Any, sums: Any, errors: Any, matrix: 
             norms[i] = np.sqrt(square)
 
 
+@on_values
 def row_sum(matrix: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
     """Return ``sum_i weights_i matrix[indices_i]``, (S,) float64.
 
@@ -93,6 +95,7 @@ def row_sum(matrix: Tensor, indices: Tensor, weights: Tensor) -> Tensor:
     return parts.sum(0)
 
 
+@on_values
 def row_products(matrix: Tensor, indices: Tensor, direction: Tensor) -> Tensor:
     """Return the products (n,) float64 of some rows with a direction.
 
@@ -111,6 +114,7 @@ def row_products(matrix: Tensor, indices: Tensor, direction: Tensor) -> Tensor:
     return out
 
 
+@on_values
 def all_products(matrix: Tensor, direction: Tensor, out: Tensor) -> None:
     """Write the products of all rows with a direction to ``out``, with float64 sums.
 
@@ -122,6 +126,7 @@ def all_products(matrix: Tensor, direction: Tensor, out: Tensor) -> None:
     over_rows(_all_products, tuple(matrix.shape), COST, out.numpy(), matrix.numpy(), direction.double().numpy())
 
 
+@on_values
 def measured(matrix: Tensor, norms: Tensor) -> Tensor:
     """Write the norms of all rows to ``norms``, and return their sum as parts (2, S) for :func:`add_exactly`.
 

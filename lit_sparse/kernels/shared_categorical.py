@@ -20,6 +20,7 @@ from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_row
 from lit_sparse.kernels.cpu.rows import key_range
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["Likelihood", "log_likelihood"]
 
@@ -179,6 +180,7 @@ def _parts(h: Tensor, values: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, len(h), step))
 
 
+@on_values
 def log_likelihood(features: Tensor, weight: Tensor, bias: Tensor, seen: Tensor, *, slopes: bool) -> Likelihood:
     """Return ``sum_n log softmax(W h_n + b)[x_n]`` of each row, and its derivatives.
 

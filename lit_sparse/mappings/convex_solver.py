@@ -15,6 +15,7 @@ from torch.func import functional_call, grad, grad_and_value
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.simplex import project_simplex
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["FLOOR", "Omega", "SimplexProblem", "one_number_a_row"]
 
@@ -106,6 +107,7 @@ class SimplexProblem:
         landing = project_simplex(y - slope, 1.0, 0)
         return _Point(y, slope, landing, value, (y - landing).norm(dim=-1), torch.finfo(omega.dtype).eps * size)
 
+    @on_values
     def solve(self, x: Tensor, parameters: tuple[Tensor, ...]) -> Tensor:
         """Return the solution for scores (rows, d), NaN for rows that hold NaN or +inf."""
         with torch.inference_mode(False), _own_precision(x):

@@ -12,6 +12,7 @@ from lit_sparse.checks import check_number
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.mappings.softmax import Softmax
 from lit_sparse.torch_internals import autocast_enabled, can_read_values
 
@@ -92,9 +93,10 @@ class FenchelYoungLoss(nn.Module):
             A scalar, or (N, ...) for ``reduction="none"``.
 
         Raises:
-            ConfigurationError: if the shapes do not fit or a label is not a class. If labels cannot be read (on a GPU, in a
-                graph, under a transform), the loss of such a label is NaN instead.
+            ConfigurationError: if the scores are not floating, the shapes do not fit, or a label is not a class. If labels
+                cannot be read (on a GPU, in a graph, under a transform), the loss of such a label is NaN instead.
         """
+        scores = allowed_scores(scores, None)
         if scores.dtype in HALVES and autocast_enabled(scores.device):
             scores = scores.float()
         rows = scores if scores.dim() == 1 else scores.movedim(1, -1)
@@ -117,6 +119,7 @@ class FenchelYoungLoss(nn.Module):
 
     def of_labels(self, rows: Tensor, labels: Tensor) -> Tensor:
         """Return the losses (...) of scores (..., C) against class labels (...); NaN for a label that is not a class."""
+        rows = allowed_scores(rows, None)
         classes = torch.arange(rows.shape[-1], device=rows.device)
         known = (labels >= 0) & (labels < len(classes))
         plain = self.weight is None and self.label_smoothing == 0 and rows.numel() and rows.dtype not in HALVES
@@ -178,8 +181,11 @@ class FenchelYoungLoss(nn.Module):
         """Return class labels, 0 where they are ignored, and where that is, both of a given shape.
 
         Raises:
-            ConfigurationError: if the target has another shape, or a label that can be read is not a class.
+            ConfigurationError: if the target has another shape or is not of an integer type, or a label that can be read is not
+                a class.
         """
+        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            raise ConfigurationError(f"Expected class labels of an integer type but got {target.dtype}.")
         if target.shape != shape:
             hint = " Classes are dimension 1 of the scores." if shape else ""
             raise ConfigurationError(f"Expected class labels of shape {tuple(shape)} but got {tuple(target.shape)}.{hint}")

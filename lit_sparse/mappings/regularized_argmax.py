@@ -22,7 +22,7 @@ from lit_sparse.kernels.row_kernel import HALVES
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.convex_solver import FLOOR, Omega, SimplexProblem, one_number_a_row
 from lit_sparse.mappings.masking import along_last
-from lit_sparse.torch_internals import outside_graphs
+from lit_sparse.torch_internals import on_batches
 
 __all__ = ["RegularizedArgmax", "regularized_argmax"]
 
@@ -85,7 +85,7 @@ def _groups(allowed: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
             yield rows, allowed[rows.squeeze(-1)].nonzero()[:, 1].view(-1, count)
 
 
-@outside_graphs
+@on_batches
 def _rows(x: Tensor, problem: SimplexProblem) -> Tensor:
     """Map (..., d), rows of one number of allowed entries at a time, their forbidden entries dropped."""
     if x.is_meta or x.numel() == 0:
@@ -227,7 +227,7 @@ class RegularizedArgmax(SparseMapping):
         return self.regularizer(y, dim, allowed) - frozen
 
 
-@outside_graphs
+@on_batches
 def _of_allowed(omega: Omega, y: Tensor, dim: int, allowed: Tensor | None) -> Tensor:
     """Return Omega along ``dim`` of the allowed entries alone; 0 where there are none."""
     y = y.movedim(dim, -1)

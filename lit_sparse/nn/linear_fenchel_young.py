@@ -104,8 +104,6 @@ class LinearFenchelYoungLoss(nn.Linear):
                 graph, under a transform), the loss of such a label is NaN instead.
         """
         self._check(hidden)
-        if target.is_floating_point() or target.dtype == torch.bool:
-            raise ConfigurationError(f"Expected class labels of an integer type but got {target.dtype}.")
         labels, ignored = self.criterion.labels(target, hidden.shape[:1], self.out_features)
         if not needs_all_scores(hidden, self.weight):
             kept = (~ignored).nonzero().squeeze(1)

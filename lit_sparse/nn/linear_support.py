@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_sparse.kernels.candidates import list_candidates_of
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.nn.linear_scores import ROWS, rows_at_a_time, score_ranges
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["find_support", "list_support"]
 
@@ -48,6 +49,7 @@ def find_support(
     return places, weights, torch.cat([part[2] for part in parts])
 
 
+@on_values
 def list_support(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, mapping: SparseMapping, alpha: float | None
 ) -> tuple[Tensor, Tensor]:

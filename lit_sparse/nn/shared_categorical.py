@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 
+from lit_sparse.checks import FLOATS
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.shared_categorical import log_likelihood
 from lit_sparse.torch_internals import can_read_values, forward_mode_active, is_legacy_batch
@@ -47,8 +48,9 @@ class SharedCategorical(nn.Linear):
             values: (R, N) int64 in 0 .. V - 1.
 
         Raises:
-            ConfigurationError: if the shapes do not fit.
+            ConfigurationError: if the shapes do not fit, or the features are not floating.
         """
+        _check_floating(features)
         if features.dim() != 3 or features.shape[2] != self.in_features or values.shape != features.shape[:2]:
             raise ConfigurationError(
                 f"Expected features (R, N, {self.in_features}) and values (R, N) but got {tuple(features.shape)} and"
@@ -62,11 +64,18 @@ class SharedCategorical(nn.Linear):
     @torch.no_grad()
     def mean(self, features: Tensor) -> Tensor:
         """Return the expected values (R, N) of variables with these features (R, N, F); no gradient."""
-        levels = torch.arange(self.out_features, device=features.device, dtype=features.dtype)
+        _check_floating(features)
+        h, weight, bias = _widened(features, self.weight, self.bias)
+        levels = torch.arange(self.out_features, device=h.device, dtype=h.dtype)
         rows = max(1, MOST_LOGITS // max(1, features.shape[1] * self.out_features))
-        return torch.cat(
-            [super(SharedCategorical, self).forward(part).softmax(-1) @ levels for part in torch.split(features, rows)]
-        )
+        with torch.autocast(h.device.type, enabled=False):
+            parts = [nnf.linear(part, weight, bias).softmax(-1) @ levels for part in torch.split(h, rows)]
+        return torch.cat(parts).to(features.dtype)
+
+
+def _check_floating(features: Tensor) -> None:
+    if features.dtype not in FLOATS:
+        raise ConfigurationError(f"Expected floating features but got {features.dtype}. Convert them.")
 
 
 class _LogLikelihood(torch.autograd.Function):

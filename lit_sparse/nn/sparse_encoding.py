@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from lit_sparse.torch_internals import refuse_vmap
+
 __all__ = ["sparse_decode", "sparse_encode"]
 
 
@@ -17,6 +19,7 @@ def sparse_encode(x: Tensor, weight: Tensor) -> Tensor:
     The gradient holds only the rows of units with a nonzero gradient. After a sparse mapping these are the active units.
     ``torch.optim.SGD`` updates only these rows. It has no second derivative.
     """
+    refuse_vmap("sparse_encode")
     scores: Tensor = _Encode.apply(x, weight)  # type: ignore[no-untyped-call]
     return scores
 
@@ -28,6 +31,7 @@ def sparse_decode(h: Tensor, weight: Tensor) -> Tensor:
     derivative of the preceding mapping is zero where its output is zero, which holds for sparse mappings. The exception is a
     hard threshold at a score that is exactly zero and among the k largest.
     """
+    refuse_vmap("sparse_decode")
     decoded: Tensor = _Decode.apply(h, weight)  # type: ignore[no-untyped-call]
     return decoded
 

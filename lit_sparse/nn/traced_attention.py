@@ -1,4 +1,4 @@
-"""Sparse attention in the graphs of ``torch.compile``: one opaque operator, and one for its gradients."""
+"""Sparse attention in graphs, of ``torch.compile`` and others: one opaque operator, and one for its gradients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lit_sparse.nn.sparse_attention import (
     prepared,
     serves,
 )
-from lit_sparse.torch_internals import autograd_in_operator, transforms_active
+from lit_sparse.torch_internals import autograd_in_operator, call_operator, transforms_active
 
 __all__ = ["is_traceable", "traced_attention"]
 
@@ -37,9 +37,10 @@ _BACKWARD = (
 
 
 def is_traceable(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, dropout: float) -> bool:
-    """Return whether ``torch.compile`` traces something that :func:`traced_attention` can compute."""
+    """Return whether ``torch.compile`` or ``torch.jit.trace`` traces something that :func:`traced_attention` can compute."""
     exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
-    if exporting or not (HAS_CUSTOM_OPS and torch.compiler.is_dynamo_compiling()) or transforms_active():
+    traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
+    if exporting or not (HAS_CUSTOM_OPS and traced) or transforms_active():
         return False
     if query.is_nested or mapping_refusal(query, key, mapping) is not None:
         return False
@@ -78,7 +79,8 @@ def traced_attention(
     low = product_dtype(query, key)
     if not query.is_cpu:
         query, key, value = query.to(low), key.to(low), value.to(low)
-    output: Tensor = torch.ops.lit_sparse.attention(
+    output: Tensor = call_operator(
+        torch.ops.lit_sparse.attention,
         query,
         key,
         value,

@@ -16,6 +16,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.structures.count import CountConstraint
 from lit_sparse.structures.one_per_row import OnePerRow
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["Assignment"]
 
@@ -103,6 +104,7 @@ class Assignment(OnePerRow):
         one = [CountConstraint(tuple(range(i * columns, (i + 1) * columns)), least=1, most=1) for i in range(rows)]
         return one + [CountConstraint(tuple(range(j, d, columns)), most=1) for j in range(columns)]
 
+    @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return the best assignment by the Hungarian method of scipy, on the CPU.
 

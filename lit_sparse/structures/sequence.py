@@ -74,7 +74,8 @@ class Sequence(OnePerRow):
 
     @override
     def check(self, d: int) -> None:
-        length, rest = divmod(d, 1 if self.select is not None else self.tags)
+        step = 1 if self.select is not None else self.tags
+        length, rest = d // step, d % step  # divmod knows no sizes that torch.jit.trace records
         if rest or (self.length is not None and length != self.length):
             lengths = "any number of positions" if self.length is None else f"length={self.length}"
             tags = f"tags={self.tags}" if self.select is None else f"one tag, select={self.select}"
@@ -115,7 +116,7 @@ class Sequence(OnePerRow):
 
     def grid(self, entries: Tensor) -> Tensor:
         """View entries (..., length * tags), of all tags, as (..., length, tags)."""
-        length, rest = divmod(entries.shape[-1], self.tags)
+        length, rest = entries.shape[-1] // self.tags, entries.shape[-1] % self.tags
         if rest or (self.length is not None and length != self.length):
             raise ConfigurationError(
                 f"Expected scores of length {self.length or 'positions'} x {self.tags} but got {entries.shape[-1]}."

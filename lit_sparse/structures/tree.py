@@ -15,6 +15,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.arborescence import best_trees
 from lit_sparse.structures.one_per_row import OnePerRow
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["Tree"]
 
@@ -93,6 +94,7 @@ class Tree(OnePerRow):
             f" queries and {columns} keys."
         )
 
+    @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return the best tree, on the CPU; see :mod:`lit_sparse.kernels.arborescence`.
 

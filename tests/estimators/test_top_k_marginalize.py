@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.estimators import LatentBatch, TopKMarginalize
+from lit_sparse.estimators import Estimator, LatentBatch, ScoreFunction, SumAndSample, TopKMarginalize
 from lit_sparse.mappings import functional as F
 
 
@@ -88,3 +90,21 @@ def test_a_broken_row_shows_in_its_loss_alone(bad: float) -> None:
 def test_bad_k(k: int) -> None:
     with pytest.raises(ConfigurationError, match="`k` to be an integer of at least 1"):
         TopKMarginalize(k)
+
+
+@pytest.mark.gate
+@pytest.mark.parametrize("estimator", [TopKMarginalize(3), SumAndSample(2, "bits"), ScoreFunction(latent="bits")], ids=repr)
+@pytest.mark.parametrize("context", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_compiled_estimators_over_bits(estimator: Estimator, context: Callable[[], Any]) -> None:
+    """Lightning validates, tests and predicts in inference mode."""
+    weight, scores = torch.randn(8), torch.randn(5, 8)
+
+    def step(scores: Tensor) -> Tensor:
+        return estimator.eval()(scores, lambda latent: (latent.values @ weight).square()).loss
+
+    torch._dynamo.reset()
+    with context():
+        torch.manual_seed(1)
+        expected = step(scores)
+        torch.manual_seed(1)
+        torch.testing.assert_close(torch.compile(step, backend="eager")(scores), expected)

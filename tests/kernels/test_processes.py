@@ -52,11 +52,13 @@ def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
         "from tests.kernels.test_cholesky import gather, walk\nfor seed in range(150): walk(seed, 40); gather(seed)",
         "from tests.kernels.test_kernel_sgd import hostile\nfor seed in range(60): hostile(seed)",
         "from tests.nn.test_random_attention import check\nfor number in range(200): check(number)",
+        "from tests.kernels.every import main\nmain()",
     ],
-    ids=["cholesky", "kernel_sgd", "sparse_attention"],
+    ids=["cholesky", "kernel_sgd", "sparse_attention", "every_kernel"],
 )
+@pytest.mark.timeout(1800)
 def test_nothing_is_read_outside_of_arrays(calls: str, tmp_path: Path) -> None:
-    run_python("-c", calls, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
+    run_python("-c", calls, timeout=1780, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
 
 
 def first_call(package: Path, cache: Path) -> str:

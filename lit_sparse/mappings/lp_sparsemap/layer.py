@@ -18,7 +18,7 @@ from lit_sparse.mappings.lp_sparsemap.problem import GraphProblem
 from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.mappings.potentials import PotentialMapping, as_potentials, warn_of_iterations
 from lit_sparse.structures import Budget, Factor, FactorGraph, Or, Pair
-from lit_sparse.torch_internals import outside_graphs
+from lit_sparse.torch_internals import on_batches
 
 __all__ = ["LPSparseMAP", "LPSparseMAPOutput", "lp_sparsemap"]
 
@@ -100,7 +100,7 @@ def check_graph(graph: Any) -> FactorGraph:
     raise ConfigurationError(f"Expected a graph, such as FactorGraph(None, [Factor(Budget(None, 2))]), but got {graph!r}.")
 
 
-@outside_graphs
+@on_batches
 def _solve(
     x: Tensor,
     graph: FactorGraph,

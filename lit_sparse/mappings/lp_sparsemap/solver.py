@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.factor_graph import Options, solve_graphs
 from lit_sparse.mappings.lp_sparsemap.local import Local
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["Consensus", "contradicts", "solve_graph"]
 
@@ -62,6 +63,7 @@ class _State(NamedTuple):
     slope: Tensor
 
 
+@on_values
 def solve_graph(local: Local, x: Tensor, potentials: Tensor, max_iter: int, goal: float, tol: float) -> Consensus:
     """Maximize ``<mu, x> + <counts, potentials> - 1/2 ||mu||^2`` over the points mu that lie in each factor's convex hull.
 

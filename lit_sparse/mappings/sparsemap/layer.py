@@ -18,7 +18,7 @@ from lit_sparse.mappings.potentials import PotentialMapping, as_potentials, warn
 from lit_sparse.mappings.sparsemap.solver import StructureProblem, potential_counts
 from lit_sparse.structures import Assignment, BitVector, Budget, Structure
 from lit_sparse.structures import Sequence as TagSequence
-from lit_sparse.torch_internals import outside_graphs
+from lit_sparse.torch_internals import on_batches
 
 __all__ = ["SparseMAP", "SparseMAPOutput", "sparsemap"]
 
@@ -107,7 +107,7 @@ def _start_of(start: SparseMAPOutput | Tensor | None) -> tuple[Tensor, Tensor] |
     )
 
 
-@outside_graphs
+@on_batches
 def _distribution(x: Tensor, problem: StructureProblem, potentials: Tensor | None, gamma: float) -> SparseMAPOutput:
     """See :func:`sparsemap`; scores (..., d) with -inf where they are masked."""
     structure = problem.structure

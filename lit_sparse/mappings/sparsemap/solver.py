@@ -16,6 +16,7 @@ from lit_sparse.kernels.active_set.torch_loop import Oracle, solve_in_torch
 from lit_sparse.kernels.oracles import CompiledOracle
 from lit_sparse.mappings.row_function import constant_in
 from lit_sparse.structures import Structure
+from lit_sparse.torch_internals import on_values
 
 __all__ = ["StructureProblem", "on_support", "potential_counts"]
 
@@ -166,6 +167,7 @@ class StructureProblem:
         results: tuple[Tensor, ...] = _Distribution.apply(scores, potentials, self)  # type: ignore[no-untyped-call]
         return results
 
+    @on_values
     def solve(self, scores: Tensor, potentials: Tensor | None) -> tuple[Tensor, ...]:
         """Solve rows, compiled where the structure has a compiled oracle for the device.
 
