@@ -1,6 +1,6 @@
 """Checks that a checkpoint fits a run, state by state, just before Lightning restores each of them.
 
-A state is compared with that of the new object in its place. Progress is restored; what the config determines is not: options
+A state is compared with the state of the new object in its place. Progress is restored; what the config determines is not: options
 of a scheduler must be equal, and options of an optimizer that no scheduler changes are the config's. Whatever else fails while
 a state is restored is one CheckpointError that names it.
 """
@@ -293,7 +293,7 @@ def _check_group(source: str, place: str, group: State, fresh: State, scheduled:
 
 
 def _check_restored_group(source: str, place: str, group: State, defaults: State, scheduled: bool) -> None:
-    """Check options that BaseFinetuning has taken from the checkpoint against those of the optimizer's constructor."""
+    """Check options that BaseFinetuning has taken from the checkpoint against the options of the optimizer's constructor."""
     changing = {*(SCHEDULED if scheduled else RATES), "weight_decay"}
     example = {
         name: ([RATE] * len(its) if isinstance(its, tuple) else RATE) if name in changing else equal_to(its)

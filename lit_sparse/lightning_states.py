@@ -230,7 +230,7 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
 
 
 def check_schedulers(trainer: pl.Trainer, stored: list[Any]) -> None:
-    """Check that stored schedulers are those of the trainer, with equal options.
+    """Check that stored schedulers are the schedulers of the trainer, with equal options.
 
     Raises:
         CheckpointError: naming what differs.

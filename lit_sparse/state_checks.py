@@ -36,7 +36,7 @@ __all__ = [
     "same",
 ]
 
-#: Largest integer in a state, that of a float without rounding.
+#: Largest integer in a state: beyond it, floats round.
 MOST = 2**53
 ADVICE = "Use another checkpoint, such as one of checkpoints/ in a run folder."
 

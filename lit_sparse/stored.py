@@ -178,7 +178,7 @@ class _StoredLoader(_Loader):
         return node
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Read a number of a bounded length: that of digits to the base 60, or of many digits, takes quadratic time."""
+        """Read a number of a bounded length: many digits, or digits to the base 60, take quadratic time."""
         if len(node.value) > MAX_DIGITS:
             raise yaml.constructor.ConstructorError(None, None, "a number of more than 64 bits", node.start_mark)
         whole = node.tag.endswith(":int")

@@ -88,7 +88,7 @@ class Parser(LightningArgumentParser):
 def _integers_first(hint: Any) -> Any:
     """Return a type whose unions try an integer before a float.
 
-    Python gives the order of a union to later unions of the same types, also those of other packages. With float first, a
+    Python gives the order of a union to later unions of the same types, also in other packages. With float first, a
     limit of 1 batch would be 1.0, all batches.
     """
     origin, args = get_origin(hint), get_args(hint)

@@ -201,7 +201,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         """Return a process's share of the rest of an epoch, in batches of this size, when it was begun in others.
 
         Args:
-            batches: indices of each batch of the rest in its former division, those of all processes in turn.
+            batches: indices of each batch of the rest in its former division, all processes in turn.
             rank: number of the process.
             processes: number of processes.
         """
@@ -234,7 +234,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         return torch.arange(self.size(split))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of loops by hand in the training data; checkpoints have that of the fit elsewhere."""
+        """Return the position of loops by hand in the training data; checkpoints have the position of the fit elsewhere."""
         return {} if self._position is None else {"train": self._position()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -169,7 +169,7 @@ def continued(model: Any, data: Any, path: str, **options: Any) -> Seen:
 
 
 def test_a_module_may_be_of_several_trainers() -> None:
-    """A fit that was stopped goes on after a fit of another trainer and a validation, with the same data module."""
+    """A fit that ended early goes on after a fit of another trainer and a validation, with the same data module."""
     data = digits()
     first, path = stopped(classifier(), data)
     other = continued(classifier(), data, None)  # type: ignore[arg-type]

@@ -135,7 +135,7 @@ PLAN = (*[(ROWS,)] * 2, *POINTS)
 
 
 def one(call: Callable[..., Any], shapes: tuple[Any, ...] = SCORES, part: Any = None) -> list[Operation]:
-    """Return a single operation, whose name is that of its public name."""
+    """Return a single operation, whose name is the one of its public name."""
     return [Operation("", call, shapes, part)]
 
 

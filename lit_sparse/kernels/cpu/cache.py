@@ -41,7 +41,7 @@ def cache_folder() -> Path:
 
 @cache
 def refusal(folder: Path) -> str | None:
-    """Return why machine code is not kept in a folder, or None. Only the user and root may be able to put code there."""
+    """Return what forbids machine code in a folder, or None. Only the user and root may be able to put code there."""
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         status = folder.lstat()
