@@ -1,8 +1,8 @@
 """Checks that a checkpoint fits a run, state by state, just before Lightning restores each of them.
 
-A state is compared with the state of the new object in its place. Progress is restored; what the config determines is not: options
-of a scheduler must be equal, and options of an optimizer that no scheduler changes are the config's. Whatever else fails while
-a state is restored is one CheckpointError that names it.
+A state is compared with the state of the new object in its place. Progress is restored; what the config determines is not:
+options of a scheduler must be equal, and options of an optimizer that no scheduler changes are the config's. Whatever else
+fails while a state is restored is one CheckpointError that names it.
 """
 
 from __future__ import annotations

@@ -103,8 +103,8 @@ class LanguageLogger(Picture):
         drawn, names = state_dict["_drawn"], state_dict["_names"]
         if drawn is not None and len(drawn) != (len(names) or UNNAMED):
             raise CheckpointError(
-                f"Expected counts of {len(names) or UNNAMED} classes in the state of {type(self).__name__} but got {len(drawn)}."
-                " Use another checkpoint of the run."
+                f"Expected counts of {len(names) or UNNAMED} classes in the state of {type(self).__name__} but got"
+                f" {len(drawn)}. Use another checkpoint of the run."
             )
         super().load_state_dict(state_dict)
 
