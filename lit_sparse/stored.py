@@ -14,8 +14,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["check_members", "read_attention", "read_json", "read_metrics", "read_png", "read_table", "read_yaml"]
@@ -80,20 +78,18 @@ def read_text(path: Path, within: Path | None = None, limit: int = MAX_BYTES) ->
         raise _refusal(path, "text in UTF-8", got, "Restore the file, or remove it") from error
 
 
-class _WithoutMerges(yaml.SafeLoader):
-    """Refuses ``<<``: some nested merges make a small file large. Configs of runs are written without them."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Leave the keys as they are."""
-
-
 def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
     """Return the content of a YAML file of keys and values, or None if there is no file; see :func:`read_bytes`."""
     text = read_text(path, within, MAX_YAML_BYTES)
     if text is None:
         return None
+    import yaml
+
     try:
-        content = (yaml.SafeLoader if within is None else _WithoutMerges)(text).get_single_data()
+        loader: Any = yaml.SafeLoader(text)
+        if within is not None:  # without `<<`: some nested merges make a small file large, and configs of runs have none
+            loader.flatten_mapping = lambda node: None
+        content = loader.get_single_data()
     except Exception as error:  # constructors of PyYAML raise anything
         got = " ".join(str(error).split())
         if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
