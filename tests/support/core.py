@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from lit_sparse.cli import main
+from lit_sparse.cli import build_cli, main
 from lit_sparse.coresets import GIGA, Coreset, Examples, LastLayerGradients, SelectionState
 from lit_sparse.errors import MissingExtraError
 from lit_sparse.estimators import Marginalize
@@ -19,11 +19,11 @@ from lit_sparse.mappings import Entmax, SparseMAP, Sparsemax
 from lit_sparse.nn import MultiheadAttention
 from lit_sparse.risks import CVaR
 from lit_sparse.structures import Assignment
-from lit_sparse.testing import check_mapping
+from lit_sparse.testing import check_risk
 from lit_sparse.transport import sinkhorn_potentials
 
 #: Modules of the extra `train`.
-TRAIN = ("callbacks", "cli.app", "data", "lightning", "loading", "metrics", "models", "studies.engine", "text")
+TRAIN = ("callbacks", "data", "lightning", "loading", "metrics", "models", "studies.engine", "text")
 
 
 def compute(folder: Path) -> None:
@@ -31,7 +31,7 @@ def compute(folder: Path) -> None:
     x = torch.randn(8, 5, generator=torch.Generator().manual_seed(0), requires_grad=True)
     for mapping in (Sparsemax(), Entmax(1.5)):
         torch.testing.assert_close(mapping(x).sum(-1), torch.ones(8))
-    check_mapping(Sparsemax())
+    check_risk(CVaR(0.5))
     grid = torch.randn(2, 9, generator=torch.Generator().manual_seed(1))
     torch.testing.assert_close(SparseMAP(Assignment(3, 3))(grid).reshape(2, 3, 3).sum(-1), torch.ones(2, 3))
     out = Marginalize(Sparsemax())(x, lambda latent: latent.values.square().sum(-1))
@@ -53,6 +53,7 @@ def refuse(folder: Path) -> None:
     examples = Examples.of(label=torch.zeros(2, dtype=torch.int64))
     calls = {
         "progress": lambda: GIGA(progress=True)(torch.randn(50, 4), 5),
+        "build_cli": lambda: build_cli(["fit", "-c", "ssvae/digits"]),
         "checkpoint": lambda: LastLayerGradients(str(folder / "network.ckpt")).fit(examples),
         **{name: lambda name=name: import_module(f"lit_sparse.{name}") for name in TRAIN},  # type: ignore[misc]
     }
