@@ -96,7 +96,10 @@ def install_command(*extras: str) -> str:
     clone = Path(__file__).resolve().parents[1]
     if (clone / "pyproject.toml").is_file():
         return f'pip install -e "{clone}[{",".join(extras)}]"'
-    names = dict.fromkeys(requirement for extra in extras for requirement in _requirements(extra))
+    try:
+        names = dict.fromkeys(requirement for extra in extras for requirement in _requirements(extra))
+    except metadata.PackageNotFoundError:  # a copy of the folder
+        return f'pip install -e "CLONE[{",".join(extras)}]", where CLONE is the path of a clone of lit_sparse'
     return " ".join(["pip install", *(f'"{name}"' for name in names)])
 
 

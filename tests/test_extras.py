@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from lit_sparse import errors
-from lit_sparse.errors import install_command
+from lit_sparse.errors import MissingExtraError, install_command
 
 from .conftest import ROOT
 from .support.processes import run_python
@@ -170,6 +170,17 @@ def test_commands_of_a_wheel_name_each_requirement(extra: str, tmp_path: Path, m
             else:
                 expected.add(str(Requirement(line)))
     assert {str(Requirement(one)) for one in re.findall('"([^"]+)"', command)} == expected
+
+
+def test_a_copy_without_metadata_asks_for_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(errors, "__file__", str(tmp_path / "lit_sparse" / "errors.py"))
+    monkeypatch.setattr(errors.metadata, "requires", missing)
+    assert str(MissingExtraError("Sweeps", "sweep")).endswith(
+        '"CLONE[sweep]", where CLONE is the path of a clone of lit_sparse'
+    )
 
 
 def test_commands_of_a_clone_name_it() -> None:
