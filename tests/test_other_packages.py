@@ -123,6 +123,7 @@ def test_they_train_alike(program: str, kind: str, path: str, tmp_path: Path) ->
 
 def test_the_page_of_replacements(path: str) -> None:
     tests = ["tests/docs/test_coming_from.py", "tests/docs/test_snippets.py", "-k", "coming_from"]
-    printed = run_python("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, PYTHONPATH=path)
+    options = ["-q", "-p", "no:cacheprovider", "--override-ini", "filterwarnings=default"]  # the others use former names
+    printed = run_python("-m", "pytest", *options, *tests, PYTHONPATH=path)
     assert " passed" in printed
     assert "skipped" not in printed
