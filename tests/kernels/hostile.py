@@ -217,7 +217,7 @@ def trees(x: Tensor, single_root: bool) -> None:
 def assignments(x: Tensor, rows: int) -> None:
     columns = min(x.shape[-1] // rows, 40)
     x = x[:, : rows * columns].double().nan_to_num(0.0, 1e6, -np.inf)
-    chosen, found = best_assignments(x.reshape(-1, rows, columns).numpy())
+    chosen, found = best_assignments(x.reshape(ROWS, rows, columns).numpy())
     whole = torch.from_numpy(found) > 0
     assert columns < rows or bool(whole[(x > -np.inf).all(-1)].all()), ("assignments", rows)
     if columns >= rows:
