@@ -74,7 +74,7 @@ copybutton_prompt_is_regexp = True
 # MathJax in one file, with its glyphs as SVG paths: nothing is loaded from another host.
 mathjax_path = "mathjax.js"
 _package = importlib.util.find_spec("sphinx-mathjax-offline")
-assert _package is not None and _package.origin is not None, "pip install 'lit-sparse[docs]'"
+assert _package is not None and _package.origin is not None, "pip install -e '.[docs]'"
 _generated = HERE / "_build" / "static"
 _generated.mkdir(parents=True, exist_ok=True)
 shutil.copyfile(Path(_package.origin).parent / "static" / "mathjax" / "tex-svg.js", _generated / "mathjax.js")

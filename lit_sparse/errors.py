@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 __all__ = [
@@ -21,6 +24,7 @@ __all__ = [
     "did_you_mean",
     "error_chain",
     "full_name",
+    "install_command",
     "terminable",
 ]
 
@@ -71,15 +75,47 @@ class CheckpointError(LitSparseError, RuntimeError):
 
 
 class MissingExtraError(LitSparseError, ImportError):
-    """An optional package is needed and not installed.
+    """An optional package is needed, and is missing or too old.
 
     Args:
         what: the feature that needs the package, for example ``"The bundled MNIST images"``.
         extra: the extra of this package that installs it.
+        but: what is found in its place, for example ``" but got transformers 4.57"``.
+        command: command that installs it; by default :func:`install_command`.
     """
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} need the extra '{extra}'. Install it with: pip install 'lit-sparse[{extra}]'")
+    def __init__(self, what: str, extra: str, but: str = "", command: str = "") -> None:
+        super().__init__(f"{what} need the extra '{extra}'{but}. Install it with: {command or install_command(extra)}")
+
+
+def install_command(*extras: str) -> str:
+    """Return the command that installs extras: from the clone that this package lies in, or else their requirements by name.
+
+    No index has this package, so ``pip install`` of its name would fail, or install a stranger's package.
+    """
+    clone = Path(__file__).resolve().parents[1]
+    if (clone / "pyproject.toml").is_file():
+        return f'pip install -e "{clone}[{",".join(extras)}]"'
+    try:
+        names = dict.fromkeys(requirement for extra in extras for requirement in _requirements(extra))
+    except metadata.PackageNotFoundError:  # a copy of the folder
+        return f'pip install -e "CLONE[{",".join(extras)}]", where CLONE is the path of a clone of lit_sparse'
+    return " ".join(["pip install", *(f'"{name}"' for name in names)])
+
+
+def _requirements(extra: str) -> Iterator[str]:
+    """Yield the requirements of an extra in the metadata of the installed package; double quotes become single ones."""
+    for line in metadata.requires("lit-sparse") or ():
+        name, _, condition = line.replace('"', "'").partition(";")
+        others = re.sub(rf"( and )?\bextra == '{extra}'", "", condition).strip()
+        if others == condition.strip():
+            continue
+        own = re.fullmatch(r"lit-sparse\[(.+)\]", name.strip())
+        if own:
+            for inner in own[1].split(","):
+                yield from _requirements(inner)
+        else:
+            yield f"{name.strip()}; {others}" if others else name.strip()
 
 
 def full_name(thing: object) -> str:

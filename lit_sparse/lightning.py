@@ -18,7 +18,8 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse import train_extra
+from lit_sparse.errors import ConfigurationError, MissingExtraError
 
 if TYPE_CHECKING:
     import pytorch_lightning as pl
@@ -86,7 +87,8 @@ def choose() -> str:
     """Return the name of the Lightning to import.
 
     Raises:
-        ConfigurationError: if the environment variable names neither, or the choice is not installed or too old.
+        ConfigurationError: if the environment variable names neither.
+        MissingExtraError: if the choice is not installed or too old.
     """
     asked = os.environ.get(VARIABLE, "")
     if asked and asked not in NAMES:
@@ -94,13 +96,13 @@ def choose() -> str:
     imported = [package for package, name in NAMES.items() if name in sys.modules]
     installed = [package for package in NAMES if find_spec(package)]
     package = asked or (imported or installed or ["pytorch_lightning"])[0]
-    if package not in installed:
-        raise ConfigurationError(f"Expected {package} to be installed but it is not. Run `pip install {package}`.")
-    version = metadata.version(package)
+    version = metadata.version(package) if package in installed else ""
     if tuple(int(number) for number in re.findall(r"\d+", version)[:3]) < OLDEST:
-        raise ConfigurationError(
-            f"Expected {package} 2.6.6 or newer, because a checkpoint can run code in earlier ones, but got {version}."
-            f" Run `pip install '{package}>=2.6.6'`."
+        raise MissingExtraError(
+            "The command line, models and data modules",
+            "train",
+            f" with {package} 2.6.6 or newer, because a checkpoint can run code in earlier ones, but got {version or 'none'}",
+            "" if package == "pytorch_lightning" else f'pip install "{package}>=2.6.6"',  # the extra has the other one
         )
     return NAMES[package]
 

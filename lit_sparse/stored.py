@@ -16,8 +16,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from lit_sparse.errors import ConfigurationError
 
 __all__ = [
@@ -34,8 +32,6 @@ ALWAYS, RATIO = 2**28, 250
 MAX_CELLS, MAX_VALUES, MAX_DEPTH = 10**7, 100_000, 50
 #: Largest number of pixels of a picture, which a browser unpacks.
 MAX_PIXELS = 2**26
-#: Largest number of digits of a number.
-MAX_DIGITS = 100
 TOO_MANY = f"more than {MAX_VALUES:,} values or {MAX_DEPTH} levels, with aliases written out"
 #: Largest finite number. Sums, squares and axes of larger ones overflow.
 LARGEST = 1e100
@@ -149,53 +145,6 @@ def read_text(path: Path, within: Path | None = None, limit: int | None = MAX_BY
         raise _refusal(path, "text in UTF-8", got, "Restore the file, or remove it") from error
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that a mapping has twice."""
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Check the keys before merged ones are among them."""
-        seen = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"a second key {key.value[:80]!r}", key.start_mark)
-                seen.add(key.value)
-        super().flatten_mapping(node)
-
-
-class _StoredLoader(_Loader):
-    """Refuses what is slow to read, and ``<<``: some nested merges make a small file large. Runs write nothing of it."""
-
-    values = level = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        """Read a value with the values in it, and count them."""
-        self.values, self.level = self.values + 1, self.level + 1
-        if self.values > MAX_VALUES or self.level > MAX_DEPTH:
-            raise yaml.composer.ComposerError(None, None, TOO_MANY, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
-        node = super().compose_node(parent, index)
-        self.level -= 1
-        return node
-
-    def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Read a number of a bounded length: many digits, or digits to the base 60, take quadratic time."""
-        if len(node.value) > MAX_DIGITS:
-            raise yaml.constructor.ConstructorError(None, None, "a number of more than 64 bits", node.start_mark)
-        whole = node.tag.endswith(":int")
-        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse merges."""
-        for key, _ in node.value:
-            if key.tag.endswith(":merge"):
-                raise yaml.constructor.ConstructorError(None, None, "a merge by `<<`", key.start_mark)
-        super().flatten_mapping(node)
-
-
-for _tag in ("int", "float"):
-    _StoredLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", _StoredLoader.construct_number)
-
-
 def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
     """Return the content of a YAML file of keys and values, or None if there is no file.
 
@@ -209,12 +158,17 @@ def read_yaml(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
     text = read_text(path, within, MAX_YAML_BYTES if within is not None else None)
     if text is None:
         return None
+    from lit_sparse import yaml_loaders  # PyYAML is not installed with layers alone
+
     try:
-        content = (_Loader if within is None else _StoredLoader)(text).get_single_data()
+        loader = yaml_loaders.Loader(text)
+        if within is not None:
+            loader = yaml_loaders.StoredLoader(text, (MAX_VALUES, MAX_DEPTH), TOO_MANY)
+        content = loader.get_single_data()
     except Exception as error:  # constructors of PyYAML raise anything
         got = " ".join(str(error).split())
-        if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
-            got = f"in line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+        if (mark := getattr(error, "problem_mark", None)) is not None:
+            got = f"in line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', got)}"
         raise _refusal(path, "YAML", got, REPAIR) from error
     if within is None:
         return _mapping(path, content)

@@ -24,6 +24,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from lit_sparse.errors import install_command
 from lit_sparse.mappings import functional as F
 
 SHAPES = [(64, 50), (1024, 50), (4096, 256), (512, 1024), (256, 50000)]
@@ -53,7 +54,7 @@ def contestants(d: int) -> dict[str, Function]:
     try:
         import entmax
     except ImportError:
-        print("The peer is missing; for its column: pip install 'lit-sparse[bench]'")
+        print(f"The peer is missing; for its column: {install_command('bench')}")
     else:
         functions["entmax: sparsemax"] = lambda x: entmax.sparsemax(x, dim=-1)
         functions["entmax: entmax(1.5)"] = lambda x: entmax.entmax15(x, dim=-1)

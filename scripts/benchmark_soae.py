@@ -30,7 +30,8 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from timing import WARM_UP, clock, spread, timed_fit
+from timed_fit import WARM_UP, timed_fit
+from timing import clock, spread
 from torch import Tensor, nn
 
 from lit_sparse.callbacks import (

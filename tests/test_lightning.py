@@ -13,7 +13,7 @@ import pytest
 
 from lit_sparse import lightning
 from lit_sparse.data import DigitsDataModule
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.lightning import NAMES, VARIABLE, check_pairing, choose, chosen_path
 from tests.support.processes import run_python
 
@@ -82,7 +82,7 @@ def test_wrong_choices_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigurationError, match="one of pytorch_lightning, lightning but got 'torch_lightning'"):
         choose()
     monkeypatch.setenv(VARIABLE, "lightning")
-    with pytest.raises(ConfigurationError, match="pip install lightning"):
+    with pytest.raises(MissingExtraError, match=r'but got none. Install it with: pip install "lightning>=2\.6\.6"'):
         choose()
 
 
@@ -93,7 +93,7 @@ def test_versions_whose_checkpoints_can_run_code_are_refused(
 ) -> None:
     only(monkeypatch, package)
     monkeypatch.setattr(metadata, "version", lambda _: version)
-    with pytest.raises(ConfigurationError, match=rf"2\.6\.6 or newer.* but got {re.escape(version)}"):
+    with pytest.raises(MissingExtraError, match=rf"extra 'train' with .* 2\.6\.6 or newer.* but got {re.escape(version)}"):
         choose()
     monkeypatch.setattr(metadata, "version", lambda _: "2.7.0.dev1")
     assert choose() == NAMES[package]

@@ -20,6 +20,17 @@ def test_it_is_one_page() -> None:
     assert len(TEXT.splitlines()) <= 150
 
 
+def test_two_lines_set_everything_up_and_the_gate_runs_them() -> None:
+    lines = [line for block in blocks(ROOT / "README.md") if block.language == "bash" for line in block.text.splitlines()]
+    assert len(lines) == 2
+    gate = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    train, tests = lines
+    assert f"\n{train.partition('activate && ')[2]} " in gate  # and for how long
+    install, _, run = tests.partition(" && ")
+    assert f"\n{install}\n" in gate
+    assert run.removesuffix(' and not gate"') in gate
+
+
 def test_links_lead_to_files() -> None:
     links = [link for link in re.findall(r"\]\(([^)]+)\)", TEXT) if not link.startswith("http")]
     assert len(links) > 10

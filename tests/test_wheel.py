@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -12,10 +13,12 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.utils import canonicalize_name
 
 from lit_sparse.version import __version__
 
 from .conftest import ROOT, metrics_of
+from .test_extras import needed_by
 
 pytestmark = [pytest.mark.slow, pytest.mark.gate, pytest.mark.timeout(900)]
 
@@ -120,3 +123,23 @@ def test_studies_are_found(installed: tuple[Path, Path]) -> None:
     ):
         command = (str(programs / "lit-sparse"), "study", name, "--schedule", "taste", "--tables")
         assert words in run(*command, cwd=empty, status=2)
+
+
+def test_the_wheel_alone(distributions: dict[str, Path], tmp_path: Path) -> None:
+    """It brings what torch, numpy and numba need; the core works; and the command that is printed makes it train."""
+    venv.create(tmp_path / "bare", symlinks=True, with_pip=True)
+    programs = tmp_path / "bare" / "bin"
+    constraints = ("-c", str(ROOT / "constraints.txt"))
+    pip = (str(programs / "python"), "-m", "pip")
+    run(*pip, "install", "--quiet", "--no-compile", *constraints, str(distributions["wheel"]), cwd=tmp_path)
+    listed = run(*pip, "list", "--format=freeze", cwd=tmp_path).split()
+    names = {canonicalize_name(line.partition("==")[0]) for line in listed}
+    assert names <= needed_by(["torch", "numpy", "numba"]) | {"lit-sparse", "pip", "setuptools"}
+    assert "the core works" in run(str(programs / "python"), str(ROOT / "tests" / "support" / "core.py"), cwd=tmp_path)
+    words = ("fit", "-c", "ssvae/digits", "--trainer.fast_dev_run=true", *QUIET)
+    refusal = run(str(programs / "lit-sparse"), *words, cwd=tmp_path, status=2)
+    assert refusal.count("\n") == 1
+    command = refusal.strip().partition("Install it with: ")[2]
+    assert command.startswith('pip install "pytorch-lightning')
+    run(*pip, *shlex.split(command)[1:], "--quiet", "--no-compile", *constraints, cwd=tmp_path)
+    run(str(programs / "lit-sparse"), *words, cwd=tmp_path)

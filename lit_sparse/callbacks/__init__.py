@@ -1,5 +1,6 @@
 """Callbacks: thin hooks that log, draw and write what the models return."""
 
+from lit_sparse import train_extra  # noqa: F401
 from lit_sparse.callbacks.logging import CountLogger, SecondsLogger
 from lit_sparse.callbacks.pictures import (
     ActivityHistogram,

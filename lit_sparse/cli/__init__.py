@@ -95,6 +95,8 @@ def main(args: Sequence[str] | None = None) -> int:
             raise LitSparseError(
                 f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"
             )
+        from lit_sparse import train_extra  # noqa: F401
+
         _find_parts_here()
         if args[0] in MODULES:
             command: Callable[[Sequence[str]], int] = import_module(MODULES[args[0]]).main
@@ -152,7 +154,9 @@ def build_cli(args: Sequence[str], *, run: bool = False) -> LitSparseCLI:
 
     Raises:
         LitSparseError: saying what to change.
+        MissingExtraError: without the extra ``train``.
     """
+    from lit_sparse import train_extra  # noqa: F401
     from lit_sparse.cli.app import LitSparseCLI
 
     return LitSparseCLI(list(args), execute=run)

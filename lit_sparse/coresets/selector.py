@@ -20,7 +20,7 @@ from lit_sparse.coresets.pursuit import nonnegative_least_squares
 from lit_sparse.coresets.state import Resumable, SelectionState
 from lit_sparse.coresets.vectors import Vectors, as_vectors
 from lit_sparse.distributed import is_first
-from lit_sparse.errors import ConfigurationError, DataError, full_name
+from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, full_name
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -251,8 +251,10 @@ def largest(values: Tensor, k: int) -> Tensor:
 
 
 def _bar() -> Progress:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
+    try:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError as error:
+        raise MissingExtraError("Progress bars of selectors", "train") from error
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from lit_sparse import train_extra  # noqa: F401
 from lit_sparse.aliases import moved_names
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.coreset import CoresetDataModule

@@ -6,7 +6,7 @@ import re
 from importlib import import_module
 from types import ModuleType
 
-from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.errors import MissingExtraError
 
 __all__ = ["OLDEST", "import_transformers"]
 
@@ -18,8 +18,7 @@ def import_transformers() -> ModuleType:
     """Return the package transformers.
 
     Raises:
-        MissingExtraError: if it is not installed.
-        ConfigurationError: if it is older than version 5.
+        MissingExtraError: if it is not installed, or older than version 5.
     """
     try:
         transformers = import_module("transformers")
@@ -27,8 +26,6 @@ def import_transformers() -> ModuleType:
         raise MissingExtraError("Models of Hugging Face", "hf") from error
     major = re.match(r"\d+", transformers.__version__)
     if major is not None and int(major[0]) < OLDEST:
-        raise ConfigurationError(
-            f"Expected transformers {OLDEST} or newer but got {transformers.__version__}. Install it with:"
-            " pip install 'lit-sparse[hf]'"
-        )
+        but = f" with transformers {OLDEST} or newer but got {transformers.__version__}"
+        raise MissingExtraError("Models of Hugging Face", "hf", but)
     return transformers

@@ -7,13 +7,13 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.assignment import best_assignments
 from lit_sparse.structures.count import CountConstraint
 from lit_sparse.structures.one_per_row import OnePerRow
 from lit_sparse.torch_internals import on_values
@@ -106,34 +106,18 @@ class Assignment(OnePerRow):
 
     @on_values
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
-        """Return the best assignment by the Hungarian method of scipy, on the CPU.
+        """Return the best assignment, on the CPU; see :mod:`lit_sparse.kernels.assignment`.
 
         Raises:
             ConfigurationError: if the forbidden entries leave none.
         """
-        from scipy.optimize import linear_sum_assignment
-
         self.check_call(scores, potentials)
-        gains = self.to_search(scores)
-        chosen = np.zeros(gains.shape)
-        for example, (gain, out) in enumerate(zip(gains, chosen, strict=True)):
-            allowed = gain != -np.inf
-            places: tuple[np.ndarray, ...] = ()
-            if not allowed.all():
-                places = np.ix_(allowed.any(1), allowed.any(0))
-                gain = gain[places]
-            try:
-                first, second = linear_sum_assignment(gain, maximize=True)
-            except ValueError:
-                first = second = np.empty(0, np.int64)
-            if len(first) < len(gain):
-                raise ConfigurationError(
-                    f"Expected forbidden entries that leave an assignment of every row but those of row {example} of the"
-                    " batch do not. Forbid whole rows too (in attention, the queries of padding), or add columns."
-                )
-            if places:
-                first, second = places[0][first, 0], places[1][0, second]
-            out[first, second] = 1.0
+        chosen, found = best_assignments(self.to_search(scores))
+        if not found.all():
+            raise ConfigurationError(
+                f"Expected forbidden entries that leave an assignment of every row but those of row {int(found.argmin())} of"
+                " the batch do not. Forbid whole rows too (in attention, the queries of padding), or add columns."
+            )
         return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
 
     @override

@@ -68,4 +68,4 @@ def test_zsh_gets_a_script(capsys: pytest.CaptureFixture[str]) -> None:
 def test_without_shtab_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert "pip install 'lit-sparse[completion]'" in capsys.readouterr().err
+    assert "need the extra 'completion'" in capsys.readouterr().err

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from transformers.modeling_outputs import BaseModelOutput  # noqa: E402
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS  # noqa: E402

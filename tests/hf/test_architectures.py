@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from lit_sparse.hf import sparsify  # noqa: E402
 from lit_sparse.mappings import Softmax, Sparsemax  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from lit_sparse.errors import CheckpointError, ConfigurationError  # noqa: E402
 from lit_sparse.hf import AnnealedEntmax, from_pretrained, register, sparsify  # noqa: E402

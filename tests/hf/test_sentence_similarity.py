@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from tests.scripts.test_scripts import load  # noqa: E402
 
@@ -69,5 +69,5 @@ def test_the_script_prints_its_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_weights_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     script = load("sentence_similarity")
     monkeypatch.setattr(script, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match=r"pip install 'lit-sparse\[demo,hf\]'"):
+    with pytest.raises(SystemExit, match=r"pip install -e .*\[demo,hf\]"):
         script.packaged()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 sentence_transformers = pytest.importorskip("sentence_transformers", reason="needs it: pip install sentence-transformers")
 
 from lit_sparse import hf  # noqa: E402

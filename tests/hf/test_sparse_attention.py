@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from lit_sparse.hf import register, sparsify
 from lit_sparse.mappings import Entmax, Fusedmax, LearnableEntmax, Sparsemax, TopKSparsemax

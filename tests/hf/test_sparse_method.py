@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from lit_sparse.hf import sparsify
 from lit_sparse.hf.adapter import attend

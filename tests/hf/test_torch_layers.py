@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 from lit_sparse.errors import ConfigurationError  # noqa: E402
 from lit_sparse.hf import from_pretrained, sparsify  # noqa: E402

@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
-pytest.importorskip("accelerate", reason="needs accelerate: pip install 'lit-sparse[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
+pytest.importorskip("accelerate", reason="needs accelerate: pip install -e '.[hf]'")
 
 from lit_sparse.errors import ConfigurationError  # noqa: E402
 from lit_sparse.hf import (  # noqa: E402

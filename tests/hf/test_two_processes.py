@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
-pytest.importorskip("accelerate", reason="needs accelerate: pip install 'lit-sparse[hf]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
+pytest.importorskip("accelerate", reason="needs accelerate: pip install -e '.[hf]'")
 
 from lit_sparse.hf import callbacks
 from tests.support.processes import run_python

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers: pip install -e '.[hf]'")
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50,

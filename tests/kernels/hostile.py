@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from lit_sparse.kernels.arborescence import best_trees
+from lit_sparse.kernels.assignment import best_assignments
 from lit_sparse.kernels.capped_softmax import capped_product, map_capped
 from lit_sparse.kernels.entmax import entmax_product, map_entmax
 from lit_sparse.kernels.fusedmax import map_fused
@@ -30,7 +31,7 @@ from lit_sparse.kernels.shared_categorical import log_likelihood
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
 from lit_sparse.kernels.sq_pnorm_max import map_pnorm, pnorm_product
 from lit_sparse.mappings import functional as F
-from lit_sparse.structures import BitVector, Budget, Sequence, Structure, Tree
+from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
 
 ROWS, EXAMPLES = 64, 330
 HOSTILE = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1e-45, -1e-45, 3e38, -3e38, 1.0, 1.0, 1e4, 1e-6]
@@ -213,6 +214,17 @@ def trees(x: Tensor, single_root: bool) -> None:
     assert bool(structure.fits(heads, x[whole] > -np.inf).all()), ("trees", single_root)
 
 
+def assignments(x: Tensor, rows: int) -> None:
+    columns = min(x.shape[-1] // rows, 40)
+    x = x[:, : rows * columns].double().nan_to_num(0.0, 1e6, -np.inf)
+    chosen, found = best_assignments(x.reshape(ROWS, rows, columns).numpy())
+    whole = torch.from_numpy(found) > 0
+    assert columns < rows or bool(whole[(x > -np.inf).all(-1)].all()), ("assignments", rows)
+    if columns >= rows:
+        fits = Assignment(rows, columns).fits(torch.from_numpy(chosen).flatten(1).double()[whole], x[whole] > -np.inf)
+        assert bool(fits.all()), ("assignments", rows)
+
+
 def main() -> None:
     """Fuzz all kernels."""
     fuzz("simplex", simplex, gamma=GAMMAS, k=st.sampled_from([0, 1, 3, 70]))
@@ -228,6 +240,7 @@ def main() -> None:
     fuzz("bits", bits, k=st.sampled_from([1, 2, 10, 70]))
     fuzz("categorical", categorical, width=st.sampled_from([1, 2, 5]), values=st.sampled_from([1, 2, 33]))
     fuzz("trees", trees, single_root=st.booleans())
+    fuzz("assignments", assignments, rows=st.sampled_from([1, 2, 5, 9]))
     for name, rows in seen.items():
         assert rows >= 20_000, (name, rows)
         print(name, rows)

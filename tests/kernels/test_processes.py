@@ -41,7 +41,7 @@ def test_hostile_rows_under_bounds_checks(tmp_path: Path) -> None:
     printed = run_python("-W", "error", script, timeout=880, NUMBA_BOUNDSCHECK="1", NUMBA_CACHE_DIR=str(tmp_path))
     seen = dict(line.split() for line in printed.splitlines())
     mappings = {"simplex", "entmax", "pnorm", "capped", "fused", "oscar", "hoyer", "hard", "active_set"}
-    assert set(seen) == mappings | {"bits", "trees", "categorical"}
+    assert set(seen) == mappings | {"bits", "trees", "assignments", "categorical"}
     assert all(int(rows) >= 20_000 for rows in seen.values())
 
 

@@ -81,7 +81,7 @@ print("rows", rows)
 @pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(("program", "rows"), [(SIMULATED, 1344), (SPARSEMAP, 180)], ids=["rows", "sparsemap"])
 def test_translated_functions_in_the_simulator(program: str, rows: int) -> None:
-    pytest.importorskip("numba.cuda", reason="needs numba-cuda: pip install 'lit-sparse[gpu]'")
+    pytest.importorskip("numba.cuda", reason="needs numba-cuda: pip install -e '.[gpu]'")
     done = subprocess.run(
         [sys.executable, "-c", program],
         env={**os.environ, "NUMBA_ENABLE_CUDASIM": "1", "OMP_NUM_THREADS": "1"},

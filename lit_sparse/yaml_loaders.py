@@ -1,0 +1,68 @@
+"""Loaders of YAML: one for files that the user names, one for files that may come from anyone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+__all__ = ["Loader", "StoredLoader"]
+
+#: Largest number of characters of a number.
+MAX_DIGITS = 100
+
+
+class Loader(yaml.SafeLoader):
+    """Refuses a key that a mapping has twice."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Check the keys before merged ones are among them."""
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(None, None, f"a second key {key.value[:80]!r}", key.start_mark)
+                seen.add(key.value)
+        super().flatten_mapping(node)
+
+
+class StoredLoader(Loader):
+    """Refuses what is slow to read, and ``<<``: some nested merges make a small file large. Runs write none of it.
+
+    Args:
+        text: content of the file.
+        most: largest number of values, and of levels.
+        refusal: what a file with more has.
+    """
+
+    def __init__(self, text: str, most: tuple[int, int], refusal: str) -> None:
+        super().__init__(text)
+        self.most, self.refusal = most, refusal
+        self.values = self.level = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Read a value with the values in it, and count them."""
+        self.values, self.level = self.values + 1, self.level + 1
+        if self.values > self.most[0] or self.level > self.most[1]:
+            raise yaml.composer.ComposerError(None, None, self.refusal, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """Read a number of a bounded length: many digits, or digits to the base 60, take quadratic time."""
+        if len(node.value) > MAX_DIGITS:
+            raise yaml.constructor.ConstructorError(None, None, "a number of more than 64 bits", node.start_mark)
+        whole = node.tag.endswith(":int")
+        return self.construct_yaml_int(node) if whole else self.construct_yaml_float(node)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Refuse merges."""
+        for key, _ in node.value:
+            if key.tag.endswith(":merge"):
+                raise yaml.constructor.ConstructorError(None, None, "a merge by `<<`", key.start_mark)
+        super().flatten_mapping(node)
+
+
+for _tag in ("int", "float"):
+    StoredLoader.add_constructor(f"tag:yaml.org,2002:{_tag}", StoredLoader.construct_number)
