@@ -81,6 +81,8 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -
             with open_plain(file) as opened:
                 return read_torch_file(opened, source, **options)
         file.seek(0)
+        if not zipfile.is_zipfile(file):
+            raise UnpicklingError("it is not an archive, which torch.save writes since torch 1.6")
         with zipfile.ZipFile(file) as archive:
             members = archive.infolist()
             if any(member.compress_type != zipfile.ZIP_STORED for member in members):

@@ -88,10 +88,14 @@ class TextMetric(ExactMetric, ABC):
         """Return log-key suffixes and their values, float64 scalars; NaN without inputs."""
         seen = self.seen.tolist()
         self._reported = (self.update_count, seen)  # numbers of all processes, for the signature
-        sums = self.sums if self.sums.ndim == 1 else self.sums[0]
-        scores = self.scores(sums.cpu(), max(seen[0], 1))
+        scores = self.scores(self.totals.cpu(), max(seen[0], 1))
         values = {key: value if seen[0] else torch.nan for key, value in scores.items()}
         return {key: torch.tensor(value, dtype=torch.float64, device=self.sums.device) for key, value in values.items()}
+
+    @property
+    def totals(self) -> Tensor:
+        """The sums (K,), rounded once."""
+        return self.sums if self.sums.ndim == 1 else self.sums[0]
 
     def reset(self) -> None:
         """Remove all inputs."""

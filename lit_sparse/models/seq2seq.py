@@ -391,7 +391,7 @@ def _check_keys(metrics: Sequence[TextMetric]) -> None:
     """Check that all metrics log under different names."""
     known: dict[str, TextMetric] = {}
     for metric in metrics:
-        for key in metric.scores(metric.sums.cpu(), 1):
+        for key in metric.scores(metric.totals.cpu(), 1):
             if key in known:
                 raise ConfigurationError(
                     f"Expected `metrics` with different names but got {key!r} twice, for {type(known[key]).__name__} and"

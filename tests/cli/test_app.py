@@ -250,7 +250,7 @@ def test_an_option_that_contradicts_the_scored_checkpoint_is_refused(trained: Pa
         (["fit", *DIGITS, "--trainer.max_epchs", "3"], "Did you mean 'max_epochs'?"),
         (
             ["fit", *DIGITS, "--model.init_args.mapping.init_args.gama", "3"],
-            "'gama' here. Did you mean 'gamma'? The options are: gamma,",
+            "'gama' in Sparsemax. Did you mean 'gamma'? The options are: gamma,",
         ),
         (["fit", *DIGITS, "--model.init_args.estimator.init_args.k", "3"], "The options are: mapping, decode."),
         (

@@ -61,7 +61,7 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["--model.classifier_hidden=[1000000000000]"], "`classifier_hidden` to be an integer of at most 1000000"),
         (["--trainer.callbacks=EarlyStopping"], "Missing: monitor, which has no default"),
         (["--data.batch_size=null"], "`batch_size`"),
-        (["--model.mapping.init_args.gama=2"], "There is no option 'gama' in Entmax15. Did you mean 'gamma'?"),
+        (["--model.mapping.init_args.gama=2"], "There is no option 'gama' in Sparsemax. Did you mean 'gamma'?"),
         (
             ["--model.mapping=SparseMAP"],
             "Missing: structure, which has no default. Set it in the init_args of the class, as in",
