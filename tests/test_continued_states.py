@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import random
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -28,7 +27,6 @@ from .test_kill_matrix import flat, same
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 import features
 
-warnings.filterwarnings("ignore")
 Place = tuple[Any, ...]
 #: Entries that are no states of a training, or that no run reads.
 OTHERS = {
@@ -237,6 +235,7 @@ def fuzz(name: str, folder: Path, number: int | None) -> Counter[str]:
     return counts
 
 
+@pytest.mark.filterwarnings("ignore")  # options that the checkpoint does not decide are told
 @pytest.mark.timeout(5000)
 @pytest.mark.parametrize("number", [8, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(RUNS))
