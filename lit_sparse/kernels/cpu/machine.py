@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba.core import event, sigutils, types
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.imputils import impl_ret_borrowed
+from numba.core.registry import CPUDispatcher
 from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
 from numba.extending import overload
 from numba.np.arrayobj import populate_array
@@ -70,9 +71,20 @@ def dispatcher_of(kernel: marked.Kernel) -> Any:
     return compiled
 
 
+class _Helper(CPUDispatcher):
+    """What compiled functions call. It takes the place of a kernel in a module, whose Python may call it, too."""
+
+    kernel: marked.Kernel
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the kernel."""
+        return self.kernel(*args)
+
+
 def helper_of(kernel: marked.Kernel) -> Any:
     """Return a function that compiled functions call. Its code is translated to LLVM's, and optimized as a part of theirs."""
     helper = _jit(kernel, no_cpython_wrapper=True)
+    helper.__class__ = _Helper
     helper.kernel = kernel
     helper._compiler._customize_flags = _without_machine_code
     helper.compile = partial(_translate, helper)
