@@ -15,15 +15,16 @@ MAX_DIGITS = 100
 class Loader(yaml.SafeLoader):
     """Refuses a key that a mapping has twice."""
 
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Check the keys before merged ones are among them."""
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        """Read keys and values, and check the keys."""
+        node: Any = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(None, None, f"a second key {key.value[:80]!r}", key.start_mark)
                 seen.add(key.value)
-        super().flatten_mapping(node)
+        return node
 
 
 class StoredLoader(Loader):
