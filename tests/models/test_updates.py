@@ -179,7 +179,7 @@ def test_what_would_be_due_within_a_batch_is_refused(
 def test_an_epoch_of_a_part_of_a_batch_is_refused_where_steps_count(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="divide the 33 steps of an epoch, for ModelCheckpoint, but got 5"):
         fit(tmp_path, autoencoder(), data_of(5, 66))
-    with pytest.raises(ConfigurationError, match="`updates_per_batch` to be at least 1 but got 0"):
+    with pytest.raises(ConfigurationError, match="`updates_per_batch` to be an integer of at least 1 but got 0"):
         data_of(0)
 
 
