@@ -22,7 +22,7 @@ from lit_sparse.allocation import Limits
 from lit_sparse.descriptions import Plan, plan, plan_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, error_chain
 from lit_sparse.pickles import check_torch_file
-from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, check_state
+from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, at_most, check_state
 from lit_sparse.stored import NotPlainError, open_plain
 from lit_sparse.trust import trusting
 
@@ -50,7 +50,7 @@ COUNTERS = {"ready", "started", "processed", "completed"}
 ROWS = "metrics_rows"
 #: Examples of what a run continues with besides Lightning's states.
 RESUMED: dict[str, Any] = {
-    "training_seed": COUNT,
+    "training_seed": at_most(2**63 - 1),
     "progress": {"metrics": DictOf(SCALAR), "plateau": True},
     "end": {"stops": True, "limits": DictOf(ANY), "pending": True},
     "states": DictOf(ANY),
