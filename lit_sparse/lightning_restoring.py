@@ -101,7 +101,10 @@ def _guarded(trainer: pl.Trainer, name: str, what: str, check: Callable[[str, pl
             return
         with restoring(trainer, what):
             check(repr(str(trainer.ckpt_path)), trainer, checkpoint)
+            if name == "restore_lr_schedulers":  # CyclicLR removes an entry, and the states are restored again later
+                connector._loaded_checkpoint = {**checkpoint, "lr_schedulers": copy.deepcopy(checkpoint["lr_schedulers"])}
             restore(connector)
+            connector._loaded_checkpoint = checkpoint
 
     return guarded
 
