@@ -29,6 +29,7 @@ from lit_sparse.trust import trusting
 __all__ = [
     "ROWS",
     "check_finite",
+    "check_removable",
     "check_resumable",
     "check_written",
     "load_module",
@@ -346,21 +347,46 @@ def _check_counters(source: str, checkpoint: dict[str, Any]) -> None:
 
 
 def check_written(source: str, checkpoint: dict[str, Any]) -> None:
-    """Check the paths of files in ModelCheckpoint's state, which Lightning removes later.
+    """Check the files that states of ModelCheckpoint name; see :func:`check_removable`."""
+    callbacks = checkpoint.get("callbacks")
+    for state in callbacks.values() if isinstance(callbacks, dict) else ():
+        if isinstance(state, dict):
+            check_removable(source, state, state.get("dirpath"))
+
+
+def check_removable(source: str, state: dict[str, Any], folder: Any) -> None:
+    """Check the files that a state of ModelCheckpoint names, since Lightning removes them later.
+
+    Args:
+        source: name of the file in messages.
+        state: the state.
+        folder: folder of the checkpoints that the callback writes.
 
     Raises:
-        CheckpointError: if a value is not a path, or could lie outside its folder.
+        CheckpointError: if one is not a checkpoint below the folder.
     """
-    callbacks = checkpoint.get("callbacks")
-    states = callbacks.values() if isinstance(callbacks, dict) else ()
-    for state in (state for state in states if isinstance(state, dict)):
-        best = state.get("best_k_models") or {}
-        paths = [state.get(key) or "" for key in WRITTEN] + list(best)
-        if not isinstance(best, dict) or not all(isinstance(path, str) for path in [*paths, state.get("dirpath") or ""]):
-            raise CheckpointError(f"Expected paths in the state of a callback in {source} but got another type. {SUGGESTION}")
-        for path in paths:
-            if re.search(r"^[\w+.-]{2,}:", path) or "::" in path or ".." in Path(path).parts:
-                raise CheckpointError(f"{source} names the file {path!r}, which may lie outside its run folder. {SUGGESTION}")
+    best = state.get("best_k_models") or {}
+    paths = [state.get(key) or "" for key in WRITTEN] + list(best)
+    if not isinstance(best, dict) or not all(isinstance(path, str) for path in [*paths, folder or ""]):
+        raise CheckpointError(f"Expected paths in the state of a callback in {source} but got another type. {SUGGESTION}")
+    for path in filter(None, paths):
+        if not _is_written(path, (folder or "").rstrip("/")):
+            raise CheckpointError(
+                f"Expected {source} to name checkpoints in {folder!r} but got {path!r}, which may be another file. {SUGGESTION}"
+            )
+
+
+def _is_written(path: str, folder: str) -> bool:
+    """Return whether a path is one of a checkpoint in a folder; there need not be a file."""
+    inner = re.split(r"[/\\]", path.removeprefix(folder))
+    if not folder or not path.startswith(folder) or inner[0] or ".." in inner or "::" in path:
+        return False
+    try:
+        found = Path(path).resolve()  # a link may lead elsewhere
+        kept = found.is_file() or (found / "meta.pt").is_file() or not found.exists()  # sharded ones are folders
+        return kept and path.endswith(".ckpt") and found.suffix == ".ckpt" and Path(folder).resolve() in found.parents
+    except (OSError, RuntimeError, ValueError):
+        return False
 
 
 def _nan_in(source: str, found: Any) -> str | None:

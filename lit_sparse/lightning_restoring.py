@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lit_sparse.checkpoint_files import check_finite, check_resumable, restoring_error
+from lit_sparse.checkpoint_files import check_finite, check_removable, check_resumable, restoring_error
 from lit_sparse.lightning import EarlyStoppingReason, pl, rank_zero_warn
 from lit_sparse.lightning_states import check_schedulers, is_tuning
 from lit_sparse.state_checks import (
@@ -100,7 +101,10 @@ def _guarded(trainer: pl.Trainer, name: str, what: str, check: Callable[[str, pl
             return
         with restoring(trainer, what):
             check(repr(str(trainer.ckpt_path)), trainer, checkpoint)
+            if name == "restore_lr_schedulers":  # CyclicLR removes an entry, and the states are restored again later
+                connector._loaded_checkpoint = {**checkpoint, "lr_schedulers": copy.deepcopy(checkpoint["lr_schedulers"])}
             restore(connector)
+            connector._loaded_checkpoint = checkpoint
 
     return guarded
 
@@ -160,8 +164,12 @@ def _check_callbacks(source: str, trainer: pl.Trainer, checkpoint: State) -> Non
 
 def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state: State, checkpoint: State) -> None:
     check_state(source, f"{place}.monitor", state["monitor"], equal_to(saver.monitor))
-    if state["dirpath"] != saver.dirpath:  # then Lightning does not restore the rest
+    if state["dirpath"] != saver.dirpath:  # then Lightning restores one path alone, and removes no file elsewhere
+        latest = state["best_model_path"]
+        if "://" in latest or "::" in latest or Path(saver.dirpath) in Path(latest).absolute().parents:
+            check_removable(source, {"best_model_path": latest}, saver.dirpath)
         return
+    check_removable(source, state, saver.dirpath)
     best, kth = state["best_k_models"], state["kth_best_model_path"]
     full = bool(best) and 0 < saver.save_top_k <= len(best)
     if kth or full:

@@ -219,7 +219,7 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
         group.update(options)
     check_schedulers(trainer, checkpoint["lr_schedulers"])
     for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
-        config.scheduler.load_state_dict(state)
+        config.scheduler.load_state_dict(copy.deepcopy(state))  # CyclicLR removes an entry
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         changed = type(callback).on_train_epoch_start is not pl.Callback.on_train_epoch_start
         if changed and callback.state_key in checkpoint["callbacks"]:

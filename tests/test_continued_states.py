@@ -242,3 +242,37 @@ def fuzz(name: str, folder: Path, number: int | None) -> Counter[str]:
 def test_a_changed_state_is_refused_or_without_effect(name: str, number: int | None, tmp_path: Path) -> None:
     counts = fuzz(name, tmp_path, number)
     assert counts["refused"] > 3 * counts["equal"]
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """Return the folder and the content of a checkpoint of a run with momentum and a scheduler."""
+    folder = tmp_path_factory.mktemp("kept")
+    run("averaging", folder, writes=folder / "written.ckpt")
+    return folder, torch.load(folder / "written.ckpt", weights_only=True)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("victim", ["thesis.txt", "folder", "folder.ckpt", "link/other.ckpt", "link.ckpt", "../other.ckpt"])
+@pytest.mark.parametrize("entry", ["best", "last", "moved"])
+def test_no_file_that_a_state_names_is_removed(
+    entry: str, victim: str, kept: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
+    folder, checkpoint = tmp_path / "kept", copy.deepcopy(kept[1])
+    for name in ("kept/folder", "kept/folder.ckpt", "out"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("kept/thesis.txt", "kept/folder/a", "kept/folder.ckpt/a", "out/other.ckpt", "other.ckpt"):
+        (tmp_path / name).write_text("mine")
+    (folder / "link").symlink_to(tmp_path / "out")
+    (folder / "link.ckpt").symlink_to(tmp_path / "out" / "other.ckpt")
+    path, score = str(folder / victim), torch.tensor(1e9)
+    (state,) = (state for key, state in checkpoint["callbacks"].items() if key.startswith("ModelCheckpoint"))
+    files = {"best_model_path": path, "kth_best_model_path": path, "last_model_path": ""}
+    state |= {"dirpath": str(folder), "best_k_models": {path: score}, "best_model_score": score, "kth_value": score, **files}
+    if entry == "last":
+        state |= dict.fromkeys(files, "") | {"best_k_models": {}, "last_model_path": path}
+    elif entry == "moved":
+        state["dirpath"] = str(tmp_path)
+    with pytest.raises(LitSparseError, match=r"which may be another file"):
+        run("averaging", tmp_path, resumed=checkpoint)
+    assert (tmp_path / "other.ckpt").is_file()
