@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ __all__ = ["SavedFiles"]
 
 #: Keys that choose code or files; keys that start with an underscore are transformers' own, and dropped.
 ACTING = {
-    *("attn_implementation", "custom_pipelines", "distributed_config", "experts_implementation", "fusion_config"),
+    *("attn_implementation", "backbone", "custom_pipelines", "distributed_config", "experts_implementation", "fusion_config"),
     *("kernel_config", "quantization_config", "transformers_weights", "trust_remote_code", "use_kernels"),
+    "use_pretrained_backbone",
 }
 #: Largest number of layers, labels and the like, for each of which a config makes an entry.
 MOST = 10**6
@@ -123,21 +124,43 @@ def _plain(content: dict[Any, Any], source: str) -> dict[Any, Any]:
         CheckpointError: naming the key.
     """
     for key, value in content.items():
-        wrong = key in ACTING and value is not None
+        wrong = key in ACTING and value is not None and value is not False
+        if key == "backbone_config" and isinstance(value, str):
+            wrong = True
+        if key == "architectures" and value is not None:
+            wrong = not isinstance(value, list) or not all(isinstance(name, str) for name in value)
         if key in ("dtype", "torch_dtype") and value is not None:
             wrong = not isinstance(value, str) or not isinstance(getattr(torch, value, None), torch.dtype)
         if isinstance(value, int) and (key.startswith("num_") or "layer" in key):
             wrong = value > MOST
+        if isinstance(value, list):
+            numbers = list(_inside(value))
+            wrong = wrong or max((n for n in numbers if isinstance(n, int)), default=0) * len(numbers) > 10 * MOST
         if wrong:
             raise CheckpointError(
                 f"Expected {source} to describe a model alone but got {key!r} = {reprlib.repr(value)}. Remove the key, or give"
                 " the argument when you load."
             )
     return {
-        key: _plain(value, source) if isinstance(value, dict) else value
+        key: _plain_value(value, source)
         for key, value in content.items()
         if not key.startswith("_") and key not in ("auto_map", "name_or_path")
     }
+
+
+def _plain_value(value: Any, source: str) -> Any:
+    if isinstance(value, list):
+        return [_plain_value(item, source) for item in value]
+    return _plain(value, source) if isinstance(value, dict) else value
+
+
+def _inside(values: list[Any]) -> Iterator[Any]:
+    """Yield the values of nested lists."""
+    for value in values:
+        if isinstance(value, list):
+            yield from _inside(value)
+        else:
+            yield value
 
 
 def _sizes(file: Path) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from lit_sparse.errors import ConfigurationError, MissingExtraError
 
 __all__ = ["check_database", "check_journal", "distribution_of", "draw_rest", "import_optuna", "matching"]
 
-#: Largest journal in bytes.
-LARGEST = 2**28
+#: Largest journal or database in bytes, largest number of rows of a table, and of characters of an option's choices.
+LARGEST, ROWS, LONGEST = 2**28, 100_000, 2**20
 
 
 def import_optuna() -> Any:
@@ -83,21 +84,54 @@ def check_journal(journal: Path) -> None:
 
 
 def check_database(path: Path) -> None:
-    """Check that a database of SQLite computes nothing when it is read or written: it has no view, trigger or virtual table.
+    """Check that a database of SQLite has Optuna's own tables, which compute nothing, and fits into memory.
 
     Raises:
         ConfigurationError: naming what it has.
     """
     if not path.is_file():
         return
+    if path.stat().st_size > LARGEST:
+        raise ConfigurationError(f"Expected {str(path)!r} to have at most {LARGEST:,} bytes. Choose another --storage.")
+    own = _own_tables()
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
-        listed = database.execute("select type, name, sql from sqlite_master").fetchall()
-    for kind, name, text in listed:
-        if kind not in ("table", "index") or "virtual" in str(text).lower().split()[:2]:
-            raise ConfigurationError(
-                f"Expected tables and indices in {str(path)!r} but got a {kind} {str(name)[:80]!r}, which Optuna never makes."
-                " Choose another --storage."
-            )
+        listed = _listed(database)
+        for kind, name, text in listed:
+            if (kind, name, text) not in own:
+                raise ConfigurationError(
+                    f"Expected Optuna's own tables and indices in {str(path)!r} but got a {kind} {name[:80]!r}, which Optuna"
+                    " never makes. Choose another --storage."
+                )
+        for name in (name for kind, name, _ in listed if kind == "table"):
+            (rows,) = database.execute(f"select count(*) from {name}").fetchone()
+            if rows > ROWS:
+                raise ConfigurationError(
+                    f"Expected at most {ROWS:,} rows in table {name} of {str(path)!r} but got {rows:,}. Choose another"
+                    " --storage."
+                )
+        if "trial_params" in {name for _, name, _ in listed}:
+            (longest,) = database.execute("select max(length(distribution_json)) from trial_params").fetchone()
+            if (longest or 0) > LONGEST:
+                raise ConfigurationError(
+                    f"Expected at most {LONGEST:,} characters for the choices of an option in {str(path)!r} but got"
+                    f" {longest:,}. Choose another --storage."
+                )
+
+
+@cache
+def _own_tables() -> set[tuple[str, str, str]]:
+    """Return what Optuna makes in an empty database."""
+    storage = import_optuna().storages.RDBStorage("sqlite://")
+    found = set(_listed(storage.engine.raw_connection()))
+    storage.remove_session()
+    storage.engine.dispose()
+    return found
+
+
+def _listed(database: Any) -> list[tuple[str, str, str]]:
+    """Return kind, name and definition of what a database of SQLite has."""
+    found = database.cursor().execute("select type, name, sql from sqlite_master").fetchall()
+    return [(str(kind), str(name), " ".join(str(text).split())) for kind, name, text in found]
 
 
 def _is_whole(values: Mapping[str, Any]) -> bool:

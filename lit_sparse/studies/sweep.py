@@ -7,6 +7,7 @@ import csv
 import json
 import math
 import re
+import reprlib
 import subprocess
 import sys
 import time
@@ -90,7 +91,15 @@ class Sweep:
         folder.mkdir(parents=True, exist_ok=True)
         check_plain(folder)
         self._check_settings()
-        for trial in self.study.get_trials(deepcopy=False):
+        for place, trial in enumerate(self.study.get_trials(deepcopy=False)):
+            fixed = trial.system_attrs.get("fixed_params", {})
+            bounded = any(key.startswith("constraints") for key in trial.system_attrs)  # a sweep has none
+            if trial.number != place or bounded or not isinstance(fixed, dict):
+                raise ConfigurationError(
+                    f"Expected trial {place} in {self.storage or str(self.folder)!r} to be one of a sweep but got number"
+                    f" {trial.number!r:.80} with {reprlib.repr(trial.system_attrs)}. The storage was changed: choose another"
+                    " --output."
+                )
             self.params(trial, whole=trial.state.name == "COMPLETE")
             numbers = [value for value in trial.values or () if isinstance(value, int | float)]
             if trial.state.name == "COMPLETE" and len(numbers) != len(self.metrics):
@@ -155,7 +164,7 @@ class Sweep:
             self._created = True
         except optuna.exceptions.DuplicatedStudyError:
             found = optuna.load_study(**options)
-        found.get_trials(deepcopy=False)
+        found.get_trials(deepcopy=False), found.user_attrs  # all that is stored can be read
         return found
 
     def _check_settings(self) -> None:

@@ -343,6 +343,8 @@ def test_two_machines_share_a_server(server: str, tmp_path: Path) -> None:
     [
         "create view endless as with recursive n(i) as (select 1 union all select i + 1 from n) select i from n",
         "create trigger act after insert on trials begin select 1; end",
+        "create index slow on trials (length(state))",
+        "drop table trial_heartbeats; create table trial_heartbeats (trial_id integer check (length(randomblob(9)) > 0))",
     ],
 )
 def test_a_database_that_computes_is_refused(made: str, tmp_path: Path) -> None:
@@ -351,9 +353,54 @@ def test_a_database_that_computes_is_refused(made: str, tmp_path: Path) -> None:
     found = Sweep(*options, storage=f"sqlite:///{path}").study
     found._storage._backend.remove_session()
     with closing(sqlite3.connect(path)) as database:
-        database.execute(made)
-        database.commit()
+        database.executescript(made)
     with pytest.raises(ConfigurationError, match="which Optuna never makes"):
+        Sweep(*options, storage=f"sqlite:///{path}")
+
+
+COUNTED = "with recursive n(i) as (select 9 union all select i + 1 from n where i < 100020)"
+CHANGES = {
+    "attribute": ("update study_user_attributes set value_json = '{bad'", "cannot be used"),
+    "deep attribute": (
+        "update study_user_attributes set value_json = replace(hex(zeroblob(50000)), '0', '[')",
+        "cannot be used",
+    ),
+    "enqueued": (
+        "insert into study_user_attributes (study_id, key, value_json) values (1, 'enqueued', '{bad')",
+        "cannot be used",
+    ),
+    "number": ("update trials set number = 7 + number", "to be one of a sweep but got number 7"),
+    "constraints": (
+        "insert into trial_system_attributes (trial_id, key, value_json) values (1, 'constraints:a', '5')",
+        "to be one of a sweep",
+    ),
+    "fixed": (
+        "insert into trial_system_attributes (trial_id, key, value_json) values (1, 'fixed_params', '5')",
+        "to be one of a sweep",
+    ),
+    "rows": (
+        f"{COUNTED} insert into trials (trial_id, number, study_id, state) select i, i, 1, 'FAIL' from n",
+        "at most 100,000",
+    ),
+    "choices": (
+        "update trial_params set distribution_json = hex(zeroblob(600000))",
+        r"at most 1,048,576 characters for the choices",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_database_is_refused(name: str, tmp_path: Path) -> None:
+    change, message = CHANGES[name]
+    path = tmp_path / "trials.db"
+    options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    sweep = Sweep(*options, storage=f"sqlite:///{path}")
+    sweep.study.tell(sweep.study.ask(sweep.distributions), 1.0)
+    sweep.study._storage._backend.remove_session()
+    assert len(Sweep(*options, storage=f"sqlite:///{path}").study.trials) == 1
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(change)
+    with pytest.raises(ConfigurationError, match=message):
         Sweep(*options, storage=f"sqlite:///{path}")
 
 
