@@ -20,7 +20,7 @@ WARM_UP = 30
 
 
 class Stopwatch(pl.Callback):
-    """The seconds of each batch, and those of a step by hand that follows it, in turn: other programs slow both alike."""
+    """The seconds of each batch, and of a step by hand that follows it, in turn: other programs slow both alike."""
 
     def __init__(self, by_hand: Callable[[], object]) -> None:
         self.by_hand = by_hand
@@ -60,7 +60,7 @@ def timed_fit(
         options: options of the trainer.
 
     Returns:
-        The seconds of each batch, those of the work by hand after it, and the trainer.
+        The seconds of each batch and of the work by hand after it, and the trainer.
     """
     watch = Stopwatch(by_hand)
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):

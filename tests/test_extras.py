@@ -91,7 +91,7 @@ runpy.run_path("scripts/benchmark_mappings.py", run_name="__main__")
 
 
 def needed_by(requirements: list[str]) -> set[str]:
-    """Return the names of all distributions that requirements need, those of requirements in turn included."""
+    """Return the names of all distributions that requirements need, the requirements of requirements included."""
     found: set[tuple[str, frozenset[str]]] = set()
     pending = [Requirement(line) for line in requirements]
     while pending:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-transformers = pytest.importorskip("transformers", reason="needs transformers: pip install 'lit-sparse[hf]'")
+transformers = pytest.importorskip("transformers", reason="needs transformers")
 
 from lit_sparse.errors import CheckpointError  # noqa: E402
 from lit_sparse.hf import from_pretrained, sparsify  # noqa: E402

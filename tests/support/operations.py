@@ -348,6 +348,7 @@ def _vmapped(program: Program, given: tuple[Tensor, ...], other: tuple[Tensor, .
 
 
 def _send(connection: Any, program: Program, other: tuple[Tensor, ...]) -> None:
+    torch.set_num_threads(1)  # torch's own operations wait for threads that a forked process does not have
     connection.send([x.numpy() for x in program(*other)])
 
 
