@@ -17,7 +17,7 @@ class Loader(yaml.SafeLoader):
 
     def compose_mapping_node(self, anchor: Any) -> Any:
         """Read keys and values, and check the keys."""
-        node: Any = super().compose_mapping_node(anchor)  # type: ignore[no-untyped-call]
+        node: Any = super().compose_mapping_node(anchor)
         seen = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":

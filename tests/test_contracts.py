@@ -50,7 +50,8 @@ def _mapping(part: SparseMapping) -> Contract:
 def _estimator(part: Estimator) -> Contract:
     def loss(part: Estimator, x: Tensor) -> Tensor:
         torch.manual_seed(0)
-        return part(x, lambda latent: latent.values.float().square().sum(-1), context=x.nan_to_num()[:, :3].float()).loss
+        context = (x.real if x.is_complex() else x).nan_to_num()[:, :3].float()
+        return part(x, lambda latent: latent.values.float().square().sum(-1), context=context).loss
 
     entries: dict[str, Callable[[Any, Tensor], Tensor]] = {"forward": loss}
     if part.latent == "categorical":

@@ -63,7 +63,7 @@ class MachineCode(NumbaCache):
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
-        self.cachable: Any = CompileResultCacheImpl.__new__(CompileResultCacheImpl)
+        self.results: Any = CompileResultCacheImpl.__new__(CompileResultCacheImpl)
 
     @property
     def cache_path(self) -> str:
@@ -77,18 +77,18 @@ class MachineCode(NumbaCache):
             return None
         try:
             payload = pickle.loads(self._file(sig, target_context).read_bytes())
-            return self.cachable.rebuild(target_context, payload)
+            return self.results.rebuild(target_context, payload)
         except Exception:  # none yet, or cut short: it is compiled again
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Keep what was compiled for a signature; a full disk keeps nothing."""
-        if refusal(cache_folder()) or not self.cachable.check_cachable(data):
+        if refusal(cache_folder()) or not self.results.check_cachable(data):
             return
         file = self._file(sig, data.target_context)
         try:
             with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
-                part.write(packed(self.cachable.reduce(data)))
+                part.write(packed(self.results.reduce(data)))
             Path(part.name).replace(file)
         except OSError:
             Path(part.name).unlink(missing_ok=True)
