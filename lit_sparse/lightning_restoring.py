@@ -121,22 +121,6 @@ def _check_model(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     check_state(source, "end.limits", theirs, {**dict.fromkeys(limits, OneOf(WHOLE)), "callbacks": ListOf(DictOf(setting))})
 
 
-def _check_data(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
-    """Check that both copies of the position in the training data are equal, and of the epoch that the counters name."""
-    data = trainer.datamodule  # type: ignore[attr-defined]
-    kept = checkpoint.get(type(data).__qualname__)
-    if data is None or kept is None:
-        return
-    check_state(source, type(data).__qualname__, kept, DictOf(ANY))
-    loops = checkpoint["loops"]["fit_loop"]
-    position, copies = kept.get("train"), loops["state_dict"].get("combined_loader")
-    if isinstance(copies, list) and len(copies) == 1 and "train" in kept:
-        check_state(source, f"{type(data).__qualname__}.train", position, equal_to(copies[0]))
-        epoch = loops["epoch_progress"]["current"]["processed"]
-        if isinstance(position, dict) and position.get("epoch") not in (epoch, epoch + 1):
-            check_state(source, f"{type(data).__qualname__}.train.epoch", position.get("epoch"), equal_to(epoch))
-
-
 def _check_callbacks(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
     stored = checkpoint.get("callbacks")
@@ -350,7 +334,7 @@ def _check_first_schedulers(source: str, trainer: pl.Trainer, checkpoint: State)
 #: Methods of Lightning's connector -> name and check of what each restores.
 CHECKS: dict[str, tuple[str, Callable[[str, pl.Trainer, State], None]]] = {
     "restore_model": ("model", _check_model),
-    "restore_datamodule": ("position in the data", _check_data),
+    "restore_datamodule": ("data module", lambda *_: None),
     "restore_callbacks": ("callbacks", _check_callbacks),
     "restore_precision_plugin_state": ("precision", _check_precision),
     "restore_loops": ("loops", _check_loops),

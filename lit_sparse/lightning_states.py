@@ -8,6 +8,7 @@ none of this.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from inspect import signature
 from pathlib import Path
@@ -113,7 +114,7 @@ def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
 
 def is_tuning(trainer: pl.Trainer) -> bool:
     """Return whether Lightning restores a checkpoint that one of its finders wrote before its search."""
-    return Path(str(trainer.ckpt_path)).name.startswith(".")
+    return re.fullmatch(r"\.(?:lr_find|scale_batch_size)_[0-9a-f-]{36}\.ckpt", Path(str(trainer.ckpt_path)).name) is not None
 
 
 def describe_states(trainer: pl.Trainer) -> dict[str, Any]:

@@ -51,6 +51,7 @@ OPTIONAL = (
     ("states", "processes", 0, "logged"),
 )
 EXPONENTIAL = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
+CYCLIC = partial(torch.optim.lr_scheduler.CyclicLR, base_lr=1e-3, max_lr=0.1, step_size_up=2)  # it changes its stored state
 CALLBACKS = pl.callbacks
 
 
@@ -112,6 +113,7 @@ RUNS: dict[str, tuple[Callable[[], list[pl.Callback]], Any, Any, dict[str, Any],
     "pruning": (pruning, SGD, warm_up, {}, 6),
     "finetuning": (finetuning, features.Trained, None, {}, 6),
     "weight averaging": (weight_averaging, ADAM, None, {}, 6),
+    "cyclic": (list, SGD, CYCLIC, {}, 6),
 }
 
 

@@ -7,9 +7,9 @@ import os
 import pickle
 import platform
 import stat
-import tempfile
 import types
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from numba.core.caching import _Cache as NumbaCache
 from numba.misc.appdirs import AppDirs
 
 from lit_sparse.kernels.cpu.compile import IMPLEMENTATIONS, Kernel, references
+from lit_sparse.runs import replaced
 
 __all__ = ["MachineCode", "cache_folder", "refusal"]
 
@@ -85,13 +86,8 @@ class MachineCode(NumbaCache):
         """Keep what was compiled for a signature; a full disk keeps nothing."""
         if refusal(cache_folder()) or not self.results.check_cachable(data):
             return
-        file = self._file(sig, data.target_context)
-        try:
-            with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as part:
-                part.write(packed(self.results.reduce(data)))
-            Path(part.name).replace(file)
-        except OSError:
-            Path(part.name).unlink(missing_ok=True)
+        with suppress(OSError), replaced(self._file(sig, data.target_context), "wb") as file:
+            file.write(packed(self.results.reduce(data)))
 
     def _file(self, sig: Any, target_context: Any) -> Path:
         key = repr((digest(self.kernel), sig, target_context.codegen().magic_tuple(), _surroundings()))
@@ -135,6 +131,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
         if value in IMPLEMENTATIONS:
             value, options = IMPLEMENTATIONS[value]
             yield repr(sorted(options.items()))
+        yield repr(value.__defaults__)
         yield from _code_parts(value.__code__)
         for name, used, _ in sorted(references(value), key=lambda reference: reference[0]):
             yield name
