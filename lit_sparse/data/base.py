@@ -250,12 +250,9 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
         before: list[int] = []
         for *division, examples in (*parts, [*own, 0]):
             if division != before:
-                (size, count), left, module = (
-                    division,
-                    [batch for turn in zip(*shares, strict=True) for batch in turn],
-                    copy(self),
-                )
-                module.batch_size = size
+                left = [batch for turn in zip(*shares, strict=True) for batch in turn]
+                module = copy(self)
+                module.batch_size, count = division
                 ranks = [rank] if alike else range(count)
                 if before:
                     shares = [module.divided(left, number, count) for number in ranks]
