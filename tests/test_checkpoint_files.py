@@ -56,6 +56,7 @@ def less(*keys: str) -> Callable[[Content], Content]:
 
 
 PROGRESS = ("loops", "fit_loop", "epoch_progress", "total", "ready")
+POSITION = ("loops", "fit_loop", "state_dict", "combined_loader", 0)
 NAN = torch.full((10,), torch.nan)
 #: Changes of a checkpoint, and the message of each command.
 MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
@@ -94,13 +95,16 @@ MALFORMED: dict[str, tuple[Callable[[Content], Any], str]] = {
 UNFINISHED: dict[str, tuple[Callable[[Content], Any], str]] = {
     "no optimizer": (less("optimizer_states"), "no optimizer_states.*initial_weights"),
     "weights alone": (less("optimizer_states", "lr_schedulers", "loops", "callbacks"), "no lr_schedulers and no loops"),
-    "an optimizer of another type": (put("optimizer_states", value=[3]), "does not fit"),
+    "an optimizer of another type": (put("optimizer_states", value=[3]), "`optimizer_states.0`.*but got 3"),
     "no state of an optimizer": (put("optimizer_states", value=[]), "no optimizer_states"),
     "loops of another type": (put("loops", value=3), "does not fit"),
     "states of another type": (put("states", value=3), "does not fit"),
     "states with other entries": (put("states", "flags", value=3), "Expected `states`"),
-    "a place that is text": (put("DigitsDataModule", "train", value="a"), "position in the training data"),
-    "a place of other types": (put("DigitsDataModule", "train", value={"epoch": "a"}), "position in the training data"),
+    "a place that is text": (put(*POSITION, value="a"), "combined_loader.0.*but got 'a'"),
+    "a place of other types": (
+        put(*POSITION, "epoch", value="a"),
+        "combined_loader.0.epoch` in .* to be 1, as in this run but got 'a'",
+    ),
 }
 
 

@@ -119,7 +119,7 @@ def test_only_an_archive_of_torch_is_a_checkpoint(kind: str, tmp_path: Path) -> 
         os.truncate(path, 2**33)
     else:
         path.write_bytes(b"more" * 8 + plain if kind == "before" else plain[:-2] + b"\x04\x00more")
-    reason = {"pipe": "a pipe", "folder": "a folder", "hollow": "holes", "legacy": "not a zip"}.get(
+    reason = {"pipe": "a pipe", "folder": "a folder", "hollow": "holes", "legacy": "not an archive"}.get(
         kind, "more than the archive"
     )
     with pytest.raises(CheckpointError, match=reason):

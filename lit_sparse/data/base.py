@@ -18,6 +18,7 @@ from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
 from lit_sparse.lightning_internals import fit_position, index_sampler, move_batches, runs_fit
+from lit_sparse.state_checks import COUNT, ListOf, equal_to
 
 __all__ = ["ResumableDataModule", "Split", "in_batches", "shuffled", "warn_without_test"]
 
@@ -236,6 +237,10 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of loops by hand in the training data; checkpoints have the position of the fit elsewhere."""
         return {} if self._position is None else {"train": self._position()}
+
+    def position_example(self, epoch: int, batch: int) -> dict[str, Any]:
+        """Return an example of the position in the training data after so many batches of an epoch."""
+        return {"epoch": equal_to(epoch), "batch": equal_to(batch), "parts": ListOf(ListOf(COUNT))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue loops by hand at a saved position in the training data."""

@@ -265,7 +265,7 @@ def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, f
         if above == count:
             break
         count = above
-    bound = ROUNDINGS * EPS_DOUBLE * (scale * (1.0 + lam * n) + max(best, 0.0))
+    bound = min(ROUNDINGS * EPS_DOUBLE * (scale * (1.0 + lam * n) + max(best, 0.0)), 0.5 * scale / n)  # the largest entry stays
     for j in range(n):
         excess = floats[SPARE, j] - best - tau
         if excess > bound:
