@@ -35,6 +35,7 @@ COMMANDS = {
     "study": "train and test many models, and tabulate the results: lit-sparse study ssvae --schedule taste",
     "configs": "list, print or copy the configs: lit-sparse configs ssvae/digits",
     "list": "list the mappings, models, data modules and other parts: lit-sparse list mappings",
+    "compile": "compile mappings ahead of their first call: lit-sparse compile Sparsemax",
     "completion": "print the script by which a shell completes commands: lit-sparse completion bash",
 }
 
@@ -47,6 +48,7 @@ MODULES = {
     "study": "lit_sparse.studies.command",
     "configs": "lit_sparse.cli.show_configs",
     "list": "lit_sparse.cli.show_parts",
+    "compile": "lit_sparse.cli.compile",
     "completion": "lit_sparse.cli.completion",
 }
 #: Environment variables that set how OpenMP threads wait: of the standard, GNU and LLVM.
@@ -95,7 +97,8 @@ def main(args: Sequence[str] | None = None) -> int:
             raise LitSparseError(
                 f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"
             )
-        from lit_sparse import train_extra  # noqa: F401
+        if args[0] != "compile":
+            from lit_sparse import train_extra  # noqa: F401
 
         _find_parts_here()
         if args[0] in MODULES:

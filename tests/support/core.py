@@ -69,7 +69,7 @@ def refuse(folder: Path) -> None:
             assert main(words) == 2
         assert printed.getvalue().count("\n") == 1
         assert "need the extra 'train'" in printed.getvalue()
-    assert main(["--version"]) == main(["--help"]) == 0
+    assert main(["compile", "Softmax"]) == main(["--version"]) == main(["--help"]) == 0
     try:
         export_onnx(Sparsemax(), (torch.randn(3, 4),), folder / "model.onnx")
     except MissingExtraError as error:
