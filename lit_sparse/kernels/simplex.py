@@ -280,7 +280,9 @@ def project_sorted(x: Tensor, gamma: float | Tensor, k: int, roundings: float | 
     count = torch.arange(1, d + 1, device=x.device)
     finite = torch.where(ranked == -torch.inf, torch.zeros_like(ranked), ranked)
     slack = roundings * torch.finfo(x.dtype).eps
-    slack = gamma * (slack.clamp_max(0.5 / d) if isinstance(slack, Tensor) else min(slack, 0.5 / d))  # the largest entry stays
+    slack = gamma * (
+        slack.clamp_max(0.5 / (d + 1)) if isinstance(slack, Tensor) else min(slack, 0.5 / (d + 1))
+    )  # the largest entry stays
     inside = (gamma + count * (ranked - slack) > finite.cumsum(-1)) & (ranked > -torch.inf)
     if k > 0:
         inside = inside & (count <= k)
