@@ -279,11 +279,8 @@ def project_sorted(x: Tensor, gamma: float | Tensor, k: int, roundings: float | 
     ranked = z.gather(-1, order)
     count = torch.arange(1, d + 1, device=x.device)
     finite = torch.where(ranked == -torch.inf, torch.zeros_like(ranked), ranked)
-    slack = roundings * torch.finfo(x.dtype).eps
-    slack = gamma * (
-        slack.clamp_max(0.5 / (d + 1)) if isinstance(slack, Tensor) else min(slack, 0.5 / (d + 1))
-    )  # the largest entry stays
-    inside = (gamma + count * (ranked - slack) > finite.cumsum(-1)) & (ranked > -torch.inf)
+    slack = roundings * torch.finfo(x.dtype).eps * gamma
+    inside = (gamma + count * (ranked - slack) > finite.cumsum(-1)) & (ranked > -torch.inf) | (ranked == 0)
     if k > 0:
         inside = inside & (count <= k)
     support = inside.sum(-1, keepdim=True)
