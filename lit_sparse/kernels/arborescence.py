@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["best_trees"]
@@ -143,10 +143,10 @@ def tree_block(first: Any, stop: Any, scores: Any, single_root: Any, chosen: Any
     """Write the trees of rows ``first .. stop - 1``; see :func:`best_trees`."""
     n = scores.shape[1]
     size = 2 * n + 1
-    levels, padded = np.zeros((size, size), np.int32), np.empty((size, size))
-    leaves, enters = np.zeros((size, size), np.int32), np.zeros((size, size), np.int32)
-    heads, inside, seen = np.zeros(size, np.int32), np.zeros(size, np.int32), np.zeros(size, np.int32)
-    active = np.zeros(size, np.bool_)
+    levels, padded = zeros((size, size), np.int32), empty((size, size), np.float64)
+    leaves, enters = zeros((size, size), np.int32), zeros((size, size), np.int32)
+    heads, inside, seen = zeros(size, np.int32), zeros(size, np.int32), zeros(size, np.int32)
+    active = zeros(size, np.bool_)
     for row in range(first, stop):
         for node in range(size):
             active[node] = node == 0
@@ -185,7 +185,7 @@ def best_trees(scores: Any, single_root: bool) -> tuple[Any, Any]:
     Returns:
         Arrays of bytes (B, n, n), one-hot heads, and (B,); where there is no tree the heads mean nothing.
     """
-    chosen, found = np.empty(scores.shape, np.uint8), np.empty(len(scores), np.uint8)
+    chosen, found = empty(scores.shape, np.uint8), empty(len(scores), np.uint8)
     nodes = max(scores.shape[-1], 1)
     over_rows(tree_block, (len(scores), nodes * nodes), SECONDS, scores, single_root, chosen, found)
     return chosen, found

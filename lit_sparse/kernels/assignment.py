@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["best_assignments"]
@@ -80,10 +80,10 @@ def assign_row(new: Any, costs: Any, u: Any, v: Any, length: Any, path: Any, row
 def assignment_block(first: Any, stop: Any, scores: Any, chosen: Any, found: Any) -> None:
     """Write the assignments of grids ``first .. stop - 1``; see :func:`best_assignments`."""
     rows, columns = scores.shape[1], scores.shape[2]
-    costs = np.empty((rows, columns))
-    u, v, length = np.empty(rows), np.empty(columns), np.empty(columns)
-    path, row_of, column_of = np.empty(columns, np.int64), np.empty(columns, np.int64), np.empty(rows, np.int64)
-    rest, open_rows, open_columns = np.empty(columns, np.int64), np.empty(rows, np.int64), np.empty(columns, np.int64)
+    costs = empty((rows, columns), np.float64)
+    u, v, length = empty(rows, np.float64), empty(columns, np.float64), empty(columns, np.float64)
+    path, row_of, column_of = empty(columns, np.int64), empty(columns, np.int64), empty(rows, np.int64)
+    rest, open_rows, open_columns = empty(columns, np.int64), empty(rows, np.int64), empty(columns, np.int64)
     for grid in range(first, stop):
         height = width = 0
         for column in range(columns):
@@ -126,7 +126,7 @@ def best_assignments(scores: Any) -> tuple[Any, Any]:
         Arrays of bytes (B, rows, columns), the columns of the rows as one-hot vectors, and (B,); where there is no assignment
         the columns mean nothing.
     """
-    chosen, found = np.empty(scores.shape, np.uint8), np.empty(len(scores), np.uint8)
+    chosen, found = empty(scores.shape, np.uint8), empty(len(scores), np.uint8)
     rows, columns = scores.shape[1:]
     over_rows(assignment_block, (len(scores), max(rows * rows * columns, 1)), SECONDS, scores, chosen, found)
     return chosen, found

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import LANES, REDUCTION_FLAGS, bits_above, compile_rows, lowest_bit
+from lit_sparse.kernels.cpu.compile import LANES, REDUCTION_FLAGS, bits_above, compile_rows, empty, lowest_bit
 from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["list_candidates_of", "list_rows"]
@@ -145,8 +145,8 @@ def _list(
     """List the candidates of rows ``first .. last - 1``, see :func:`list_rows`."""
     period, most, others = lists.shape[1], lists.shape[2], known.shape[1]
     infinity = x.dtype.type(math.inf)
-    space = np.empty(others + (x.shape[1] // CHUNK + 1) * LANES, x.dtype)
-    found = np.empty(x.shape[1] + 1, np.int32)
+    space = empty(others + (x.shape[1] // CHUNK + 1) * LANES, x.dtype)
+    found = empty(x.shape[1] + 1, np.int32)
     for row in range(first, last):
         group, number = row // period, row % period
         size = min(x.shape[1], max(0, number + ahead + 1))

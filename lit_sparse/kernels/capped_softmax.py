@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import ends_of, gather_allowed, row_views, spread_allowed, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
@@ -130,7 +130,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
     """Map rows ``start .. stop - 1``."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
-    z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
+    z, places = empty(d, x.dtype), empty(d, np.int32)
     work, work_bits = workspace(x, d)
     factor = x.dtype.type(1.0 / gamma)
     for row in range(start, stop):

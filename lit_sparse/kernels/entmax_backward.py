@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, workspace
 from lit_sparse.kernels.entmax_forward import FLAT, is_power
 
@@ -76,8 +76,8 @@ def gather_support(v: Any, y: Any, row: Any, places: Any, u: Any, work: Any, out
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
     """Multiply those of the rows ``start .. stop - 1`` of ``v`` whose alpha is not above 2 nor that of a power."""
     d = y.shape[1]
-    places = np.empty(d, np.int64)
-    u = np.empty(d, y.dtype)
+    places = empty(d, np.int64)
+    u = empty(d, y.dtype)
     work, bits = workspace(y, d)
     scale = y.dtype.type(1.0 / gamma)
     for row in range(start, stop):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, ends_of, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms_of_one_plus, workspace
 from lit_sparse.kernels.exact_support import ROUNDING, SMALLEST, add, add_difference, square
@@ -303,7 +303,7 @@ def map_powers_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma
     """Map the rows of ``start .. stop - 1`` with squares or fourth powers, by passes over all entries."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
-    z = np.empty(d + SIMD_BLOCK, x.dtype)
+    z = empty(d + SIMD_BLOCK, x.dtype)
     for row in range(start, stop):
         alpha = alphas[row if len(alphas) > 1 else 0]
         if is_power(alpha) and ends_of(x, bits, row, out, cell, cell_bits):
@@ -322,7 +322,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma: Any) 
     """Map those of the rows ``start .. stop - 1`` whose alpha is not above 2 nor that of a power."""
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
-    z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
+    z, places = empty(d, x.dtype), empty(d, np.int32)
     work, work_bits = workspace(x, d)
     for row in range(start, stop):
         alpha = alphas[row if len(alphas) > 1 else 0]

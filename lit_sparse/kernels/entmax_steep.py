@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, workspace
 from lit_sparse.kernels.entmax_backward import gather_support
@@ -98,7 +98,7 @@ def map_steep_block(start: Any, stop: Any, out: Any, x: Any, alphas: Any, gamma:
     """Map those of the rows ``start .. stop - 1`` whose alpha is above 2."""
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
-    z, places = np.empty(d), np.empty(d, np.int32)
+    z, places = empty(d, np.float64), empty(d, np.int32)
     work, work_bits = workspace(z, d)
     for row in range(start, stop):
         eps = alphas[row if len(alphas) > 1 else 0] - 1.0
@@ -155,7 +155,7 @@ def steep_product(
 def steep_product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, alphas: Any, gamma: Any) -> None:
     """Multiply rows of ``v`` by the Jacobian at ``y``, for rows in ``start .. stop - 1`` with alpha above 2."""
     d = y.shape[1]
-    places, u = np.empty(d, np.int64), np.empty(d, y.dtype)
+    places, u = empty(d, np.int64), empty(d, y.dtype)
     work, bits = workspace(y, d)
     scale = y.dtype.type(1.0 / gamma)
     for row in range(start, stop):

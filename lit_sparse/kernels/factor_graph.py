@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from lit_sparse.kernels.cholesky import solve
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.threads import over_rows
 
 __all__ = ["Factors", "Options", "Rows", "solve_graphs"]
@@ -325,13 +325,13 @@ def solve_rows(start: Any, stop: Any, rows: Any, factors: Any, x: Any, potential
 def _solve_part(start: int, stop: int, rows: Rows, factors: Factors, x: Array, potentials: Array, options: Options) -> None:
     d, entries, pairs = x.shape[1], len(factors.index), potentials.shape[1]
     work = Work(
-        np.zeros((4, d)),
-        np.zeros((2, entries)),
-        np.zeros(entries),
-        np.empty((d, d)),
-        np.zeros(entries, np.uint8),
-        np.zeros(len(factors.pair), np.int64),
-        np.zeros(pairs),
+        zeros((4, d), np.float64),
+        zeros((2, entries), np.float64),
+        zeros(entries, np.float64),
+        empty((d, d), np.float64),
+        zeros(entries, np.uint8),
+        zeros(len(factors.pair), np.int64),
+        zeros(pairs, np.float64),
     )
     solve_rows(start, stop, rows, factors, x, potentials, options, work)
 
@@ -348,14 +348,14 @@ def solve_graphs(factors: Factors, x: Array, potentials: Array, options: Options
     size, d = x.shape
     entries = len(factors.index)
     rows = Rows(
-        np.empty((size, d)),
-        np.empty((size, entries)),
-        np.empty(size),
-        np.empty(size),
-        np.empty(size),
-        np.empty(size, np.int64),
-        np.empty((size, entries)),
-        np.empty((size, potentials.shape[1])),
+        empty((size, d), np.float64),
+        empty((size, entries), np.float64),
+        empty(size, np.float64),
+        empty(size, np.float64),
+        empty(size, np.float64),
+        empty(size, np.int64),
+        empty((size, entries), np.float64),
+        empty((size, potentials.shape[1]), np.float64),
     )
     over_rows(_solve_part, (size, d), SECONDS * d, rows, factors, x, potentials, options)
     return rows

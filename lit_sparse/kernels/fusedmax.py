@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import ends_of, is_broken, plain_top, row_views, write_zeros
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
@@ -291,8 +291,8 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
     """Map rows ``start .. stop - 1``."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
-    places, work = np.empty(d, np.int32), np.empty((WORK_ROWS, 2 * d))
-    tops, strengths, rows = np.empty(LANES, x.dtype), np.empty(LANES), np.empty(LANES, np.int64)
+    places, work = empty(d, np.int32), empty((WORK_ROWS, 2 * d), np.float64)
+    tops, strengths, rows = empty(LANES, x.dtype), empty(LANES, np.float64), empty(LANES, np.int64)
     lanes, n = lane_workspace(x, gamma), 0
     for row in range(start, stop):
         lam = lams[row if len(lams) > 1 else 0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import compile_rows, lowest_bit
+from lit_sparse.kernels.cpu.compile import compile_rows, empty, lowest_bit
 
 __all__ = ["LANES", "find_candidates", "fits_lanes", "lane_workspace", "list_candidates"]
 
@@ -39,8 +39,8 @@ def fits_lanes(x: Any, gamma: Any, lam: Any) -> Any:
 def lane_workspace(x: Any, gamma: Any) -> Any:
     """Return scores, messages and states of :data:`LANES` rows, and the bits of their candidates."""
     d = x.shape[1] if fits_lanes(x, gamma, 0.0) else 1
-    tile, messages = np.empty((d + 2) * LANES, x.dtype), np.empty((d + 2) * LANES, x.dtype)
-    return tile, messages, np.empty(7 * LANES, x.dtype), np.empty((d + WORD - 1) // WORD * LANES, np.int32)
+    tile, messages = empty((d + 2) * LANES, x.dtype), empty((d + 2) * LANES, x.dtype)
+    return tile, messages, empty(7 * LANES, x.dtype), empty((d + WORD - 1) // WORD * LANES, np.int32)
 
 
 @compile_rows()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.rows import write_invalid, write_zeros
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -82,8 +82,8 @@ def support_mean(v: Any, y: Any, row: Any) -> Any:
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any, signed: Any) -> None:
     """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian at ``y``."""
     d = y.shape[1]
-    sums, counts = np.zeros(d), np.zeros(d, np.int64)
-    members, groups = np.empty(d, np.int32), np.empty(d, np.int32)
+    sums, counts = zeros(d, np.float64), zeros(d, np.int64)
+    members, groups = empty(d, np.int32), empty(d, np.int32)
     zero = y.dtype.type(0)
     for row in range(start, stop):
         mean = support_mean(v, y, row)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, layout_of
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, layout_of
 from lit_sparse.kernels.cpu.rows import choose_largest, ends_of, row_views
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -42,7 +42,7 @@ def magnitude_keys(bits: Any, row: Any, low: Any, infinite: Any, nonneg: Any, ke
 def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any, nonneg: Any) -> None:
     """Keep the k largest magnitudes, or the k largest positive entries, of rows ``start .. stop - 1``."""
     bits, cell, cell_bits = row_views(x)
-    keys, zero = np.empty((1, x.shape[1]), bits.dtype), x.dtype.type(0)
+    keys, zero = empty((1, x.shape[1]), bits.dtype), x.dtype.type(0)
     low, _, _, infinite = layout_of(x)
     for row in range(start, stop):
         if not ends_of(x, bits, row, out, cell, cell_bits):

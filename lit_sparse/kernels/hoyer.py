@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, layout_of
 from lit_sparse.kernels.cpu.rows import ends_of, gather_allowed, row_views, spread_allowed, unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -217,7 +217,7 @@ def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, no
     """Project rows ``start .. stop - 1``."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
-    a, z, places = np.empty(d, x.dtype), np.empty(d, x.dtype), np.empty(d, np.int32)
+    a, z, places = empty(d, x.dtype), empty(d, x.dtype), empty(d, np.int32)
     a_bits = bits_of(a)
     low, _, _, _ = layout_of(x)
     for row in range(start, stop):

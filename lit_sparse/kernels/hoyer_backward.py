@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.hoyer import DOWN, TINY, UP
@@ -74,7 +74,7 @@ def support_products(side: Any, push: Any) -> Any:
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonneg: Any) -> None:
     """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
     zero = y.dtype.type(0)
-    side, push = np.empty(y.shape[1], y.dtype), np.empty(y.shape[1], y.dtype)
+    side, push = empty(y.shape[1], y.dtype), empty(y.shape[1], y.dtype)
     for row in range(start, stop):
         origin = zero  # one of the entries: distances of equal ones from it are exact zeros
         for i in range(y.shape[1]):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import plain_top
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import HALVES
@@ -65,11 +65,11 @@ def best_block(start: Any, stop: Any, bits: Any, counts: Any, x: Any) -> None:
     """Write the best bit vectors (rows, k, d) of rows ``start .. stop - 1``, and how many of the k there are."""
     k, d = bits.shape[1], bits.shape[2]
     n = min(d, k - 1)
-    costs, places = np.empty(n, np.float64), np.empty(n, np.int64)
+    costs, places = empty(n, np.float64), empty(n, np.int64)
     # A subset is a node: its largest element, and the node of the others. Node 0 is the empty set.
-    elements, rest = np.empty(n * k + 1, np.int64), np.empty(n * k + 1, np.int64)
-    sums, nodes = np.empty(k, np.float64), np.empty(k, np.int64)
-    next_sums, next_nodes = np.empty(k, np.float64), np.empty(k, np.int64)
+    elements, rest = empty(n * k + 1, np.int64), empty(n * k + 1, np.int64)
+    sums, nodes = empty(k, np.float64), empty(k, np.int64)
+    next_sums, next_nodes = empty(k, np.float64), empty(k, np.int64)
     for row in range(start, stop):
         if plain_top(x, row)[0] == 2:
             bits[row] = 0

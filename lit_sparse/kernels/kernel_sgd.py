@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import bits_of, compile_rows
+from lit_sparse.kernels.cpu.compile import bits_of, compile_rows, empty
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.torch_internals import on_values
 
@@ -79,7 +79,7 @@ def _sum_at(point: Any, centres: Any, coefficients: Any, n: Any, scale: Any, wor
 
 @compile_rows()
 def _sums(start: Any, stop: Any, out: Any, points: Any, centres: Any, coefficients: Any, scale: Any) -> None:
-    work = np.empty((3, BLOCK))
+    work = empty((3, BLOCK), np.float64)
     bits = bits_of(work)
     for i in range(start, stop):
         out[i] = _sum_at(points[i], centres, coefficients, len(coefficients), scale, work, bits)
@@ -103,7 +103,7 @@ def _ascend(
         sums: (B,) receives u(x) + v(y) before the iteration.
     """
     scale, eps, log_rho, rho, step_size = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
-    work = np.empty((3, BLOCK))
+    work = empty((3, BLOCK), np.float64)
     bits = bits_of(work)
     broken = 0
     for i in range(len(source)):
@@ -180,7 +180,7 @@ def run_kernel_sgd(
     b = coefficients.numpy()
     if b.dtype != np.float64 or not b.flags.c_contiguous:
         raise ValueError(f"Expected contiguous float64 coefficients but got {coefficients.dtype}.")
-    sums = np.empty(last - first)
+    sums = empty(last - first, np.float64)
     numbers = np.array([0.5 / width**2, eps, math.log(rho), rho, step_size])
     columns = (np.ascontiguousarray(x.T), np.ascontiguousarray(y.T))
     broken = _ascend(x[first:], y[first:], *columns, b, first, numbers, objective == "safe", sums)
@@ -205,7 +205,7 @@ def gaussian_sum(points: Tensor, centres: Tensor, coefficients: Tensor, width: f
             f"Expected points (B, d), centres (N, d) and coefficients (N,) but got {tuple(points.shape)},"
             f" {tuple(centres.shape)} and {tuple(coefficients.shape)}."
         )
-    out = np.empty(len(points))
+    out = empty(len(points), np.float64)
     arrays = (out, _rows(points), np.ascontiguousarray(_rows(centres).T), _rows(coefficients))
     over_rows(_sums, (len(points), len(centres)), COST, *arrays, 0.5 / width**2)
     return torch.from_numpy(out)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import is_broken, plain_top, row_views, top_of, unit_of
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
@@ -277,7 +277,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
     """Map rows ``start .. stop - 1``."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
-    floats, ints = np.empty((4, max(d + 1, BUCKETS))), np.empty((4, max(d + 1, BUCKETS)), np.int32)
+    floats, ints = empty((4, max(d + 1, BUCKETS)), np.float64), empty((4, max(d + 1, BUCKETS)), np.int32)
     for row in range(start, stop):
         lam = lams[row if len(lams) > 1 else 0]
         ordinary = top_of(x, bits, row, out, cell, cell_bits)

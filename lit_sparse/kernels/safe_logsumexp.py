@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -144,8 +144,8 @@ def _threshold_block(start: Any, stop: Any, out: Any, x: Any, weights: Any, rho:
     """Write the a of rows ``start .. stop - 1``."""
     d = x.shape[1]
     slack = 1e-6 if x.itemsize == 4 else 1e-12
-    v, w = np.empty(d, np.float64), np.empty(d, np.float64)
-    z, weight = np.empty(d, x.dtype), np.empty(d, x.dtype)
+    v, w = empty(d, np.float64), empty(d, np.float64)
+    z, weight = empty(d, x.dtype), empty(d, x.dtype)
     work, bits = workspace(x, d)
     wide, wide_bits = workspace(v, d)
     for row in range(start, stop):

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as nnf
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, layout_of, zeros
 from lit_sparse.kernels.cpu.rows import key_range
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
@@ -107,11 +107,11 @@ def _likelihood_block(
     variables, width, (columns, values) = features.shape[1], features.shape[2], layer.shape
     work, bits = workspace(layer, TILE * values)
     e, e_bits = work[0].reshape(TILE, values), bits[0].reshape(TILE, values)
-    cell = np.empty(1, layer.dtype)
+    cell = empty(1, layer.dtype)
     cell_bits = bits_of(cell)
-    h, sums = np.zeros((TILE, columns), layer.dtype), np.empty((TILE, columns), layer.dtype)
-    totals, scales = np.empty(TILE, layer.dtype), np.empty(TILE, layer.dtype)
-    largest = np.empty(columns, np.float64)
+    h, sums = zeros((TILE, columns), layer.dtype), empty((TILE, columns), layer.dtype)
+    totals, scales = empty(TILE, layer.dtype), empty(TILE, layer.dtype)
+    largest = empty(columns, np.float64)
     for c in range(columns):
         largest[c] = np.max(np.abs(layer[c]))
     h[:, 0] = 1

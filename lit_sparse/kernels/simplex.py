@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, floats_of, layout_of
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, floats_of, layout_of, zeros
 from lit_sparse.kernels.cpu.rows import choose_largest, key_range, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
@@ -103,39 +103,10 @@ def write_above(x: Any, row: Any, top: Any, tau: Any, scale: Any, y: Any) -> Any
 
 
 @compile_rows()
-def settle(x: Any, row: Any, top: Any, tau: Any, gamma: Any, k: Any, y: Any) -> None:
-    """Decide which of the entries at the threshold up to rounding are in the support.
-
-    From a set of entries that holds the support, those that do not stand out leave until all do.
-    """
-    bound = rounding_of(x, gamma)
-    high, low, size = 0.0, 0.0, 0
-    inside = np.zeros(x.shape[1], np.bool_)
-    for i in range(x.shape[1]):
-        inside[i] = y[row, i] > 0 or (k == 0 and abs(np.float64(x[row, i] - top) - tau) <= bound)
-        if inside[i]:
-            high, low = add_difference(high, low, np.float64(x[row, i]), np.float64(top))
-            size += 1
-    changed, out = True, -np.inf  # out: largest score that does not stand out
-    while changed:
-        changed = False
-        for i in range(x.shape[1]):
-            if inside[i] and y[row, i] * gamma <= bound:
-                own_high, own_low = add_difference(0.0, 0.0, np.float64(x[row, i]), np.float64(top))
-                if x[row, i] > out and stands_out(own_high, own_low, 0, 1, high, low, 0, size, gamma, 0.0):
-                    y[row, i] = max(y[row, i], x.dtype.type(SMALLEST))
-                else:
-                    out = max(out, np.float64(x[row, i]))
-                    high, low = add_difference(high, low, -own_high, own_low)
-                    size, changed = size - 1, True
-                    y[row, i], inside[i] = 0, False
-
-
-@compile_rows()
 def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k: Any, gamma: Any, y: Any) -> Any:
     """Write the projection of the k largest entries of a row that has more than k in its support; return the same."""
     d = x.shape[1]
-    keys, chosen = np.empty((1, d), bits.dtype), np.empty(d, np.uint8)
+    keys, chosen = empty((1, d), bits.dtype), empty(d, np.uint8)
     least, most = low, ~low
     for i in range(d):
         key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
@@ -203,57 +174,99 @@ def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k
         taus[j], counts[j] = bisect(x, start + j, values[j], gamma, taus[j])
     for row in range(start, stop):
         j = row - start
-        if counts[j] > k > 0 or (counts[j] > 0 and 0 < k < count_above(x, row, values[j], taus[j])):
+        if counts[j] == 0:
+            continue
+        if k is None:  # decided when it is compiled
+            near[j] = write_above(x, row, values[j], taus[j], 1.0 / gamma, y)
+        elif counts[j] > k or k < count_above(x, row, values[j], taus[j]):
             near[j] = write_largest(x, bits, row, low, shift, values[j], k, gamma, y)
-        elif counts[j] > 0:
+        else:
             near[j] = write_above(x, row, values[j], taus[j], 1.0 / gamma, y)
 
 
 @compile_rows()
-def settle_tile(x: Any, first: Any, rows: Any, y: Any, gamma: Any, k: Any, state: Any) -> None:
-    """Decide what is at the thresholds of a projected tile."""
-    tops, taus, _, _, near = state
-    values = floats_of(tops)
-    for j in range(rows):
-        if near[j] > 0:
-            settle(x, first + j, values[j], taus[j], gamma, k, y)
-
-
-@compile_rows()
-def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any) -> None:
+def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, thresholds: Any, close: Any) -> None:
     """Project rows ``start .. stop - 1``, a tile that stays in the cache at a time.
 
     Short rows are padded with -inf to whole SIMD blocks: the scalar ends of every pass would cost more than the copies.
+
+    ``thresholds`` (rows,) receives the threshold of each row that :func:`settle_block` has to decide, and NaN for the others;
+    ``close`` (1,) whether there are such rows. ``k`` is None if all entries take part.
     """
     d = x.shape[1]
-    size = max(1, min(TILE_ROWS, TILE_ELEMENTS // d, stop - start))
-    bits = bits_of(x)
-    numbers = np.empty((3, size), np.int64)
-    state = (np.empty(size, bits.dtype), np.empty(size), numbers[0], numbers[1], numbers[2])
-    if d % SIMD_BLOCK == 0 or d > PADDED_LENGTH:
-        for first in range(start, stop, size):
-            project_tile(x, bits, first, min(first + size, stop), y, gamma, k, state)
-            settle_tile(x, first, min(size, stop - first), y, gamma, k, state)
-        return
-    length = (d + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK
-    padded = np.full((size, length), -np.inf, x.dtype)
-    padded_bits = bits_of(padded)
+    size = max(1, min(min(TILE_ROWS, TILE_ELEMENTS // d), stop - start))
+    padded = d % SIMD_BLOCK > 0 and d <= PADDED_LENGTH
+    length = (d + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK if padded else 0
+    copies = empty((size, length), x.dtype)
+    source, target = (copies, copies) if padded else (x, y)
+    bits = bits_of(source)
+    numbers = empty((3, size), np.int64)
+    state = (empty(size, bits.dtype), empty(size, np.float64), numbers[0], numbers[1], numbers[2])
     for first in range(start, stop, size):
         rows = min(size, stop - first)
-        for row in range(rows):
-            for i in range(d):
-                padded[row, i] = x[first + row, i]
-            for i in range(d, length):
-                padded[row, i] = -np.inf
-        project_tile(padded, padded_bits, 0, rows, padded, gamma, k, state)
-        for row in range(rows):
-            for i in range(d):
-                y[first + row, i] = padded[row, i]
-        settle_tile(x, first, rows, y, gamma, k, state)
+        if padded:
+            for row in range(rows):
+                for i in range(d):
+                    copies[row, i] = x[first + row, i]
+                for i in range(d, length):
+                    copies[row, i] = -np.inf
+        begin = 0 if padded else first
+        project_tile(source, bits, begin, begin + rows, target, gamma, k, state)
+        if padded:
+            for row in range(rows):
+                for i in range(d):
+                    y[first + row, i] = copies[row, i]
+        for j in range(rows):
+            thresholds[first + j] = state[1][j] if state[4][j] > 0 else np.nan
+            if state[4][j] > 0:
+                close[0] = True
+
+
+@compile_rows()
+def settle(x: Any, row: Any, top: Any, tau: Any, gamma: Any, k: Any, y: Any) -> None:
+    """Decide which of the entries at the threshold up to rounding are in the support.
+
+    From a set of entries that holds the support, those that do not stand out leave until all do.
+    """
+    bound = rounding_of(x, gamma)
+    high, low, size = 0.0, 0.0, 0
+    inside = zeros(x.shape[1], np.bool_)
+    for i in range(x.shape[1]):
+        inside[i] = y[row, i] > 0 or (k == 0 and abs(np.float64(x[row, i] - top) - tau) <= bound)
+        if inside[i]:
+            high, low = add_difference(high, low, np.float64(x[row, i]), np.float64(top))
+            size += 1
+    changed, out = True, -np.inf  # out: largest score that does not stand out
+    while changed:
+        changed = False
+        for i in range(x.shape[1]):
+            if inside[i] and y[row, i] * gamma <= bound:
+                own_high, own_low = add_difference(0.0, 0.0, np.float64(x[row, i]), np.float64(top))
+                if x[row, i] > out and stands_out(own_high, own_low, 0, 1, high, low, 0, size, gamma, 0.0):
+                    y[row, i] = max(y[row, i], x.dtype.type(SMALLEST))
+                else:
+                    out = max(out, np.float64(x[row, i]))
+                    high, low = add_difference(high, low, -own_high, own_low)
+                    size, changed = size - 1, True
+                    y[row, i], inside[i] = 0, False
+
+
+@compile_rows()
+def settle_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, thresholds: Any) -> None:
+    """Decide what is at the thresholds of projected rows."""
+    for row in range(start, stop):
+        if thresholds[row] == thresholds[row]:
+            top = x[row, 0]
+            for i in range(1, x.shape[1]):
+                top = max(top, x[row, i])
+            settle(x, row, top, thresholds[row], gamma, k, y)
 
 
 def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: float, k: int) -> None:
-    over_rows(project_block, x.shape, PROJECT_SECONDS, x, out, gamma, k)
+    thresholds, close = np.empty(len(x)), np.zeros(1, np.bool_)
+    over_rows(project_block, x.shape, PROJECT_SECONDS, x, out, gamma, k or None, thresholds, close)
+    if close[0]:
+        over_rows(settle_block, x.shape, PROJECT_SECONDS, x, out, gamma, k, thresholds)
 
 
 def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:

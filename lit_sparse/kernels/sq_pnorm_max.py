@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
@@ -96,7 +96,7 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> N
     """Map rows ``start .. stop - 1``."""
     d = x.shape[1] + SIMD_BLOCK
     bits, cell, cell_bits = row_views(x)
-    z, places = np.empty(d, x.dtype), np.empty(d, np.int32)
+    z, places = empty(d, x.dtype), empty(d, np.int32)
     work, work_bits = workspace(x, d)
     for row in range(start, stop):
         if not top_of(x, bits, row, out, cell, cell_bits):
@@ -165,8 +165,8 @@ def product_sums(y: Any, u: Any, work: Any, n: Any) -> Any:
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, ps: Any, gamma: Any) -> None:
     """Multiply rows ``start .. stop - 1`` of ``v`` by the Jacobian at ``y``."""
     d = y.shape[1]
-    places = np.empty(d, np.int32)
-    u, support = np.empty(d, y.dtype), np.empty(d, y.dtype)
+    places = empty(d, np.int32)
+    u, support = empty(d, y.dtype), empty(d, y.dtype)
     work, bits = workspace(y, d)
     zero = y.dtype.type(0)
     for row in range(start, stop):

@@ -22,7 +22,7 @@ from lit_sparse.kernels.active_set.row import (
     compare,
     has_room,
 )
-from lit_sparse.kernels.cpu.compile import compile_rows
+from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.oracles import CompiledOracle, find_best, is_broken, links_of
 
@@ -133,13 +133,13 @@ def solve_block(
 def _solve_part(first: int, stop: int, solution: Solution, scores: Array, *problem: Any) -> None:
     d, capacity = scores.shape[1], solution.probs.shape[1]
     work = Workspace(
-        np.zeros((VECTORS, d)),
-        np.empty((capacity, d), np.uint8),
-        np.empty((capacity, capacity)),
-        np.empty((LISTS, capacity)),
-        np.empty(capacity, np.int32),
+        zeros((VECTORS, d), np.float64),
+        empty((capacity, d), np.uint8),
+        empty((capacity, capacity), np.float64),
+        empty((LISTS, capacity), np.float64),
+        empty(capacity, np.int32),
     )
-    solve_block(first, stop, solution, scores, *problem, work, np.empty(d), np.empty(d, np.int32))
+    solve_block(first, stop, solution, scores, *problem, work, empty(d, np.float64), empty(d, np.int32))
 
 
 def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: int, tol: float) -> Solution:
@@ -160,12 +160,12 @@ def solve_batch(scores: Array, oracle: CompiledOracle, start: Start, max_iter: i
 
 def _empty(size: int, d: int, capacity: int) -> Solution:
     return Solution(
-        np.empty((size, d)),
-        np.empty((size, capacity, d), np.uint8),
-        np.empty((size, capacity)),
-        np.empty(size, np.int64),
-        np.empty(size),
-        np.empty(size, np.uint8),
+        empty((size, d), np.float64),
+        empty((size, capacity, d), np.uint8),
+        empty((size, capacity), np.float64),
+        empty(size, np.int64),
+        empty(size, np.float64),
+        empty(size, np.uint8),
     )
 
 
@@ -260,13 +260,13 @@ def _solve_together(
     """Write the solution of a part of a batch; see :func:`solve_with_oracle`."""
     (count, d), capacity = scores.shape, solution.probs.shape[1]
     work = Workspace(
-        np.empty((count, VECTORS, d)),
-        np.empty((count, capacity, d), np.uint8),
-        np.empty((count, capacity, capacity)),
-        np.empty((count, LISTS, capacity)),
-        np.empty((count, capacity), np.int32),
+        empty((count, VECTORS, d), np.float64),
+        empty((count, capacity, d), np.uint8),
+        empty((count, capacity, capacity), np.float64),
+        empty((count, LISTS, capacity), np.float64),
+        empty((count, capacity), np.int32),
     )
-    sizes, newest = np.empty(count, np.int64), np.full(count, -1)
+    sizes, newest = empty(count, np.int64), np.full(count, -1)
 
     def over(block: Callable[..., None], rows: int, *args: Any) -> None:
         over_rows(block, (rows, d), STEP_SECONDS * d, work, sizes, *args)
@@ -278,8 +278,8 @@ def _solve_together(
     alive = np.arange(count)
     for left in range(max_iter - 1, -1, -1):
         rows = len(alive)
-        residual, gaps = np.empty((rows, d)), np.empty(rows)
-        stuck, small = np.empty(rows, np.bool_), np.empty(rows, np.bool_)
+        residual, gaps = empty((rows, d), np.float64), empty(rows, np.float64)
+        stuck, small = empty(rows, np.bool_), empty(rows, np.bool_)
         over(advance_block, rows, newest, alive, residual, stuck)
         found, extra = oracle(residual, alive)
         over(compare_block, rows, alive, found, extra, gaps, small, tol)

@@ -119,7 +119,6 @@ def digest(kernel: Kernel) -> str:
 
 def _parts(value: Any, seen: set[int]) -> Iterator[str]:
     """Yield what describes a value to which compiled code refers: the code of functions, the values of constants."""
-    value = getattr(value, "kernel", value)  # of a helper
     if isinstance(value, Kernel):
         yield f"kernel {sorted(value.flags)} {value.inline}"
         value = value.py_func
@@ -133,7 +132,7 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
             yield repr(sorted(options.items()))
         yield repr(value.__defaults__)
         yield from _code_parts(value.__code__)
-        for name, used, _ in sorted(references(value), key=lambda reference: reference[0]):
+        for name, used in sorted(references(value), key=lambda reference: reference[0]):
             yield name
             yield from _parts(used, seen)
     elif isinstance(value, np.ndarray):

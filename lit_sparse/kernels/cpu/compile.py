@@ -19,10 +19,13 @@ __all__ = [
     "bits_above",
     "bits_of",
     "compile_rows",
+    "empty",
     "floats_of",
     "implement",
     "layout_of",
     "lowest_bit",
+    "references",
+    "zeros",
 ]
 
 # Flags for reductions over values known to be neither NaN nor +inf. Sums may be reordered into SIMD lanes; -inf keeps
@@ -61,7 +64,6 @@ class Kernel:
         with _making:
             if self.called is None:
                 self.called = _machine().dispatcher_of(self)
-                put_compiled(self.py_func)
         return self.called
 
     def included(self) -> Any:
@@ -69,7 +71,6 @@ class Kernel:
         with _making:
             if self.helper is None:
                 self.helper = _machine().helper_of(self)
-                put_compiled(self.py_func)
         return self.helper
 
 
@@ -77,25 +78,15 @@ def _machine() -> Any:
     return importlib.import_module("lit_sparse.kernels.cpu.machine")  # imports Numba
 
 
-def references(function: Callable[..., Any]) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
-    """Yield the global and enclosed values that a function refers to: name, value, and a function that replaces the value."""
+def references(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the names and values of the global and enclosed variables to which a function refers."""
     codes, names = [function.__code__], dict[str, None]()
     for code in codes:
         codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
         names |= dict.fromkeys(code.co_names)
-    values = function.__globals__
-    for name in names:
-        if name in values:
-            yield name, values[name], lambda value, name=name: values.__setitem__(name, value)  # type: ignore[misc]
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield name, cell.cell_contents, lambda value, cell=cell: setattr(cell, "cell_contents", value)  # type: ignore[misc]
-
-
-def put_compiled(function: Callable[..., Any]) -> None:
-    """Replace the kernels that a function refers to by what Numba compiles."""
-    for _, value, replace in references(function):
-        if isinstance(value, Kernel):
-            replace(value.included())
+    yield from ((name, function.__globals__[name]) for name in names if name in function.__globals__)
+    cells = (cell.cell_contents for cell in function.__closure__ or ())
+    yield from zip(function.__code__.co_freevars, cells, strict=True)
 
 
 def compile_rows(
@@ -169,6 +160,16 @@ LAYOUTS: dict[int, tuple[Any, ...]] = {
     4: (np.int32(0x7FFFFFFF), np.int32(31), np.int32(~0x7F800000), np.int32(0x7F800000)),
     8: (np.int64(2**63 - 1), np.int64(63), np.int64(~0x7FF0000000000000), np.int64(0x7FF0000000000000)),
 }
+
+
+def empty(shape: Any, dtype: Any) -> Any:
+    """Return an array whose shape is an integer or a tuple of them."""
+    return np.empty(shape, dtype)
+
+
+def zeros(shape: Any, dtype: Any) -> Any:
+    """Return an array of zeros whose shape is an integer or a tuple of them."""
+    return np.zeros(shape, dtype)
 
 
 def lowest_bit(word: Any) -> Any:

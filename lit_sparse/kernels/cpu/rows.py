@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, layout_of
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, layout_of
 
 __all__ = [
     "SIMD_BLOCK",
@@ -114,7 +114,7 @@ def write_zeros(row: Any, y: Any) -> None:
 @compile_rows()
 def row_views(x: Any) -> Any:
     """Return the bits of an array, and two cells of its type with their bits, as :func:`ends_of` takes them."""
-    cell = np.empty(2, x.dtype)
+    cell = empty(2, x.dtype)
     return bits_of(x), cell, bits_of(cell)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import bits_of, compile_rows, implement
+from lit_sparse.kernels.cpu.compile import bits_of, compile_rows, empty, implement
 
 __all__ = ["exponentials", "logarithms", "logarithms_of_one_plus", "workspace"]
 
@@ -34,7 +34,7 @@ ROOT_HALF, MANTISSA = np.int32(0x3F3504F3), np.int32(23)
 @compile_rows()
 def workspace(like: Any, n: Any) -> Any:
     """Return what the functions here need for up to n entries: three rows of the type of ``like``, and their bits."""
-    work = np.empty((3, n), like.dtype)
+    work = empty((3, n), like.dtype)
     return work, bits_of(work)
 
 
