@@ -14,8 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
-from lit_sparse.kernels.cpu.rows import ends_of, gather_allowed, row_views, spread_allowed, write_invalid
+from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, layout_of
+from lit_sparse.kernels.cpu.rows import (
+    choose_largest,
+    ends_of,
+    gather_allowed,
+    row_views,
+    spread_allowed,
+    write_invalid,
+    write_keys,
+)
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
 from lit_sparse.kernels.loops import repeat
@@ -132,6 +140,8 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
     bits, cell, cell_bits = row_views(x)
     z, places = empty(d, x.dtype), empty(d, np.int32)
     work, work_bits = workspace(x, d)
+    low, shift, _, _ = layout_of(x)
+    keys, chosen = empty((1, d), bits.dtype), empty(d, np.uint8)
     factor = x.dtype.type(1.0 / gamma)
     for row in range(start, stop):
         if not ends_of(x, bits, row, out, cell, cell_bits):
@@ -145,8 +155,11 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
         if (np.float64(cell[0]) - least) / gamma > DEEP:
             # The distance of the largest scores above their cap has no effect. Only differences near the score where hard caps
             # would end matter; farther away than ENOUGH the sum is right up to rounding.
-            rank = n - 1 - min(int(rho * n), n - 1)
-            origin, near = np.partition(z[:n], rank)[rank], True
+            lowest, highest = write_keys(bits, row, low, shift, keys)
+            choose_largest(keys, d, min(np.int64(rho * n), n - 1) + 1, lowest, highest, chosen)
+            origin, near = cell[0], True
+            for i in range(d):
+                origin = min(origin, x[row, i]) if chosen[i] else origin
         for j in range(n):
             z[j] = (z[j] - origin) * factor
         q = solve(z, n, rho, near, work, work_bits)

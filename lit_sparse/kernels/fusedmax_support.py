@@ -27,6 +27,7 @@ WORD = 32
 SLACK = 16.0  # roundings of a score's difference from the level
 # Places of the states of a lane in one array: with separate ones, SIMD code would check at each step whether they overlap.
 GAIN, TOTAL, INSIDE, OUTSIDE, LEVEL, LAM, LOWER = tuple([LANES * k for k in range(7)])
+EPS_SINGLE, EPS_DOUBLE = float(np.finfo(np.float32).eps), float(np.finfo(np.float64).eps)
 
 
 @compile_rows()
@@ -128,7 +129,7 @@ def find_candidates(x: Any, rows: Any, tops: Any, lams: Any, n: Any, gamma: Any,
     for _ in range(PASSES):
         sweep(d, tile, state)
     for r in range(LANES):
-        state[LOWER + r] -= np.finfo(x.dtype).eps * (2.0 * d + SLACK * (1.0 + 4.0 * state[LAM + r]))
+        state[LOWER + r] -= (EPS_SINGLE if x.itemsize == 4 else EPS_DOUBLE) * (2.0 * d + SLACK * (1.0 + 4.0 * state[LAM + r]))
     mark(d, tile, messages, state, words)
 
 

@@ -139,9 +139,9 @@ def is_uniform(x: Any, row: Any, top: Any, gamma: Any, lam: Any, d: Any, floats:
     for i in range(x.shape[1]):
         if x[row, i] != -np.inf:
             key = (np.float64(x[row, i]) - top) / gamma
-            b = min(int(-key / width), BUCKETS - 1)
-            ints[COUNTS, b] += 1
-            floats[SUMS, b] += key
+            bucket = min(np.int64(-key / width), BUCKETS - 1)
+            ints[COUNTS, bucket] += 1
+            floats[SUMS, bucket] += key
     before, taken = 0.0, 0
     for b in range(BUCKETS):
         count = ints[COUNTS, b]

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, floats_of, layout_of, zeros
-from lit_sparse.kernels.cpu.rows import choose_largest, key_range, write_invalid
+from lit_sparse.kernels.cpu.rows import choose_largest, key_range, write_invalid, write_keys
 from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.gpu import triton_rows
@@ -107,13 +107,7 @@ def write_largest(x: Any, bits: Any, row: Any, low: Any, shift: Any, top: Any, k
     """Write the projection of the k largest entries of a row that has more than k in its support; return the same."""
     d = x.shape[1]
     keys, chosen = empty((1, d), bits.dtype), empty(d, np.uint8)
-    least, most = low, ~low
-    for i in range(d):
-        key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
-        if key == -1:  # -0.0 is equal to 0.0
-            key = bits.dtype.type(0)
-        keys[0, i] = key
-        least, most = min(least, key), max(most, key)
+    least, most = write_keys(bits, row, low, shift, keys)
     choose_largest(keys, d, k, least, most, chosen)
     total = 0.0
     for i in range(d):
@@ -185,41 +179,44 @@ def project_tile(x: Any, bits: Any, start: Any, stop: Any, y: Any, gamma: Any, k
 
 
 @compile_rows()
-def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, thresholds: Any, close: Any) -> None:
+def project_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, length: Any, thresholds: Any) -> None:
     """Project rows ``start .. stop - 1``, a tile that stays in the cache at a time.
 
-    Short rows are padded with -inf to whole SIMD blocks: the scalar ends of every pass would cost more than the copies.
-
-    ``thresholds`` (rows,) receives the threshold of each row that :func:`settle_block` has to decide, and NaN for the others;
-    ``close`` (1,) whether there are such rows. ``k`` is None if all entries take part.
+    Args:
+        start: first row.
+        stop: last row, and one.
+        x: (rows, d) scores.
+        y: (rows, d) receives the results.
+        gamma: as of the kernel.
+        k: how many entries take part, or None for all.
+        length: to which rows are padded with -inf, or None. Scalar ends of each pass over short rows would cost more.
+        thresholds: (rows + 1,) receives the threshold of each row that :func:`settle_block` has to decide, NaN for others, and
+            last, 1 if there are such rows.
     """
-    d = x.shape[1]
-    size = max(1, min(min(TILE_ROWS, TILE_ELEMENTS // d), stop - start))
-    padded = d % SIMD_BLOCK > 0 and d <= PADDED_LENGTH
-    length = (d + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK if padded else 0
-    copies = empty((size, length), x.dtype)
-    source, target = (copies, copies) if padded else (x, y)
-    bits = bits_of(source)
+    size = max(1, min(min(TILE_ROWS, TILE_ELEMENTS // x.shape[1]), stop - start))
+    bits = bits_of(x)
     numbers = empty((3, size), np.int64)
     state = (empty(size, bits.dtype), empty(size, np.float64), numbers[0], numbers[1], numbers[2])
+    if length is not None:
+        copies = empty((size, length), x.dtype)
     for first in range(start, stop, size):
         rows = min(size, stop - first)
-        if padded:
+        if length is None:
+            project_tile(x, bits, first, first + rows, y, gamma, k, state)
+        else:
             for row in range(rows):
-                for i in range(d):
+                for i in range(x.shape[1]):
                     copies[row, i] = x[first + row, i]
-                for i in range(d, length):
+                for i in range(x.shape[1], length):
                     copies[row, i] = -np.inf
-        begin = 0 if padded else first
-        project_tile(source, bits, begin, begin + rows, target, gamma, k, state)
-        if padded:
+            project_tile(copies, bits_of(copies), 0, rows, copies, gamma, k, state)
             for row in range(rows):
-                for i in range(d):
+                for i in range(x.shape[1]):
                     y[first + row, i] = copies[row, i]
         for j in range(rows):
             thresholds[first + j] = state[1][j] if state[4][j] > 0 else np.nan
             if state[4][j] > 0:
-                close[0] = True
+                thresholds[-1] = 1.0
 
 
 @compile_rows()
@@ -263,9 +260,11 @@ def settle_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, thre
 
 
 def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: float, k: int) -> None:
-    thresholds, close = np.empty(len(x)), np.zeros(1, np.bool_)
-    over_rows(project_block, x.shape, PROJECT_SECONDS, x, out, gamma, k or None, thresholds, close)
-    if close[0]:
+    thresholds, d = np.empty(len(x) + 1), x.shape[1]
+    thresholds[-1] = 0.0
+    length = (d + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK if d % SIMD_BLOCK and d <= PADDED_LENGTH else None
+    over_rows(project_block, x.shape, PROJECT_SECONDS, x, out, gamma, k or None, length, thresholds)
+    if thresholds[-1]:
         over_rows(settle_block, x.shape, PROJECT_SECONDS, x, out, gamma, k, thresholds)
 
 

@@ -24,6 +24,7 @@ from numba.np.arrayobj import populate_array
 
 from lit_sparse.kernels.cpu import compile as marked
 from lit_sparse.kernels.cpu.cache import MachineCode, cache_folder, refusal
+from lit_sparse.kernels.cpu.compile import without_collections
 
 __all__ = ["dispatcher_of", "helper_of"]
 
@@ -73,6 +74,7 @@ def dispatcher_of(kernel: marked.Kernel) -> Any:
     """Return a function that Python calls: code for the types of its arguments that runs without the interpreter lock."""
     compiled = _jit(kernel)
     compiled._cache = MachineCode(kernel)
+    compiled.compile = without_collections(compiled.compile)
     return compiled
 
 
@@ -143,7 +145,7 @@ def _chosen(choose: Callable[..., Any]) -> Callable[..., Any]:
 
 
 for _function, (_choose, _options) in marked.IMPLEMENTATIONS.items():
-    overload(_function, strict=False, jit_options=_options)(_chosen(_choose))
+    overload(_function, strict=False, jit_options=_options)(_chosen(_choose))  # type: ignore[arg-type]
 
 
 def _as_code(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -241,7 +243,7 @@ def _select(sign: str) -> Callable[..., Any]:
             if isinstance(kind, types.Float):
                 chosen = builder.fcmp_ordered(sign, second, first, flags=["contract"])  # else it gets the caller's flags
             else:
-                chosen = builder.icmp_signed(sign, second, first)
+                chosen = (builder.icmp_signed if kind.signed else builder.icmp_unsigned)(sign, second, first)
             return builder.select(chosen, second, first)
 
         return kind(a, b), generate
@@ -257,11 +259,12 @@ def _allocate(zero: bool) -> Callable[..., Any]:
     """Return the definition of ``empty`` or ``zeros``. Numba's own functions take a tenth of a second each to compile."""
 
     def define(context: Any, shape: Any, dtype: Any) -> Any:
-        lengths = list(shape) if isinstance(shape, types.BaseTuple) else [shape]
+        is_tuple = isinstance(shape, types.BaseTuple)
+        lengths = list(shape) if is_tuple else [shape]
         array: Any = types.Array(type_of(dtype), len(lengths), "C")
 
         def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-            numbers = unpack(builder, args[0]) if isinstance(shape, types.BaseTuple) else [args[0]]
+            numbers = unpack(builder, args[0]) if is_tuple else [args[0]]
             sizes = [context.cast(builder, number, kind, types.intp) for number, kind in zip(numbers, lengths, strict=True)]
             itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
             strides = [itemsize]

@@ -26,6 +26,7 @@ __all__ = [
     "top_of",
     "unit_of",
     "write_invalid",
+    "write_keys",
     "write_zeros",
 ]
 SIMD_BLOCK = 32
@@ -43,6 +44,19 @@ def key_range(bits: Any, row: Any, low: Any, shift: Any) -> Any:
         key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
         least = min(least, key)
         most = max(most, key)
+    return least, most
+
+
+@compile_rows()
+def write_keys(bits: Any, row: Any, low: Any, shift: Any, keys: Any) -> Any:
+    """Write the order keys of a row, -0.0 as 0.0, to ``keys[0]``; return the smallest and the largest."""
+    least, most = low, ~low
+    for i in range(bits.shape[1]):
+        key = bits[row, i] ^ ((bits[row, i] >> shift) & low)
+        if key == -1:
+            key = bits.dtype.type(0)
+        keys[0, i] = key
+        least, most = min(least, key), max(most, key)
     return least, most
 
 
