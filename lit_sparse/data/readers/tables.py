@@ -208,7 +208,7 @@ def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
 
 def _unpacked(path: Path, file: IO[bytes], table: Any, kept: Sequence[str]) -> int:
     """Return the largest number of bytes that columns may take: a text is stored once for all entries that have it."""
-    parquet, size = import_module("pyarrow.parquet"), 8 * table.metadata.num_rows * len(kept)
+    parquet, size = import_module("pyarrow.parquet"), 8 * int(table.metadata.num_rows) * len(kept)
     for place in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(place)
         for leaf, kind in ((group.column(number), table.schema.column(number)) for number in range(group.num_columns)):
