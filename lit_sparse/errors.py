@@ -25,11 +25,14 @@ __all__ = [
     "error_chain",
     "full_name",
     "install_command",
+    "printable",
     "terminable",
 ]
 
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
+#: Characters that are printed as they are, beside letters, marks and the usual space.
+KEPT = "\n\t\u00a0\u202f\u3000"
 
 
 class Terminated(KeyboardInterrupt):
@@ -61,6 +64,10 @@ def terminable() -> Iterator[None]:
 class LitSparseError(Exception):
     """Base of every error that the command line prints as one message, without a traceback."""
 
+    def __str__(self) -> str:
+        """Return the message, in which names and values from files cannot act on a terminal."""
+        return printable(super().__str__())
+
 
 class ConfigurationError(LitSparseError, ValueError):
     """An argument has a value that is not allowed, alone or together with another argument."""
@@ -86,6 +93,18 @@ class MissingExtraError(LitSparseError, ImportError):
 
     def __init__(self, what: str, extra: str, but: str = "", command: str = "") -> None:
         super().__init__(f"{what} need the extra '{extra}'{but}. Install it with: {command or install_command(extra)}")
+
+
+def printable(text: str) -> str:
+    r"""Return a text with its control characters escaped, except for line breaks and tabs; a terminal would obey them.
+
+    Example:
+        >>> print(printable("naïve \x1b]0;title\x07"))
+        naïve \x1b]0;title\x07
+    """
+    return "".join(
+        letter if letter.isprintable() or letter in KEPT else letter.encode("unicode_escape").decode() for letter in text
+    )
 
 
 def install_command(*extras: str) -> str:

@@ -7,10 +7,12 @@ numbers may allocate any amount of memory. The stack of the pickle is therefore 
 from __future__ import annotations
 
 import pickletools
+import re
 from collections.abc import Collection, Iterable, Sequence
 from pickle import UnpicklingError
 from typing import IO, Any, cast
 
+import numpy as np
 import torch
 
 from lit_sparse.torch_internals import archived
@@ -24,6 +26,9 @@ CALLED = {
     *("torch.Size", "torch.device", "torch.serialization._get_layout", "_codecs.encode", "collections.OrderedDict"),
     *("collections.Counter", "__builtin__.set", "builtins.set", "__builtin__.complex", "builtins.complex"),
 }
+DTYPE, CODE = "numpy.dtype", re.compile(r"[?A-Za-z]\d{0,5}")
+#: Length of the longest integer. Python does not write one of more than 4,300 digits.
+MOST_BITS = 1024
 #: Largest number of bytes of a checkpoint without its tensors.
 MOST_BYTES = 2**27
 #: Largest number of values in the key of a dictionary, or in an entry of a set.
@@ -35,7 +40,7 @@ class _Node:
 
     Attributes:
         value: an atom, or the import path of a class or function.
-        items: the items of a tuple.
+        items: the items of a tuple, and the arguments of a type of numpy.
         made: what made it, an opcode or an import path.
         size, largest: number of values in it, and in the largest of its items, up to a bound.
     """
@@ -44,7 +49,7 @@ class _Node:
 
     def __init__(self, made: str, items: Sequence[_Node] = (), value: Any = None) -> None:
         self.made, self.value, self.size, self.largest = made, value, 1, 0
-        self.items = items if "TUPLE" in made else ()
+        self.items = items if "TUPLE" in made or made == DTYPE else ()
         self.add(items)
 
     def add(self, items: Sequence[_Node]) -> None:
@@ -80,7 +85,8 @@ def check_pickle(file: bytes | IO[bytes], called: Collection[str]) -> None:
         called: import paths of the functions and classes that it may call.
 
     Raises:
-        pickle.UnpicklingError: if it hashes an object of more than 100 values, or calls another function.
+        pickle.UnpicklingError: if it hashes an object of more than 100 values, calls another function, changes a type of numpy,
+            or holds an integer of more than 1024 bits.
         ValueError: if it is not a pickle; also IndexError, KeyError and the like.
     """
     stack: list[_Node] = []
@@ -88,6 +94,8 @@ def check_pickle(file: bytes | IO[bytes], called: Collection[str]) -> None:
     memo: dict[int, _Node] = {}
     for opcode, argument, _ in pickletools.genops(file):
         name, place = opcode.name, cast("int", argument)
+        if isinstance(argument, int) and argument.bit_length() > MOST_BITS:
+            raise UnpicklingError(f"it holds an integer of more than {MOST_BITS} bits")
         if name in ("BINPUT", "LONG_BINPUT", "MEMOIZE"):
             memo[len(memo) if name == "MEMOIZE" else place] = stack[-1]
         elif name in ("BINGET", "LONG_BINGET"):
@@ -143,6 +151,8 @@ def _check_call(name: str, operands: Sequence[_Node], called: Collection[str]) -
     if name == "BUILD":
         if target.made not in called or target.made in CALLED - {"collections.OrderedDict"}:
             raise UnpicklingError("the state of an object is set that is not plain data")
+        if target.made.startswith(DTYPE):
+            _check_dtype(target, given)
         return
     path = _path(target)
     if path not in called or "TUPLE" not in given.made:
@@ -153,3 +163,12 @@ def _check_call(name: str, operands: Sequence[_Node], called: Collection[str]) -
         raise UnpicklingError("bytes are encoded by another codec than latin1")
     if path.endswith((".set", ".Counter")):
         _check_hashed(item.largest for item in given.items)
+
+
+def _check_dtype(target: _Node, state: _Node) -> None:
+    """Check that the state of a type of numpy is what numpy itself writes for it: with other flags, arrays crash."""
+    code = next((item.value for arguments in target.items for item in arguments.items[:1]), None)
+    expected: Any = np.dtype(code).__reduce__()[2] if isinstance(code, str) and CODE.fullmatch(code) else ()
+    values = [None if item.made == "NONE" else (item.value,) for item in state.items]
+    if not expected or values[:1] + values[2:] != [None if one is None else (one,) for one in expected[:1] + expected[2:]]:
+        raise UnpicklingError("a type of numpy is changed")

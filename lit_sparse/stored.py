@@ -250,11 +250,11 @@ def read_table(
                 if len(cells) < len(header) and text[-1] not in "\r\n" and next(reader, None) is None:
                     break
                 raise _refusal(path, f"{len(header)} cells {where}", f"{len(cells)}", REPAIR)
-            for place in checked:
-                words = cells[place].split() if header[place] in lists else [cells[place]] if cells[place] else []
-                if wrong := [word for word in words if not _is_number(word)]:
-                    expected = f"numbers of at most {LARGEST:g} in column {header[place]!r} {where}"
-                    raise _refusal(path, expected, reprlib.repr(wrong[0]), REPAIR)
+            for place in filter(cells.__getitem__, checked):
+                for word in cells[place].split() if header[place] in lists else (cells[place],):
+                    if not _is_number(word):
+                        expected = f"numbers of at most {LARGEST:g} in column {header[place]!r} {where}"
+                        raise _refusal(path, expected, reprlib.repr(word), REPAIR)
             row = dict(zip(header, cells, strict=True))
             if wrong := [name for name in integers if not INTEGER.fullmatch(row.get(name, ""))]:
                 raise _refusal(path, f"an integer as `{wrong[0]}` {where}", reprlib.repr(row.get(wrong[0], "")), REPAIR)

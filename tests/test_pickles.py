@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import pickle
 import struct
 import time
 import zipfile
@@ -11,6 +12,7 @@ from collections import Counter, OrderedDict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ from lit_sparse.data.readers.joblib_arrays import read_joblib_array
 from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.errors import CheckpointError, DataError
 from lit_sparse.models.warm_start import read_weights
+from lit_sparse.pickles import check_pickle
 
 START, BIG = b"\x80\x02", b"J" + struct.pack("<i", 2**29)
 
@@ -46,6 +49,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "state": (b"ctorch\nSize\n)R}b.", "the state of an object"),
     "method": (b"}" + text("state_dict") + b"ccollections\nOrderedDict\n)R" + NAMES + b"bs.", "attributes at `state_dict`"),
     "operands": (b"s.", "lacks its operands"),
+    "integer": (b"}" + text("epoch") + b"\x8b" + struct.pack("<i", 2048) + b"\x01" * 2048 + b"s.", "more than 1024 bits"),
 }
 
 
@@ -77,6 +81,32 @@ def test_values_that_are_shared_are_not_written_out_in_a_message(tmp_path: Path)
     with pytest.raises(CheckpointError, match="version of Lightning") as caught:
         read_checkpoint(tmp_path / "x.ckpt")
     assert len(str(caught.value)) < 2000
+
+
+def forged(code: str, *state: Any) -> bytes:
+    """Return a pickle of a type of numpy with this state."""
+    arguments, changed = (pickle.dumps(value, 2)[2:-1] for value in ((code, False, True), state))
+    return START + b"cnumpy\ndtype\n" + arguments + b"R" + changed + b"b."
+
+
+@pytest.mark.parametrize("code", ["f8", "b1", "U3", "S4", "O8"])
+def test_types_of_numpy_are_what_numpy_writes(code: str) -> None:
+    """An object type with other flags crashes each array of it."""
+    written = np.dtype(code).__reduce__()[2]  # type: ignore[index]
+    check_pickle(forged(code, *written), ["numpy.dtype"])
+    check_pickle(pickle.dumps(np.dtype(code), 2), ["numpy.dtype"])
+    for state in (
+        (*written[:-1], 1),
+        (*written[:5], 9, 9, 0),
+        (4, *written[1:]),
+        (*written, {}),
+        (3, "<", {}, *written[3:]),
+        (),
+    ):
+        with pytest.raises(pickle.UnpicklingError, match="type of numpy is changed"):
+            check_pickle(forged(code, *state), ["numpy.dtype"])
+    with pytest.raises(pickle.UnpicklingError, match="type of numpy is changed"):
+        check_pickle(START + b"cnumpy.dtypes\nObjectDType\n)R(Nt" + b"b.", ["numpy.dtypes.ObjectDType"])
 
 
 @pytest.mark.filterwarnings("ignore:Sparse CSR")

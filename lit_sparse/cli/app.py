@@ -48,7 +48,7 @@ from lit_sparse.cli.stopping import (
     why_interrupted,
 )
 from lit_sparse.distributed import group_for_run, is_lost
-from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError
+from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, printable
 from lit_sparse.lightning import (
     LightningArgumentParser,
     LightningCLI,
@@ -222,7 +222,7 @@ class LitSparseCLI(LightningCLI):
     def _note(self, text: str) -> None:
         """Print a note, once for all processes."""
         if self._is_first():
-            print(f"note: {text}", file=sys.stderr)
+            print(f"note: {printable(text)}", file=sys.stderr)
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing: Lightning would let the checkpoint silently override the command line."""
@@ -427,5 +427,5 @@ class LitSparseCLI(LightningCLI):
             print(line or "no checkpoint was written")
         if self.command == "predict":
             for path in sorted(self.run_folder.glob("predictions*")):
-                print(f"predictions: {path}")
+                print(printable(f"predictions: {path}"))
         print(f"run folder: {self.run_folder}", flush=True)

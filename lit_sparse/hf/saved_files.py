@@ -20,7 +20,7 @@ from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.stored import open_plain, read_json
 
-__all__ = ["SavedFiles"]
+__all__ = ["SavedFiles", "unreadable"]
 
 #: Keys that choose code or files; keys that start with an underscore are transformers' own, and dropped.
 ACTING = {
@@ -106,7 +106,10 @@ class SavedFiles:
     def _file(self, name: str) -> Path | None:
         """Return the path of a file, fetched from the hub if need be, or None if there is none."""
         cached_file = import_module("transformers.utils").cached_file
-        found = cached_file(self.path, name, **self.shared, _raise_exceptions_for_missing_entries=False)
+        try:
+            found = cached_file(self.path, name, **self.shared, _raise_exceptions_for_missing_entries=False)
+        except (OSError, ValueError) as error:  # no such folder, and no name on the hub
+            raise unreadable(f"{name} of {self.path!r}", error) from error
         return None if found is None else Path(found)
 
     def _json(self, name: str) -> dict[Any, Any] | None:
@@ -174,4 +177,10 @@ def _sizes(file: Path) -> list[int]:
         with open_plain(file), safetensors.safe_open(file, "pt") as opened:
             return [math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()]  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"The weights {str(file)!r} cannot be read: {error}. Fetch or save them again.") from error
+        raise unreadable(f"The weights {str(file)!r}", error) from error
+
+
+def unreadable(what: str, error: Exception) -> CheckpointError:
+    """Return the error for a file of a saved model that is not there or damaged."""
+    reason = " ".join(str(error).split())[:300].rstrip(".")
+    return CheckpointError(f"{what} cannot be read: {reason}. Fetch or save the model again.")

@@ -11,7 +11,7 @@ from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
 from lit_sparse.hf.layer_mapping import LayerMapping
 from lit_sparse.hf.requirement import import_transformers
-from lit_sparse.hf.saved_files import SavedFiles
+from lit_sparse.hf.saved_files import SavedFiles, unreadable
 from lit_sparse.hf.sparsify import ATTRIBUTE, attach
 from lit_sparse.trust import trusting
 
@@ -38,8 +38,8 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
         The model in evaluation mode.
 
     Raises:
-        CheckpointError: if the config does not describe mappings, names a class that is not allowed, or does not fit the
-            weights.
+        CheckpointError: if a file is missing, or the config does not describe mappings, names a class that is not allowed, or
+            does not fit the weights.
         ConfigurationError: if ``attn_implementation`` is given too.
         MissingExtraError: without transformers.
     """
@@ -70,18 +70,18 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
         try:
             with limits.kept():
                 model: Any = _with_mappings(concrete, described, source).from_pretrained(path, *args, config=config, **options)
-        except OSError:  # a file is not there
-            raise
+            model.__class__ = concrete
+            # Loading starts on the meta device, where tensors that are not saved get no values: rebuild, and keep the loaded.
+            loaded = {name: part.state_dict() for name, part in model.named_modules() if isinstance(part, LayerMapping)}
+            attach(model, described, source)
+            for name, state in loaded.items():
+                part = model.get_submodule(name)
+                part.load_state_dict(state)
+                part.eval()
+        except OSError as error:  # a file is not there
+            raise unreadable(f"The weights of {str(path)!r}", error) from error
         except Exception as error:  # wrong values of a config raise anything
             raise restoring_error(source, error) from error
-        model.__class__ = concrete
-        # Loading starts on the meta device, where tensors that are not saved get no values: rebuild, and keep what was loaded.
-        loaded = {name: part.state_dict() for name, part in model.named_modules() if isinstance(part, LayerMapping)}
-        attach(model, described, source)
-    for name, state in loaded.items():
-        part = model.get_submodule(name)
-        part.load_state_dict(state)
-        part.eval()
     return model  # type: ignore[no-any-return]
 
 

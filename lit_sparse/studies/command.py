@@ -11,7 +11,7 @@ import yaml
 
 from lit_sparse.checks import check_count
 from lit_sparse.config_files import config_names, find_config
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, printable
 from lit_sparse.runs import replaced
 from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     failed = [] if options.tables else runner.run(options.cells, options.seeds)
     for message in runner.changed() if options.tables else failed:
-        print(message, file=sys.stderr, flush=True)
+        print(printable(message), file=sys.stderr, flush=True)
     written = write(runner)
     if not written and options.tables:
         raise ConfigurationError(f"{runner.rows.path} has no rows: nothing is finished yet.")

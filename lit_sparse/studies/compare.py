@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from lit_sparse.errors import ConfigurationError, did_you_mean
+from lit_sparse.errors import ConfigurationError, did_you_mean, printable
 from lit_sparse.runs import numbered
 from lit_sparse.stored import read_metrics
 from lit_sparse.studies.figures import draw
@@ -21,6 +21,10 @@ __all__ = ["comparison", "main", "named", "parser"]
 #: Metrics that are drawn, those that come first preferred.
 PREFERRED = ("nelbo", "success", "bleu", "accuracy", "loss")
 CALLS = "train/decoder_calls_median"
+#: Calls of the epochs since the point before.
+CALLS_SINCE = f"{CALLS} since"
+#: Largest number of points of a curve, more than a picture can show.
+MOST_POINTS = 2000
 #: Endings of names that the table leaves out.
 COUNTS = ("_p10", "_p90", "_median", "_total", "/examples")
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -47,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         csv.writer(file, lineterminator="\n").writerows(table)
     draw(study, figure, rows, curves, files[2])
     metric = figure.panels[-1].value
-    print("\n".join([*markdown(table), "", f"{metric} over epochs", *_lines(curves, metric)]))
+    print(printable("\n".join([*markdown(table), "", f"{metric} over epochs", *_lines(curves, metric)])))
     print(*files, sep="\n")
     return 0
 
@@ -72,12 +76,20 @@ def comparison(runs: Sequence[tuple[str, Path]], asked: str | None) -> tuple[Stu
         for line in lines:
             merged.setdefault(line.get("epoch", 0.0) + 1, {}).update(line)
         curves += [
-            {key: shown(value) for key, value in merged[epoch].items()} | {"cell": name, "seed": "0", "epoch": shown(epoch)}
-            for epoch in sorted(merged)
+            {key: shown(value) for key, value in point.items()} | {"cell": name, "seed": "0"} for point in _thinned(merged)
         ]
     study = Study(title="Comparison", cells={name: Cell() for name in logged}, columns=_columns(rows))
     figure = Figure(_panels(metric, any(CALLS in row for row in curves)), alt=f"{metric} of {', '.join(logged)}.")
     return study, figure, rows, curves
+
+
+def _thinned(merged: dict[float, dict[str, float]]) -> Iterator[dict[str, float]]:
+    """Yield epoch -> logged values as points of a curve; one point stands for several epochs if there are very many."""
+    epochs, each = sorted(merged), -(-len(merged) // MOST_POINTS)
+    for start in range(0, len(epochs), each):
+        some = [merged[epoch] for epoch in epochs[start : start + each]]
+        last = {key: value for line in some for key, value in line.items()} | {"epoch": epochs[start : start + each][-1]}
+        yield last | ({CALLS_SINCE: sum(line.get(CALLS, 0.0) for line in some)} if CALLS in last else {})
 
 
 def named(text: str) -> tuple[str, Path]:
@@ -134,7 +146,7 @@ def _panels(metric: str, calls: bool) -> list[Panel]:
     panels = [Panel(metric)]
     if calls:
         band = [CALLS.replace("median", end) for end in ("p10", "p90")]
-        cost = Panel(metric, x=f"cumulative {CALLS}", x_label="cumulative median decoder calls")
+        cost = Panel(metric, x=f"cumulative {CALLS_SINCE}", x_label="cumulative median decoder calls")
         panels = [Panel(CALLS, "decoder calls", band=[*band]), *panels, cost]
     return panels
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -29,6 +30,8 @@ __all__ = ["main", "page_of", "parser"]
 FREE = ("output_dir", "name", "ckpt_path")
 #: Largest number of bytes of all pictures of a page.
 MOST = 2**27
+#: Number of bytes that a weight of attention takes in it.
+CELL = 50
 #: In place of the settings of rows that neither the study nor a run folder has.
 UNKNOWN = "Not known: the rows have other settings than the study has now, or none, and their run folders are gone."
 
@@ -136,15 +139,18 @@ def _runs(pairs: Sequence[tuple[str, Path]]) -> list[Run]:
         config = {key: value for key, value in (read_yaml(path, folder) or {}).items() if key not in FREE}
         text = read_text(path, folder) or ""
         configs.append(config)
-        pictures = []
-        for picture in sorted((folder / "pictures").glob("*.png")):
-            data = base64.b64encode(read_png(picture, folder)).decode()
-            left -= len(data)
+        pictures, maps = [], []
+        for picture in sorted([*(folder / "pictures").glob("*.png"), *(folder / "pictures/attention").glob("*.json")]):
+            if picture.suffix == ".png":
+                data = base64.b64encode(read_png(picture, folder)).decode()
+                pictures.append({"name": picture.stem.replace("_", " "), "data": data})
+                left -= len(data)
+            else:
+                maps.append(read_attention(picture, folder))
+                left -= CELL * sum(map(len, itertools.chain(*maps[-1]["heads"])))
             if left < 0:
                 raise ConfigurationError(
                     f"Expected pictures of at most {MOST:,} bytes in all but got more, up to {str(picture)!r}. Remove some."
                 )
-            pictures.append({"name": picture.stem.replace("_", " "), "data": data})
-        maps = [read_attention(path, folder) for path in sorted((folder / "pictures/attention").glob("*.json"))]
         found.append(Run(name, config=text, differences=changes(configs[0], config), pictures=pictures, maps=maps))
     return found

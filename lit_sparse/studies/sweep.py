@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lit_sparse.config_files import find_config
-from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean
+from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, printable
 from lit_sparse.run_status import check_plain
 from lit_sparse.runs import experiment_name, replaced
 from lit_sparse.stored import read_metrics, read_yaml
@@ -437,5 +437,5 @@ def main(arguments: Sequence[str]) -> int:
     for path in sweep.write():
         print(path)
     for message in failed:
-        print(message, file=sys.stderr)
+        print(printable(message), file=sys.stderr)
     return 1 if failed else 0

@@ -17,6 +17,7 @@ from lit_sparse.runs import replaced
 from lit_sparse.stored import open_plain
 from lit_sparse.text.spacing import join_words
 from lit_sparse.text.tokenization import KINDS, Kind, kind_of, make_tokenizer, with_breaks
+from lit_sparse.text.tokenizer_json import guarded, tokenizer_of
 
 __all__ = ["BOS", "EOS", "PAD", "UNK", "Vocabulary", "check_sizes"]
 
@@ -55,6 +56,8 @@ class Vocabulary:
     def __init__(self, tokenizer: Tokenizer, kind: Kind = "words", language: str = "en") -> None:
         self.kind = check_choice("kind", kind, KINDS)
         self.language = language
+        if kind == "bpe" and tokenizer.decoder is None:
+            raise DataError("Expected a tokenizer with a decoder for the kind 'bpe' but got none. Choose another kind.")
         self._tokenizer = tokenizer
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
@@ -180,7 +183,8 @@ class Vocabulary:
         _check_many("lines", lines)
         if self.kind == "moses":
             lines = [" ".join(self._moses_tokens(line)) for line in lines]
-        encoded = [found.ids for found in self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)]
+        with guarded("The lines cannot be encoded"):
+            encoded = [found.ids for found in self._tokenizer.encode_batch_fast(list(lines), add_special_tokens=False)]
         for row, line in enumerate(lines):
             if "<" in line:  # text does not say where a sequence ends
                 encoded[row] = [self.unk if i in (self.pad, self.bos, self.eos) else i for i in encoded[row]]
@@ -190,13 +194,14 @@ class Vocabulary:
         """Return the tokens of a line, whether they are in the vocabulary or not."""
         if self.kind == "moses":
             line = " ".join(self._moses_tokens(line))
-        if self.kind == "bpe":
-            found = self._tokenizer.encode(line, add_special_tokens=False)
-            pieces = zip(found.ids, found.tokens, found.offsets, strict=True)
-            return [line[start:end] if number == self.unk else token for number, token, (start, end) in pieces]
-        normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer  # a foreign tokenizer may have none
-        normal = line if normalizer is None else normalizer.normalize_str(line)
-        return [normal] if splitter is None else [token for token, _ in splitter.pre_tokenize_str(normal)]
+        with guarded("The line cannot be tokenized"):
+            if self.kind == "bpe":
+                found = self._tokenizer.encode(line, add_special_tokens=False)
+                pieces = zip(found.ids, found.tokens, found.offsets, strict=True)
+                return [line[start:end] if number == self.unk else token for number, token, (start, end) in pieces]
+            normalizer, splitter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer  # a foreign one may have none
+            normal = line if normalizer is None else normalizer.normalize_str(line)
+            return [normal] if splitter is None else [token for token, _ in splitter.pre_tokenize_str(normal)]
 
     def decode(self, indices: Sequence[int]) -> str:
         """Return the text of some tokens, up to the first ``<eos>``; ``<pad>`` and ``<bos>`` are left out."""
@@ -211,7 +216,8 @@ class Vocabulary:
     def join(self, tokens: Sequence[str]) -> str:
         """Return the text of some tokens."""
         if self.kind == "bpe":
-            text: str = self._tokenizer.decoder.decode(list(tokens))
+            with guarded("The tokens cannot be decoded"):
+                text: str = self._tokenizer.decoder.decode(list(tokens))
             return text.strip()
         if self.kind == "moses":
             return str(self._moses_parts()[1].detokenize(list(tokens)))
@@ -268,11 +274,11 @@ class Vocabulary:
         try:
             described = json.loads(text)
             ours = "tokenizer" in described
-            tokenizer = Tokenizer.from_str(json.dumps(described["tokenizer"]) if ours else text)
+            tokenizer = tokenizer_of(described["tokenizer"] if ours else described)
             kind, language = (described["kind"], described["language"]) if ours else (kind_of(tokenizer), "en")
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # the package raises Exception itself, and PanicException, which is not one
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            if isinstance(error, DataError):
+                raise
             what = f"it has no {error}" if isinstance(error, KeyError) else error
             raise DataError(f"This is no vocabulary: {what}") from error
         if kind not in KINDS:

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from lit_sparse.cli import main
-from lit_sparse.errors import did_you_mean
+from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, LitSparseError, did_you_mean
+from lit_sparse.models.resuming import not_given
 from tests.conftest import CONFIGS
 from tests.support.processes import run_python
 
@@ -181,3 +182,13 @@ def test_torch_that_is_loaded_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.delenv(key, raising=False)
     assert main(["--version"]) == 0
     assert "OMP_WAIT_POLICY" not in os.environ
+
+
+@pytest.mark.parametrize("kind", [ConfigurationError, DataError, CheckpointError, LitSparseError])
+def test_names_in_an_error_do_not_act_on_the_terminal(kind: type[Exception]) -> None:
+    for acting in ("\x1b[2J", "\x9b2J", "\r", "\u202e", "\ud800", "\x00"):
+        assert str(kind(f"There is no\n'ä{acting}'.")) == f"There is no\n'ä{acting.encode('unicode_escape').decode()}'."
+
+
+def test_a_name_in_a_checkpoint_does_not_act_on_the_terminal() -> None:
+    assert r"\x1b[2J" in str(not_given(torch.nn.Linear, ["\x1b[2J"]))

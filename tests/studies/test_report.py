@@ -13,6 +13,8 @@ import torch
 
 from lit_sparse.callbacks.pictures.heat_maps import Attention
 from lit_sparse.cli import main
+from lit_sparse.studies import compare, report
+from lit_sparse.studies.figures import series
 from tests.conftest import CONFIGS, ROOT
 
 pytest.importorskip("jinja2", reason="reports need the extra 'report'")
@@ -113,6 +115,42 @@ def test_odd_names_are_drawn_as_they_are(tmp_path: Path, monkeypatch: pytest.Mon
     assert r"$\frac$</text>" in text
     assert "<td>a?</td>" in text
     assert len(Path("comparison.png").read_bytes()) > 1000
+
+
+def test_names_do_not_act_on_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    written("a\x1b[2J")
+    assert main(["compare", "a\x1b[2J"]) == 0
+    (tmp_path / "a\x1b[2J" / "metrics.csv").write_text("epoch,val/loss,\x1b[2J\n0,1,2\n")
+    assert main(["report", "a\x1b[2J"]) == 2
+    printed = "".join(capsys.readouterr())
+    assert "\x1b" not in printed
+    assert r"a\x1b[2J" in printed
+
+
+@pytest.mark.parametrize("epochs", [7, 25])
+def test_a_long_run_is_a_curve_of_few_points(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int) -> None:
+    monkeypatch.setattr(compare, "MOST_POINTS", 10)
+    folder = write_run(tmp_path / "a", 10.0, 0.1, epochs)
+    calls = [4.0 / (epoch + 1) for epoch in range(epochs)]
+    _, figure, _, curves = compare.comparison([("a", folder)], None)
+    assert len(curves) == min(epochs, 9)
+    assert (curves[-1]["epoch"], curves[-1]["val/nelbo"]) == (str(epochs), str(10 - epochs + 1))
+    assert [*series(curves, figure.panels[-1])][-1] == pytest.approx(sum(calls), rel=1e-6)
+
+
+def test_weights_of_attention_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report, "MOST", 10_000)
+    monkeypatch.chdir(tmp_path)
+    for size, status in ((10, 0), (20, 2)):
+        attention = Attention(torch.zeros(size, size), ["a"] * size, ["b"] * size, "")
+        (written(str(size)) / "pictures/attention/0.json").write_text(json.dumps(attention.numbers()))
+        assert main(["report", str(size)]) == status
+    assert "pictures of at most 10,000 bytes" in capsys.readouterr().err
 
 
 def test_odd_columns_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

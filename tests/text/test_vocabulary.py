@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import random
@@ -260,3 +261,87 @@ def test_a_missing_token_for_unknown_words_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(json.dumps(described))
     with pytest.raises(DataError, match=r"its token for unknown words, 'nope'"):
         Vocabulary.load(tmp_path / "a.json")
+
+
+def _described(**steps: Any) -> str:
+    described = json.loads(Vocabulary.build(["a b c"]).to_json())
+    kind = steps.pop("kind", described["kind"])
+    return json.dumps({**described, "kind": kind, "tokenizer": {**described["tokenizer"], **steps}})
+
+
+def _replace(content: str, **pattern: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _charsmap(longest: int) -> dict[str, str]:
+    content = (1024).to_bytes(4, "little") + bytes(1024) + b"x" * longest + b"\0"
+    return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(content).decode()}
+
+
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    (
+        {"normalizer": {"type": "Sequence", "normalizers": [_replace("aa", String="a")] * 9}},
+        "`pattern` in the component 'Replace'",
+    ),
+    ({"normalizer": _replace("", Regex="(a+)+$")}, "'Replace' of the normalizer"),
+    ({"normalizer": _replace("ab", Regex=r"\s+")}, "'Replace' of the normalizer"),
+    ({"normalizer": _replace("", String="")}, "'Replace' of the normalizer"),
+    ({"normalizer": {"type": "Sequence", "normalizers": [{"type": "ByteLevel"}] * 2}}, "'ByteLevel' of the normalizer once"),
+    ({"normalizer": {"type": "Sequence", "normalizers": [_replace("", String="a")] * 40}}, "at most 32 components"),
+    ({"normalizer": {"type": "Prepend", "prepend": "x" * 99}}, "`prepend` in the component 'Prepend'"),
+    ({"normalizer": _charsmap(99)}, "`precompiled_charsmap` in the component 'Precompiled'"),
+    ({"normalizer": "Sequence"}, "component None of the normalizer"),
+    ({"pre_tokenizer": {"type": "FixedLength", "length": 0}}, "'FixedLength' of the pre_tokenizer to be one of"),
+    ({"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a|aa)+$"}, "behavior": "Removed"}}, "component 'Split'"),
+    ({"decoder": {"type": "Strip", "content": "a", "start": 9, "stop": 10**9}}, "`stop` in the component 'Strip'"),
+    ({"decoder": None, "kind": "bpe"}, "a decoder for the kind 'bpe' but got none"),
+    ({"model": {"type": "Unigram", "vocab": [["<unk>", 0.0]], "unk_id": None}}, "Expected `unk_id`"),
+    ({"model": {"type": "WordPiece", "max_input_chars_per_word": 10**6}}, "`max_input_chars_per_word` in the model WordPiece"),
+    ({"model": {"type": "BPE", "continuing_subword_prefix": "x" * 10**4}}, "`continuing_subword_prefix` in the model BPE"),
+    ({"model": {"type": "Other"}}, "Expected a model BPE"),
+    ({"added_tokens": [{"content": ""}]}, "added tokens"),
+]
+
+
+@pytest.mark.parametrize(("steps", "words"), HOSTILE)
+def test_a_tokenizer_that_may_fill_the_memory_or_hang_is_refused(steps: dict[str, Any], words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        Vocabulary.from_json(_described(**steps))
+
+
+def test_a_panic_of_the_tokenizer_is_an_error() -> None:
+    steps = {"kind": "bpe", "decoder": {"type": "Strip", "content": "a", "start": 0, "stop": 9}}
+    found = Vocabulary.from_json(_described(**steps))
+    with pytest.raises(DataError, match="The tokens cannot be decoded"):
+        found.decode(found.encode(["a"])[0])
+
+
+@pytest.mark.parametrize("typed", [True, False])
+def test_common_tokenizers_are_read(typed: bool) -> None:
+    """Older files do not name the type of the model."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    specials = [PAD, BOS, EOS, UNK]
+    gpt2 = Tokenizer(models.BPE())
+    gpt2.pre_tokenizer, gpt2.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    gpt2.post_processor = processors.ByteLevel(trim_offsets=False)
+    bert = Tokenizer(models.WordPiece(unk_token=UNK))
+    bert.normalizer, bert.pre_tokenizer = normalizers.BertNormalizer(), pre_tokenizers.BertPreTokenizer()
+    bert.decoder = decoders.WordPiece()
+    t5 = Tokenizer(models.Unigram())
+    t5.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
+    t5.pre_tokenizer, t5.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    for tokenizer, trainer in (
+        (gpt2, trainers.BpeTrainer(special_tokens=specials, initial_alphabet=pre_tokenizers.ByteLevel.alphabet())),
+        (bert, trainers.WordPieceTrainer(special_tokens=specials)),
+        (t5, trainers.UnigramTrainer(special_tokens=specials, unk_token=UNK)),
+    ):
+        tokenizer.train_from_iterator(LINES, trainer)
+        described = json.loads(tokenizer.to_str())
+        if not typed:
+            del described["model"]["type"]
+        read = Vocabulary.from_json(json.dumps(described))
+        assert read.encode(LINES) == [tokenizer.encode(line).ids for line in LINES]
+        assert read.decode(read.encode(["a man runs."])[0]) == "a man runs."
+        assert Vocabulary.from_json(read.to_json()) == read
+    assert Vocabulary.from_json(_described(normalizer=_charsmap(33))).encode(["a"]) == [[4]]

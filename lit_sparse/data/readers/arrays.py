@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import lzma
+import itertools
 import os
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -15,15 +14,13 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.lib import format as npy
 
-from lit_sparse.data.readers.sizes import bytes_of, check_unpacked
+from lit_sparse.data.readers.sizes import ROWS, bytes_of, check_unpacked
 from lit_sparse.errors import DataError, LitSparseError, MissingExtraError, did_you_mean
-from lit_sparse.stored import check_members, open_plain
+from lit_sparse.stored import RATIO, check_members, open_plain
 
 __all__ = ["Arrays", "check_real", "open_arrays", "read_array", "read_npy"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
-#: Exceptions for broken files.
-UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, KeyError, TypeError, zipfile.BadZipFile, zlib.error, lzma.LZMAError)
 #: Allowed kinds of numpy types: booleans, integers, floats and words.
 KINDS = "biufSU"
 #: Number of bytes per read; some streams copy what they read.
@@ -112,7 +109,7 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except LitSparseError:
         raise
-    except UNREADABLE as error:
+    except Exception as error:  # a truncated or forged file may raise anything
         raise DataError(f"{str(path)!r} cannot be read as an array: {error}. Save it again by numpy.save or h5py.") from error
 
 
@@ -213,12 +210,17 @@ def _header(file: IO[bytes], size: int, where: str) -> _Header:
     if not header.dtype.hasobject:  # objects have unknown sizes and are refused later
         claimed = bytes_of(header.shape, header.dtype.itemsize)
         available = size - file.tell()
-        if not 0 <= claimed <= available or min(header.shape, default=0) < 0:
+        if not 0 <= claimed <= available or min(header.shape, default=0) < 0 or _is_endless(header.shape, claimed):
             raise DataError(
                 f"Expected an array {header.shape} of {header.dtype} in {where}, as in its header, but got {available} bytes."
                 " Fetch the file again."
             )
     return header
+
+
+def _is_endless(shape: tuple[int, ...], claimed: int) -> bool:
+    """Return whether an array without any bytes has so many rows that counting them takes long."""
+    return claimed == 0 and max(shape, default=0) > ROWS
 
 
 def read_array(file: IO[bytes], dtype: np.dtype[Any], shape: tuple[int, ...], *, in_columns: bool) -> Array:
@@ -260,11 +262,12 @@ def _open_h5(path: Path) -> Iterator[dict[str, _Entry]]:
     with open_plain(path), h5py.File(path) as file:
         entries = {}
         for name in file:
-            if isinstance(file.get(name, getlink=True), h5py.ExternalLink):  # links to other files are not read
+            if not isinstance(file.get(name, getlink=True), h5py.HardLink):  # others may lead to other files
                 continue
-            dataset = file.get(name)  # None for a broken link
+            dataset = file[name]
             if isinstance(dataset, h5py.Dataset):
-                entries[name] = _Entry(dataset.shape or (), partial(_from_h5, dataset, path, name))
+                shape = () if dataset.external or dataset.is_virtual else dataset.shape or ()  # which may open the other files
+                entries[name] = _Entry(shape, partial(_from_h5, dataset, path, name))
         yield entries
 
 
@@ -278,8 +281,16 @@ def _from_h5(dataset: Any, path: Path, name: str) -> Array:
         )
     if dataset.shape is None:
         raise DataError(f"Expected numbers or words but got none in {where}. Name another array.")
-    check_unpacked(path, bytes_of(dataset.shape, dataset.dtype.itemsize), what=f"the array {name!r}")
-    if h5py.check_string_dtype(dataset.dtype) is not None:
+    check_unpacked(path, claimed := bytes_of(dataset.shape, dataset.dtype.itemsize), what=f"the array {name!r}")
+    if _is_endless(dataset.shape, claimed):
+        raise DataError(f"Expected an array with entries but got {dataset.shape} in {where}. Save it again.")
+    if (text := h5py.check_string_dtype(dataset.dtype)) is not None:
+        if text.length is None and dataset.shape:  # many entries may share a text
+            longest, (*outer, last) = 0, dataset.shape
+            for place in itertools.product(*map(range, outer), range(0, last, RATIO)):
+                piece = dataset[(*place[:-1], slice(place[-1], place[-1] + RATIO))]
+                longest = max(longest, *map(len, piece))
+                check_unpacked(path, bytes_of(dataset.shape, 4 * longest), what=f"the array {name!r}")
         return np.asarray(dataset.asstr()[()], dtype=str)
     _check_kind(dataset.dtype, where)
     return np.asarray(dataset[()])

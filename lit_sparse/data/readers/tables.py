@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from lit_sparse.data.readers.sizes import check_rows, check_unpacked
 from lit_sparse.data.readers.text_files import ending_of, numbered_lines
@@ -26,6 +26,8 @@ __all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_o
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 #: Digits of the longest integer that a float can hold.
 LONGEST = 308
+#: Number of rows of a Parquet file that are converted at once.
+BATCH = 1024
 #: Position of a row, such as "line 3", and its values by column.
 Row = tuple[str, Mapping[str, Any]]
 
@@ -191,15 +193,45 @@ def _cells(path: Path, rows: Iterator[tuple[int, list[str]]]) -> Iterator[Row]:
 
 
 def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
-    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # they come with datasets
+    parquet = import_module("pyarrow.parquet")  # it comes with datasets
     try:
         with open_plain(path) as file, parquet.ParquetFile(file) as table:
             kept = needed(columns, table.schema_arrow.names)
-            check_unpacked(path, 8 * table.metadata.num_rows * len(kept), what="its table")
             check_rows(path, table.metadata.num_rows)
-            yield from rows_of(batch.to_pydict() for batch in table.iter_batches(columns=kept))
-    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{str(path)!r} is not a Parquet file: {brief(error)}. Fetch it again.") from error
+            check_unpacked(path, _unpacked(path, file, table, kept), what="its table", remedy="write it without dictionaries")
+            yield from rows_of(batch.to_pydict() for batch in table.iter_batches(BATCH, columns=kept))
+    except DataError:
+        raise
+    except Exception as error:  # the values of a file, such as dates, raise anything when they are converted
+        raise DataError(f"{str(path)!r} cannot be read as a Parquet file: {brief(error)}. Fetch it again.") from error
+
+
+def _unpacked(path: Path, file: IO[bytes], table: Any, kept: Sequence[str]) -> int:
+    """Return the largest number of bytes that columns may take: a text is stored once for all entries that have it."""
+    parquet, size = import_module("pyarrow.parquet"), 8 * int(table.metadata.num_rows) * len(kept)
+    for place in range(table.metadata.num_row_groups):
+        group = table.metadata.row_group(place)
+        for leaf, kind in ((group.column(number), table.schema.column(number)) for number in range(group.num_columns)):
+            name = leaf.path_in_schema
+            if name.partition(".")[0] not in kept:
+                continue
+            if "DELTA_BYTE_ARRAY" in leaf.encodings:  # each text may repeat the one before it
+                raise DataError(f"Expected no DELTA_BYTE_ARRAY in column {name!r} of {str(path)!r}. Write it without.")
+            size += max(8, kind.length or 0) * leaf.num_values + leaf.total_uncompressed_size
+            if leaf.physical_type == "BYTE_ARRAY" and leaf.has_dictionary_page:
+                rows = parquet.ParquetFile(file, read_dictionary=[name]).iter_batches(1, [place], [name])
+                size += leaf.num_values * next(filter(None, map(_longest, rows)), 0)
+    return size
+
+
+def _longest(batch: Any) -> int:
+    """Return the number of bytes of the longest text in the dictionary of a column, once an entry has been read."""
+    types, array = import_module("pyarrow.types"), batch.column(0)
+    while not types.is_dictionary(array.type):
+        array = array.items if types.is_map(array.type) else array.flatten()
+        array = array[0] if isinstance(array, list) else array
+    longest: int = max((len(text.as_buffer()) for text in array.dictionary), default=0)
+    return longest
 
 
 def rows_of(batches: Iterable[Mapping[str, list[Any]]]) -> Iterator[Row]:

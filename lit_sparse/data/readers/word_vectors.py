@@ -145,7 +145,7 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
             if not width:
                 first = line.rsplit(b" ", WIDEST + 1)
                 if number == 1 and len(first) == 2 and first[0].isdigit() and first[1].isdigit() and wanted.width != 1:
-                    said = int(first[1])  # word2vec's header: number of words, width
+                    said = int(first[1][:20])  # word2vec's header: number of words, width
                     continue
                 width = _trailing_numbers(first[1:])
                 if not width or said not in (0, width):
@@ -175,9 +175,14 @@ def _parsed(numbers: bytes, where: str) -> np.ndarray[Any, np.dtype[np.float64]]
         vector = np.array(numbers.split(b" "), dtype=np.float64)
     except ValueError as error:
         raise DataError(f"{where} is not a vector: {error}. Correct the line.") from error
-    if not np.isfinite(vector).all():
-        raise DataError(f"{where} is not a vector: {_start(numbers)!r} are not all finite numbers. Correct the line.")
+    if not _fits(vector):
+        raise DataError(f"{where} is not a vector: {_start(numbers)!r} are not all finite float32 numbers. Correct the line.")
     return vector
+
+
+def _fits(vector: np.ndarray[Any, Any]) -> bool:
+    """Return whether float32 holds all numbers of a vector."""
+    return bool((np.abs(vector) <= np.finfo(np.float32).max).all())
 
 
 def _trailing_numbers(fields: list[bytes]) -> int:
@@ -240,10 +245,12 @@ def _from_cache(path: Path, wanted: _Wanted) -> None:
         raise DataError(
             f"Expected the index of each word in {where} to be its place in the list of words. Make the cache again."
         )
-    if vectors.layout != torch.strided or vectors.device.type != "cpu" or not vectors.is_floating_point():
+    dense = vectors.layout == torch.strided and vectors.is_contiguous()  # an expanded one takes more memory than its file
+    if not dense or vectors.device.type != "cpu" or not vectors.is_floating_point():
         raise DataError(
-            f"Expected a dense tensor of floating numbers in {where} but got {vectors.dtype}, {vectors.layout}, on the device"
-            f" {vectors.device.type!r}. Save it again, as `vectors.float().cpu().to_dense()`."
+            f"Expected a dense tensor of floating numbers in {where} but got {vectors.dtype}, {vectors.layout},"
+            f" {'' if dense else 'not '}contiguous, on the device {vectors.device.type!r}. Save it again, as"
+            " `vectors.float().cpu().to_dense().contiguous()`."
         )
     _fill(words, vectors.detach().float().numpy(), where, wanted)
 
@@ -272,7 +279,7 @@ def _unpacked_cache(path: Path) -> Any:
 
 
 def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
-    arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")  # they come with datasets
+    parquet = import_module("pyarrow.parquet")  # it comes with datasets
     try:
         vectors = read_npy(array, memory_mapped=True)
         with open_plain(index) as file:
@@ -280,7 +287,7 @@ def _from_arrays(array: Path, index: Path, wanted: _Wanted) -> None:
             words = parquet.read_table(file).column(0).to_pylist()
     except DataError:
         raise
-    except (arrow.ArrowException, OSError, ValueError, IndexError) as error:
+    except Exception as error:  # see the reader of tables
         raise DataError(f"{str(array)!r} and {str(index)!r} cannot be read: {error}. Install the package again.") from error
     _fill(words, vectors, repr(str(array)), wanted)
 
@@ -295,7 +302,7 @@ def _fill(words: list[str], vectors: np.ndarray[Any, Any], where: str, wanted: _
             raise DataError(f"Expected words in {where} but got {word!r} at position {place + 1}. Correct it.")
         takers = wanted.takers(_bytes(word))
         if takers:
-            if not np.isfinite(vectors[place]).all():
+            if not _fits(vectors[place]):
                 raise DataError(f"Expected finite vectors in {where} but got NaN or inf for {word!r}. Correct the vector.")
             wanted.take(takers, vectors[place])
 

@@ -28,6 +28,7 @@ from lit_sparse.data import (
     TableDataModule,
     TransportDataModule,
 )
+from lit_sparse.data.readers.arrays import read_npy
 from lit_sparse.data.readers.gettext import read_catalogues
 from lit_sparse.data.readers.splits import read_split
 from lit_sparse.data.readers.word_vectors import read_vectors
@@ -100,6 +101,10 @@ def images(path: Path) -> object:
     return MNISTDataModule(folder=str(path.parent), val_size=10, labelled=20).setup()
 
 
+def memory_mapped(path: Path) -> object:
+    return read_npy(path, memory_mapped=True)
+
+
 def vectors(path: Path) -> object:
     return read_vectors(str(path), ["a", "b"])
 
@@ -161,6 +166,8 @@ CASES: dict[str, tuple[Use, str, bytes, str]] = {
     "claim-game": (game, "a.npy", npy(VECTORS, shape=HUGE), "as in its header"),
     "claim-game-npz": (game, "a.npz", npz(features=npy(VECTORS, shape=HUGE)), "as in its header"),
     "claim-overflow": (game, "a.npy", npy(VECTORS, shape=(2**62, 9)), "as in its header"),
+    "claim-no-bytes": (game, "a.npy", npy(np.zeros((0, 3)), shape=(10**12, 0)), "as in its header"),
+    "claim-huge": (memory_mapped, "a.npy", npy(np.zeros((0, 3)), shape=(0, 10**30)), "as in its header"),
     "claim-negative": (game, "a.npy", npy(VECTORS, shape=(-1, 3)), "as in its header"),
     # sparse rows that are too wide
     "libsvm-index": (table, "a.libsvm", b"1 999999999999999:1\n", "cannot be read as LIBSVM data"),
@@ -224,9 +231,12 @@ CASES: dict[str, tuple[Use, str, bytes, str]] = {
         "index of each word in .* to be its place",
     ),
     "words-sparse": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2).to_sparse()), "a dense tensor .*sparse_coo"),
+    "words-expanded": (vectors, "a.pt", cached(["a", "b"], torch.ones(1, 1).expand(2, 2)), "dense tensor .* not contiguous"),
     "words-meta": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2, device="meta")), "dense tensor .*'meta'"),
     "words-complex": (vectors, "a.pt", cached(["a", "b"], torch.ones(2, 2) * 1j), "floating numbers .*complex64"),
     "words-nan": (vectors, "a.pt", cached(["a", "b"], torch.full((2, 2), torch.nan)), "finite vectors .* for 'a'"),
+    "words-digits": (vectors, "a.txt", b"1 " + b"9" * 5000 + b"\na 1 2\n", "declares vectors of width 9+, but line 2"),
+    "words-infinite": (vectors, "a.txt", b"a 1e300 1\n", "not all finite float32 numbers"),
     "words-wide": (vectors, "a.txt", b"a" + b" 1" * 30_000, "width at most 20,000 but got wider ones"),
 }
 

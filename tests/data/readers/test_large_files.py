@@ -9,6 +9,7 @@ import struct
 import tracemalloc
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 ZEROS = 2**23
+TEXT = "x" * (ZEROS // 8)
+
+
+def written(values: Callable[[], Any], **options: Any) -> bytes:
+    """Return a Parquet file of one column."""
+    buffer = io.BytesIO()
+    arrow.write_table(pyarrow.table({"x": values()}), buffer, **{"compression": "zstd", **options})
+    return buffer.getvalue()
 
 
 BOMBS: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
@@ -68,6 +77,19 @@ BOMBS: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
     "vectors-gz": (vectors, "a.txt.gz", lambda: gzip.compress(b"a 1 2\n" * (ZEROS // 6 + 1))),
     "vectors-zip": (vectors, "a.zip", lambda: zipped("a.txt", b"a 1 2\n" * (ZEROS // 6 + 1))),
     "vectors-pt": (vectors, "a.pt", lambda: deflated(cached(["a", "b"], torch.zeros(2, ZEROS // 8)))),
+    **{
+        f"parquet-{kind}": (lambda path: column(path), "a.parquet", partial(written, values, **options))
+        for kind, (values, options) in {
+            "text": (lambda: pyarrow.array([TEXT] * 8), {}),
+            "dictionary": (lambda: pyarrow.array([TEXT] * 8).dictionary_encode(), {}),
+            "fixed": (lambda: pyarrow.array([TEXT.encode()] * 8, pyarrow.binary(len(TEXT))), {}),
+            "struct": (lambda: pyarrow.array([{"a": "b", "c": TEXT}] * 8), {}),
+            "list": (lambda: pyarrow.array([[], [TEXT] * 8]), {}),
+            "map": (lambda: pyarrow.array([[(TEXT, "a")]] * 8, pyarrow.map_(pyarrow.string(), pyarrow.string())), {}),
+            "numbers": (lambda: pyarrow.array([[1] * (ZEROS // 8)]), {}),
+            "plain": (lambda: pyarrow.array([TEXT * 8]), {"use_dictionary": False, "compression": "zstd"}),
+        }.items()
+    },
     "sklearn": (houses, "cal_housing_py3.pkz", lambda: dumped(np.zeros((ZEROS // 72 + 1, 9)))),
 }
 
@@ -107,12 +129,6 @@ def catalogue(entries: int) -> bytes:
     return struct.pack("<7I", 0x950412DE, 0, entries, 28, 28 + 8 * entries, 0, 0) + bytes(16 * entries)
 
 
-def parquet(entries: int) -> bytes:
-    buffer = io.BytesIO()
-    arrow.write_table(pyarrow.table({"x": ["a"] * entries}), buffer)
-    return buffer.getvalue()
-
-
 def column(path: Path) -> dict[str, list[Any]]:
     return read_split(None, str(path), {"x": "x"})
 
@@ -126,7 +142,7 @@ LONG: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
     "jsonl": (column, "a.jsonl.gz", lambda: gzip.compress(b"\n" * MANY)),
     "json": (column, "a.json.gz", lambda: gzip.compress(b"[" + b"{}," * MANY + b"{}]")),
     "json-values": (column, "a.json.gz", lambda: gzip.compress(b'{"x":[' + b"[]," * MANY + b"[]]}")),
-    "parquet": (column, "a.parquet", lambda: parquet(MANY)),
+    "parquet": (column, "a.parquet", lambda: written(lambda: pyarrow.array(["a"] * MANY))),
     "libsvm": (table, "a.libsvm.gz", lambda: gzip.compress(b"\n" * MANY)),
     "vectors-gz": (vectors, "a.txt.gz", lambda: gzip.compress(b"\n" * MANY)),
     "vectors-zip": (vectors, "a.zip", lambda: zipped("a.txt", b"\n" * MANY)),
@@ -280,10 +296,29 @@ class TestHDF5:
         with h5py.File(tmp_path / "a.h5", "w") as file:
             file["features"] = VECTORS
             file["soft"] = h5py.SoftLink("/nowhere")
-            file["outside"] = h5py.ExternalLink("other.h5", "/x")
+            file["outside"] = h5py.ExternalLink("other.h5", "/")
+            file["through"] = h5py.SoftLink("/outside/x")
+        with h5py.File(tmp_path / "other.h5", "w") as file:
+            file["x"] = np.arange(60)
         game(tmp_path / "a.h5")
-        with pytest.raises(DataError, match=r"an array 'soft' in .* but got features"):
-            game(tmp_path / "a.h5", labels="soft")
+        for name in ("soft", "through"):
+            with pytest.raises(DataError, match=rf"an array '{name}' in .* but got features"):
+                game(tmp_path / "a.h5", labels=name)
+
+    def test_words_are_as_wide_as_the_longest(self, tmp_path: Path, small: None, h5py: Any) -> None:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file["short"] = ["a"] * 999
+            file["long"] = [*["a"] * 999, "b" * 2**14]
+        with open_arrays(tmp_path / "a.h5") as arrays:
+            assert arrays["short"].tolist() == ["a"] * 999
+            with pytest.raises(DataError, match=r"the array 'long' takes 62\.5 MiB"):
+                arrays["long"]
+
+    def test_endless_rows_without_numbers_are_refused(self, tmp_path: Path, h5py: Any) -> None:
+        with h5py.File(tmp_path / "a.h5", "w") as file:
+            file.create_dataset("features", (10**12, 0), "f4")
+        with pytest.raises(DataError, match="an array with entries"):
+            game(tmp_path / "a.h5")
 
     def test_what_was_never_written_takes_no_memory(self, tmp_path: Path, h5py: Any) -> None:
         with h5py.File(tmp_path / "a.h5", "w") as file:

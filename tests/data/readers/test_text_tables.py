@@ -132,14 +132,34 @@ def test_numbers_of_a_table_in_parts_are_those_of_all(tmp_path: Path) -> None:
         ("t.csv", "a,a\n1,2\n", "unique columns in .* but got a, a"),
         ("t.csv", 'a,b\n1,2\n"x,2\n', r"not a table in line \d: unexpected end of data"),
         ("t.tsv", "a\tb\nx\n", "got 1 in line 2"),
-        ("t.parquet", b"PAR1 and no more", r"t\.parquet' is not a Parquet file"),
-        ("t.parquet", b"", r"t\.parquet' is not a Parquet file"),
+        ("t.parquet", b"PAR1 and no more", r"t\.parquet' cannot be read as a Parquet file"),
+        ("t.parquet", b"", r"t\.parquet' cannot be read as a Parquet file"),
     ],
 )
 def test_tables_that_are_none(tmp_path: Path, name: str, content: str | bytes, words: str) -> None:
     write(tmp_path / name, content)
     with pytest.raises(DataError, match=words):
         read_split(str(tmp_path), "t", AB)
+
+
+@pytest.mark.parametrize(("value", "kind"), [(2**62, "timestamp[us]"), (2**31 - 1, "date32"), (2**62, "duration[s]")])
+def test_dates_out_of_range(tmp_path: Path, value: int, kind: str) -> None:
+    import pyarrow
+
+    numbers = pyarrow.array([value], pyarrow.int32() if kind == "date32" else pyarrow.int64())
+    parquet(tmp_path / "t.parquet", {"a": numbers.cast(pyarrow.type_for_alias(kind))})
+    with pytest.raises(DataError, match=r"t\.parquet' cannot be read as a Parquet file: "):
+        read_split(str(tmp_path), "t", {"x": "a"})
+
+
+def test_repeated_beginnings_in_parquet(tmp_path: Path) -> None:
+    import pyarrow
+    from pyarrow import parquet
+
+    encoding = {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"}
+    parquet.write_table(pyarrow.table({"a": ["x" * 2**16] * 9}), tmp_path / "t.parquet", **encoding)
+    with pytest.raises(DataError, match="no DELTA_BYTE_ARRAY in column 'a'"):
+        read_split(str(tmp_path), "t", {"x": "a"})
 
 
 def test_missing_values_of_parquet(tmp_path: Path) -> None:

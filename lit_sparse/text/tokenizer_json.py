@@ -1,0 +1,161 @@
+"""Checks the description of a tokenizer before the ``tokenizers`` package builds it.
+
+A component may multiply the text, search for any regular expression, or panic. Therefore only the components of common
+tokenizers are allowed, with parameters of bounded size, so that encoding takes time and memory proportional to the text.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from lit_sparse.errors import DataError, LitSparseError
+from lit_sparse.text.tokenization import WORDS
+
+__all__ = ["guarded", "tokenizer_of"]
+
+#: Components of each step, except for audio and fixed lengths.
+NORMALIZERS = [
+    *("BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "Replace"),
+    *("Strip", "StripAccents"),
+]
+SPLITTERS = [
+    *("BertPreTokenizer", "ByteLevel", "CharDelimiterSplit", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"),
+    *("Whitespace", "WhitespaceSplit"),
+]
+DECODERS = ["BPEDecoder", "ByteFallback", "ByteLevel", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece"]
+#: Step -> the key of its sequences, and its components.
+STEPS = {
+    "normalizer": ("normalizers", NORMALIZERS),
+    "pre_tokenizer": ("pretokenizers", SPLITTERS),
+    "decoder": ("decoders", DECODERS),
+}
+#: Components that may occur several times in a step, since they never lengthen a text.
+REPEATED = {"Replace", "Split", "Strip"}
+#: Largest number of components of a step, of characters of a parameter, and of characters to strip.
+MOST, LONGEST, STRIPPED = 32, 16, 16
+#: Largest number of bytes that a character becomes in a table of characters. NFKC needs 33.
+WIDEST = 64
+#: Longest word of WordPiece, whose time grows with the cube of the length; by default 100.
+LONGEST_WORD = 500
+ENDINGS = "'s|'t|'re|'ve|'m|'ll|'d"
+#: Regular expressions that common tokenizers replace or split at; all of them take time proportional to the text.
+PATTERNS = {
+    *(WORDS, r"\n", r"\s+", " {2,}", r"[\n\r\t]", r"\s{2,}|[\n\r\t]"),
+    rf"{ENDINGS}| ?\p{{L}}+| ?\p{{N}}+| ?[^\s\p{{L}}\p{{N}}]+|\s+(?!\S)|\s+",
+    *(rf"{start}{ENDINGS}|[\p{{L}}]+|[\p{{N}}]|[^\s\p{{L}}\p{{N}}]+" for start in ("", r"<\|startoftext\|>|<\|endoftext\|>|")),
+    *(
+        rf"(?i:{ENDINGS})|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+        for digits in ("", "{1,3}")
+    ),
+}
+#: Keys of a model that identify it if it has no type, as in older files.
+MODELS = {"merges": "BPE", "max_input_chars_per_word": "WordPiece", "unk_id": "Unigram", "unk_token": "WordLevel"}
+
+
+@contextmanager
+def guarded(what: str) -> Iterator[None]:
+    """Turn every error of the ``tokenizers`` package into a DataError, a panic too, which is no ``Exception``.
+
+    Args:
+        what: start of the message, such as ``"The lines cannot be encoded"``.
+    """
+    try:
+        yield
+    except LitSparseError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise DataError(f"{what}: {str(error)[:300]}") from error
+
+
+def tokenizer_of(described: Any) -> Tokenizer:
+    """Return the tokenizer of a ``tokenizer.json``, without what prepares a batch for a model, which is not used.
+
+    Args:
+        described: the content of the file.
+
+    Raises:
+        DataError: if it has a component that is not allowed, or cannot be built.
+    """
+    if not isinstance(described, dict) or not isinstance(described.get("model"), dict):
+        raise DataError("This is no vocabulary: it has no 'model'.")
+    added = described.get("added_tokens") or []
+    if not isinstance(added, list) or not all(isinstance(one, dict) and one.get("content") for one in added):
+        raise DataError("Expected the added tokens of a tokenizer to have a content each. Correct the file.")
+    for step, (key, allowed) in STEPS.items():
+        _check_step(step, key, allowed, described.get(step))
+    kept = {"version": "1.0", "added_tokens": added, "model": _model(described["model"])}
+    with guarded("This is no vocabulary"):
+        return Tokenizer.from_str(json.dumps({**kept, **{step: described.get(step) for step in STEPS}}))
+
+
+def _check_step(step: str, key: str, allowed: list[str], described: Any) -> None:
+    pending, found = [] if described is None else [described], []
+    while pending:
+        component = pending.pop()
+        kind = component.get("type") if isinstance(component, dict) else None
+        found.append(kind)
+        if kind == "Sequence" and isinstance(component.get(key), list) and len(found) <= MOST:
+            pending += component[key]
+            continue
+        where = f"the component {reprlib.repr(kind)} of the {step}"
+        if kind not in allowed:
+            raise DataError(f"Expected {where} to be one of {', '.join(allowed)}. Use another tokenizer.")
+        if len(found) > MOST or (kind in found[:-1] and kind not in REPEATED):
+            raise DataError(f"Expected {where} once, and at most {MOST} components. Use another tokenizer.")
+        for name, value in component.items():
+            if name != "type" and not _is_bounded(component, name, value):
+                raise DataError(
+                    f"Expected a short, common `{name}` in {where} but got {reprlib.repr(value)}. Use another tokenizer."
+                )
+
+
+def _is_bounded(component: dict[str, Any], name: str, value: Any) -> bool:
+    """Return whether the value of a component's parameter cannot lengthen a text much."""
+    if name == "pattern":
+        content = component.get("content", "")
+        if not isinstance(value, dict) or len(value) != 1 or not isinstance(content, str):
+            return False
+        (way, text), *_ = value.items()
+        if way == "Regex":
+            return text in PATTERNS and len(content) <= 1
+        return way == "String" and isinstance(text, str) and len(content) <= len(text) <= LONGEST and text != ""
+    if name == "precompiled_charsmap":
+        try:
+            content = base64.b64decode(value, validate=True)
+        except (TypeError, ValueError):
+            return False
+        strings = content[4 + int.from_bytes(content[:4], "little") :]
+        return all(len(one) <= WIDEST for one in strings.split(b"\0"))
+    if isinstance(value, str):
+        return len(value) <= LONGEST
+    return value is None or isinstance(value, bool) or (isinstance(value, int) and 0 <= value <= STRIPPED)
+
+
+def _model(described: dict[str, Any]) -> dict[str, Any]:
+    """Return the description of a model with its type, after a check of what the package does not check.
+
+    Raises:
+        DataError: if a value is missing or outside its range.
+    """
+    kind = described.get("type") or next((name for key, name in MODELS.items() if key in described), None)
+    if kind not in MODELS.values():
+        raise DataError(f"Expected a model {', '.join(MODELS.values())} but got {reprlib.repr(kind)}. Use another tokenizer.")
+    for name, value in described.items():
+        most = {"max_input_chars_per_word": LONGEST_WORD, "unk_id": math.inf, "dropout": 1}.get(name, -1)
+        number = isinstance(value, int | float) and 0 <= value <= most
+        text = isinstance(value, str) and (len(value) <= LONGEST or name == "unk_token")
+        if name not in ("vocab", "merges") and not (number or text or value is None or isinstance(value, bool)):
+            raise DataError(f"Expected a common `{name}` in the model {kind} but got {reprlib.repr(value)}. Correct the file.")
+    if kind == "Unigram" and described.get("unk_id") is None:
+        raise DataError("Expected `unk_id`, the number of the token for unknown text, in the model Unigram. Set it.")
+    return {**described, "type": kind}
