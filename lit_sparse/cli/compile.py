@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
     """Compile mappings for float32 and float64.
 
     Raises:
-        ConfigurationError: for an unknown mapping, or if machine code is not kept.
+        ConfigurationError: for an unknown mapping, or without a folder for machine code.
     """
     names = parser().parse_args(list(arguments)).mapping
 
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = cache_folder()
     if reason := refusal(folder):
         raise ConfigurationError(
-            f"Machine code is not kept in {folder}: {reason}. Set NUMBA_CACHE_DIR to a folder of your own."
+            f"Expected a folder for machine code but got {folder}: {reason}. Set NUMBA_CACHE_DIR to one of your own."
         )
     for name in names or classes:
         for mapping in classes[name].examples():
