@@ -19,6 +19,7 @@ from lit_sparse.run_status import STATUS, read_status
 from .conftest import ROOT, Command
 from .test_kills import assert_same
 
+pytestmark = pytest.mark.gate
 SOAE = ("-c", str(ROOT / "tests" / "support" / "soae.yaml"), "--trainer.enable_model_summary=false")
 #: Stops at the second check, since no improvement is this large.
 STOPPING = (
@@ -27,7 +28,6 @@ STOPPING = (
 )
 EARLY = ("fit", *SOAE, "--name=x", "--trainer.max_epochs=9", *STOPPING)
 KILL = "--trainer.callbacks+=interruptions.KillAtMoment"
-pytestmark = pytest.mark.gate
 
 
 def last(run: Path) -> dict[str, Any]:
@@ -84,6 +84,7 @@ def test_the_best_checkpoint_of_an_earlier_epoch_has_not_ended(lit_sparse: Comma
     assert torch.load(run / "checkpoints" / "best.ckpt", weights_only=True)["global_step"] == 20
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(
     ("limit", "raised", "why"),
     [
@@ -110,6 +111,7 @@ def test_other_limits(
     assert last(run)["global_step"] > steps
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("moments", [("batch_end 22", "epoch_end 24"), ("saved 24", "train_end 24")], ids=str)
 def test_a_run_that_is_killed_twice_at_its_last_step_draws_all_pictures(
     moments: tuple[str, str], lit_sparse: Command, run: Path
@@ -124,6 +126,7 @@ def test_a_run_that_is_killed_twice_at_its_last_step_draws_all_pictures(
     assert drawn == {"activity.png", "bases.png", "reconstructions.png", "support_size.png"}
 
 
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize(
     "limit",
     [
@@ -212,6 +215,7 @@ def test_a_checkpoint_of_an_older_run_is_named(lit_sparse: Command, tmp_path: Pa
     assert "newest" not in done.stderr
 
 
+@pytest.mark.slow
 def test_the_config_is_the_present_one_and_former_ones_are_kept(lit_sparse: Command, run: Path) -> None:
     fit = ("fit", *SOAE, "--name=x", "--trainer.max_epochs=2")
     assert lit_sparse(*fit).returncode == 0

@@ -164,7 +164,7 @@ CASES = {
     "ddp": Case(DDP),
 }
 #: The cases of the gate: those that were lost in silence, and a refusal.
-GATE = ("StochasticWeightAveraging: in place of a scheduler", "self.log", "BaseFinetuning", "BatchSizeFinder")
+GATE = ("StochasticWeightAveraging: in place of a scheduler", "self.log", "BatchSizeFinder")
 
 
 def chosen(passed: list[str], name: str, kills: int) -> Iterator[str]:

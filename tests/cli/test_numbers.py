@@ -24,27 +24,28 @@ BEFORE = {
 CODE = """
 import json, sys
 from lit_sparse.cli import build_cli
-words = sys.argv[1:]
-trainer = build_cli(["fit", *words]).config.fit.trainer
-print(json.dumps([trainer[f"limit_{name}_batches"] for name in ("train", "val", "test")] + [trainer.overfit_batches]))
+fit, *ways = map(str.split, sys.argv[1:])
+for words in ways:
+    trainer = build_cli(["fit", *fit, *words]).config.fit.trainer
+    print(json.dumps([trainer[f"limit_{name}_batches"] for name in ("train", "val", "test")] + [trainer.overfit_batches]))
 """
 OPTIONS = {"limit_train_batches": "1", "limit_val_batches": "1.0", "limit_test_batches": "0.5", "overfit_batches": "2"}
 
 
-@pytest.mark.cases(quick=1, gate=1)
+@pytest.mark.cases(gate=1)
 @pytest.mark.parametrize("before", ["scikit-learn", *(name for name in BEFORE if name != "scikit-learn")])
 def test_an_integer_stays_an_integer(before: str, tmp_path: Path) -> None:
     config = tmp_path / "limits.yaml"
     config.write_text("trainer:\n" + "".join(f"  {name}: {value}\n" for name, value in OPTIONS.items()))
     fit = ["-c", str(ROOT / "tests" / "support" / "soae.yaml"), "--trainer.accelerator=cpu", "--trainer.logger=false"]
-    for words in ([f"--trainer.{name}={value}" for name, value in OPTIONS.items()], ["-c", str(config)]):
-        done = subprocess.run(
-            [sys.executable, "-c", f"{BEFORE[before]}\n{CODE}", *fit, *words],
-            **{"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 300},
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )
-        assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == "[1, 1.0, 0.5, 2]", done.stdout
+    ways = [" ".join(f"--trainer.{name}={value}" for name, value in OPTIONS.items()), f"-c {config.name}"]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{BEFORE[before]}\n{CODE}", " ".join(fit), *ways],
+        **{"capture_output": True, "text": True, "cwd": tmp_path, "timeout": 300},
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["[1, 1.0, 0.5, 2]"] * 2, done.stdout
 
 
 def test_integers_come_first_in_nested_types() -> None:
