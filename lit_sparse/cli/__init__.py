@@ -6,7 +6,9 @@ This module imports nothing heavy, so that ``--help`` and ``--version`` answer a
 from __future__ import annotations
 
 import gc
+import io
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -81,8 +83,12 @@ def main(args: Sequence[str] | None = None) -> int:
     """
     wait_passively()
     program = args is None  # not a call by another program
-    if program and not sys.warnoptions:  # Python hides warnings of former names from the users of a program
-        warnings.filterwarnings("default", message=r"\S+( of \w+)? is now ", category=DeprecationWarning)
+    if program:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
+        if not sys.warnoptions:  # Python hides warnings of former names from the users of a program
+            warnings.filterwarnings("default", message=r"\S+( of \w+)? is now ", category=DeprecationWarning)
     args = list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help", "help"):
         print(HELP)
@@ -97,6 +103,9 @@ def main(args: Sequence[str] | None = None) -> int:
             raise LitSparseError(
                 f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"
             )
+        if undecoded := [arg for arg in args if not arg.isascii() and re.search("[\udc80-\udcff]", arg)]:
+            encoding = sys.getfilesystemencoding()
+            raise LitSparseError(f"Expected text in {encoding} but got {undecoded[0]!r}. Set PYTHONUTF8=1 if it is UTF-8.")
         if args[0] != "compile":
             from lit_sparse import train_extra  # noqa: F401
 

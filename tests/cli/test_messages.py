@@ -192,3 +192,16 @@ def test_names_in_an_error_do_not_act_on_the_terminal(kind: type[Exception]) -> 
 
 def test_a_name_in_a_checkpoint_does_not_act_on_the_terminal() -> None:
     assert r"\x1b[2J" in str(not_given(torch.nn.Linear, ["\x1b[2J"]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the encoding of files is that of the locale")
+def test_a_locale_without_letters_of_other_languages() -> None:
+    code = "import sys; from lit_sparse.cli import main; status = main(); print(chr(0x2581)); sys.exit(status)"
+    ascii_alone = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    assert run_python("-c", code, "--version", **ascii_alone).splitlines()[-1] == "\\u2581"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "fit", "--output_dir", "sortié"],
+        **{"env": {**os.environ, **ascii_alone}, "capture_output": True, "text": True},
+    )
+    assert done.returncode == 2
+    assert "Set PYTHONUTF8=1" in done.stderr
