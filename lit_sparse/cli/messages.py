@@ -51,6 +51,11 @@ BASES: dict[str, type] = {
 }
 
 #: Names of the parser's types in messages.
+#: Example of an argument of a mapping by structures.
+STRUCTURES = {
+    "structure": "structure: {class_path: Budget, init_args: {budget: 2}}",
+    "factors": "graph: {init_args: {variables: null, factors: [{structure: Pair, variables: neighbours}]}}",
+}
 KINDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null", "list": "a list"}
 
 
@@ -212,12 +217,9 @@ def _missing(key: str, names: str) -> str:
     missing = ", ".join(name.split(".", 1)[-1] for name in names.strip().split(", "))
     if {"model", "data"} & set(missing.split(", ")):
         return f"Missing: {missing}. Give a config, as in -c ssvae/digits, or the options one by one."
-    if missing == "structure":
-        return (
-            "Missing: structure, which has no default. Set it in the init_args of the class, as in"
-            f" `structure: {{class_path: Budget, init_args: {{budget: 2}}}}`. {_known(Structure)}"
-        )
-    return f"Missing: {missing}, which has no default. Set it in the init_args of the class."
+    example = STRUCTURES.get(missing)
+    where = f", as in `{example}`. {_known(Structure)}" if example else "."
+    return f"Missing: {missing}, which has no default. Set it in the init_args of the class{where}"
 
 
 def _not_utf8(key: str, byte: str, position: str) -> str:

@@ -14,7 +14,7 @@ from typing_extensions import Self
 from lit_sparse.aliases import adopt_former_names, former_fields, former_method
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.nn.dot_product import check_mapping
+from lit_sparse.mappings.base import check_mapping
 from lit_sparse.torch_internals import refuse_vmap
 
 __all__ = ["Estimator", "Expectation", "Latent", "LatentBatch", "LossFunction"]

@@ -17,7 +17,7 @@ from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.descriptions import describe, plan_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.mappings import SparseMapping, Sparsemax
-from lit_sparse.nn.dot_product import check_mapping
+from lit_sparse.mappings.base import check_mapping
 from lit_sparse.runs import replaced
 from lit_sparse.stored import read_json
 

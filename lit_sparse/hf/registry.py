@@ -15,7 +15,7 @@ from lit_sparse.hf.layer_mapping import attend_by_layer
 from lit_sparse.hf.masks import added_mask, boolean_mask
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.mappings import Entmax, SparseMapping
-from lit_sparse.nn.dot_product import check_mapping
+from lit_sparse.mappings.base import check_mapping
 
 __all__ = ["BY_LAYER", "BY_LAYER_BOOLEAN", "check_on_simplex", "register", "register_function"]
 

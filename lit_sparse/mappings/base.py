@@ -11,12 +11,12 @@ from typing_extensions import Self
 
 from lit_sparse.arguments import shown_arguments
 from lit_sparse.checks import check_integer, check_positive
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
 from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.torch_internals import must_decompose
 
-__all__ = ["SparseMapping", "envelope", "with_slope"]
+__all__ = ["SparseMapping", "check_mapping", "envelope", "with_slope"]
 
 
 class SparseMapping(nn.Module, ABC):
@@ -156,13 +156,21 @@ class SparseMapping(nn.Module, ABC):
         """
         return self.value_along(scores, mask, self.dim)
 
-    def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return :meth:`value` along ``dim`` instead of ``self.dim``."""
+    def check_value(self) -> None:
+        """Raise unless the mapping maximizes something.
+
+        Raises:
+            ConfigurationError: if it has no value.
+        """
         if not self.has_value:
             raise ConfigurationError(
-                f"Expected a mapping that maximizes something, but {self!r} does not: it has no value. Use another one;"
-                " Oscarmax has a value with exact=True."
+                f"Expected a mapping that maximizes something, but {self!r} does not: it has no value and no loss. Use another"
+                " one; Oscarmax has both with exact=True."
             )
+
+    def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """Return :meth:`value` along ``dim`` instead of ``self.dim``."""
+        self.check_value()
         x = allowed_scores(scores, mask, dim)
         dtype = x.dtype
         if dtype in HALVES:
@@ -267,3 +275,12 @@ class _Envelope(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
         return _Envelope.apply(*batch_first(info.batch_size, in_dims, args)), 0  # type: ignore[no-untyped-call]
+
+
+def check_mapping(mapping: object) -> None:
+    """Refuse what is not a mapping."""
+    if not isinstance(mapping, SparseMapping):
+        got = f"the class {mapping.__name__}" if isinstance(mapping, type) else f"{full_name(mapping)}"
+        raise ConfigurationError(
+            f"Expected `mapping` to be a SparseMapping, such as `lit_sparse.mappings.Sparsemax()`, but got {got}."
+        )

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as nnf
 
 from lit_sparse.checks import check_number
-from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.row_kernel import HALVES
-from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.base import SparseMapping, check_mapping
 from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.mappings.softmax import Softmax
 from lit_sparse.torch_internals import autocast_enabled, can_read_values
@@ -58,17 +58,13 @@ class FenchelYoungLoss(nn.Module):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
-        if not isinstance(mapping, SparseMapping):
-            raise ConfigurationError(
-                f"Expected a mapping of lit_sparse, such as lit_sparse.mappings.Sparsemax(), but got {full_name(mapping)}."
-            )
+        check_mapping(mapping)
         if not mapping.on_simplex:
             raise ConfigurationError(
                 f"Expected a mapping onto the simplex, such as Sparsemax, but {type(mapping).__name__} gives no probabilities"
                 " of classes. SparseMAP has a loss of its own, SparseMAP(...).loss(scores, structures)."
             )
-        if not mapping.has_value:
-            raise ConfigurationError(f"Expected a mapping that maximizes something, but {mapping!r} does not: it has no loss.")
+        mapping.check_value()
         if reduction not in ("mean", "sum", "none"):
             raise ConfigurationError(f"Expected `reduction` to be 'mean', 'sum' or 'none' but got {reduction!r}.")
         if weight is not None and not (isinstance(weight, Tensor) and weight.dim() == 1 and weight.is_floating_point()):

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
+from lit_sparse.mappings.base import check_mapping
 from lit_sparse.nn.dense_attention import any_along, scores_of
 from lit_sparse.nn.dot_product import (
     Method,
     attend_sparsely,
     attention,
-    check_mapping,
     check_method,
     check_operands,
     warn_off_simplex,

@@ -12,6 +12,7 @@ from torch import Tensor
 from lit_sparse.checks import check_choice, check_mask, check_number, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.mappings.base import check_mapping
 from lit_sparse.mappings.masking import align_parameter
 from lit_sparse.nn.block_attention import saves, serves
 from lit_sparse.nn.dense_attention import dense_attention, number_of_scores
@@ -19,7 +20,7 @@ from lit_sparse.nn.sparse_attention import Pairs, leading_of, refusal, sparse_at
 from lit_sparse.nn.traced_attention import is_traceable, traced_attention
 from lit_sparse.torch_internals import can_read_values
 
-__all__ = ["Method", "attend_sparsely", "attention", "check_mapping", "check_method", "check_operands", "warn_off_simplex"]
+__all__ = ["Method", "attend_sparsely", "attention", "check_method", "check_operands", "warn_off_simplex"]
 
 Method = Literal["auto", "sparse", "dense"]
 #: Numbers of keys and of scores from which the sparse method is faster on CPUs; they were not measured on GPUs.
@@ -266,15 +267,6 @@ def warn_off_simplex(mapping: SparseMapping) -> None:
         " mapping such as Sparsemax() unless this is intended.",
         stacklevel=3,
     )
-
-
-def check_mapping(mapping: object) -> None:
-    """Refuse what is not a mapping."""
-    if not isinstance(mapping, SparseMapping):
-        got = f"the class {mapping.__name__}" if isinstance(mapping, type) else f"{full_name(mapping)}"
-        raise ConfigurationError(
-            f"Expected `mapping` to be a SparseMapping, such as `lit_sparse.mappings.Sparsemax()`, but got {got}."
-        )
 
 
 def _with_dims(x: Tensor | None, dims: int) -> Tensor | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from lit_sparse.mappings import SparseMapping
+from lit_sparse.mappings.base import check_mapping
 from lit_sparse.nn.encoder_decoder import EncoderDecoder, State
 from lit_sparse.nn.entailment import EntailmentNetwork
 
@@ -20,6 +21,7 @@ class ClassPredictor(nn.Module):
     """
 
     def __init__(self, network: nn.Module, mapping: SparseMapping) -> None:
+        check_mapping(mapping)
         super().__init__()
         self.network, self.mapping = network, mapping
 
