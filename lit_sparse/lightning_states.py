@@ -33,6 +33,7 @@ from lit_sparse.lightning import (
 )
 from lit_sparse.state_checks import (
     ANY,
+    NUMBER,
     RATE,
     SCALAR,
     DictOf,
@@ -40,12 +41,15 @@ from lit_sparse.state_checks import (
     ListOf,
     OneOf,
     Some,
+    at_most,
+    check_apart,
     check_state,
     equal_to,
     example_of,
+    one_of,
 )
 
-__all__ = ["begin_training", "check_continues", "check_schedulers", "describe_states", "is_tuning", "unmask"]
+__all__ = ["begin_training", "check_continues", "check_schedulers", "describe_states", "is_tuning", "steps_in", "unmask"]
 
 #: Callbacks of Lightning with which no run continues, why, and what to do.
 REFUSED = {
@@ -63,6 +67,8 @@ PROGRESS = {
     *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"),
     *("best", "cooldown_counter", "num_bad_epochs", "T_cur", "T_i"),
 }
+#: Counters of schedulers, and the options that they do not exceed; none exceeds the steps, batches and epochs of the run.
+MOST = {"last_epoch": "total_steps", "_step_count": None, "cooldown_counter": "cooldown", "num_bad_epochs": "patience"}
 TENSOR = Kind("a tensor", lambda value: isinstance(value, Tensor))
 #: Example of the states.
 STATES = {
@@ -117,6 +123,13 @@ def is_tuning(trainer: pl.Trainer) -> bool:
     return re.fullmatch(r"\.(?:lr_find|scale_batch_size)_[0-9a-f-]{36}\.ckpt", Path(str(trainer.ckpt_path)).name) is not None
 
 
+def steps_in(checkpoint: dict[str, Any]) -> int:
+    """Return a number that no counter of a scheduler or callback exceeds: all steps, batches and epochs of a training."""
+    loop = checkpoint["loops"]["fit_loop"]
+    progress = loop["epoch_loop.batch_progress"], loop["epoch_progress"]
+    return int(checkpoint["global_step"] + sum(one["total"]["ready"] for one in progress))
+
+
 def describe_states(trainer: pl.Trainer) -> dict[str, Any]:
     """Return the states that a checkpoint lacks; call it on all processes.
 
@@ -165,6 +178,7 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
     if len(states["processes"]) == world_size():
         kept = states["processes"][rank()]
         check_state(source, f"states.processes.{rank()}", kept, _example_of_process(trainer))
+        check_apart(source, f"states.processes.{rank()}", kept)
         _restore_process(trainer, kept)
     for saver in _savers(trainer):
         kept = states["savers"].get(saver.state_key)
@@ -203,7 +217,7 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
     """
     epochs: Any = trainer.fit_loop.epoch_progress.current
     if not epochs.started:
-        check_schedulers(trainer, checkpoint["lr_schedulers"])
+        check_schedulers(trainer, checkpoint)
         return
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, StochasticWeightAveraging) and callback._scheduler_state is not None:
@@ -218,7 +232,7 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
     for group, options in (pair for pairs in groups for pair in pairs):
         group.clear()
         group.update(options)
-    check_schedulers(trainer, checkpoint["lr_schedulers"])
+    check_schedulers(trainer, checkpoint)
     for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(copy.deepcopy(state))  # CyclicLR removes an entry
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -230,20 +244,26 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
             del results[name]
 
 
-def check_schedulers(trainer: pl.Trainer, stored: list[Any]) -> None:
-    """Check that stored schedulers are the schedulers of the trainer, with equal options.
+def check_schedulers(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Check that a checkpoint's schedulers are the schedulers of the trainer, with equal options.
 
     Raises:
         CheckpointError: naming what differs.
     """
-    source = repr(str(trainer.ckpt_path))
+    source, stored, most = repr(str(trainer.ckpt_path)), checkpoint["lr_schedulers"], steps_in(checkpoint)
     check_state(source, "lr_schedulers", stored, [ANY] * len(trainer.lr_scheduler_configs))
     for number, (config, state) in enumerate(zip(trainer.lr_scheduler_configs, stored, strict=True)):
-        check_state(source, f"lr_schedulers.{number}", state, _example_of_scheduler(config.scheduler))
+        check_state(source, f"lr_schedulers.{number}", state, _example_of_scheduler(config.scheduler, state, most))
 
 
-def _example_of_scheduler(scheduler: Any) -> Any:
-    """Return an example of a scheduler's state; for a class of the user's, its options are what its constructor takes."""
+def _example_of_scheduler(scheduler: Any, state: Any, most: int) -> Any:
+    """Return an example of a scheduler's state; for a class of the user's, its options are what its constructor takes.
+
+    Args:
+        scheduler: the new scheduler.
+        state: the stored state.
+        most: largest number of its steps.
+    """
     fresh, kind = scheduler.state_dict(), type(scheduler)
     if kind.__module__.startswith(("torch.optim", "pytorch_lightning", "lightning.")):
         options = fresh.keys() - PROGRESS
@@ -253,11 +273,24 @@ def _example_of_scheduler(scheduler: Any) -> Any:
     example |= {name: equal_to(fresh[name]) for name in options}
     if "_last_lr" in fresh:
         example["_last_lr"] = [RATE] * len(fresh["_last_lr"])
+    for name in MOST.keys() & fresh.keys():
+        limit = fresh.get(MOST[name])
+        example[name] = at_most(fresh[name] + most if limit is None else limit, min(0, fresh[name]))
+    kept = state if isinstance(state, dict) else {}
+    if {"T_0", "T_i", "T_mult", "T_cur"} <= fresh.keys():  # each cycle is longer than the one before by a factor
+        lengths = [fresh["T_0"]]
+        while lengths[-1] < lengths[-1] * fresh["T_mult"] <= fresh["T_mult"] * most:
+            lengths.append(lengths[-1] * fresh["T_mult"])
+        example["T_i"] = one_of(f"the lengths {lengths} of the cycles so far", lengths)
+        example["T_cur"] = Kind("a number of steps within the cycle", lambda it: NUMBER.holds(it) and 0 <= it < kept["T_i"])
     for name in {"scheduler", "_schedulers"} & fresh.keys():  # schedulers within this one
-        inner = getattr(scheduler, name)
-        example[name] = [_example_of_scheduler(one) for one in inner] if isinstance(inner, list) else inner
-        if hasattr(inner, "state_dict"):
-            example[name] = _example_of_scheduler(inner)
+        inner, found = getattr(scheduler, name), kept.get(name)
+        example[name] = inner
+        if isinstance(inner, list):
+            founds = found if isinstance(found, list) and len(found) == len(inner) else [None] * len(inner)
+            example[name] = [_example_of_scheduler(*pair, most) for pair in zip(inner, founds, strict=True)]
+        elif hasattr(inner, "state_dict"):
+            example[name] = _example_of_scheduler(inner, found, most)
     return example
 
 
