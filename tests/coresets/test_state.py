@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -238,3 +239,13 @@ def test_every_entry_of_a_state_fits_or_is_refused(selector: CoresetSelector, tm
                 assert torch.equal(found.indices, expected.indices), (place, value)
                 assert torch.equal(found.weights, expected.weights), (place, value)
     assert refused > 100
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_state_is_a_plain_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    killed(NonnegativeOMP(), tmp_path / "other", vectors())
+    {"link": lambda: path.symlink_to(tmp_path / "other"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    with pytest.raises(CheckpointError, match=r"a plain file .* Remove the file to begin anew\."):
+        NonnegativeOMP()(vectors(), 30, state=SelectionState(path))
