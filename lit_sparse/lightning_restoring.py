@@ -256,7 +256,10 @@ def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     if hasattr(trainer.datamodule, "position_example"):  # type: ignore[attr-defined]
         batch = 0 if between else batches["current"]["processed"]
         position = trainer.datamodule.position_example(epochs["current"]["processed"], batch)  # type: ignore[attr-defined]
-        check_state(source, "loops.fit_loop.state_dict", loop["state_dict"], Some({"combined_loader": ListOf(position)}))
+        example: Any = Some({"combined_loader": ListOf(position)})
+        if not between and type(trainer.datamodule).train_dataloader.__module__.startswith("lit_sparse."):  # type: ignore[attr-defined]
+            example = {"combined_loader": [position]}
+        check_state(source, "loops.fit_loop.state_dict", loop["state_dict"], example)
     step = "automatic_optimization.optim_progress.optimizer.step"
     if not trainer.lightning_module.automatic_optimization:
         step = "manual_optimization.optim_step_progress"
@@ -373,10 +376,10 @@ def _example_of_lbfgs(optimizer: torch.optim.LBFGS, stored: Any) -> State:
     example: State = {"func_evals": COUNT, "n_iter": COUNT}
     if not isinstance(stored, dict) or (stored.keys() == example.keys() and stored["n_iter"] == 0):
         return example
-    first, scalar = group["params"][0], OneOf(NUMBER, SCALAR)
+    first = group["params"][0]
     flat = first.new_empty(sum(value.numel() for value in group["params"]), device="meta")
     past = min(len(list(stored.get("ro") or ())), group["history_size"])
-    example |= dict.fromkeys(("d", "prev_flat_grad"), flat) | dict.fromkeys(("t", "H_diag", "prev_loss"), scalar)
+    example |= {"d": flat, "prev_flat_grad": flat, "t": RATE, "H_diag": RATE, "prev_loss": OneOf(NUMBER, SCALAR)}
     example |= {"old_dirs": [flat] * past, "old_stps": [flat] * past, "ro": [SCALAR] * past}
     return example | ({"al": [OneOf(SCALAR)] * group["history_size"]} if "al" in stored else {})
 

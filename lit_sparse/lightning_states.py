@@ -91,6 +91,8 @@ PARTS = Kind(
         and len({(part.dtype, part.dim(), part.shape[1:]) for part in found}) <= 1
     ),
 )
+#: States of torchmetrics with an entry for each example.
+PAIRED = ("preds", "target", "indexes")
 #: Functions that reduce logged values; checkpoints hold their places here.
 REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
 
@@ -179,6 +181,10 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
         kept = states["processes"][rank()]
         check_state(source, f"states.processes.{rank()}", kept, _example_of_process(trainer))
         check_apart(source, f"states.processes.{rank()}", kept)
+        for name, parts in kept["torchmetrics"].items():
+            sizes = [[one.shape[:1] for one in parts[part]] for part in PAIRED if isinstance(parts.get(part), list)]
+            paired = Kind("lists of as many predictions as targets", lambda found: all(size == found[0] for size in found))
+            check_state(source, f"states.processes.{rank()}.torchmetrics.{name}", sizes, paired)
         _restore_process(trainer, kept)
     for saver in _savers(trainer):
         kept = states["savers"].get(saver.state_key)
@@ -357,7 +363,18 @@ def _example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
     """Return an example of the result of :func:`_state_of_process`."""
     model = trainer.lightning_module
     text, flag = "", True
-    meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": OneOf(text)}
+    meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": None}
+    logged = {
+        "meta": meta,
+        "sync": {"sync_dist": flag, "rank_zero_only": flag},
+        "reduce_fx": Kind("the number of a function", lambda found: type(found) is int and 0 <= found < len(REDUCTIONS)),
+        "values": Some(dict.fromkeys(VALUES, SCALAR)),
+    }
+    metrics = [name for name, module in model.named_modules() if isinstance(module, Metric)]
+    of_metric = logged | {
+        "meta": meta | {"metric_attribute": one_of("the metrics of the model", metrics)},
+        "values": Some(dict.fromkeys(VALUES[1:], SCALAR)),
+    }
     return {
         "gradients": Some({name: weight.detach() for name, weight in model.named_parameters()}),
         "syncs": flag,
@@ -368,16 +385,7 @@ def _example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
                 for name, metric in _torchmetrics(model)
             }
         ),
-        "logged": ListOf(
-            {
-                "meta": meta,
-                "sync": {"sync_dist": flag, "rank_zero_only": flag},
-                "reduce_fx": Kind(
-                    "the number of a function", lambda found: type(found) is int and 0 <= found < len(REDUCTIONS)
-                ),
-                "values": Some(dict.fromkeys(VALUES, SCALAR)),
-            }
-        ),
+        "logged": ListOf(OneOf(logged, of_metric)),
     }
 
 
@@ -407,7 +415,7 @@ def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
     for entry in kept["logged"]:
         meta = {name: entry["meta"][name] for name in META}
         values = {name: value for name, value in entry["values"].items() if name in VALUES}
-        value = torch.zeros(()) if values else model.get_submodule(meta["metric_attribute"])
+        value = torch.zeros(()) if "value" in values else model.get_submodule(meta["metric_attribute"])
         options = {**meta, **entry["sync"], "reduce_fx": REDUCTIONS[entry["reduce_fx"]]}
         results.log(value=value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **options)
         vars(results[f"{meta['fx']}.{meta['name']}"]).update(values)

@@ -299,6 +299,7 @@ def expanded(value: Tensor) -> Tensor:
 #: Run, place (a callback by the first part of its key), and another value, or a function of the present one.
 SCHEDULER, ENTRY = ("lr_schedulers", 0), ("optimizer_states", 0, "state", 0)
 BATCHES = ("loops", "fit_loop", "epoch_loop.batch_progress")
+RANKING, LOGGED = (("states", "processes", 0, *keys) for keys in (("torchmetrics", "ranking"), ("logged",)))
 WRONG: dict[str, tuple[str, Place, Any]] = {
     "seconds that no calendar has": ("stopping", ("callbacks", "Timer", "time_elapsed", "train"), 8.7e13),
     "more waiting than validations": ("stopping", ("callbacks", "EarlyStopping", "wait_count"), 1000),
@@ -325,6 +326,11 @@ WRONG: dict[str, tuple[str, Place, Any]] = {
     "a direction of another length": ("lbfgs", (*ENTRY, "d"), lambda value: value[1:].clone()),
     "no direction": ("lbfgs", ENTRY, lambda entry: {name: entry[name] for name in entry if name != "d"}),
     "too much history": ("lbfgs", ENTRY, lambda entry: {**entry, "ro": [torch.ones(())] * 5}),
+    "a step backwards": ("lbfgs", (*ENTRY, "t"), -0.1),
+    "no position in the data": ("cyclic", ("loops", "fit_loop", "state_dict"), {}),
+    "fewer targets than predictions": ("cyclic", (*RANKING, "target"), lambda value: value[1:]),
+    "a logged value of a metric": ("cyclic", (*LOGGED, 1, "meta", "metric_attribute"), "ranking"),
+    "a logged value of no metric": ("cyclic", (*LOGGED, 1, "meta", "metric_attribute"), "backbone"),
     "an end between epochs": ("between", (*BATCHES, "is_last_batch"), True),
 }
 
