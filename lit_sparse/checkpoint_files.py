@@ -22,13 +22,14 @@ from lit_sparse.allocation import Limits
 from lit_sparse.descriptions import Plan, plan, plan_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, error_chain
 from lit_sparse.pickles import check_torch_file
-from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, at_most, check_state
+from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, at_most, check_state, is_of_kind
 from lit_sparse.stored import NotPlainError, open_inside, open_plain
 from lit_sparse.trust import trusting
 
 __all__ = [
     "ROWS",
     "check_finite",
+    "check_kinds",
     "check_removable",
     "check_resumable",
     "check_written",
@@ -209,6 +210,21 @@ def check_finite(source: str, checkpoint: dict[str, Any]) -> None:
             f"{source} holds NaN in `{broken}`: training has diverged. Use an earlier checkpoint, or train with a smaller"
             " learning rate."
         )
+
+
+def check_kinds(model: torch.nn.Module, checkpoint: dict[str, Any]) -> None:
+    """Check that stored weights are real, complex, whole or logical numbers as the model's are, which are copied into it.
+
+    Raises:
+        CheckpointError: naming a weight.
+    """
+    stored = checkpoint.get("state_dict", {})
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        found = stored.get(name)
+        if isinstance(found, Tensor) and not is_of_kind(found, value):
+            raise CheckpointError(
+                f"Expected numbers as of type {value.dtype} in `state_dict.{name}` but got {found.dtype}. {SUGGESTION}"
+            )
 
 
 def load_module(

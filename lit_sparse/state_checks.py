@@ -34,6 +34,7 @@ __all__ = [
     "entries",
     "equal_to",
     "example_of",
+    "is_of_kind",
     "is_plain",
     "one_of",
     "same",
@@ -234,7 +235,7 @@ def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | No
                 return place, f"a dict with {_names(example)}", _keys(found)
             return _first(place, found.items(), [example[key] for key in found])
         case Tensor():
-            fits = is_plain(found) and found.shape == example.shape and _class_of(found) == _class_of(example)
+            fits = is_plain(found) and found.shape == example.shape and is_of_kind(found, example)
             return None if fits else (place, _shown(example), found)
         case bool() | str() | None:
             return None if type(found) is type(example) else (place, f"of type {type(example).__name__}", found)
@@ -256,8 +257,10 @@ def _first(place: str, entries: Any, examples: Any) -> tuple[str, str, Any] | No
     return next((wrong for wrong in found if wrong is not None), None)
 
 
-def _class_of(tensor: Tensor) -> tuple[bool, bool, bool]:
-    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
+def is_of_kind(found: Tensor, example: Tensor) -> bool:
+    """Return whether tensors both hold real, complex, whole or logical numbers."""
+    kinds = [(one.is_floating_point(), one.is_complex(), one.dtype == torch.bool) for one in (found, example)]
+    return kinds[0] == kinds[1]
 
 
 def _keys(found: dict[Any, Any]) -> Kind:

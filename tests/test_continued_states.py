@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.callbacks import CountLogger, DecoderCallsPlot, NegativeELBOPlot, SecondsLogger, SparseConnectivity
+from lit_sparse.checkpoint_files import read_checkpoint
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import CheckpointError, LitSparseError
 from lit_sparse.lightning_restoring import _check_optimizers
@@ -358,6 +359,30 @@ def test_a_state_that_no_run_has_is_refused(case: str, checkpoints: Any, tmp_pat
     value = value(at(checkpoint, place)) if callable(value) else value
     with pytest.raises(CheckpointError, match="Expected"):
         run(name, tmp_path, resumed=changed(checkpoint, place, value))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [torch.complex64, torch.int64, torch.bool])
+def test_weights_of_another_kind_are_refused(kind: torch.dtype, checkpoints: Any, tmp_path: Path) -> None:
+    weights = {name: value.to(kind) for name, value in checkpoints("cyclic")["state_dict"].items()}
+    with pytest.raises(CheckpointError, match=r"numbers as of type torch.float32 in `state_dict.network.0.weight`"):
+        run("cyclic", tmp_path, resumed={**checkpoints("cyclic"), "state_dict": weights})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_with_attributes_are_written_as_plain_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that FSDP gathers from shards."""
+    state_dict = features.Classifier.state_dict
+
+    def noted(self: Any, *args: Any, **options: Any) -> Any:
+        state = state_dict(self, *args, **options)
+        for value in state.values():
+            value._has_been_cloned = True
+        return state
+
+    monkeypatch.setattr(features.Classifier, "state_dict", noted)
+    run("cyclic", tmp_path, writes=tmp_path / "written.ckpt")
+    assert read_checkpoint(tmp_path / "written.ckpt")["global_step"] == 6
 
 
 @pytest.mark.filterwarnings("ignore")
