@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -16,7 +15,7 @@ from lit_sparse.checks import check_count
 from lit_sparse.coresets.vectors import Vectors
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.runs import replaced
-from lit_sparse.state_checks import ANY, COUNT, NUMBER, DictOf, Kind, ListOf, at_most, check_state, same
+from lit_sparse.state_checks import ANY, COUNT, NUMBER, DictOf, Kind, ListOf, at_most, check_state, entries, is_plain, same
 from lit_sparse.stored import open_plain
 
 __all__ = ["Kept", "Resumable", "SelectionState", "indices", "length_of"]
@@ -24,6 +23,7 @@ __all__ = ["Kept", "Resumable", "SelectionState", "indices", "length_of"]
 ANEW = "Remove the file to begin anew."
 #: Largest difference of the vectors' sum, as a fraction of it, in a continued selection: that of rounding.
 ROUNDING = 1e-6
+FINITE = Kind("a plain tensor of finite numbers", lambda value: is_plain(value) and bool(value.isfinite().all()))
 #: Norms that are summed at a time.
 CHUNK = 2**20
 
@@ -233,9 +233,10 @@ class SelectionState:
 
     def _check(self, place: str, found: Any, example: Any) -> None:
         source = repr(str(self.path))
+        for name, value in entries(place, found):
+            if isinstance(value, Tensor):
+                check_state(source, name.lstrip("."), value, FINITE, ANEW)
         check_state(source, place, found, example, ANEW)
-        if not_finite := [name for name, value in _tensors(found, place) if not bool(value.isfinite().all())]:
-            raise CheckpointError(f"Expected finite numbers in `{not_finite[0]}` of {source}. {ANEW}")
 
 
 def _content_of(path: Path) -> bytes | None:
@@ -247,14 +248,6 @@ def _content_of(path: Path) -> bytes | None:
         return b""
     except OSError:
         return None
-
-
-def _tensors(found: Any, place: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(found, Tensor):
-        yield place, found
-    elif isinstance(found, dict | list | tuple):
-        for name, value in found.items() if isinstance(found, dict) else enumerate(found):
-            yield from _tensors(value, f"{place}.{name}".lstrip("."))
 
 
 def _order(norms: Tensor) -> float:
