@@ -22,13 +22,14 @@ from lit_sparse.allocation import Limits
 from lit_sparse.descriptions import Plan, plan, plan_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, error_chain
 from lit_sparse.pickles import check_torch_file
-from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, at_most, check_state
-from lit_sparse.stored import NotPlainError, open_plain
+from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, at_most, check_state, is_of_kind
+from lit_sparse.stored import NotPlainError, open_inside, open_plain
 from lit_sparse.trust import trusting
 
 __all__ = [
     "ROWS",
     "check_finite",
+    "check_kinds",
     "check_removable",
     "check_resumable",
     "check_written",
@@ -66,12 +67,13 @@ MOST_LEVELS = 60
 SUGGESTION = "Use another checkpoint, such as one of checkpoints/ in a run folder."
 
 
-def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -> Any:
+def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path | None = None, **options: Any) -> Any:
     """Return the content of a ``torch.save`` file without running code, and verify the checksums, which torch does not.
 
     Args:
         file: path, or an open file.
         source: name of the file in messages.
+        within: folder out of which no link may lead; None for a file that the user names.
         options: further arguments of ``torch.load``.
 
     Raises:
@@ -79,7 +81,7 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, **options: Any) -
     """
     try:
         if isinstance(file, str | Path):
-            with open_plain(file) as opened:
+            with open_plain(file) if within is None else open_inside(Path(file), within) as opened:
                 return read_torch_file(opened, source, **options)
         file.seek(0)
         if not zipfile.is_zipfile(file):
@@ -141,19 +143,22 @@ def _check_tensors(source: str, found: Any, *, stored: bool) -> None:
                 )
 
 
-def read_checkpoint(file: str | Path | IO[bytes], source: str | None = None, map_location: Any = "cpu") -> dict[str, Any]:
+def read_checkpoint(
+    file: str | Path | IO[bytes], source: str | None = None, map_location: Any = "cpu", within: Path | None = None
+) -> dict[str, Any]:
     """Return a checkpoint of a Lightning module; its descriptions are not checked yet.
 
     Args:
         file: path, or an open file.
         source: name of the file in messages; by default its path.
         map_location: device of the tensors.
+        within: see :func:`read_torch_file`.
 
     Raises:
         CheckpointError: if the file is not a checkpoint.
     """
     source = source or repr(str(file))
-    found = read_torch_file(file, source, map_location=map_location)
+    found = read_torch_file(file, source, within=within, map_location=map_location)
     if isinstance(found, dict) and found and all(isinstance(value, Tensor) for value in found.values()):
         raise CheckpointError(f"{source} is a bare state dict: it holds weights but not the model's arguments. {SUGGESTION}")
     if not isinstance(found, dict) or not isinstance(found.get("state_dict"), dict):
@@ -207,6 +212,21 @@ def check_finite(source: str, checkpoint: dict[str, Any]) -> None:
         )
 
 
+def check_kinds(model: torch.nn.Module, checkpoint: dict[str, Any]) -> None:
+    """Check that stored weights are real, complex, whole or logical numbers as the model's are, which are copied into it.
+
+    Raises:
+        CheckpointError: naming a weight.
+    """
+    stored = checkpoint.get("state_dict", {})
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        found = stored.get(name)
+        if isinstance(found, Tensor) and not is_of_kind(found, value):
+            raise CheckpointError(
+                f"Expected numbers as of type {value.dtype} in `state_dict.{name}` but got {found.dtype}. {SUGGESTION}"
+            )
+
+
 def load_module(
     base: type[Loaded],
     file: str | Path | IO[bytes],
@@ -215,6 +235,7 @@ def load_module(
     map_location: Any = "cpu",
     hparams_file: str | Path | None = None,
     strict: bool | None = None,
+    within: Path | None = None,
     **arguments: Any,
 ) -> Loaded:
     """Build a Lightning module or data module from a checkpoint, in place of Lightning's ``load_from_checkpoint``.
@@ -226,13 +247,14 @@ def load_module(
         map_location: device of the weights.
         hparams_file: YAML file with the arguments, in place of those in the checkpoint.
         strict: whether file and model need the same weight names; by default as the model says.
+        within: see :func:`read_torch_file`.
         arguments: arguments of the module that replace those in the checkpoint.
 
     Raises:
         CheckpointError: if the file is not a checkpoint, does not fit, or names a forbidden class.
     """
     source = repr(str(file)) if isinstance(file, str | Path) else "the checkpoint"
-    found: Any = read_checkpoint(_content_of(file, source), source, map_location)
+    found: Any = read_checkpoint(_content_of(file, source), source, map_location, within)
     try:
         check_finite(source, found)
     except CheckpointError as error:

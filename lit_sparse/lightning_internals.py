@@ -199,6 +199,8 @@ def continue_training(trainer: pl.Trainer, progress: dict[str, Any]) -> None:
                 trainer.lightning_module.lr_scheduler_step(config.scheduler, metrics[config.monitor])
                 loop.scheduler_progress.increment_completed()
     batch: Any = loop.batch_progress.current
+    if trainer.num_training_batches < float("inf"):
+        loop.batch_progress.is_last_batch &= batch.ready == trainer.num_training_batches
     if batch.ready == 0:  # with `max_steps`, Lightning assumes that every start is within an epoch
         loop.restarting = False
     elif loop.restarting and batch.completed == batch.processed and not _validates(trainer):

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from torch import Tensor
 
 from lit_sparse.checkpoint_files import check_finite, check_removable, check_resumable, restoring_error
 from lit_sparse.lightning import EarlyStoppingReason, pl, rank_zero_warn
-from lit_sparse.lightning_states import check_schedulers, is_tuning
+from lit_sparse.lightning_states import check_schedulers, is_tuning, steps_in
 from lit_sparse.state_checks import (
     AMOUNT,
     ANY,
+    COUNT,
     NUMBER,
     RATE,
     SCALAR,
@@ -31,9 +33,12 @@ from lit_sparse.state_checks import (
     OneOf,
     Some,
     at_most,
+    check_apart,
     check_state,
+    entries,
     equal_to,
     example_of,
+    is_plain,
     one_of,
     same,
 )
@@ -50,7 +55,12 @@ SCORE = Kind("a score", lambda value: SCALAR.holds(value) and not bool(value.isn
 REASON = Kind(
     "a reason to stop", lambda value: type(value) is int and value in {reason.value for reason in EarlyStoppingReason}
 )
+SECONDS = Kind("a time >= 0 in seconds", lambda value: AMOUNT.holds(value) and value < timedelta.max.total_seconds() / 2)
 WHOLE = Kind("an integer >= -1", lambda value: type(value) is int and -1 <= value <= 2**53)
+KEPT = Kind(
+    "values with plain tensors only",
+    lambda value: all(is_plain(one) for _, one in entries("", value) if isinstance(one, Tensor)),
+)
 #: Entries of callbacks' states of which a new callback's own state is no example, by names of Lightning's classes.
 CALLBACKS: dict[str, State] = {
     "EarlyStopping": {
@@ -65,7 +75,7 @@ CALLBACKS: dict[str, State] = {
         "best_k_models": DictOf(SCORE),
         "kth_value": SCORE,
     },
-    "Timer": {"time_elapsed": dict.fromkeys(("train", "sanity_check", "validate", "test", "predict"), AMOUNT)},
+    "Timer": {"time_elapsed": dict.fromkeys(("train", "sanity_check", "validate", "test", "predict"), SECONDS)},
     "StochasticWeightAveraging": {"scheduler_state": OneOf(DictOf(ANY))},
     "BaseFinetuning": {"internal_optimizer_metadata": DictOf(ListOf(DictOf(ANY)), int)},
     "BackboneFinetuning": {"previous_backbone_lr": OneOf(AMOUNT)},
@@ -146,6 +156,17 @@ def _check_callbacks(source: str, trainer: pl.Trainer, checkpoint: State) -> Non
                 RELATIONS[name](source, place, trainer, callback, state, checkpoint)
 
 
+def _check_stopping(source: str, place: str, trainer: pl.Trainer, callback: Any, state: State, checkpoint: State) -> None:
+    check_state(source, f"{place}.best_score", state["best_score"], _score_from(callback.best_score))
+    check_state(source, f"{place}.wait_count", state["wait_count"], at_most(steps_in(checkpoint)))
+    check_state(source, f"{place}.stopped_epoch", state["stopped_epoch"], at_most(checkpoint["epoch"]))
+
+
+def _score_from(worst: Tensor) -> Kind:
+    """Return the example of scores, of which only the worst one may be infinite: no score exceeds the best one."""
+    return Kind(f"a score, finite or {float(worst)}", lambda it: SCORE.holds(it) and (bool(it.isfinite()) or it == worst))
+
+
 def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state: State, checkpoint: State) -> None:
     check_state(source, f"{place}.monitor", state["monitor"], equal_to(saver.monitor))
     if state["dirpath"] != saver.dirpath:  # then Lightning restores one path alone, and removes no file elsewhere
@@ -155,6 +176,8 @@ def _check_saver(source: str, place: str, trainer: pl.Trainer, saver: Any, state
         return
     check_removable(source, state, saver.dirpath)
     best, kth = state["best_k_models"], state["kth_best_model_path"]
+    check_state(source, f"{place}.best_k_models", best, DictOf(_score_from(saver.kth_value)))
+    check_state(source, f"{place}.kth_value", state["kth_value"], _score_from(saver.kth_value))
     full = bool(best) and 0 < saver.save_top_k <= len(best)
     if kth or full:
         check_state(source, f"{place}.kth_best_model_path", kth, one_of("`best_k_models`", best))
@@ -193,6 +216,7 @@ def _check_finetuning(source: str, place: str, trainer: pl.Trainer, _: Any, stat
 
 
 RELATIONS: dict[str, Callable[..., None]] = {
+    "EarlyStopping": _check_stopping,
     "ModelCheckpoint": _check_saver,
     "StochasticWeightAveraging": _check_averages,
     "WeightAveraging": _check_weight_averages,
@@ -227,10 +251,15 @@ def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
         count = 0 if between and kind == "current" else batches[kind]["processed"]
         place = "loops.fit_loop.epoch_loop.batch_progress"
         check_state(source, f"{place}.{kind}", batches[kind], equal_to(dict.fromkeys(COUNTERS, count)))
+    if between:
+        check_state(source, f"{place}.is_last_batch", batches["is_last_batch"], equal_to(False))
     if hasattr(trainer.datamodule, "position_example"):  # type: ignore[attr-defined]
         batch = 0 if between else batches["current"]["processed"]
         position = trainer.datamodule.position_example(epochs["current"]["processed"], batch)  # type: ignore[attr-defined]
-        check_state(source, "loops.fit_loop.state_dict", loop["state_dict"], Some({"combined_loader": ListOf(position)}))
+        example: Any = Some({"combined_loader": ListOf(position)})
+        if not between and type(trainer.datamodule).train_dataloader.__module__.startswith("lit_sparse."):  # type: ignore[attr-defined]
+            example = {"combined_loader": [position]}
+        check_state(source, "loops.fit_loop.state_dict", loop["state_dict"], example)
     step = "automatic_optimization.optim_progress.optimizer.step"
     if not trainer.lightning_module.automatic_optimization:
         step = "manual_optimization.optim_step_progress"
@@ -263,11 +292,13 @@ def _check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> No
         for at, (group, fresh) in enumerate(zip(state["param_groups"], own["param_groups"], strict=True)):
             _check_group(source, f"{place}.param_groups.{at}", group, fresh, bool(checkpoint["lr_schedulers"]))
         steps = Kind("a number of steps", lambda it: _is_step(it, checkpoint["global_step"]))
-        expected = _example_of_steps(optimizer, own["param_groups"], steps)
         check_state(source, f"{place}.state", state["state"], DictOf(DictOf(ANY), int))
+        expected = _example_of_steps(optimizer, own["param_groups"], steps, state["state"])
         for key, entry in state["state"].items():
             check_state(source, f"{place}.state.{key}", key, one_of("the parameters", expected))
             check_state(source, f"{place}.state.{key}", entry, expected[key])
+        if type(optimizer).step.__module__.startswith("torch.optim"):
+            check_apart(source, f"{place}.state", state["state"])
         if not state["state"] and checkpoint["global_step"] and any(isinstance(one, dict) and one for one in expected.values()):
             check_state(source, f"{place}.state", None, DictOf(ANY))
 
@@ -301,37 +332,62 @@ def _is_step(value: Any, most: int) -> bool:
     return type(number) in (int, float) and 0 <= number <= most
 
 
-def _example_of_steps(optimizer: torch.optim.Optimizer, groups: list[State], steps: Kind) -> dict[int, Any]:
-    """Return examples of what an optimizer keeps of each parameter: what it keeps after a step on tensors without values."""
+def _example_of_steps(optimizer: torch.optim.Optimizer, groups: list[State], steps: Kind, stored: State) -> dict[int, Any]:
+    """Return examples of what an optimizer keeps of each parameter: what one of torch's keeps after a step of its own.
+
+    Args:
+        optimizer: the new optimizer.
+        groups: groups of the numbers of its parameters.
+        steps: example of a number of steps.
+        stored: what is stored of each parameter.
+    """
     numbers = [number for group in groups for number in group["params"]]
-    unknown: dict[int, Any] = dict.fromkeys(numbers, DictOf(ANY))
-    if not type(optimizer).step.__module__.startswith("torch.optim"):
-        return unknown
-    shadow = copy.copy(optimizer)
-    parameters = []
-    shadow.state, shadow.param_groups = type(optimizer.state)(dict), []
-    for group in optimizer.param_groups:
-        without = [torch.empty_like(value, device="meta").requires_grad_() for value in group["params"]]
-        for value in without:
-            value.grad = torch.empty_like(value)
-        parameters += without
-        options: State = {name: False for name in ("foreach", "fused", "capturable") if name in group}
-        shadow.param_groups.append({**group, **options, "params": without})
-    try:
-        type(optimizer).step(shadow)
-    except Exception:  # it reads values, as LBFGS and SparseAdam do
-        return unknown
-    kept = {number: shadow.state.get(value, {}) for number, value in zip(numbers, parameters, strict=True)}
+    pairs = [(group, value) for group in optimizer.param_groups for value in group["params"]]
+    if not type(optimizer).step.__module__.startswith("torch.optim"):  # a user's class may keep anything
+        return dict.fromkeys(numbers, DictOf(KEPT))
+    if isinstance(optimizer, torch.optim.LBFGS):  # which keeps what it knows of all under the first one
+        return dict.fromkeys(numbers[:1], _example_of_lbfgs(optimizer, stored.get(numbers[0])))
+    kept = [_kept_after_step(optimizer, group, value) for group, value in pairs]
     return {
-        number: {name: steps if name == "step" else value for name, value in entries.items()}
-        for number, entries in kept.items()
+        number: entries and {name: steps if name == "step" else value for name, value in entries.items()}
+        for number, entries in zip(numbers, kept, strict=True)
     }
+
+
+def _kept_after_step(optimizer: torch.optim.Optimizer, group: State, value: Tensor) -> State:
+    """Return what an optimizer keeps of a parameter after a step without values, or on zeros if it reads them."""
+    shadow = copy.copy(optimizer)
+    shadow.state = type(optimizer.state)(dict)
+    options: State = {name: False for name in ("foreach", "fused", "capturable") if name in group}
+    for device, sparse in (("meta", False), ("cpu", False), ("cpu", True)):
+        without = torch.zeros_like(value, device=device).requires_grad_()
+        without.grad = torch.zeros_like(without).to_sparse() if sparse else torch.zeros_like(without)
+        shadow.param_groups = [{**group, **options, "params": [without]}]
+        with suppress(Exception):  # Adafactor and ASGD read values, SparseAdam needs sparse gradients
+            type(optimizer).step(shadow)
+            return dict(shadow.state.get(without, {}))
+        shadow.state.clear()
+    raise ValueError(f"{type(optimizer).__name__} makes no step on zeros")
+
+
+def _example_of_lbfgs(optimizer: torch.optim.LBFGS, stored: Any) -> State:
+    """Return an example of the state of LBFGS, with as many past directions as are stored."""
+    (group,) = optimizer.param_groups
+    example: State = {"func_evals": COUNT, "n_iter": COUNT}
+    if not isinstance(stored, dict) or (stored.keys() == example.keys() and stored["n_iter"] == 0):
+        return example
+    first = group["params"][0]
+    flat = first.new_empty(sum(value.numel() for value in group["params"]), device="meta")
+    past = min(len(list(stored.get("ro") or ())), group["history_size"])
+    example |= {"d": flat, "prev_flat_grad": flat, "t": RATE, "H_diag": RATE, "prev_loss": OneOf(NUMBER, SCALAR)}
+    example |= {"old_dirs": [flat] * past, "old_stps": [flat] * past, "ro": [SCALAR] * past}
+    return example | ({"al": [OneOf(SCALAR)] * group["history_size"]} if "al" in stored else {})
 
 
 def _check_first_schedulers(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     check_state(source, "lr_schedulers", checkpoint["lr_schedulers"], ListOf(DictOf(ANY)))
     if trainer.lr_scheduler_configs:  # else a callback replaces them when an epoch starts
-        check_schedulers(trainer, checkpoint["lr_schedulers"])
+        check_schedulers(trainer, checkpoint)
 
 
 #: Methods of Lightning's connector -> name and check of what each restores.

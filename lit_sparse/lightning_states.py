@@ -33,6 +33,7 @@ from lit_sparse.lightning import (
 )
 from lit_sparse.state_checks import (
     ANY,
+    NUMBER,
     RATE,
     SCALAR,
     DictOf,
@@ -40,12 +41,15 @@ from lit_sparse.state_checks import (
     ListOf,
     OneOf,
     Some,
+    at_most,
+    check_apart,
     check_state,
     equal_to,
     example_of,
+    one_of,
 )
 
-__all__ = ["begin_training", "check_continues", "check_schedulers", "describe_states", "is_tuning", "unmask"]
+__all__ = ["begin_training", "check_continues", "check_schedulers", "describe_states", "is_tuning", "steps_in", "unmask"]
 
 #: Callbacks of Lightning with which no run continues, why, and what to do.
 REFUSED = {
@@ -63,6 +67,8 @@ PROGRESS = {
     *("last_epoch", "_step_count", "_last_lr", "_get_lr_called_within_step", "_is_initial"),
     *("best", "cooldown_counter", "num_bad_epochs", "T_cur", "T_i"),
 }
+#: Counters of schedulers, and the options that they do not exceed; none exceeds the steps, batches and epochs of the run.
+MOST = {"last_epoch": "total_steps", "_step_count": None, "cooldown_counter": "cooldown", "num_bad_epochs": "patience"}
 TENSOR = Kind("a tensor", lambda value: isinstance(value, Tensor))
 #: Example of the states.
 STATES = {
@@ -85,6 +91,8 @@ PARTS = Kind(
         and len({(part.dtype, part.dim(), part.shape[1:]) for part in found}) <= 1
     ),
 )
+#: States of torchmetrics with an entry for each example.
+PAIRED = ("preds", "target", "indexes")
 #: Functions that reduce logged values; checkpoints hold their places here.
 REDUCTIONS = (torch.mean, torch.sum, torch.max, torch.min, sum, max, min)
 
@@ -115,6 +123,13 @@ def check_continues(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
 def is_tuning(trainer: pl.Trainer) -> bool:
     """Return whether Lightning restores a checkpoint that one of its finders wrote before its search."""
     return re.fullmatch(r"\.(?:lr_find|scale_batch_size)_[0-9a-f-]{36}\.ckpt", Path(str(trainer.ckpt_path)).name) is not None
+
+
+def steps_in(checkpoint: dict[str, Any]) -> int:
+    """Return a number that no counter of a scheduler or callback exceeds: all steps, batches and epochs of a training."""
+    loop = checkpoint["loops"]["fit_loop"]
+    progress = loop["epoch_loop.batch_progress"], loop["epoch_progress"]
+    return int(checkpoint["global_step"] + sum(one["total"]["ready"] for one in progress))
 
 
 def describe_states(trainer: pl.Trainer) -> dict[str, Any]:
@@ -165,6 +180,11 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
     if len(states["processes"]) == world_size():
         kept = states["processes"][rank()]
         check_state(source, f"states.processes.{rank()}", kept, _example_of_process(trainer))
+        check_apart(source, f"states.processes.{rank()}", kept)
+        for name, parts in kept["torchmetrics"].items():
+            sizes = [[one.shape[:1] for one in parts[part]] for part in PAIRED if isinstance(parts.get(part), list)]
+            paired = Kind("lists of as many predictions as targets", lambda found: all(size == found[0] for size in found))
+            check_state(source, f"states.processes.{rank()}.torchmetrics.{name}", sizes, paired)
         _restore_process(trainer, kept)
     for saver in _savers(trainer):
         kept = states["savers"].get(saver.state_key)
@@ -203,7 +223,7 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
     """
     epochs: Any = trainer.fit_loop.epoch_progress.current
     if not epochs.started:
-        check_schedulers(trainer, checkpoint["lr_schedulers"])
+        check_schedulers(trainer, checkpoint)
         return
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, StochasticWeightAveraging) and callback._scheduler_state is not None:
@@ -218,7 +238,7 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
     for group, options in (pair for pairs in groups for pair in pairs):
         group.clear()
         group.update(options)
-    check_schedulers(trainer, checkpoint["lr_schedulers"])
+    check_schedulers(trainer, checkpoint)
     for config, state in zip(trainer.lr_scheduler_configs, checkpoint["lr_schedulers"], strict=True):
         config.scheduler.load_state_dict(copy.deepcopy(state))  # CyclicLR removes an entry
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
@@ -230,20 +250,26 @@ def _repeat_epoch_start(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None
             del results[name]
 
 
-def check_schedulers(trainer: pl.Trainer, stored: list[Any]) -> None:
-    """Check that stored schedulers are the schedulers of the trainer, with equal options.
+def check_schedulers(trainer: pl.Trainer, checkpoint: dict[str, Any]) -> None:
+    """Check that a checkpoint's schedulers are the schedulers of the trainer, with equal options.
 
     Raises:
         CheckpointError: naming what differs.
     """
-    source = repr(str(trainer.ckpt_path))
+    source, stored, most = repr(str(trainer.ckpt_path)), checkpoint["lr_schedulers"], steps_in(checkpoint)
     check_state(source, "lr_schedulers", stored, [ANY] * len(trainer.lr_scheduler_configs))
     for number, (config, state) in enumerate(zip(trainer.lr_scheduler_configs, stored, strict=True)):
-        check_state(source, f"lr_schedulers.{number}", state, _example_of_scheduler(config.scheduler))
+        check_state(source, f"lr_schedulers.{number}", state, _example_of_scheduler(config.scheduler, state, most))
 
 
-def _example_of_scheduler(scheduler: Any) -> Any:
-    """Return an example of a scheduler's state; for a class of the user's, its options are what its constructor takes."""
+def _example_of_scheduler(scheduler: Any, state: Any, most: int) -> Any:
+    """Return an example of a scheduler's state; for a class of the user's, its options are what its constructor takes.
+
+    Args:
+        scheduler: the new scheduler.
+        state: the stored state.
+        most: largest number of its steps.
+    """
     fresh, kind = scheduler.state_dict(), type(scheduler)
     if kind.__module__.startswith(("torch.optim", "pytorch_lightning", "lightning.")):
         options = fresh.keys() - PROGRESS
@@ -253,11 +279,24 @@ def _example_of_scheduler(scheduler: Any) -> Any:
     example |= {name: equal_to(fresh[name]) for name in options}
     if "_last_lr" in fresh:
         example["_last_lr"] = [RATE] * len(fresh["_last_lr"])
+    for name in MOST.keys() & fresh.keys():
+        limit = fresh.get(MOST[name])
+        example[name] = at_most(fresh[name] + most if limit is None else limit, min(0, fresh[name]))
+    kept = state if isinstance(state, dict) else {}
+    if {"T_0", "T_i", "T_mult", "T_cur"} <= fresh.keys():  # each cycle is longer than the one before by a factor
+        lengths = [fresh["T_0"]]
+        while lengths[-1] < lengths[-1] * fresh["T_mult"] <= fresh["T_mult"] * most:
+            lengths.append(lengths[-1] * fresh["T_mult"])
+        example["T_i"] = one_of(f"the lengths {lengths} of the cycles so far", lengths)
+        example["T_cur"] = Kind("a number of steps within the cycle", lambda it: NUMBER.holds(it) and 0 <= it < kept["T_i"])
     for name in {"scheduler", "_schedulers"} & fresh.keys():  # schedulers within this one
-        inner = getattr(scheduler, name)
-        example[name] = [_example_of_scheduler(one) for one in inner] if isinstance(inner, list) else inner
-        if hasattr(inner, "state_dict"):
-            example[name] = _example_of_scheduler(inner)
+        inner, found = getattr(scheduler, name), kept.get(name)
+        example[name] = inner
+        if isinstance(inner, list):
+            founds = found if isinstance(found, list) and len(found) == len(inner) else [None] * len(inner)
+            example[name] = [_example_of_scheduler(*pair, most) for pair in zip(inner, founds, strict=True)]
+        elif hasattr(inner, "state_dict"):
+            example[name] = _example_of_scheduler(inner, found, most)
     return example
 
 
@@ -324,7 +363,18 @@ def _example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
     """Return an example of the result of :func:`_state_of_process`."""
     model = trainer.lightning_module
     text, flag = "", True
-    meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": OneOf(text)}
+    meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": None}
+    logged = {
+        "meta": meta,
+        "sync": {"sync_dist": flag, "rank_zero_only": flag},
+        "reduce_fx": Kind("the number of a function", lambda found: type(found) is int and 0 <= found < len(REDUCTIONS)),
+        "values": Some(dict.fromkeys(VALUES, SCALAR)),
+    }
+    metrics = [name for name, module in model.named_modules() if isinstance(module, Metric)]
+    of_metric = logged | {
+        "meta": meta | {"metric_attribute": one_of("the metrics of the model", metrics)},
+        "values": Some(dict.fromkeys(VALUES[1:], SCALAR)),
+    }
     return {
         "gradients": Some({name: weight.detach() for name, weight in model.named_parameters()}),
         "syncs": flag,
@@ -335,16 +385,7 @@ def _example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
                 for name, metric in _torchmetrics(model)
             }
         ),
-        "logged": ListOf(
-            {
-                "meta": meta,
-                "sync": {"sync_dist": flag, "rank_zero_only": flag},
-                "reduce_fx": Kind(
-                    "the number of a function", lambda found: type(found) is int and 0 <= found < len(REDUCTIONS)
-                ),
-                "values": Some(dict.fromkeys(VALUES, SCALAR)),
-            }
-        ),
+        "logged": ListOf(OneOf(logged, of_metric)),
     }
 
 
@@ -374,7 +415,7 @@ def _restore_process(trainer: pl.Trainer, kept: dict[str, Any]) -> None:
     for entry in kept["logged"]:
         meta = {name: entry["meta"][name] for name in META}
         values = {name: value for name, value in entry["values"].items() if name in VALUES}
-        value = torch.zeros(()) if values else model.get_submodule(meta["metric_attribute"])
+        value = torch.zeros(()) if "value" in values else model.get_submodule(meta["metric_attribute"])
         options = {**meta, **entry["sync"], "reduce_fx": REDUCTIONS[entry["reduce_fx"]]}
         results.log(value=value, batch_size=1, sync_dist_fn=trainer.strategy.reduce, **options)
         vars(results[f"{meta['fx']}.{meta['name']}"]).update(values)

@@ -66,8 +66,8 @@ def load(
         CheckpointError: if the checkpoint is missing, does not fit, or names a forbidden class.
     """
     path = Path(path)
-    file = _checkpoint_of(path, which) if path.is_dir() else path
-    model = load_module(pl.LightningModule, file, trust=trust, map_location=map_location, **arguments).eval()
+    file, within = (_checkpoint_of(path, which), path) if path.is_dir() else (path, None)
+    model = load_module(pl.LightningModule, file, trust=trust, map_location=map_location, within=within, **arguments).eval()
     if not data:
         return model
     run = file.parent.parent

@@ -16,6 +16,7 @@ from typing import Any
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import PART, replaced
+from lit_sparse.stored import open_plain
 
 try:
     import fcntl
@@ -236,9 +237,7 @@ def _read(path: Path) -> Fields | None:
         ConfigurationError: if the file does not hold a status.
     """
     try:
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise ValueError("it is not a file")
-        with path.open("rb") as file:
+        with open_plain(path, path.parent) as file:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise ValueError(f"it is larger than {LARGEST} bytes")

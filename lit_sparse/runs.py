@@ -145,7 +145,11 @@ def find_checkpoint(
             " --ckpt_path, or give the folder of the run by --output_dir and --name."
         )
     path = Path(wanted)
-    if not path.is_file():
+    try:
+        exists = path.is_file()
+    except OSError:  # too long
+        exists = False
+    if not exists:
         raise CheckpointError(
             f"--ckpt_path {wanted}: there is no such file. Give the path of a checkpoint, or `last` or `best` for a checkpoint"
             " of the newest run."

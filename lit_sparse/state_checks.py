@@ -7,7 +7,7 @@ type, and for tensors of its shape. Integers count something: they are at most `
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,13 @@ __all__ = [
     "OneOf",
     "Some",
     "at_most",
+    "check_apart",
     "check_state",
+    "entries",
     "equal_to",
     "example_of",
+    "is_of_kind",
+    "is_plain",
     "one_of",
     "same",
 ]
@@ -90,12 +94,49 @@ NUMBER = Kind(
     "a number", lambda value: COUNT.holds(abs(value)) if type(value) is int else type(value) is float and value == value
 )
 AMOUNT = Kind("a finite number >= 0", lambda value: type(value) in (int, float) and 0 <= value <= MOST)
-SCALAR = Kind("a tensor of shape ()", lambda value: isinstance(value, Tensor) and value.shape == ())
+SCALAR = Kind("a plain tensor of shape ()", lambda value: is_plain(value) and value.shape == ())
 
 RATE = Kind(
     "a finite rate >= 0",
     lambda value: AMOUNT.holds(value.item() if isinstance(value, Tensor) and value.numel() == 1 else value),
 )
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value is a tensor that computes in place: strided, each entry in memory of its own, without gradient."""
+    if type(value) is not Tensor or value.layout != torch.strided or value.requires_grad:
+        return False
+    last = 0  # place of the last entry in the dimensions so far
+    for stride, size in sorted((stride, size) for stride, size in zip(value.stride(), value.shape, strict=True) if size > 1):
+        if stride <= last:
+            return False
+        last += stride * (size - 1)
+    return True
+
+
+def check_apart(source: str, place: str, found: Any) -> None:
+    """Check that no two tensors of a stored state share memory.
+
+    Raises:
+        CheckpointError: naming one of them.
+    """
+    tensors = [(at, value) for at, value in entries(place, found) if isinstance(value, Tensor) and value.numel()]
+    end = 0
+    for at, value in sorted(tensors, key=lambda entry: entry[1].data_ptr()):
+        check_state(
+            source, at, value.data_ptr() >= end or value, Kind("a tensor with memory of its own", lambda it: it is True)
+        )
+        last = sum(stride * (size - 1) for stride, size in zip(value.stride(), value.shape, strict=True))
+        end = value.data_ptr() + (last + 1) * value.element_size()
+
+
+def entries(place: str, found: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values in nested dicts and lists with their places."""
+    if isinstance(found, dict | list | tuple):
+        for key, value in found.items() if isinstance(found, dict) else enumerate(found):
+            yield from entries(f"{place}.{key}", value)
+    else:
+        yield place, found
 
 
 def equal_to(value: Any) -> Kind:
@@ -194,7 +235,7 @@ def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | No
                 return place, f"a dict with {_names(example)}", _keys(found)
             return _first(place, found.items(), [example[key] for key in found])
         case Tensor():
-            fits = isinstance(found, Tensor) and found.shape == example.shape and _class_of(found) == _class_of(example)
+            fits = is_plain(found) and found.shape == example.shape and is_of_kind(found, example)
             return None if fits else (place, _shown(example), found)
         case bool() | str() | None:
             return None if type(found) is type(example) else (place, f"of type {type(example).__name__}", found)
@@ -203,7 +244,10 @@ def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | No
             fits = type(found) is int and least <= found <= MOST
             return None if fits else (place, f"an integer >= {least}", found)
         case float():
-            fits = type(found) in (int, float) and (abs(found) <= MOST or (not math.isfinite(example) and found == found))
+            infinite = not math.isfinite(example)  # a score before the first one, which only such a score is as bad as
+            fits = type(found) in (int, float) and (
+                abs(found) <= MOST or (infinite and (found == example or abs(found) < math.inf))
+            )
             return None if fits else (place, "a finite number", found)
     return None if type(found) is type(example) else (place, f"of type {type(example).__name__}", found)
 
@@ -213,8 +257,10 @@ def _first(place: str, entries: Any, examples: Any) -> tuple[str, str, Any] | No
     return next((wrong for wrong in found if wrong is not None), None)
 
 
-def _class_of(tensor: Tensor) -> tuple[bool, bool, bool]:
-    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype == torch.bool
+def is_of_kind(found: Tensor, example: Tensor) -> bool:
+    """Return whether tensors both hold real, complex, whole or logical numbers."""
+    kinds = [(one.is_floating_point(), one.is_complex(), one.dtype == torch.bool) for one in (found, example)]
+    return kinds[0] == kinds[1]
 
 
 def _keys(found: dict[Any, Any]) -> Kind:
@@ -227,7 +273,8 @@ def _names(found: dict[Any, Any]) -> str:
 
 def _shown(value: Any) -> str:
     if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and type {str(value.dtype).removeprefix('torch.')}"
+        kind = "a tensor" if is_plain(value) else "an expanded, sparse or other special tensor"
+        return f"{kind} of shape {tuple(value.shape)} and type {str(value.dtype).removeprefix('torch.')}"
     return _cut(value.words if isinstance(value, Kind) else repr(value))
 
 

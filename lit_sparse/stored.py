@@ -19,7 +19,17 @@ from typing import IO, Any
 from lit_sparse.errors import ConfigurationError
 
 __all__ = [
-    *("ALWAYS", "RATIO", "NotPlainError", "check_members", "open_plain", "read_attention", "read_json", "read_metrics"),
+    *(
+        "ALWAYS",
+        "RATIO",
+        "NotPlainError",
+        "check_members",
+        "open_inside",
+        "open_plain",
+        "read_attention",
+        "read_json",
+        "read_metrics",
+    ),
     *("read_png", "read_table", "read_yaml"),
 ]
 
@@ -83,6 +93,18 @@ def open_plain(path: str | Path, within: Path | None = None, buffering: int = -1
     except OSError:
         os.close(descriptor)
         raise
+
+
+def open_inside(path: Path, folder: Path) -> IO[bytes]:
+    """Open a plain file of a folder, by its name or by a link from one place in the folder to another.
+
+    Raises:
+        NotPlainError: if a link leads out of the folder, or see :func:`open_plain`.
+    """
+    real, root = path.resolve(), folder.resolve()
+    if not real.is_relative_to(root):
+        raise NotPlainError(stat.S_IFLNK)
+    return open_plain(real, root)
 
 
 def _opened(path: Path, within: Path | None) -> int:
@@ -228,7 +250,7 @@ def read_table(
         within: see :func:`read_bytes`.
         needed: columns that it must have.
         integers: columns whose cells must be integers.
-        numbers: columns whose cells must be empty or numbers; None for all.
+        numbers: columns whose cells must be numbers, or empty unless the column is needed; None for all.
         lists: columns of several numbers, separated by spaces.
 
     Raises:
@@ -250,7 +272,7 @@ def read_table(
                 if len(cells) < len(header) and text[-1] not in "\r\n" and next(reader, None) is None:
                     break
                 raise _refusal(path, f"{len(header)} cells {where}", f"{len(cells)}", REPAIR)
-            for place in filter(cells.__getitem__, checked):
+            for place in (it for it in checked if cells[it] or header[it] in needed):
                 for word in cells[place].split() if header[place] in lists else (cells[place],):
                     if not _is_number(word):
                         expected = f"numbers of at most {LARGEST:g} in column {header[place]!r} {where}"

@@ -7,8 +7,9 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,10 @@ import torch
 from torch import Tensor
 
 from lit_sparse.callbacks import CountLogger, DecoderCallsPlot, NegativeELBOPlot, SecondsLogger, SparseConnectivity
+from lit_sparse.checkpoint_files import read_checkpoint
 from lit_sparse.data import DigitsDataModule
-from lit_sparse.errors import LitSparseError
+from lit_sparse.errors import CheckpointError, LitSparseError
+from lit_sparse.lightning_restoring import _check_optimizers
 from lit_sparse.models import StepwiseLR
 
 from .conftest import ROOT
@@ -52,17 +55,23 @@ OPTIONAL = (
 )
 EXPONENTIAL = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.9)
 CYCLIC = partial(torch.optim.lr_scheduler.CyclicLR, base_lr=1e-3, max_lr=0.1, step_size_up=2)  # it changes its stored state
+ONE_CYCLE = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=20, cycle_momentum=False)
+RESTARTS = partial(torch.optim.lr_scheduler.CosineAnnealingWarmRestarts, T_0=1, T_mult=2)
 CALLBACKS = pl.callbacks
 
 
 class Stop(pl.Callback):
-    """Write a checkpoint after a number of steps, and stop there."""
+    """Write a checkpoint after a number of steps, or at the end of the first epoch if the number is 0."""
 
     def __init__(self, path: Path, step: int) -> None:
         self.path, self.step = path, step
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step >= self.step and not self.path.exists():
+        if trainer.global_step >= self.step > 0 and not self.path.exists():
+            trainer.save_checkpoint(self.path)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if not self.step and not self.path.exists():
             trainer.save_checkpoint(self.path)
 
 
@@ -114,6 +123,10 @@ RUNS: dict[str, tuple[Callable[[], list[pl.Callback]], Any, Any, dict[str, Any],
     "finetuning": (finetuning, features.Trained, None, {}, 6),
     "weight averaging": (weight_averaging, ADAM, None, {}, 6),
     "cyclic": (list, SGD, CYCLIC, {}, 6),
+    "one cycle": (list, partial(torch.optim.Adafactor, lr=0.05), ONE_CYCLE, {}, 6),
+    "restarts": (list, partial(torch.optim.ASGD, lr=0.1), RESTARTS, {}, 6),
+    "lbfgs": (list, partial(torch.optim.LBFGS, lr=0.1, max_iter=3, history_size=2), None, {}, 6),
+    "between": (list, SGD, None, {}, 0),
 }
 
 
@@ -278,3 +291,141 @@ def test_no_file_that_a_state_names_is_removed(
     with pytest.raises(LitSparseError, match=r"which may be another file"):
         run("averaging", tmp_path, resumed=checkpoint)
     assert (tmp_path / "other.ckpt").is_file()
+
+
+def expanded(value: Tensor) -> Tensor:
+    return torch.zeros(()).expand(value.shape)
+
+
+#: Run, place (a callback by the first part of its key), and another value, or a function of the present one.
+SCHEDULER, ENTRY = ("lr_schedulers", 0), ("optimizer_states", 0, "state", 0)
+BATCHES = ("loops", "fit_loop", "epoch_loop.batch_progress")
+RANKING, LOGGED = (("states", "processes", 0, *keys) for keys in (("torchmetrics", "ranking"), ("logged",)))
+WRONG: dict[str, tuple[str, Place, Any]] = {
+    "seconds that no calendar has": ("stopping", ("callbacks", "Timer", "time_elapsed", "train"), 8.7e13),
+    "more waiting than validations": ("stopping", ("callbacks", "EarlyStopping", "wait_count"), 1000),
+    "a stop after the run": ("stopping", ("callbacks", "EarlyStopping", "stopped_epoch"), 1000),
+    "a score that none exceeds": ("stopping", ("callbacks", "EarlyStopping", "best_score"), torch.tensor(-torch.inf)),
+    "steps after the last one": ("one cycle", (*SCHEDULER, "last_epoch"), 21),
+    "more steps than batches": ("stopping", (*SCHEDULER, "last_epoch"), 10**6),
+    "more calls than batches": ("stopping", (*SCHEDULER, "_step_count"), 10**6),
+    "an empty cycle": ("restarts", (*SCHEDULER, "T_i"), 0),
+    "a cycle of another length": ("restarts", (*SCHEDULER, "T_i"), 3),
+    "a place after the cycle": ("restarts", (*SCHEDULER, "T_cur"), 3),
+    "a best value that none exceeds": ("plateau", (*SCHEDULER, "best"), -float("inf")),
+    "a long cooldown": ("plateau", (*SCHEDULER, "cooldown_counter"), 5),
+    "a cooldown before the start": ("plateau", (*SCHEDULER, "cooldown_counter"), -1),
+    "more bad epochs than patience": ("plateau", (*SCHEDULER, "num_bad_epochs"), 5),
+    "an expanded state": ("stopping", (*ENTRY, "exp_avg"), expanded),
+    "a sparse state": ("stopping", (*ENTRY, "exp_avg"), Tensor.to_sparse),
+    "a sparse scalar": ("stopping", ("progress", "metrics", "val/loss"), Tensor.to_sparse),
+    "a state with a gradient": ("stopping", (*ENTRY, "exp_avg"), lambda value: value.clone().requires_grad_()),
+    "a parameter as a state": ("stopping", (*ENTRY, "exp_avg"), torch.nn.Parameter),
+    "two states in one memory": ("stopping", ENTRY, lambda entry: {**entry, "exp_avg": entry["exp_avg_sq"]}),
+    "a state of another shape": ("one cycle", (*ENTRY, "row_var"), lambda value: value.new_zeros(7, 5)),
+    "no state of a kind": ("restarts", ENTRY, lambda entry: {name: entry[name] for name in entry if name != "ax"}),
+    "a direction of another length": ("lbfgs", (*ENTRY, "d"), lambda value: value[1:].clone()),
+    "no direction": ("lbfgs", ENTRY, lambda entry: {name: entry[name] for name in entry if name != "d"}),
+    "too much history": ("lbfgs", ENTRY, lambda entry: {**entry, "ro": [torch.ones(())] * 5}),
+    "a step backwards": ("lbfgs", (*ENTRY, "t"), -0.1),
+    "no position in the data": ("cyclic", ("loops", "fit_loop", "state_dict"), {}),
+    "fewer targets than predictions": ("cyclic", (*RANKING, "target"), lambda value: value[1:]),
+    "a logged value of a metric": ("cyclic", (*LOGGED, 1, "meta", "metric_attribute"), "ranking"),
+    "a logged value of no metric": ("cyclic", (*LOGGED, 1, "meta", "metric_attribute"), "backbone"),
+    "an end between epochs": ("between", (*BATCHES, "is_last_batch"), True),
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """Return a function that gives the checkpoint of one of the runs."""
+
+    @cache
+    def checkpoint(name: str) -> dict[str, Any]:
+        path = tmp_path_factory.mktemp("written") / "written.ckpt"
+        run(name, path.parent, writes=path)
+        return torch.load(path, weights_only=True)  # type: ignore[no-any-return]
+
+    return checkpoint
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("case", WRONG)
+def test_a_state_that_no_run_has_is_refused(case: str, checkpoints: Any, tmp_path: Path) -> None:
+    name, place, value = WRONG[case]
+    checkpoint = checkpoints(name)
+    if place[0] == "callbacks":
+        place = (place[0], next(key for key in checkpoint["callbacks"] if key.startswith(place[1])), *place[2:])
+    value = value(at(checkpoint, place)) if callable(value) else value
+    with pytest.raises(CheckpointError, match="Expected"):
+        run(name, tmp_path, resumed=changed(checkpoint, place, value))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [torch.complex64, torch.int64, torch.bool])
+def test_weights_of_another_kind_are_refused(kind: torch.dtype, checkpoints: Any, tmp_path: Path) -> None:
+    weights = {name: value.to(kind) for name, value in checkpoints("cyclic")["state_dict"].items()}
+    with pytest.raises(CheckpointError, match=r"numbers as of type torch.float32 in `state_dict.network.0.weight`"):
+        run("cyclic", tmp_path, resumed={**checkpoints("cyclic"), "state_dict": weights})
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_with_attributes_are_written_as_plain_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those that FSDP gathers from shards."""
+    state_dict = features.Classifier.state_dict
+
+    def noted(self: Any, *args: Any, **options: Any) -> Any:
+        state = state_dict(self, *args, **options)
+        for value in state.values():
+            value._has_been_cloned = True
+        return state
+
+    monkeypatch.setattr(features.Classifier, "state_dict", noted)
+    run("cyclic", tmp_path, writes=tmp_path / "written.ckpt")
+    assert read_checkpoint(tmp_path / "written.ckpt")["global_step"] == 6
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_epoch_goes_on_after_a_batch_that_is_not_the_last(checkpoints: Any, tmp_path: Path) -> None:
+    checkpoint = checkpoints("cyclic")
+    assert not at(checkpoint, (*BATCHES, "is_last_batch"))
+    wrong = changed(checkpoint, (*BATCHES, "is_last_batch"), True)
+    assert outcome("cyclic", tmp_path, wrong, run("cyclic", tmp_path, resumed=checkpoint)) == "equal"
+
+
+OPTIMIZERS = sorted({kind for kind in vars(torch.optim).values() if isinstance(kind, type)} - {torch.optim.Optimizer}, key=str)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 4])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_the_state_of_each_optimizer_of_torch_fits(kind: Any, steps: int) -> None:
+    torch.manual_seed(0)
+    weights = [torch.nn.Parameter(torch.randn(4, 3)), torch.nn.Parameter(torch.randn(5, 2))]
+
+    def optimizer() -> Any:
+        return kind(weights, lr=0.01)
+
+    trained = optimizer()
+    for _ in range(steps):
+
+        def loss() -> Tensor:
+            trained.zero_grad()
+            value = sum((weight**2).sum() for weight in weights)
+            value.backward()
+            for weight in weights if kind is torch.optim.SparseAdam else ():
+                weight.grad = weight.grad.to_sparse()
+            return value.detach()
+
+        loss()
+        trained.step(loss)
+    trainer: Any = SimpleNamespace(
+        strategy=pl.strategies.SingleDeviceStrategy("cpu"), optimizers=[optimizer()], callbacks=[], ckpt_path="kept.ckpt"
+    )
+    checkpoint = {"optimizer_states": [trained.state_dict()], "lr_schedulers": [], "global_step": steps}
+    _check_optimizers("kept.ckpt", trainer, checkpoint)
+    for key, entry in trained.state_dict()["state"].items():
+        for name, value in entry.items():
+            if isinstance(value, Tensor) and value.dim():
+                checkpoint["optimizer_states"] = [changed(trained.state_dict(), ("state", key, name), value.new_zeros(9, 9, 9))]
+                with pytest.raises(CheckpointError, match=f"`optimizer_states.0.state.{key}.{name}`"):
+                    _check_optimizers("kept.ckpt", trainer, checkpoint)

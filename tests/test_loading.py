@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -116,3 +117,28 @@ def test_the_data_of_a_run_are_trusted_no_more_than_its_model(run: Path, tmp_pat
         (tmp_path / "config.yaml").write_text(yaml.safe_dump({"data": described}))
         with pytest.raises(CheckpointError, match=words):
             lit_sparse.load(tmp_path, data=True)
+
+
+@pytest.mark.parametrize("how", ["load", "test"])
+def test_no_link_out_of_a_run_is_followed(
+    how: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Even where it is put in place of the checkpoint after the name was checked."""
+    copied = tmp_path / "runs" / "0"
+    (copied / "checkpoints").mkdir(parents=True)
+    shutil.copy(run / "config.yaml", copied)
+    shutil.copy(run / "checkpoints" / "last.ckpt", tmp_path)
+    (copied / "checkpoints" / "kept.ckpt").symlink_to(run / "checkpoints" / "last.ckpt")
+    (copied / "checkpoints" / "last.ckpt").symlink_to("kept.ckpt")
+    for name in ("loading", "runs"):
+        monkeypatch.setattr(f"lit_sparse.{name}.inside", lambda path, _: path)
+    words = "last.ckpt' to be a plain file but it is a symbolic link"
+    if how == "load":
+        with pytest.raises(CheckpointError, match=words):
+            lit_sparse.load(copied, "last")
+    else:
+        assert main(["test", "-c", str(copied / "config.yaml"), "--ckpt_path=last"]) == 2
+        assert words in capsys.readouterr().err
+    (copied / "checkpoints" / "kept.ckpt").unlink()
+    shutil.copy(tmp_path / "last.ckpt", copied / "checkpoints" / "kept.ckpt")
+    assert_trained(lit_sparse.load(copied, "last"), tmp_path / "last.ckpt")

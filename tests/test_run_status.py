@@ -218,3 +218,15 @@ def test_of_processes_that_take_a_folder_at_the_same_time_one_has_it(tmp_path: P
     outputs = [process.communicate() for process in started]
     assert sorted(out for out, _ in outputs) == [b""] * 3 + [b"taken\n"]
     assert sum(b"another process is running it" in err for _, err in outputs) == 3
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_status_that_is_no_plain_file_is_refused(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where it is put in place of the file while it is read."""
+    path = tmp_path / STATUS
+    (tmp_path / "other").write_text(json.dumps(GOOD))
+    {"link": lambda: path.symlink_to(tmp_path / "other"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    plain = (tmp_path / "other").lstat()
+    monkeypatch.setattr(Path, "lstat", lambda _: plain)  # as before it was put there
+    with pytest.raises(ConfigurationError, match=r"is damaged: .* and not a plain file"):
+        read_status(tmp_path)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.run_status import check_plain
-from lit_sparse.runs import numbered, open_to_append, replaced
+from lit_sparse.runs import find_checkpoint, numbered, open_to_append, replaced
 
 
 def test_text_is_appended_to_plain_files(tmp_path: Path) -> None:
@@ -59,3 +59,8 @@ def test_a_file_with_another_name_is_not_appended_to(tmp_path: Path) -> None:
         open_to_append(tmp_path / "log")
     with pytest.raises(ConfigurationError, match="hard link"):
         check_plain(tmp_path)
+
+
+def test_a_long_name_is_that_of_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="there is no such file"):
+        find_checkpoint("a" * 5000, tmp_path)

@@ -63,6 +63,11 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "rows, no column": (rows, b"cell,x\na,1\n", "columns cell, seed in .* but got none of the name 'seed'"),
     "rows, seed": (rows, b"cell,seed\na,../b\n", "an integer as `seed` in line 2 in .* but got '../b'"),
     "rows, text": (rows, b"cell,seed,x\na,1,\nb,1,abc\n", "column 'x' in line 3 in .* but got 'abc'"),
+    "rows, empty": (
+        lambda path, within: read_table(path, within, needed=["x"], numbers=["x"]),
+        b"x,y\n1,2\n,3\n",
+        "column 'x' in line 3 in .* but got ''",
+    ),
     "rows, list": (rows, b"cell,seed,values\na,1,1 2 y\n", "column 'values' in line 2 in .* but got 'y'"),
     "rows, huge": (rows, b"cell,seed,x\na,1,1e300\n", "at most 1e\\+100"),
     "rows, short": (rows, b"cell,seed,x\na,1\n", "3 cells in line 2 in .* but got 2"),

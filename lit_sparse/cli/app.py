@@ -189,7 +189,8 @@ class LitSparseCLI(LightningCLI):
         self._checkpoint = find_checkpoint(wanted, parent, config, self._note)
         self._stamp = _stamp(self._checkpoint)
         rest = without(rest, "--ckpt_path")
-        checkpoint = read_for(self.command, self._checkpoint, self._classes)
+        within = self._checkpoint.parents[1] if wanted in ("last", "best") else None
+        checkpoint = read_for(self.command, self._checkpoint, self._classes, within)
         self._resumed_step = checkpoint.get("global_step")
         self._kept_rows = checkpoint.get(ROWS)
         self._limits = Limits.of(repr(str(self._checkpoint)), checkpoint["state_dict"])

@@ -35,13 +35,14 @@ __all__ = ["MergedModel", "changes_of_run", "check_model", "is_restoring", "load
 Change = tuple[str, Any, Any]
 
 
-def read_for(command: str, path: Path, classes: Collection[str]) -> dict[str, Any]:
+def read_for(command: str, path: Path, classes: Collection[str], within: Path | None = None) -> dict[str, Any]:
     """Return a checkpoint that a command can use.
 
     Args:
         command: name of the command; ``"fit"`` also needs the state of the optimizer.
         path: path of the checkpoint.
         classes: classes that the user names; the checkpoint may name others of their modules.
+        within: folder out of which no link may lead; None for a file that the user names.
 
     Raises:
         CheckpointError: if it is not a checkpoint, names a class that is not allowed, or holds NaN.
@@ -50,7 +51,7 @@ def read_for(command: str, path: Path, classes: Collection[str]) -> dict[str, An
         with suppress(Exception):  # the parser reports the error
             import_module(module)
     source = repr(str(path))
-    checkpoint = read_checkpoint(path)
+    checkpoint = read_checkpoint(path, within=within)
     described = checkpoint.get("hyper_parameters")
     if not isinstance(described, dict) or "_class_path" in described:
         plan_module(Limits.of(source, checkpoint["state_dict"]), described, pl.LightningModule)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -135,6 +134,8 @@ class LastLayerGradients(Projection):
                 + (f" with inputs {tuple(seen[0][0].shape)}." if seen else ". Name another layer by `layer`.")
             )
         hidden, scores = seen[0]
+        if not bool(hidden.isfinite().all() and scores.isfinite().all()):
+            raise DataError("Expected finite outputs of the network but got NaN or infinity. Use another checkpoint or model.")
         return torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1), scores
 
     def _found(self) -> nn.Linear:
@@ -151,9 +152,6 @@ class LastLayerGradients(Projection):
     def _read(self) -> nn.Module:
         from lit_sparse.lightning import pl
 
-        if not Path(str(self.checkpoint)).is_file():
-            what = "is a folder" if Path(str(self.checkpoint)).is_dir() else "does not exist"
-            raise CheckpointError(f"The checkpoint {self.checkpoint!r} of the network for the vectors {what}.")
         try:
             return load_module(pl.LightningModule, str(self.checkpoint))
         except CheckpointError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Protocol
@@ -16,13 +15,15 @@ from lit_sparse.checks import check_count
 from lit_sparse.coresets.vectors import Vectors
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.runs import replaced
-from lit_sparse.state_checks import ANY, COUNT, NUMBER, DictOf, Kind, ListOf, at_most, check_state, same
+from lit_sparse.state_checks import ANY, COUNT, NUMBER, DictOf, Kind, ListOf, at_most, check_state, entries, is_plain, same
+from lit_sparse.stored import open_plain
 
 __all__ = ["Kept", "Resumable", "SelectionState", "indices", "length_of"]
 
 ANEW = "Remove the file to begin anew."
 #: Largest difference of the vectors' sum, as a fraction of it, in a continued selection: that of rounding.
 ROUNDING = 1e-6
+FINITE = Kind("a plain tensor of finite numbers", lambda value: is_plain(value) and bool(value.isfinite().all()))
 #: Norms that are summed at a time.
 CHUNK = 2**20
 
@@ -132,8 +133,10 @@ class SelectionState:
         self._problem = {**problem, "shape": list(vectors.shape), "dtype": str(vectors.dtype)}
         self._order = _order(vectors.norms)
         self._found: dict[str, Any] | None = None
-        content = self.path.read_bytes() if vectors.is_first and self.path.is_file() else b""
-        size = int(vectors.agree(torch.tensor(len(content))))
+        content = _content_of(self.path) if vectors.is_first else b""
+        size = int(vectors.agree(torch.tensor(-1 if content is None else len(content))))
+        if size < 0:  # on all processes
+            raise CheckpointError(f"Expected {str(self.path)!r} to be a plain file that can be read but it is not. {ANEW}")
         if not size:
             return
         shared = (
@@ -230,17 +233,21 @@ class SelectionState:
 
     def _check(self, place: str, found: Any, example: Any) -> None:
         source = repr(str(self.path))
+        for name, value in entries(place, found):
+            if isinstance(value, Tensor):
+                check_state(source, name.lstrip("."), value, FINITE, ANEW)
         check_state(source, place, found, example, ANEW)
-        if not_finite := [name for name, value in _tensors(found, place) if not bool(value.isfinite().all())]:
-            raise CheckpointError(f"Expected finite numbers in `{not_finite[0]}` of {source}. {ANEW}")
 
 
-def _tensors(found: Any, place: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(found, Tensor):
-        yield place, found
-    elif isinstance(found, dict | list | tuple):
-        for name, value in found.items() if isinstance(found, dict) else enumerate(found):
-            yield from _tensors(value, f"{place}.{name}".lstrip("."))
+def _content_of(path: Path) -> bytes | None:
+    """Return the content of a file, nothing if there is no file, and None if it cannot be read."""
+    try:
+        with open_plain(path, path.parent) as file:
+            return file.read()
+    except FileNotFoundError:
+        return b""
+    except OSError:
+        return None
 
 
 def _order(norms: Tensor) -> float:

@@ -14,7 +14,7 @@ from torchmetrics import Metric
 from typing_extensions import Self, override
 
 from lit_sparse.arguments import KeepsArguments
-from lit_sparse.checkpoint_files import load_module
+from lit_sparse.checkpoint_files import check_kinds, load_module
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import (
     DoublePrecision,
@@ -402,6 +402,10 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         store_progress(self, checkpoint, self._limits)
         checkpoint["undescribed"] = self._undescribed
         checkpoint["train_means"] = self.stage_metrics("train").sums()
+        weights = checkpoint.get("state_dict", {})
+        for name, value in weights.items():
+            if type(value) is Tensor and vars(value):  # FSDP notes something on tensors; a checkpoint holds plain ones
+                weights[name] = value.detach()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the training seed and the means of the epoch so far.
@@ -417,6 +421,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             self.double()  # Lightning restores weights before it converts the model
         self._training_seed = checkpoint.get("training_seed")
         unmask(checkpoint)
+        check_kinds(self, checkpoint)
         self._resumed = None
         if is_fitting(self) and not is_tuning(self.trainer):
             check_continues(self.trainer, checkpoint)

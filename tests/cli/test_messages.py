@@ -60,7 +60,10 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "`classes` to be an integer of at most 1000000 but got 99999999999999999999",
         ),
         (["--model.classifier_hidden=[1000000000000]"], "`classifier_hidden` to be an integer of at most 1000000"),
-        (["--model.mapping=LPSparseMAP"], "as in `graph: {init_args: {variables: null, factors: [{structure: Pair"),
+        (
+            ["--model.mapping=LPSparseMAP"],
+            "as in `graph: {class_path: lit_sparse.structures.FactorGraph, init_args: {variables",
+        ),
         (["--trainer.callbacks=EarlyStopping"], "Missing: monitor, which has no default"),
         (["--data.batch_size=null"], "`batch_size`"),
         (["--model.mapping.init_args.gama=2"], "There is no option 'gama' in Sparsemax. Did you mean 'gamma'?"),

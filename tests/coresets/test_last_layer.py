@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -200,7 +201,7 @@ def test_a_checkpoint_is_the_model(tmp_path: Path) -> None:
 
 
 def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"'.*none\.ckpt' of the network for the vectors does not exist"):
+    with pytest.raises(CheckpointError, match=r"none\.ckpt' cannot be read: .* does not exist"):
         LastLayerGradients(str(tmp_path / "none.ckpt"))(examples())
     (tmp_path / "text.ckpt").write_text("nothing")
     torch.save({"state_dict": {}}, tmp_path / "bare.ckpt")
@@ -279,3 +280,23 @@ def test_no_examples_and_no_fit() -> None:
 def test_arguments_are_checked(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigurationError, match=words):
         LastLayerGradients(**{"model": trained(), **options})
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["pipe", "folder", "long"])
+def test_a_checkpoint_is_a_plain_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 5000 if kind == "long" else "model.ckpt")
+    if kind != "long":
+        {"pipe": os.mkfifo, "folder": os.mkdir}[kind](path)
+    words = "File name too long" if kind == "long" else f"plain file but it is a {kind}"
+    with pytest.raises(CheckpointError, match=words):
+        LastLayerGradients(str(path)).fit(examples())
+
+
+@pytest.mark.parametrize("damping", [None, 0.01])
+def test_a_network_that_has_diverged_is_refused(damping: float | None) -> None:
+    model = trained()
+    model.head.weight.data[0, 0] = torch.nan
+    gradients = LastLayerGradients(model=model, damping=damping)
+    with pytest.raises(DataError, match="finite outputs of the network"):
+        gradients.fit(examples()), gradients.project(examples()[torch.arange(3)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -238,3 +239,31 @@ def test_every_entry_of_a_state_fits_or_is_refused(selector: CoresetSelector, tm
                 assert torch.equal(found.indices, expected.indices), (place, value)
                 assert torch.equal(found.weights, expected.weights), (place, value)
     assert refused > 100
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["link", "pipe", "folder"])
+def test_a_state_is_a_plain_file(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    killed(NonnegativeOMP(), tmp_path / "other", vectors())
+    {"link": lambda: path.symlink_to(tmp_path / "other"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[kind]()
+    with pytest.raises(CheckpointError, match=r"a plain file .* Remove the file to begin anew\."):
+        NonnegativeOMP()(vectors(), 30, state=SelectionState(path))
+
+
+@pytest.mark.parametrize(
+    "change", [torch.Tensor.to_sparse, lambda value: value[:1].expand(value.shape), lambda value: value / 0]
+)
+@pytest.mark.parametrize("name", ["total", "here"])
+def test_tensors_of_a_state_are_plain_and_finite(name: str, change: Any, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    killed(SELECTORS["iterations"], path, vectors())
+    state = torch.load(path, weights_only=True)
+    if name == "total":
+        state["total"] = change(state["total"])
+    else:
+        support, *others = state["state"]["here"]
+        state["state"]["here"] = support, *map(change, others)
+    torch.save(state, path)
+    with pytest.raises(CheckpointError, match=r"a plain tensor of finite numbers .* Remove the file to begin anew\."):
+        SELECTORS["iterations"](vectors(), 30, torch.Generator().manual_seed(3), state=SelectionState(path))

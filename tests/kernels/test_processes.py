@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import shutil
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +20,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import lit_sparse
+from lit_sparse.kernels.cpu import cache
+from lit_sparse.kernels.cpu.cache import MachineCode
 from lit_sparse.mappings import functional as F
 from lit_sparse.nn import SharedCategorical
 from lit_sparse.structures import Budget, Tree
@@ -93,6 +99,42 @@ def test_damaged_machine_code_is_compiled_again(damage: str, tmp_path: Path) -> 
         file.write_bytes({"empty": b"", "cut": content[: len(content) // 2], "text": b"not a pickle"}[damage])
     assert "Compiling" in first_call(package, tmp_path)
     assert first_call(package, tmp_path) == ""
+
+
+class Acting:
+    """An object that makes a file when its pickle is read."""
+
+    def __init__(self, made: Path) -> None:
+        self.made = made
+
+    def __reduce__(self) -> Any:
+        return self.made.touch, ()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", ["own", "another owner", "writable by all", "link", "hard link", "pipe", "flipped bit"])
+def test_only_own_files_are_machine_code(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where the folder was checked before another one took its place."""
+    path, content = tmp_path / "code", pickle.dumps(Acting(tmp_path / "acted"))
+    kept = hashlib.sha256(content).digest() + content
+    other = tmp_path / "other"
+    other.write_bytes(kept)
+    path.write_bytes(kept)
+    if kind == "another owner":
+        found = path.stat()
+        monkeypatch.setattr(os, "fstat", lambda _: os.stat_result([*found[:4], os.geteuid() + 1, *found[5:]]))
+    elif kind == "writable by all":
+        path.chmod(0o666)
+    elif kind == "flipped bit":
+        path.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
+    elif kind != "own":
+        path.unlink()
+        {"link": path.symlink_to, "hard link": path.hardlink_to, "pipe": lambda _: os.mkfifo(path)}[kind](other)
+    code: Any = MachineCode.__new__(MachineCode)
+    monkeypatch.setattr(code, "_file", lambda *_: path, raising=False)
+    monkeypatch.setattr(cache, "refusal", lambda _: None)
+    assert code.load_overload(None, SimpleNamespace(refresh=lambda: None)) is None
+    assert (tmp_path / "acted").exists() == (kind == "own")
 
 
 @pytest.mark.slow

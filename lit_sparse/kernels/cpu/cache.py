@@ -24,6 +24,7 @@ from numba.misc.appdirs import AppDirs
 
 from lit_sparse.kernels.cpu.compile import IMPLEMENTATIONS, Kernel, references
 from lit_sparse.runs import replaced
+from lit_sparse.stored import open_plain
 
 __all__ = ["MachineCode", "cache_folder", "refusal"]
 
@@ -31,6 +32,8 @@ __all__ = ["MachineCode", "cache_folder", "refusal"]
 settings: Any = config
 packed: Any = serialize.dumps
 
+#: Bytes of the checksum at the start of a file.
+CHECKSUM = 32
 #: Settings of Numba that change what is compiled.
 SETTINGS = ("OPT", "BOUNDSCHECK", "LOOP_VECTORIZE", "SLP_VECTORIZE", "ENABLE_AVX", "DEBUGINFO_DEFAULT", "DISABLE_JIT")
 
@@ -50,9 +53,28 @@ def refusal(folder: Path) -> str | None:
         return f"{error.strerror or error}"
     if not stat.S_ISDIR(status.st_mode):
         return "it is a link or a file"
-    if hasattr(os, "geteuid") and (status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022):
-        return "another user owns it, or can write it"
-    return None
+    return "another user owns it, or can write it" if _is_of_others(status) else None
+
+
+def _is_of_others(status: os.stat_result) -> bool:
+    return hasattr(os, "geteuid") and (status.st_uid not in (0, os.geteuid()) or bool(status.st_mode & 0o022))
+
+
+def _read(path: Path) -> bytes:
+    """Return the content of a file, as whole as it was written by the user or root; its folder may have been replaced.
+
+    Raises:
+        OSError: if it is missing, a link, or a file of others.
+        ValueError: if it has changed since it was written.
+    """
+    with open_plain(path, path.parent) as file:
+        status = os.fstat(file.fileno())
+        if _is_of_others(status) or status.st_nlink > 1:
+            raise PermissionError(f"{path} is a file of others")
+        checksum, content = file.read(CHECKSUM), file.read()
+    if checksum != hashlib.sha256(content).digest():
+        raise ValueError(f"{path} is damaged")
+    return content
 
 
 class MachineCode(NumbaCache):
@@ -77,9 +99,9 @@ class MachineCode(NumbaCache):
         if refusal(cache_folder()):
             return None
         try:
-            payload = pickle.loads(self._file(sig, target_context).read_bytes())
+            payload = pickle.loads(_read(self._file(sig, target_context)))
             return self.results.rebuild(target_context, payload)
-        except Exception:  # none yet, or cut short: it is compiled again
+        except Exception:  # none yet, or none to rely on: it is compiled again
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
@@ -87,7 +109,8 @@ class MachineCode(NumbaCache):
         if refusal(cache_folder()) or not self.results.check_cachable(data):
             return
         with suppress(OSError), replaced(self._file(sig, data.target_context), "wb") as file:
-            file.write(packed(self.results.reduce(data)))
+            content = packed(self.results.reduce(data))
+            file.write(hashlib.sha256(content).digest() + content)
 
     def _file(self, sig: Any, target_context: Any) -> Path:
         key = repr((digest(self.kernel), sig, target_context.codegen().magic_tuple(), _surroundings()))
