@@ -239,6 +239,7 @@ def read_table(
     within: Path | None = None,
     *,
     needed: Collection[str] = (),
+    filled: Collection[str] = (),
     integers: Collection[str] = (),
     numbers: Collection[str] | None = (),
     lists: Collection[str] = (),
@@ -250,7 +251,8 @@ def read_table(
         within: see :func:`read_bytes`.
         needed: columns that it must have.
         integers: columns whose cells must be integers.
-        numbers: columns whose cells must be numbers, or empty unless the column is needed; None for all.
+        numbers: columns whose cells must be empty or numbers; None for all.
+        filled: columns of numbers without empty cells.
         lists: columns of several numbers, separated by spaces.
 
     Raises:
@@ -272,7 +274,7 @@ def read_table(
                 if len(cells) < len(header) and text[-1] not in "\r\n" and next(reader, None) is None:
                     break
                 raise _refusal(path, f"{len(header)} cells {where}", f"{len(cells)}", REPAIR)
-            for place in (it for it in checked if cells[it] or header[it] in needed):
+            for place in (it for it in checked if cells[it] or header[it] in filled):
                 for word in cells[place].split() if header[place] in lists else (cells[place],):
                     if not _is_number(word):
                         expected = f"numbers of at most {LARGEST:g} in column {header[place]!r} {where}"

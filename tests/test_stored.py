@@ -64,7 +64,7 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "rows, seed": (rows, b"cell,seed\na,../b\n", "an integer as `seed` in line 2 in .* but got '../b'"),
     "rows, text": (rows, b"cell,seed,x\na,1,\nb,1,abc\n", "column 'x' in line 3 in .* but got 'abc'"),
     "rows, empty": (
-        lambda path, within: read_table(path, within, needed=["x"], numbers=["x"]),
+        lambda path, within: read_table(path, within, needed=["x"], filled=["x"], numbers=["x"]),
         b"x,y\n1,2\n,3\n",
         "column 'x' in line 3 in .* but got ''",
     ),

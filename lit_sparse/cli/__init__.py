@@ -8,7 +8,6 @@ from __future__ import annotations
 import gc
 import io
 import os
-import re
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -103,8 +102,9 @@ def main(args: Sequence[str] | None = None) -> int:
             raise LitSparseError(
                 f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"
             )
-        if undecoded := [arg for arg in args if not arg.isascii() and re.search("[\udc80-\udcff]", arg)]:
-            encoding = sys.getfilesystemencoding()
+        encoding = sys.getfilesystemencoding()
+        undecoded = [arg for arg in args if encoding != "utf-8" and not arg.isascii()]
+        if undecoded:
             raise LitSparseError(f"Expected text in {encoding} but got {undecoded[0]!r}. Set PYTHONUTF8=1 if it is UTF-8.")
         if args[0] != "compile":
             from lit_sparse import train_extra  # noqa: F401

@@ -54,7 +54,7 @@ BASES: dict[str, type] = {
 #: Example of an argument of a mapping by structures.
 STRUCTURES = {
     "structure": "structure: {class_path: Budget, init_args: {budget: 2}}",
-    "factors": "graph: {class_path: lit_sparse.structures.FactorGraph, init_args: {variables: null, factors: [{structure: Xor}]}}",
+    "factors": "graph: {class_path: lit_sparse.structures.FactorGraph, init_args: {variables: 9, factors: [{structure: Xor}]}}",
 }
 KINDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null", "list": "a list"}
 

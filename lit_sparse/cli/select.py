@@ -192,7 +192,7 @@ def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int)
     whole = float(vectors.total.square().sum())
     making = time.perf_counter() - began
     table = folder / TABLE
-    rows = read_table(table, folder, needed=COLUMNS, integers=["k"], numbers=COLUMNS) if is_first() else []
+    rows = read_table(table, folder, needed=COLUMNS, filled=COLUMNS, integers=["k"], numbers=COLUMNS) if is_first() else []
     rows = gather_objects(rows)[0]
     done = {int(row["k"]) for row in rows}
     for k in ks:
