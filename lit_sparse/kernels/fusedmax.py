@@ -276,14 +276,22 @@ def fuse_row(x: Any, row: Any, top: Any, gamma: Any, lam: Any, n: Any, out: Any,
 
 
 @compile_rows()
-def fuse_lanes(
+def fuse_rows(
     n: Any, out: Any, labels: Any, x: Any, gamma: Any, rows: Any, tops: Any, lams: Any, places: Any, work: Any, lanes: Any
 ) -> None:
-    """Map the first n of the rows in ``rows``, whose candidates are found side by side."""
-    find_candidates(x, rows, tops, lams, n, gamma, lanes)
+    """Map the first n of the rows in ``rows``. Candidates are found side by side for those that allow it."""
+    few = empty(LANES, np.float64)
     for lane in range(n):
-        count = list_candidates(lane, lanes, places)
-        fuse_row(x, rows[lane], np.float64(tops[lane]), gamma, lams[lane], count, out, labels, places, work)
+        few[lane] = lams[lane] if fits_lanes(x, gamma, lams[lane]) else 0.0
+    if fits_lanes(x, gamma, 0.0):
+        find_candidates(x, rows, tops, few, n, gamma, lanes)
+    for lane in range(n):
+        row, top, lam = rows[lane], np.float64(tops[lane]), lams[lane]
+        if fits_lanes(x, gamma, lam):
+            count = list_candidates(lane, lanes, places)
+        else:
+            count = gather_near(x, row, top, gamma, lam, places)
+        fuse_row(x, row, top, gamma, lam, count, out, labels, places, work)
 
 
 @compile_rows()
@@ -297,18 +305,15 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
     for row in range(start, stop):
         lam = lams[row if len(lams) > 1 else 0]
         ordinary = ends_of(x, bits, row, out, cell, cell_bits)
-        if not (ordinary and lam >= 0.0 and lam < np.inf):
+        if ordinary and lam >= 0.0 and lam < np.inf:
+            rows[n], tops[n], strengths[n] = row, cell[0], lam
+            n += 1
+        else:
             if ordinary:
                 write_zeros(row, out)
             write_invalid_labels(x, row, ordinary or is_broken(out, row), out, labels)
-        elif not fits_lanes(x, gamma, lam):
-            count = gather_near(x, row, np.float64(cell[0]), gamma, lam, places)
-            fuse_row(x, row, np.float64(cell[0]), gamma, lam, count, out, labels, places, work)
-        else:
-            rows[n], tops[n], strengths[n] = row, cell[0], lam
-            n += 1
         if n == LANES or (n > 0 and row == stop - 1):
-            fuse_lanes(n, out, labels, x, gamma, rows, tops, strengths, places, work, lanes)
+            fuse_rows(n, out, labels, x, gamma, rows, tops, strengths, places, work, lanes)
             n = 0
 
 

@@ -273,8 +273,8 @@ def compose_row(x: Any, row: Any, gamma: Any, lam: Any, out: Any, labels: Any, f
 
 
 @compile_rows()
-def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any, exact: Any) -> None:
-    """Map rows ``start .. stop - 1``."""
+def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, gamma: Any, published: Any) -> None:
+    """Map rows ``start .. stop - 1``, by the published composition unless ``published`` is None."""
     d = x.shape[1]
     bits, cell, cell_bits = row_views(x)
     floats, ints = empty((4, max(d + 1, BUCKETS)), np.float64), empty((4, max(d + 1, BUCKETS)), np.int32)
@@ -282,7 +282,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
         lam = lams[row if len(lams) > 1 else 0]
         ordinary = top_of(x, bits, row, out, cell, cell_bits)
         if ordinary and lam >= 0.0 and lam < np.inf:
-            if exact:
+            if published is None:  # then the other way is not compiled
                 map_row(x, row, np.float64(cell[0]), gamma, lam, out, labels, floats, ints)
             else:
                 compose_row(x, row, gamma, lam, out, labels, floats, ints)
@@ -298,7 +298,7 @@ def _map_cpu(
     gamma: float,
     exact: bool,
 ) -> None:
-    over_rows(map_block, x.shape, SECONDS, out, labels, x, lams, gamma, exact)
+    over_rows(map_block, x.shape, SECONDS, out, labels, x, lams, gamma, None if exact else True)
 
 
 def _map_reference(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> tuple[Tensor, Tensor]:
