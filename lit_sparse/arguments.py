@@ -7,8 +7,6 @@ from typing import Any
 
 from typing_extensions import Self
 
-from lit_sparse.aliases import former_names
-
 __all__ = ["KeepsArguments", "constructor_parameters", "shown_arguments"]
 
 
@@ -69,8 +67,6 @@ def shown_arguments(part: object) -> str:
 
 
 def _bind(cls: type, self: object, args: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    names = former_names(cls)
-    options = {names.get(name, name): value for name, value in options.items()}
     try:
         bound = inspect.signature(cls.__init__).bind_partial(self, *args, **options)  # type: ignore[misc]
     except TypeError:  # the constructor raises the same error

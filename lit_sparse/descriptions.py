@@ -22,7 +22,6 @@ from typing import Any, Literal, NamedTuple, NoReturn, Union, get_args, get_orig
 import torch
 from torch import Tensor, nn
 
-from lit_sparse.aliases import new_path, renamed
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
 from lit_sparse.errors import CheckpointError, did_you_mean
 from lit_sparse.structures import Factor, FactorGraph, Structure
@@ -155,7 +154,7 @@ class _Reader:
             self.refuse((*place, "init_args"), f"`init_args` of {class_path(owner)} to be a dict", given)
         parameters, hints, open_ended = _signature(owner)
         found = {}
-        for name, value in renamed(given, owner).items():
+        for name, value in given.items():
             parameter = parameters.get(name)
             if parameter is None and not (open_ended and isinstance(name, str) and WORD.fullmatch(name)):
                 raise CheckpointError(
@@ -302,7 +301,7 @@ class _Reader:
         wanted = " or ".join(base.__name__ for base in bases) or "class"
         if not isinstance(name, str) or not all(part.isidentifier() for part in name.split(".")):
             self.refuse(place, f"the class path of a {wanted}", name)
-        found = find_imported(new_path(name))
+        found = find_imported(name)
         if not isinstance(found, type):
             raise self.no_class(name, place, wanted, found)
         if name not in self.trusted and not is_allowed(found):

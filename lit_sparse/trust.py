@@ -22,8 +22,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from lit_sparse.aliases import ALIASES
-
 __all__ = ["find_imported", "is_allowed", "trusted", "trusting"]
 
 #: Subpackages whose public classes a description may name.
@@ -86,7 +84,7 @@ def is_allowed(found: type) -> bool:
 
 def find_imported(name: str) -> Any:
     """Return the object at a path whose module is imported or holds parts of this package; else None."""
-    parts = ALIASES.get(name, name).split(".")
+    parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return None
     for end in range(len(parts) - 1, 0, -1):

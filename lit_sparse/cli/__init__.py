@@ -9,7 +9,6 @@ import gc
 import io
 import os
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -86,8 +85,6 @@ def main(args: Sequence[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # for characters that its encoding lacks
-        if not sys.warnoptions:  # Python hides warnings of former names from the users of a program
-            warnings.filterwarnings("default", message=r"\S+( of \w+)? is now ", category=DeprecationWarning)
     args = list(sys.argv[1:] if args is None else args)
     if not args or args[0] in ("-h", "--help", "help"):
         print(HELP)

@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 from jsonargparse import get_loader, set_loader
 
-from lit_sparse.aliases import new_path
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import NAME, chosen_path
 
@@ -112,7 +111,7 @@ def _with_full_names(value: Any) -> Any:
         return {key: _with_full_names(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_with_full_names(entry) for entry in value]
-    return chosen_path(new_path(FULL_NAMES.get(value, value))) if isinstance(value, str) else value
+    return chosen_path(FULL_NAMES.get(value, value)) if isinstance(value, str) else value
 
 
 def with_full_name(arg: str) -> str:
@@ -123,7 +122,7 @@ def with_full_name(arg: str) -> str:
         '--model.init_args.lr_scheduler=pytorch_lightning'
     """
     option, sign, value = arg.rpartition("=")
-    return option + sign + chosen_path(new_path(FULL_NAMES.get(value, value)))
+    return option + sign + chosen_path(FULL_NAMES.get(value, value))
 
 
 set_loader(MODE, _load, (yaml.YAMLError,))

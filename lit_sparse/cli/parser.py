@@ -10,7 +10,6 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from lit_sparse.aliases import renamed
 from lit_sparse.cli.configs import MODE, read_config, with_full_name
 from lit_sparse.cli.help import grouped
 from lit_sparse.cli.messages import plain_message, started_in
@@ -40,10 +39,6 @@ class Parser(LightningArgumentParser):
                 action._typehint = _integers_first(action._typehint)
         return added
 
-    def parse_object(self, cfg_obj: Any, *args: Any, **kwargs: Any) -> Any:
-        """Parse arguments of a class, of which some may have their former names."""
-        return super().parse_object(renamed(cfg_obj, self._class), *args, **kwargs)
-
     def parse_path(self, path: Any, *args: Any, **kwargs: Any) -> Any:
         """Parse a config file after its text is checked."""
         if Path(str(path)).is_file():  # a pipe can be read only once; its text is checked when it is loaded
@@ -54,18 +49,11 @@ class Parser(LightningArgumentParser):
     def parse_args(self, args: Any = None, *others: Any, **kwargs: Any) -> Any:
         """Parse arguments; a config inside another may not be text."""
         if isinstance(args, list | tuple):
-            args = [self._with_new_key(with_full_name(arg)) for arg in args]
+            args = [with_full_name(arg) for arg in args]
         try:
             return super().parse_args(args, *others, **kwargs)
         except UnicodeDecodeError as error:
             return self.error(str(error), error)
-
-    def _with_new_key(self, arg: str) -> str:
-        found = re.fullmatch(r"--([a-z_]+)(.*)", arg, re.DOTALL) if self._class is not None else None
-        if found is None:
-            return arg
-        (name,) = renamed({found[1]: None}, self._class)
-        return f"--{name}{found[2]}"
 
     def error(self, message: str, ex: Exception | None = None) -> Any:
         """Raise a ConfigurationError with the shortened message."""

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_positive
 from lit_sparse.coresets.likelihoods import Likelihood, NormalLikelihood
 from lit_sparse.errors import DataError
@@ -74,7 +73,6 @@ class GaussianPosterior:
         """The inverse (D, D) of the covariance."""
         return torch.cholesky_inverse(self.factor)
 
-    @former_arguments(draws="num_samples")
     def sample(self, num_samples: int, generator: torch.Generator | None = None) -> Tensor:
         """Sample parameters (num_samples, D) on the CPU, so that they are the same on every device."""
         noise = torch.randn(num_samples, len(self.mean), generator=generator, dtype=torch.float64).to(self.mean)

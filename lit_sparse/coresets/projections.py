@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number, check_positive
 from lit_sparse.coresets.examples import Examples
 from lit_sparse.coresets.likelihoods import Likelihood
@@ -132,7 +131,6 @@ class LogLikelihoodVectors(Projection):
         (torch.Size([50, 20]), True)
     """
 
-    @former_arguments(draws="num_samples")
     def __init__(
         self,
         likelihood: Likelihood,

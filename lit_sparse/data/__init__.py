@@ -1,9 +1,6 @@
 """Data modules with seeded augmentation and loaders that resume in the middle of an epoch."""
 
-from typing import TYPE_CHECKING
-
 from lit_sparse import train_extra  # noqa: F401
-from lit_sparse.aliases import moved_names
 from lit_sparse.data.base import ResumableDataModule
 from lit_sparse.data.coreset import CoresetDataModule
 from lit_sparse.data.images import (
@@ -73,6 +70,3 @@ __all__ = [
     "Vocabulary",
     "VocabularyOptions",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = moved_names(__name__)  # names that have moved

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.errors import CheckpointError, ConfigurationError
 
 __all__ = ["Batch", "BatchIndices", "EpochLoader", "Fetch"]
@@ -54,7 +53,6 @@ class EpochLoader:
     #: What else besides the epoch decides its batches, such as the batch size; part of a position.
     division: tuple[int, ...] = ()
 
-    @former_arguments(plan="batch_indices")
     def __init__(
         self,
         batch_indices: BatchIndices,

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_choice, check_count, check_number
 from lit_sparse.data.base import ResumableDataModule, Split, held_out, shuffled, warn_without_test
 from lit_sparse.data.images.base import STREAMS, ImageDataModule, Images
@@ -56,7 +55,6 @@ class ReferentialGameDataModule(ResumableDataModule):
 
     independent_rows = True
 
-    @former_arguments(val_share="val_size", test_share="test_size")
     def __init__(
         self,
         images: ImageDataModule | None = None,

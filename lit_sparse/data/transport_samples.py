@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import MOST_EXAMPLES, check_count
 from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
@@ -54,7 +53,6 @@ class TransportDataModule(ResumableDataModule):
         torch.Size([8, 1])
     """
 
-    @former_arguments(val_samples="val_size", test_samples="test_size")
     def __init__(
         self,
         source: Measure,

@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from lit_sparse.aliases import adopt_former_names, former_fields, former_method
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping
@@ -22,7 +21,6 @@ __all__ = ["Estimator", "Expectation", "Latent", "LatentBatch", "LossFunction"]
 Latent: TypeAlias = Literal["categorical", "bits"]
 
 
-@former_fields(rows="example_index")
 @dataclass(frozen=True)
 class LatentBatch:
     """Latent values to decode, flattened over examples: each example has one row per value.
@@ -39,7 +37,6 @@ class LatentBatch:
 LossFunction = Callable[[LatentBatch], Tensor]
 
 
-@former_fields(rows="example_index", known_entropy="analytic_entropy")
 @dataclass(frozen=True)
 class Expectation:
     """An estimate of the expected loss of each example.
@@ -96,12 +93,6 @@ class Estimator(nn.Module, ABC):
     ragged: bool = True
 
     mapping: SparseMapping | None
-
-    expect_context = former_method("expect_context", "set_context_features")
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        adopt_former_names(cls, expect_context="set_context_features")
 
     def __init__(self, mapping: SparseMapping | None = None) -> None:
         super().__init__()

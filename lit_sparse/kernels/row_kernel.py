@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.torch_internals import (
     call_operator,
@@ -63,7 +62,6 @@ class RowKernel:
         ConfigurationError: if another module has a kernel of that name.
     """
 
-    @former_arguments(twin="reference", kept="auxiliary")
     def __init__(
         self,
         name: str,

@@ -13,7 +13,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lit_sparse.aliases import adopt_former_names
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
 from lit_sparse.mappings.masking import along_last
 from lit_sparse.torch_internals import (
@@ -28,15 +27,6 @@ from lit_sparse.torch_internals import (
 __all__ = ["RowFunction", "constant_in"]
 
 NO_GRADIENTS = (None,) * 16
-#: Former names of the parts of a rule, and the names now.
-FORMER_PARTS = {
-    "jacobian": "jvp",
-    "transposed": "vjp",
-    "product": "vjp_kernel",
-    "sensitivity": "parameter_jvp",
-    "sensitive": "has_parameter_gradient",
-    "keeps_scores": "saves_input",
-}
 
 
 class RowFunction:
@@ -192,7 +182,6 @@ class RowFunction:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        adopt_former_names(cls, **FORMER_PARTS)
         cls._function = type(cls.__name__, (_Derivative,), {"rule": cls})
         cls._apply = super(torch.autograd.Function, cls._function).apply  # type: ignore[misc]
 

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import MOST_EXAMPLES, MOST_INPUTS, check_choice, check_count, check_positive
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.distributed import reduce
@@ -66,7 +65,6 @@ class BayesianRegression(LitSparseModule):
         (torch.Size([5]), torch.Size([3]))
     """
 
-    @former_arguments(draws="num_samples")
     def __init__(
         self,
         likelihood: Likelihood,

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning_internals import after_restore
@@ -54,7 +53,6 @@ class RobustRegressor(LitSparseModule):
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/log_mean_exp", "min")
     adversarial: ClassVar[bool] = True
 
-    @former_arguments(start="initialization")
     def __init__(
         self,
         *,

@@ -12,7 +12,6 @@ from torch.nn import functional as nnf
 from torchmetrics import Metric
 from typing_extensions import override
 
-from lit_sparse.aliases import former_arguments, former_method
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import AGREED, rank_zero_info
@@ -76,12 +75,10 @@ class Seq2Seq(TextModule):
     monitor: ClassVar[tuple[str, Literal["min", "max"]]] = ("val/accuracy", "max")
     count_name: ClassVar[str] = "tokens"
     vocabulary_names: ClassVar[frozenset[str]] = frozenset({"source", "target"})
-    write = former_method("write", "generate")
     inference_arguments: ClassVar[frozenset[str]] = frozenset(
         {"beam_size", "n_best", "length_penalty", "max_output", "replace_unknown", "metrics", "validation_beam_size"}
     )
 
-    @former_arguments(loss_per="loss_normalization")
     def __init__(
         self,
         mapping: SparseMapping,

@@ -1,8 +1,5 @@
 """Plain torch building blocks, without Lightning."""
 
-from typing import TYPE_CHECKING
-
-from lit_sparse.aliases import moved_names
 from lit_sparse.nn.attention import MultiheadAttention, attention
 from lit_sparse.nn.beam_search import Hypothesis, beam_search
 from lit_sparse.nn.conv import ConvNet
@@ -46,6 +43,3 @@ __all__ = [
     "sparse_decode",
     "sparse_encode",
 ]
-
-if not TYPE_CHECKING:
-    __getattr__ = moved_names(__name__)  # names that are elsewhere now

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_count, check_number, check_positive
 from lit_sparse.errors import ConfigurationError
 
@@ -40,7 +39,6 @@ class InputAdversary:
         tensor([0.3750])
     """
 
-    @former_arguments(lam="transport_cost")
     def __init__(self, transport_cost: float, steps: int = 5, lr: float | None = None, momentum: float = 0.4) -> None:
         self.transport_cost = check_positive("transport_cost", transport_cost)
         self.steps = check_count("inner_steps", steps, 0)

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self, override
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_positive
 from lit_sparse.distributed import reduce
 from lit_sparse.risks.base import Risk
@@ -56,7 +55,6 @@ class UnbalancedOTDRO(DualRisk):
 
     unbiased: ClassVar[bool] = True
 
-    @former_arguments(lam="transport_cost")
     def __init__(
         self,
         transport_cost: float,
@@ -126,7 +124,6 @@ class ExponentialOTDRO(Risk):
 
     unbiased: ClassVar[bool] = True
 
-    @former_arguments(lam="transport_cost")
     def __init__(
         self,
         transport_cost: float,

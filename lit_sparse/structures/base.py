@@ -9,21 +9,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from lit_sparse.aliases import adopt_former_names, former_method
 from lit_sparse.arguments import shown_arguments
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 from lit_sparse.structures.count import CountConstraint
 
 __all__ = ["Structure", "coarse_scores"]
-
-#: Former names of methods, and the names now.
-FORMER_METHODS = {
-    "widen": "expand_scores",
-    "narrow": "select_entries",
-    "arrange": "batch_potentials",
-    "of_block": "joint_over_queries",
-}
 
 
 class Structure(ABC):
@@ -59,15 +50,9 @@ class Structure(ABC):
     has_nested: ClassVar[bool] = False
     couples_queries: ClassVar[bool] = False
 
-    widen = former_method("widen", "expand_scores")
-    narrow = former_method("narrow", "select_entries")
-    arrange = former_method("arrange", "batch_potentials")
-    of_block = former_method("of_block", "joint_over_queries")
-
     def __init_subclass__(cls, **options: Any) -> None:
         """Drop the shortcuts of the parent if maximization is overridden: they hold only for the parent's structures."""
         super().__init_subclass__(**options)
-        adopt_former_names(cls, **FORMER_METHODS)
         of_parent = getattr(super(cls, cls), "maximize", None)
         if "maximize" in cls.__dict__ and not getattr(of_parent, "__isabstractmethod__", False):
             for name in ("centered", "compiled", "count_constraints", "project", "nested", "has_nested", "topk"):

@@ -255,8 +255,6 @@ def test_a_checkpoint_brings_mapping_body_and_vocabularies(
     lines = write_pairs(folder, "more", 5)
     written = model.generate(lines)
     assert again.generate(lines) == written
-    with pytest.warns(DeprecationWarning, match=r"Seq2Seq\.write is now Seq2Seq\.generate"):
-        assert model.write(lines) == written
     # other data than it was trained on: the model's vocabularies are used
     (folder / "train.de").write_text("ganz andere Wörter\n" * 3)
     (folder / "train.en").write_text("something else\n" * 3)

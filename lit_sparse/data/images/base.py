@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import MOST, check_count, check_number, check_positive
 from lit_sparse.data.base import ResumableDataModule, Split, in_batches, shuffled
 from lit_sparse.data.images.label_noise import LabelNoise
@@ -106,7 +105,6 @@ class ImageDataModule(ResumableDataModule):
     #: Height and width.
     shape: tuple[int, int]
 
-    @former_arguments(jitter="shift_augmentation")
     def __init__(
         self,
         *,

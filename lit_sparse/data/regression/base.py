@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import check_count, check_number
 from lit_sparse.data.base import ResumableDataModule, Split, held_out, shuffled
 from lit_sparse.data.loader import Batch
@@ -96,7 +95,6 @@ class RegressionDataModule(ResumableDataModule):
     has_folds = True
     independent_rows = True
 
-    @former_arguments(whole="use_all")
     def __init__(
         self,
         *,

@@ -8,7 +8,6 @@ from typing import Any
 
 from typing_extensions import override
 
-from lit_sparse.aliases import former_arguments
 from lit_sparse.checks import MOST_EXAMPLES, check_number
 from lit_sparse.data.base import Split, held_out
 from lit_sparse.data.readers.gettext import read_catalogues
@@ -53,7 +52,6 @@ class CatalogueDataModule(PairDataModule):
         ConfigurationError: if neither a distribution nor a folder is given, or no messages remain for training.
     """
 
-    @former_arguments(val_share="val_size", test_share="test_size")
     def __init__(
         self,
         distributions: list[str] | None = None,
