@@ -341,7 +341,7 @@ def safe_divergence() -> Figure:
 def rooms() -> Figure:
     """Draw the layers of the package from the contract in pyproject.toml, the highest first."""
     text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
-    contract = re.search(r"Rooms import in one direction.*?layers = \[(.*?)\]", text, re.DOTALL)
+    contract = re.search(r"Subpackages import in one direction.*?layers = \[(.*?)\]", text, re.DOTALL)
     assert contract is not None
     layers = [line.split(" | ") for line in re.findall(r'"([^"]+)"', contract[1])]
     figure = Figure(figsize=(7.5, 0.36 * len(layers) + 0.3))
