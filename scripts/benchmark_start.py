@@ -1,10 +1,12 @@
-"""Time the command line: how long it takes until the first training step, and which share of a step its loader has.
+"""Time the start: of the command line, until its first training step, and of one layer; and a loader's share of a step.
 
 Usage:
-    python scripts/benchmark_start.py [start] [loader] [--rounds 7] [--steps 200] [--run "CONFIG --KEY=VALUE ..."]
+    python scripts/benchmark_start.py [start] [layer] [loader] [--rounds 7] [--steps 200] [--run "CONFIG --KEY=VALUE ..."]
 
 ``start`` starts processes in turn. One imports torch, one imports Lightning, and one runs ``lit-sparse fit`` up to the end of
 its first step. Times are those of the processor since the process began; other programs lengthen them little.
+
+``layer`` imports subpackages after torch, and calls mappings and their derivatives for the first time, without machine code.
 
 ``loader`` measures for each ``--run`` the time in which the trainer waits for the next batch, over that time and the step's, by
 Lightning's own profiler. A run is a config, by name or path, with its options.
@@ -34,6 +36,18 @@ from timing import print_table
 from lit_sparse.cli import main as lit_sparse
 
 WARM_UP = 20
+LAYERS = (
+    *(
+        "Sparsemax()",
+        "TopKSparsemax(2)",
+        "Entmax(1.5)",
+        "Fusedmax()",
+        "Oscarmax()",
+        "HoyerProjection(0.5)",
+        "CappedSoftmax(0.5)",
+    ),
+    *("SqPNormMax()", "HardThreshold(2)", "SparseMAP(Budget(None, 2))"),
+)
 RUNS = ("ssvae/digits", "soae/digits", "signaling_game/digits", "robust/digits")
 
 
@@ -42,7 +56,7 @@ class PrintTime(pl.Callback):
 
     def on_train_batch_end(self, *_: Any) -> None:
         """See the base class."""
-        print(f"\nfirst step: {time.process_time()}")
+        print(f"\nseconds: {time.process_time()}")
 
 
 class Waits(SimpleProfiler):
@@ -61,9 +75,29 @@ class Waits(SimpleProfiler):
         """See the base class."""
 
 
+def measured(commands: dict[str, tuple[str, ...]], rounds: int) -> dict[str, list[float]]:
+    """Return what processes print as their seconds. They run in turn, each with its own empty folder."""
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    for _ in range(rounds):
+        for name, command in commands.items():
+            with tempfile.TemporaryDirectory() as folder:
+                done = subprocess.run(
+                    [sys.executable, *command],
+                    cwd=folder,
+                    env={**os.environ, "PYTHONPATH": path, "NUMBA_CACHE_DIR": folder, "OMP_NUM_THREADS": "1"},
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                )
+            line = next(line for line in done.stdout.splitlines() if line.startswith("seconds:"))
+            seconds[name].append(float(line.split()[-1]))
+    return seconds
+
+
 def print_start(rounds: int) -> None:
     """Print the seconds of the starts."""
-    now = "import time; print('\\nfirst step:', time.process_time())"
+    now = "import time; print('\\nseconds:', time.process_time())"
     fit = ("fit", "-c", "soae/digits", "--trainer.max_steps=1", "--trainer.limit_val_batches=0")
     commands = {
         "`import torch`": ("-c", f"import torch; {now}"),
@@ -73,26 +107,29 @@ def print_start(rounds: int) -> None:
             "--trainer.callbacks+=benchmark_start.PrintTime",
         ),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in commands}
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with tempfile.TemporaryDirectory() as folder:
-        for _ in range(1 + rounds):  # the first writes the byte code
-            for name, command in commands.items():
-                done = subprocess.run(
-                    [sys.executable, *command],
-                    cwd=folder,
-                    env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-                    check=True,
-                    capture_output=True,
-                    text=True,
-                )
-                line = next(line for line in done.stdout.splitlines() if line.startswith("first step:"))
-                seconds[name].append(float(line.split()[-1]))
+    seconds = measured(commands, 1 + rounds)  # the first writes the byte code
     rows = []
     for name, (_, *values) in seconds.items():
         differences = [ours - other for ours, other in zip(values, seconds["`import pytorch_lightning`"][1:], strict=True)]
         rows.append([name, f"{statistics.median(values):.2f}", f"{statistics.median(differences):+.2f}"])
     print_table("Seconds of the processor", ["start", "s, median", "to `import pytorch_lightning`, s"], rows)
+
+
+def print_layer(rounds: int) -> None:
+    """Print the seconds of imports and of first calls."""
+    now = "time.process_time()"
+    commands = {
+        f"`import lit_sparse.{name}`": (
+            "-c",
+            f"import time, torch; t = {now}; import lit_sparse.{name}; print('seconds:', {now} - t)",
+        )
+        for name in ("mappings", "nn", "estimators", "risks")
+    }
+    before = "import time, torch; from lit_sparse.mappings import *; from lit_sparse.structures import Budget; f = "
+    after = f"; x = torch.randn(3, 8, requires_grad=True); t = {now}; f(x).sum().backward(); print('seconds:', {now} - t)"
+    commands |= {f"first call of `{mapping}`": ("-c", before + mapping + after) for mapping in LAYERS}
+    rows = [[name, f"{statistics.median(values):.2f}"] for name, values in measured(commands, rounds).items()]
+    print_table("Seconds of the processor", ["what", "s, median"], rows)
 
 
 def print_loader(runs: list[list[str]], steps: int) -> None:
@@ -122,15 +159,17 @@ def print_loader(runs: list[list[str]], steps: int) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="*", choices=["start", "loader", []], default=[])
+    parser.add_argument("what", nargs="*", choices=["start", "layer", "loader", []], default=[])
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--run", action="append", help="a config and its options, in quotes")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    what = options.what or ["start", "loader"]
+    what = options.what or ["start", "layer", "loader"]
     if "start" in what:
         print_start(options.rounds)
+    if "layer" in what:
+        print_layer(options.rounds)
     if "loader" in what:
         print_loader([run.split() for run in options.run or RUNS], options.steps)
 

@@ -312,6 +312,7 @@ def test_benchmark_training_compares_the_same_mathematics(
     ("what", "printed"),
     [
         pytest.param("start", r"first step \| \d", marks=pytest.mark.slow),
+        pytest.param("layer", r"first call of `HardThreshold\(2\)` \| \d", marks=pytest.mark.gate),
         pytest.param("loader", r"soae/digits \| 0\.\d+", marks=pytest.mark.gate),
     ],
 )
@@ -320,6 +321,7 @@ def test_benchmark_start_prints_its_tables(
 ) -> None:
     script = load("benchmark_start")
     monkeypatch.setitem(sys.modules, "benchmark_start", script)
+    monkeypatch.setattr(script, "LAYERS", ("HardThreshold(2)",))
     threads = torch.get_num_threads()
     try:
         script.main([what, "--rounds", "1", "--steps", "3", "--run", "soae/digits --data.init_args.batch_size=8"])
