@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder, ModelCheckpoint
+from pytorch_lightning.callbacks import BasePredictionWriter, BatchSizeFinder, LearningRateFinder, ModelCheckpoint
 from pytorch_lightning.tuner import Tuner
 from torch.utils.data import DataLoader
 
@@ -313,3 +313,26 @@ def test_a_loader_of_torch_counts_too(how: str) -> None:
     callbacks = [seen, *([FINDERS[how]()] if how in FINDERS else [])]
     pl.Trainer(**QUIET, max_epochs=2, callbacks=callbacks).fit(classifier(), DataLoader(examples, 8, shuffle=True))
     assert [sorted(seen.examples(epoch)) for epoch in (0, 1)] == [list(range(100))] * 2
+
+
+@pytest.mark.parametrize("interval", ["batch", "epoch"])
+def test_a_writer_of_predictions_gets_the_indices_of_its_examples(interval: str) -> None:
+    class Writer(BasePredictionWriter):
+        given: list[Any]
+        own: list[Any]
+
+        def write_on_batch_end(self, _: Any, __: Any, prediction: Any, indices: Any, *___: Any) -> None:
+            self.given, self.own = (
+                [*getattr(self, "given", []), indices],
+                [*getattr(self, "own", []), prediction["index"].tolist()],
+            )
+
+        def write_on_epoch_end(self, _: Any, __: Any, predictions: Any, indices: Any) -> None:
+            self.given, self.own = indices[0], [one["index"].tolist() for one in predictions]
+
+    writer = Writer(interval)  # type: ignore[arg-type]
+    model = RobustClassifier(in_features=64, network=torch.nn.Linear(64, 10))
+    data = DigitsDataModule(labelled=1.0, binarize=False, batch_size=100)
+    pl.Trainer(**QUIET, enable_checkpointing=False, callbacks=[writer]).predict(model, data)
+    assert len(writer.own) == 3
+    assert [list(indices) for indices in writer.given] == writer.own
