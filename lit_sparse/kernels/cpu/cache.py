@@ -22,7 +22,7 @@ from numba.core.caching import CompileResultCacheImpl
 from numba.core.caching import _Cache as NumbaCache
 from numba.misc.appdirs import AppDirs
 
-from lit_sparse.kernels.cpu.compile import IMPLEMENTATIONS, Kernel, references
+from lit_sparse.kernels.cpu.compile import Choice, Kernel, references
 from lit_sparse.runs import replaced
 from lit_sparse.stored import open_plain
 
@@ -145,14 +145,13 @@ def _parts(value: Any, seen: set[int]) -> Iterator[str]:
     if isinstance(value, Kernel):
         yield f"kernel {sorted(value.flags)} {value.inline}"
         value = value.py_func
+    elif isinstance(value, Choice):
+        value = value.choose
     if isinstance(value, types.FunctionType) and value.__module__.startswith("lit_sparse."):
         yield f"function {value.__qualname__}"
         if id(value) in seen:
             return
         seen.add(id(value))
-        if value in IMPLEMENTATIONS:
-            value, options = IMPLEMENTATIONS[value]
-            yield repr(sorted(options.items()))
         yield repr(value.__defaults__)
         yield from _code_parts(value.__code__)
         for name, used in sorted(references(value), key=lambda reference: reference[0]):

@@ -17,13 +17,14 @@ from lit_sparse.errors import ConfigurationError
 __all__ = [
     "LANES",
     "REDUCTION_FLAGS",
+    "Choice",
     "Kernel",
     "bits_above",
     "bits_of",
+    "choose_by_types",
     "compile_rows",
     "empty",
     "floats_of",
-    "implement",
     "layout_of",
     "lowest_bit",
     "references",
@@ -74,6 +75,22 @@ class Kernel:
         with _making:
             if self.helper is None:
                 self.helper = _machine().helper_of(self)
+        return self.helper
+
+
+class Choice:
+    """A function in compiled code that is one of several kernels; see :func:`choose_by_types`."""
+
+    def __init__(self, choose: Callable[..., Any]) -> None:
+        self.choose = choose
+        self.helper: Any = None
+        self.__module__, self.__doc__, self.__name__ = choose.__module__, choose.__doc__, choose.__name__
+
+    def included(self) -> Any:
+        """Return the function that compiled functions call."""
+        with _making:
+            if self.helper is None:
+                self.helper = _machine().choice_of(self)
         return self.helper
 
 
@@ -135,23 +152,9 @@ def compile_rows(
     return decorate
 
 
-#: Functions of the package that compiled code calls by another implementation, by which it is chosen.
-IMPLEMENTATIONS: dict[Callable[..., Any], tuple[Callable[..., Any], dict[str, Any]]] = {}
-
-
-def implement(function: Callable[..., Any], **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator of a function that chooses, by the types of arguments, what compiled code calls.
-
-    Args:
-        function: the function that compiled code refers to.
-        **options: how Numba compiles the chosen function.
-    """
-
-    def decorate(choose: Callable[..., Any]) -> Callable[..., Any]:
-        IMPLEMENTATIONS[function] = choose, options
-        return choose
-
-    return decorate
+def choose_by_types(choose: Callable[..., Any]) -> Any:
+    """Decorate a function of the types of arguments that returns a kernel; compiled code that calls it calls the kernel."""
+    return Choice(choose)
 
 
 def bits_of(x: Any) -> Any:

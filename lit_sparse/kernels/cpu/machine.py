@@ -19,14 +19,13 @@ from numba.core.compiler_lock import global_compiler_lock
 from numba.core.imputils import impl_ret_borrowed, impl_ret_new_ref
 from numba.core.typing.npydecl import parse_dtype
 from numba.core.typing.templates import infer, infer_global, make_intrinsic_template
-from numba.extending import overload
 from numba.np.arrayobj import populate_array
 
 from lit_sparse.kernels.cpu import compile as marked
 from lit_sparse.kernels.cpu.cache import MachineCode, cache_folder, refusal
 from lit_sparse.kernels.cpu.compile import without_collections
 
-__all__ = ["dispatcher_of", "helper_of"]
+__all__ = ["choice_of", "dispatcher_of", "helper_of"]
 
 # Numba has no annotations for these.
 make_intrinsic: Any = make_intrinsic_template
@@ -95,6 +94,14 @@ def helper_of(kernel: marked.Kernel) -> Any:
     return helper
 
 
+def choice_of(choice: marked.Choice) -> Any:
+    """Return a function that compiled functions call: the kernel that is chosen by the types of the arguments."""
+    function: Any = numba.njit(choice.choose)
+    function.get_call_template = lambda args, kws: choice.choose(*args).included().get_call_template(args, kws)
+    function.get_overload = lambda args: choice.choose(*args).included().get_overload(args)
+    return function
+
+
 def _jit(kernel: marked.Kernel, **options: Any) -> Any:
     options |= {"no_cfunc_wrapper": True, "nogil": True, "error_model": "numpy", "fastmath": set(kernel.flags) or False}
     options |= {"inline": "always"} if kernel.inline == "source" else {"forceinline": True}
@@ -105,7 +112,9 @@ def _jit(kernel: marked.Kernel, **options: Any) -> Any:
 def _compilable(function: Any) -> Any:
     """Return a function that refers to what Numba compiles in place of kernels, and of ``min`` and ``max``."""
     found = {"min": _least, "max": _largest} | {
-        name: value.included() for name, value in marked.references(function) if isinstance(value, marked.Kernel)
+        name: value.included()
+        for name, value in marked.references(function)
+        if isinstance(value, marked.Kernel | marked.Choice)
     }
     enclosed = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells = tuple(types_of_python.CellType(found[name]) if name in found else cell for name, cell in enclosed.items())
@@ -138,14 +147,6 @@ def _translate(kernel: marked.Kernel, helper: Any, signature: Any) -> Any:
 
 def _nothing() -> None:
     pass
-
-
-def _chosen(choose: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args: _compilable(choose(*args))
-
-
-for _function, (_choose, _options) in marked.IMPLEMENTATIONS.items():
-    overload(_function, strict=False, jit_options=_options)(_chosen(_choose))  # type: ignore[arg-type]
 
 
 def _as_code(function: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

@@ -10,12 +10,11 @@ two-dimensional arrays, because each array in a tuple would cost a call its refe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from lit_sparse.kernels.cpu.compile import bits_of, compile_rows, empty, implement
+from lit_sparse.kernels.cpu.compile import bits_of, choose_by_types, compile_rows, empty
 
 __all__ = ["exponentials", "logarithms", "logarithms_of_one_plus", "workspace"]
 
@@ -78,21 +77,6 @@ def _copy(work: Any, n: Any) -> None:
         work[0, i] = 0
 
 
-def exponentials(work: Any, bits: Any, n: Any) -> None:
-    """Replace x by exp(x); in float32 nothing below exp(-87) comes out, and x must be below 88."""
-    raise NotImplementedError
-
-
-def logarithms(work: Any, bits: Any, n: Any) -> None:
-    """Replace x > 0 by log(x)."""
-    raise NotImplementedError
-
-
-def logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> None:
-    """Replace x > -1 by log(1 + x), to all its digits for small x."""
-    raise NotImplementedError
-
-
 @compile_rows()
 def _exponentials_double(work: Any, bits: Any, n: Any) -> None:
     for i in range(n):
@@ -111,30 +95,31 @@ def _logarithms_of_one_plus_double(work: Any, bits: Any, n: Any) -> None:
         work[0, i] = math.log1p(work[0, i])
 
 
-@implement(exponentials, forceinline=True)
-def _compile_exponentials(work: Any, bits: Any, n: Any) -> Callable[..., None]:
-    if work.dtype.bitwidth == 64:
-        return lambda work, bits, n: _exponentials_double(work, bits, n)
-    return lambda work, bits, n: _exponentials(work, bits, n)
+@compile_rows()
+def _logarithms(work: Any, bits: Any, n: Any) -> None:
+    _copy(work, n)
+    _add_logarithms(work, bits, n)
 
 
-@implement(logarithms, forceinline=True)
-def _compile_logarithms(work: Any, bits: Any, n: Any) -> Callable[..., None]:
-    def single(work: Any, bits: Any, n: Any) -> None:
-        _copy(work, n)
-        _add_logarithms(work, bits, n)
-
-    if work.dtype.bitwidth == 64:
-        return lambda work, bits, n: _logarithms_double(work, bits, n)
-    return single
+@compile_rows()
+def _logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> None:
+    _split_one_plus(work, n)
+    _add_logarithms(work, bits, n)
 
 
-@implement(logarithms_of_one_plus, forceinline=True)
-def _compile_logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> Callable[..., None]:
-    def single(work: Any, bits: Any, n: Any) -> None:
-        _split_one_plus(work, n)
-        _add_logarithms(work, bits, n)
+@choose_by_types
+def exponentials(work: Any, bits: Any, n: Any) -> Any:
+    """Replace x by exp(x); in float32 nothing below exp(-87) comes out, and x must be below 88."""
+    return _exponentials_double if work.dtype.bitwidth == 64 else _exponentials
 
-    if work.dtype.bitwidth == 64:
-        return lambda work, bits, n: _logarithms_of_one_plus_double(work, bits, n)
-    return single
+
+@choose_by_types
+def logarithms(work: Any, bits: Any, n: Any) -> Any:
+    """Replace x > 0 by log(x)."""
+    return _logarithms_double if work.dtype.bitwidth == 64 else _logarithms
+
+
+@choose_by_types
+def logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> Any:
+    """Replace x > -1 by log(1 + x), to all its digits for small x."""
+    return _logarithms_of_one_plus_double if work.dtype.bitwidth == 64 else _logarithms_of_one_plus
