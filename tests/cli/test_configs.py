@@ -81,14 +81,9 @@ def test_good_configs_are_read_as_before(tmp_path: Path) -> None:
     assert get_loader("yaml")("{a: 1, a: 2}") == {"a": 2}, "parsers of others stay as they are"
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
-@pytest.mark.parametrize("kind", ["holes", "pipe"])
-def test_a_config_is_a_plain_file(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_of_holes_does_not_fill_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "some.yaml"
-    if kind == "pipe":
-        os.mkfifo(path)
-    else:
-        path.touch()
-        os.truncate(path, 2**40)
+    path.touch()
+    os.truncate(path, 2**40)
     assert main(["fit", "-c", str(path)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert "holes, which take no space on the disk" in capsys.readouterr().err
