@@ -15,7 +15,7 @@ import yaml
 
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, MissingExtraError
-from lit_sparse.runs import replaced
+from lit_sparse.runs import result_file
 from lit_sparse.stored import read_attention, read_png, read_text, read_yaml
 from lit_sparse.studies.compare import comparison, is_folder, named
 from lit_sparse.studies.engine import Runner
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
         study, figure, rows, curves = comparison(pairs, options.metric)
         figures, runs = [figure], _runs(pairs)
     text = page_of(study, figures, rows, curves, runs, options.title or study.title)
-    with replaced(options.output, "wb") as file:
+    with result_file(options.output, "wb") as file:
         file.write(text.encode("utf-8", "replace"))  # JSON and YAML may escape half a character
     print(options.output)
     return 0

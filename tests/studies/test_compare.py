@@ -26,9 +26,6 @@ def test_runs_are_tabulated_and_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").mkdir()
-    for ending in ("md", "csv", "png"):
-        (tmp_path / "out" / f"both.{ending}").symlink_to(tmp_path / "other")  # which is replaced, not followed
     head = f"epoch,step,val/nelbo,train/nelbo,{CALLS}p10,{CALLS}median,{CALLS}p90,{CALLS}mean"
     lines = [head, "0,5,90.0,,,,,", "0,5,,95.0,1.0,4.0,9.0,4.5", "1,9,80.0,80.0,1.0,2.0,3.0,2.25"]
     write_run(tmp_path / "a", "\n".join(lines), "epoch,step,test/nelbo,test/bits_per_dim\n0,0,85.0,3.5")
@@ -46,6 +43,10 @@ def test_runs_are_tabulated_and_drawn(
     assert table[1] == ["ours", "2", "2.25", "85", "3.5"]
     assert (tmp_path / "out" / "both.md").read_text().splitlines() == printed[:4]
     assert (tmp_path / "out" / "both.png").stat().st_size > 10_000
+    (tmp_path / "out" / "both.md").unlink()
+    (tmp_path / "out" / "both.md").symlink_to(tmp_path / "other")  # which is not followed
+    assert main(["compare", "ours=a", "b", "--output", "out/both"]) == 2
+    assert "it is a link" in capsys.readouterr().err
     assert not (tmp_path / "other").exists()
 
 
