@@ -92,6 +92,8 @@ def read_torch_file(file: str | Path | IO[bytes], source: str, *, within: Path |
                 raise zipfile.BadZipFile("a member of it is compressed, which torch never does")
             if archive.comment or min((member.header_offset for member in members), default=0):
                 raise zipfile.BadZipFile("it holds more than the archive that torch writes")  # another archive, perhaps
+            if sum(member.file_size for member in members) > file.seek(0, io.SEEK_END):
+                raise zipfile.BadZipFile("its members overlap")
             broken = archive.testzip()
         if broken is not None:
             raise zipfile.BadZipFile(f"the checksum of {broken!r} in it is wrong")

@@ -329,7 +329,7 @@ def _check_restored_group(source: str, place: str, group: State, defaults: State
 
 def _is_step(value: Any, most: int) -> bool:
     number = float(value) if isinstance(value, Tensor) and value.numel() == 1 else value
-    return type(number) in (int, float) and 0 <= number <= most
+    return type(number) in (int, float) and 0 <= number <= most and number == int(number)
 
 
 def _example_of_steps(optimizer: torch.optim.Optimizer, groups: list[State], steps: Kind, stored: State) -> dict[int, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.runs import PART, replaced
-from lit_sparse.stored import open_plain
+from lit_sparse.stored import open_plain, unique_keys
 
 try:
     import fcntl
@@ -241,7 +241,7 @@ def _read(path: Path) -> Fields | None:
             content = file.read(LARGEST + 1)
         if len(content) > LARGEST:
             raise ValueError(f"it is larger than {LARGEST} bytes")
-        status = json.loads(content)
+        status = json.loads(content, object_pairs_hook=unique_keys)
         if not isinstance(status, dict):
             raise ValueError(f"it is a {type(status).__name__}")
         for name, kind in TYPES.items():

@@ -28,6 +28,7 @@ __all__ = [
     "next_command",
     "open_to_append",
     "replaced",
+    "result_file",
     "run_of",
 ]
 
@@ -258,3 +259,21 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextmanager
+def result_file(path: Path, mode: str) -> Iterator[IO[Any]]:
+    """Open a file of results that the user names, as :func:`replaced` does; a link or a device in its place stays.
+
+    Raises:
+        ConfigurationError: if it cannot be written.
+    """
+    try:
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise OSError(errno.EEXIST, "it is a link, a folder, a pipe or a device")
+        with replaced(path, mode) as file:
+            yield file
+    except OSError as error:
+        raise ConfigurationError(
+            f"Expected to write {str(path)!r} but got: {error.strerror or error}. Choose another path."
+        ) from error

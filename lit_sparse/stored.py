@@ -24,13 +24,14 @@ __all__ = [
         "RATIO",
         "NotPlainError",
         "check_members",
+        "largest_unpacked",
         "open_inside",
         "open_plain",
         "read_attention",
         "read_json",
         "read_metrics",
     ),
-    *("read_png", "read_table", "read_yaml"),
+    *("read_png", "read_table", "read_yaml", "unique_keys"),
 ]
 
 #: Largest file, and largest YAML file, whose parser is slow.
@@ -86,7 +87,7 @@ def open_plain(path: str | Path, within: Path | None = None, buffering: int = -1
         if not stat.S_ISREG(found.st_mode):
             raise NotPlainError(found.st_mode)
         on_disk = 512 * getattr(found, "st_blocks", found.st_size)
-        if found.st_size > max(ALWAYS, RATIO * on_disk) and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
+        if found.st_size > largest_unpacked(on_disk) and os.lseek(descriptor, 0, os.SEEK_HOLE) < found.st_size:
             raise OSError(errno.EINVAL, f"nearly all of its {found.st_size:,} bytes are holes, which take no space on the disk")
         os.lseek(descriptor, 0, os.SEEK_SET)
         return os.fdopen(descriptor, "rb", buffering)
@@ -206,9 +207,21 @@ def read_json(path: Path, within: Path | None = None) -> dict[Any, Any] | None:
 def _parsed(path: Path, within: Path | None) -> tuple[Any] | None:
     text = read_text(path, within)
     try:
-        return None if text is None else (json.loads(text),)
+        return None if text is None else (json.loads(text, object_pairs_hook=unique_keys),)
     except (ValueError, RecursionError) as error:
         raise _refusal(path, "JSON", str(error), "Restore the file, or remove it") from error
+
+
+def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of JSON.
+
+    Raises:
+        ValueError: if a key is in it twice.
+    """
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError(f"a key is twice in an object with {reprlib.repr([*found])}")
+    return found
 
 
 def _mapping(path: Path, content: Any) -> dict[Any, Any]:
@@ -264,6 +277,8 @@ def read_table(
         header = next((cells for cells in reader if cells), [])
         if odd := [name for name in header if not name.isprintable()]:
             raise _refusal(path, "column names of printable characters", reprlib.repr(odd[0]), REPAIR)
+        if len({*header}) < len(header):
+            raise _refusal(path, "unique columns", reprlib.repr(", ".join(header)), REPAIR)
         if header and (missing := [name for name in needed if name not in header]):
             raise _refusal(path, f"the columns {', '.join(needed)}", f"none of the name {missing[0]!r}", REPAIR)
         checked = [place for place, name in enumerate(header) if numbers is None or name in numbers or name in lists]
@@ -362,12 +377,19 @@ def read_png(path: Path, within: Path) -> bytes:
     return content
 
 
+def largest_unpacked(packed: int) -> int:
+    """Return the largest plausible number of bytes to which a file of so many bytes unpacks."""
+    return max(ALWAYS, RATIO * packed)
+
+
 def check_members(archive: zipfile.ZipFile) -> None:
-    """Check the compression of an archive: bzip2 and LZMA make gigabytes of a few kilobytes in one call.
+    """Check that each name is in an archive once, and its compression: bzip2 and LZMA make gigabytes of a few kilobytes.
 
     Raises:
-        zipfile.BadZipFile: for another method than none and deflate.
+        zipfile.BadZipFile: for a second member of a name, or another method than none and deflate.
     """
+    if len(archive.NameToInfo) < len(archive.infolist()):
+        raise zipfile.BadZipFile("two members of it have the same name")
     for member in archive.infolist():
         if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise zipfile.BadZipFile(f"{member.filename[:80]!r} in it is compressed by another method than deflate")

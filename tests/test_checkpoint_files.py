@@ -176,6 +176,16 @@ def test_a_flipped_bit_is_seen(last: Path) -> None:
     assert read_checkpoint(last)["global_step"] == 1
 
 
+def test_members_that_overlap_are_not_read() -> None:
+    """The checksum of one part of the file would be computed for each of its names."""
+    torch.save({"state_dict": {"w": torch.zeros(5000)}}, "some.ckpt")
+    with zipfile.ZipFile("some.ckpt", "a") as archive:
+        archive.filelist += 9 * [max(archive.filelist, key=lambda member: member.file_size)]
+        archive._didModify = True  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="its members overlap"):
+        read_checkpoint("some.ckpt")
+
+
 def test_a_description_that_contains_itself_is_refused(last: Path, capsys: pytest.CaptureFixture[str]) -> None:
     itself: dict[str, Any] = {}
     itself["again"] = itself

@@ -309,6 +309,7 @@ WRONG: dict[str, tuple[str, Place, Any]] = {
     "steps after the last one": ("one cycle", (*SCHEDULER, "last_epoch"), 21),
     "more steps than batches": ("stopping", (*SCHEDULER, "last_epoch"), 10**6),
     "more calls than batches": ("stopping", (*SCHEDULER, "_step_count"), 10**6),
+    "half a step": ("stopping", (*ENTRY, "step"), torch.tensor(0.5)),
     "an empty cycle": ("restarts", (*SCHEDULER, "T_i"), 0),
     "a cycle of another length": ("restarts", (*SCHEDULER, "T_i"), 3),
     "a place after the cycle": ("restarts", (*SCHEDULER, "T_cur"), 3),

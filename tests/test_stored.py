@@ -47,6 +47,7 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "json, broken": (read_json, b"{broken", "JSON in"),
     "json, deep": (read_json, b"[" * 100_000, "JSON in"),
     "json, digits": (read_json, b'{"a": ' + b"9" * 5000 + b"}", "JSON in"),
+    "json, twice": (read_json, b'{"a": {"b": 1, "b": 2}}', "JSON in .* but got a key is twice in an object with \\['b'\\]"),
     "json, list": (read_json, b"[]", "keys and values in .* but got list"),
     "json, utf-16": (read_json, "{}".encode("utf-16"), "text in UTF-8"),
     "attention, word": (read_attention, json.dumps(ATTENTION | {"heads": [[["x", 1]]]}).encode(), "a row of weights"),
@@ -61,6 +62,7 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "picture, huge": (read_png, b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + b"\0\1\0\0" * 2, "but got 65,536 x 65,536"),
     "picture, cut": (read_png, b"\x89PNG\r\n\x1a\n", "but got 0 x 0"),
     "rows, no column": (rows, b"cell,x\na,1\n", "columns cell, seed in .* but got none of the name 'seed'"),
+    "rows, twice": (rows, b"cell,seed,x,x\na,1,2,3\n", "unique columns in .* but got 'cell, seed, x, x'"),
     "rows, seed": (rows, b"cell,seed\na,../b\n", "an integer as `seed` in line 2 in .* but got '../b'"),
     "rows, text": (rows, b"cell,seed,x\na,1,\nb,1,abc\n", "column 'x' in line 3 in .* but got 'abc'"),
     "rows, empty": (
@@ -155,6 +157,16 @@ def test_archives_are_packed_by_deflate_or_not_at_all(method: int, tmp_path: Pat
         else:
             with pytest.raises(zipfile.BadZipFile, match="another method than deflate"):
                 check_members(archive)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_archives_have_each_name_once(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as archive:
+        archive.writestr("a", b"1")
+        check_members(archive)
+        archive.writestr("a", b"2")
+        with pytest.raises(zipfile.BadZipFile, match="the same name"):
+            check_members(archive)
 
 
 def test_columns_have_printable_names(tmp_path: Path) -> None:

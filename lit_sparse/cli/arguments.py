@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from lit_sparse.config_files import find_config
+from lit_sparse.stored import open_plain
 
 __all__ = [
     "as_yaml_file",
@@ -191,7 +192,8 @@ def model_named_by_user(args: list[str]) -> str | None:
 def _yaml_of(path: str) -> Any:
     """Return the content of a config, or None if the parser will refuse it."""
     try:
-        return yaml.safe_load(Path(path).read_text())
+        with open_plain(path) as file:
+            return yaml.safe_load(file)
     except (OSError, ValueError, yaml.YAMLError, RecursionError):
         return None
 

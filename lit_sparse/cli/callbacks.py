@@ -27,7 +27,7 @@ from lit_sparse.callbacks import (
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import ModelCheckpoint, SaveConfigCallback, pl
 from lit_sparse.runs import replaced
-from lit_sparse.stored import read_yaml
+from lit_sparse.stored import read_bytes, read_yaml
 
 __all__ = ["OptimizerOptions", "SaveConfig", "checkpoints", "measures", "monitor_of", "not_named", "pictures"]
 
@@ -74,7 +74,7 @@ class SaveConfig(SaveConfigCallback):
         names = {path.stem.partition("_")[2]: path for path in self.folder.glob("config_*.yaml")}
         kept = {int(name): path for name, path in names.items() if name.isdecimal()}
         last = max(kept, default=-1)
-        if kept and kept[last].read_bytes() == former:
+        if kept and read_bytes(kept[last], self.folder) == former:
             return
         with replaced(self.folder / f"config_{last + 1}.yaml", "wb") as file:
             file.write(former)

@@ -10,6 +10,7 @@ from jsonargparse import get_loader, set_loader
 
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import NAME, chosen_path
+from lit_sparse.stored import open_plain
 
 __all__ = ["MODE", "read_config", "with_full_name"]
 
@@ -30,7 +31,8 @@ def read_config(path: str | Path) -> str:
     """
     name = repr(str(path))
     try:
-        raw = Path(path).read_bytes()
+        with open_plain(path) as file:
+            raw = file.read()
     except OSError as error:
         raise ConfigurationError(
             f"Expected to read the config {name} but got: {error.strerror}. Check the path and its permissions."

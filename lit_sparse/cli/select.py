@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -193,8 +194,12 @@ def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int)
     making = time.perf_counter() - began
     table = folder / TABLE
     rows = read_table(table, folder, needed=COLUMNS, filled=COLUMNS, integers=["k"], numbers=COLUMNS) if is_first() else []
+    for row in rows:
+        _check_row(row, folder, vectors.shape[0], whole)
     rows = gather_objects(rows)[0]
     done = {int(row["k"]) for row in rows}
+    if len(done) < len(rows):
+        raise ConfigurationError(f"Expected one row for each k in {str(table)!r} but got more. Remove one of them.")
     for k in ks:
         if k in done:
             continue
@@ -211,6 +216,23 @@ def _select(data: CoresetDataModule, folder: Path, sizes: list[int], every: int)
             _write(table, rows)
     if is_first():
         _report(folder, rows, largest, making)
+
+
+def _check_row(row: dict[str, str], folder: Path, size: int, whole: float) -> None:
+    """Check that a row describes the coreset of its size, and that it is one of these examples.
+
+    Raises:
+        ConfigurationError: naming the size.
+    """
+    coreset = Coreset.load(path := folder / "coresets" / f"{row['k']}.npz")
+    numbers = [float(row[name]) for name in COLUMNS[1:]]
+    known = [len(coreset), coreset.objective, coreset.objective / whole]
+    fits = all(math.isclose(*pair, rel_tol=1e-6) for pair in zip(numbers, known, strict=False))
+    if not fits or coreset.size != size or len(coreset) > int(row["k"]) or not all(0 <= it < math.inf for it in numbers):
+        raise ConfigurationError(
+            f"Expected the row of k = {row['k']} in {str(folder / TABLE)!r} to describe {str(path)!r}, a coreset of {size}"
+            " examples, but it does not. Remove the row, and give the command again."
+        )
 
 
 def _report(folder: Path, rows: list[dict[str, str]], largest: int, making: float) -> None:

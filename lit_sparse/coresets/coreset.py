@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 import zlib
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from lit_sparse.errors import DataError
 from lit_sparse.runs import replaced
-from lit_sparse.stored import check_members, open_plain
+from lit_sparse.stored import check_members, largest_unpacked, open_plain
 
 __all__ = ["Coreset"]
 
@@ -110,6 +111,9 @@ class Coreset:
         try:
             with open_plain(path) as opened, np.load(opened, allow_pickle=False) as file:  # numpy leaks broken files
                 check_members(file.zip)  # before a member is read
+                size, packed = sum(member.file_size for member in file.zip.infolist()), os.fstat(opened.fileno()).st_size
+                if size > largest_unpacked(packed):
+                    raise DataError(f"Expected arrays that {packed:,} bytes can hold but got {size:,} bytes of them.")
                 arrays = {name: file[name] for name in FIELDS}
             return cls(
                 torch.from_numpy(arrays["indices"]),

@@ -14,6 +14,7 @@ import yaml
 
 from lit_sparse.errors import ConfigurationError, MissingExtraError
 from lit_sparse.runs import open_to_append, replaced
+from lit_sparse.stored import read_text
 from lit_sparse.studies.jobs import Process, locked
 
 __all__ = ["Cluster", "forget_job"]
@@ -87,7 +88,7 @@ def _execute(arguments: list[str], log: str, ticket: str, folder: str) -> int:
     """Run a command on a machine of the cluster, unless another job has taken its place."""
     os.chdir(folder)
     with locked(_lock(Path(log))), open_to_append(Path(log)) as output:
-        if not _ticket(Path(log)).is_file() or _ticket(Path(log)).read_text(encoding="utf-8") != ticket:
+        if read_text(_ticket(Path(log)), Path(log).parent) != ticket:
             return 0
         return subprocess.run(arguments, stdout=output, stderr=subprocess.STDOUT).returncode
 

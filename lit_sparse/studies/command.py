@@ -12,7 +12,7 @@ import yaml
 from lit_sparse.checks import check_count
 from lit_sparse.config_files import config_names, find_config
 from lit_sparse.errors import ConfigurationError, printable
-from lit_sparse.runs import replaced
+from lit_sparse.runs import result_file
 from lit_sparse.studies.cluster import Cluster
 from lit_sparse.studies.engine import Runner
 from lit_sparse.studies.figures import draw
@@ -102,7 +102,7 @@ def write(runner: Runner) -> list[Path]:
         print(f"Columns are left out, because no row has their value: {', '.join(empty)}.", file=sys.stderr)
     path = runner.results / f"{runner.name}.md"
     ranks = [] if study.ranks is None else ranks_page(study, rows)
-    with replaced(path, "w") as file:
+    with result_file(path, "w") as file:
         file.write("\n".join(page(study, rows, samples, ranks)) + "\n")
     written = [runner.rows.path, path]
     for figure in study.figures:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from lit_sparse.errors import ConfigurationError, did_you_mean, printable
-from lit_sparse.runs import numbered
+from lit_sparse.runs import numbered, result_file
 from lit_sparse.stored import read_metrics
 from lit_sparse.studies.figures import draw
 from lit_sparse.studies.rows import Row, shown
@@ -44,10 +44,10 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(list(arguments))
     study, figure, rows, curves = comparison([named(text) for text in options.runs], options.metric)
     table = [[line[0], *line[2:]] for line in by_cell(study, rows, list(study.columns))]  # without the number of seeds
-    options.output.parent.mkdir(parents=True, exist_ok=True)
     files = [options.output.with_name(options.output.name + ending) for ending in (".md", ".csv", ".png")]
-    files[0].write_text("\n".join(markdown(table)) + "\n", encoding="utf-8")
-    with files[1].open("w", newline="", encoding="utf-8") as file:
+    with result_file(files[0], "w") as file:
+        file.write("\n".join(markdown(table)) + "\n")
+    with result_file(files[1], "w") as file:
         csv.writer(file, lineterminator="\n").writerows(table)
     draw(study, figure, rows, curves, files[2])
     metric = figure.panels[-1].value

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import os
 import re
 import reprlib
 import sys
@@ -299,7 +301,8 @@ class Runner:
         if (folder / "finished").is_file():
             return
         if folder.is_dir() and not last.is_file():  # killed before there was anything to continue
-            folder.rename(folder.parent / f"killed_{len(list(folder.parent.glob('killed_*')))}")
+            names = (folder.parent / f"killed_{number}" for number in itertools.count())
+            folder.rename(next(path for path in names if not os.path.lexists(path)))
         command = [*self.command("fit", name, seed), *(("--ckpt_path", "last") if last.is_file() else ())]
         self._run_command(command, name, seed, threads, held, stops)
         if not last.is_file():

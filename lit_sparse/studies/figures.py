@@ -14,7 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 
 from lit_sparse.figure_text import literal
-from lit_sparse.runs import replaced
+from lit_sparse.runs import result_file
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Figure, Panel, Study
 from lit_sparse.studies.tables import head, least, selected
@@ -42,7 +42,7 @@ def draw(study: Study, figure: Figure, rows: Sequence[Row], curves: Sequence[Row
     """
     canvas = canvas_of(study, figure, rows, curves)
     if canvas is not None:
-        with replaced(path, "wb") as file:
+        with result_file(path, "wb") as file:
             canvas.savefig(file, format="png", dpi=110, metadata={"Software": None, "Description": figure.alt or study.title})
     return canvas is not None
 
@@ -109,7 +109,7 @@ def draw_front(points: Sequence[Sequence[float]], best: Sequence[bool], labels: 
     axis.plot(*zip(*front, strict=True), color=COLORS[0], marker="o", label="front")
     axis.set(xlabel=literal(labels[0]), ylabel=literal(labels[1]))
     axis.legend(frameon=False)
-    with replaced(path, "wb") as file:
+    with result_file(path, "wb") as file:
         canvas.savefig(file, format="png", dpi=110, metadata={"Software": None})
 
 

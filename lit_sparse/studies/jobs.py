@@ -45,6 +45,8 @@ class JobInterruptedError(JobFailedError):
 
 #: Path -> lock between the threads of this process, on systems without locks of files.
 _LOCKS: defaultdict[Path, threading.Lock] = defaultdict(threading.Lock)
+#: Bytes at the end of a log that a message is made of.
+TAIL = 10_000
 #: Commands that run on this machine.
 _RUNNING: set[subprocess.Popen[bytes]] = set()
 
@@ -135,7 +137,9 @@ def call(
             finally:
                 _RUNNING.discard(local)
     if status != 0 and not stopped:
-        tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+        with log.open("rb") as written:
+            written.seek(max(0, written.seek(0, os.SEEK_END) - TAIL))
+            tail = "\n".join(written.read(TAIL).decode(errors="replace").splitlines()[-5:])
         kind = JobInterruptedError if status in (130, 143, -2, -15) else JobFailedError
         raise kind(f"{' '.join(arguments)}\nfailed; the end of {log}:\n{tail}")
 

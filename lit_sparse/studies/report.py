@@ -15,6 +15,7 @@ import yaml
 
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.runs import result_file
 from lit_sparse.stored import read_attention, read_png, read_text, read_yaml
 from lit_sparse.studies.compare import comparison, is_folder, named
 from lit_sparse.studies.engine import Runner
@@ -83,8 +84,8 @@ def main(arguments: Sequence[str]) -> int:
         study, figure, rows, curves = comparison(pairs, options.metric)
         figures, runs = [figure], _runs(pairs)
     text = page_of(study, figures, rows, curves, runs, options.title or study.title)
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(text, encoding="utf-8", errors="replace")  # JSON and YAML may escape half a character
+    with result_file(options.output, "wb") as file:
+        file.write(text.encode("utf-8", "replace"))  # JSON and YAML may escape half a character
     print(options.output)
     return 0
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from lit_sparse.errors import ConfigurationError, MissingExtraError
+from lit_sparse.stored import open_plain
 
 __all__ = ["check_database", "check_journal", "distribution_of", "draw_rest", "import_optuna", "matching"]
 
@@ -74,21 +77,36 @@ def draw_rest(trial: Any, space: Mapping[str, Any]) -> None:
 
 
 def check_journal(journal: Path) -> None:
-    """Check that a journal fits into memory.
+    """Check that a journal fits into memory, and that Optuna can append to it.
 
     Raises:
-        ConfigurationError: with its largest size.
+        ConfigurationError: with its largest size, or if its last line is cut off.
     """
-    if journal.is_file() and journal.stat().st_size > LARGEST:
-        raise ConfigurationError(f"Expected {str(journal)!r} to have at most {LARGEST:,} bytes. Choose another --output.")
+    if not journal.is_file():
+        return
+    with open_plain(journal, journal.parent) as file:
+        if (size := os.fstat(file.fileno()).st_size) > LARGEST:
+            raise ConfigurationError(f"Expected {str(journal)!r} to have at most {LARGEST:,} bytes. Choose another --output.")
+        file.seek(max(0, size - 1))
+        if file.read(1) not in (b"", b"\n"):  # Optuna would append to what a full disk has cut off
+            raise ConfigurationError(f"Expected whole lines in {str(journal)!r} but the last one is cut off. Remove it.")
 
 
-def check_database(path: Path) -> None:
+def check_database(storage: str) -> None:
     """Check that a database of SQLite has Optuna's own tables, which compute nothing, and fits into memory.
 
+    Args:
+        storage: URL of the database; others than SQLite's are not checked.
+
     Raises:
-        ConfigurationError: naming what it has.
+        ConfigurationError: naming what it has, or if the URL has a second one in it.
     """
+    url = import_module("sqlalchemy").make_url(storage)
+    if url.get_backend_name() != "sqlite":
+        return
+    path = Path(url.database or "")
+    if str(url.database).startswith("file:"):
+        raise ConfigurationError(f"Expected the path of a database but got {url.database!r}. Give sqlite:///PATH.")
     if not path.is_file():
         return
     if path.stat().st_size > LARGEST:

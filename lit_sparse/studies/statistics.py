@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from scipy import special, stats
 
 from lit_sparse.figure_text import literal
-from lit_sparse.runs import replaced
+from lit_sparse.runs import result_file
 from lit_sparse.studies.rows import Row
 from lit_sparse.studies.study import Study
 from lit_sparse.studies.tables import markdown, numbers
@@ -257,6 +257,6 @@ def draw_ranks(study: Study, rows: Sequence[Row], path: Path) -> bool:
     canvas = Figure(figsize=(7.0, 3.5))
     FigureCanvasAgg(canvas)
     critical_difference_diagram(canvas.subplots(), found, study.ranks.level if study.ranks else 0.05)
-    with replaced(path, "wb") as file:
+    with result_file(path, "wb") as file:
         canvas.savefig(file, format="png", dpi=110, bbox_inches="tight", metadata={"Software": None})
     return True

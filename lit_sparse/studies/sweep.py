@@ -148,8 +148,8 @@ class Sweep:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         storage: Any = self.storage
         check_journal(self.folder / "journal.log")
-        if str(storage).startswith("sqlite:///"):
-            check_database(Path(str(storage).removeprefix("sqlite:///").partition("?")[0]))
+        if storage is not None:
+            check_database(storage)
         if storage is None:
             backend = optuna.storages.journal.JournalFileBackend(str(self.folder / "journal.log"))
             storage = optuna.storages.JournalStorage(backend)

@@ -158,4 +158,4 @@ def _model(described: dict[str, Any]) -> dict[str, Any]:
             raise DataError(f"Expected a common `{name}` in the model {kind} but got {reprlib.repr(value)}. Correct the file.")
     if kind == "Unigram" and described.get("unk_id") is None:
         raise DataError("Expected `unk_id`, the number of the token for unknown text, in the model Unigram. Set it.")
-    return {**described, "type": kind}
+    return {name: value for name, value in described.items() if name != "dropout"} | {"type": kind}  # encoding is no sample

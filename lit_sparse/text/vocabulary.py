@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, trainers
 from lit_sparse.checks import check_choice, check_count
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError
 from lit_sparse.runs import replaced
-from lit_sparse.stored import open_plain
+from lit_sparse.stored import open_plain, unique_keys
 from lit_sparse.text.spacing import join_words
 from lit_sparse.text.tokenization import KINDS, Kind, kind_of, make_tokenizer, with_breaks
 from lit_sparse.text.tokenizer_json import guarded, tokenizer_of
@@ -272,7 +272,7 @@ class Vocabulary:
             DataError: if it is neither.
         """
         try:
-            described = json.loads(text)
+            described = json.loads(text, object_pairs_hook=unique_keys)
             ours = "tokenizer" in described
             tokenizer = tokenizer_of(described["tokenizer"] if ours else described)
             kind, language = (described["kind"], described["language"]) if ours else (kind_of(tokenizer), "en")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,11 @@ def test_good_configs_are_read_as_before(tmp_path: Path) -> None:
     )
     assert len(yaml.safe_load(read_config(path))["c"]) == 200, "the user's own config may be as large as they like"
     assert get_loader("yaml")("{a: 1, a: 2}") == {"a": 2}, "parsers of others stay as they are"
+
+
+def test_a_config_of_holes_does_not_fill_the_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "some.yaml"
+    path.touch()
+    os.truncate(path, 2**40)
+    assert main(["fit", "-c", str(path)]) == 2
+    assert "holes, which take no space on the disk" in capsys.readouterr().err

@@ -102,7 +102,10 @@ def test_vectors_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert torch.equal(found.indices, NonnegativeOMP()(FileVectors(tmp_path / "vectors.npy"), 9).indices)
     command = ["select", *DIGITS, "--selector=NonnegativeOMP", "--k=9", *vectors, "--name=mine", "--resume=true"]
     stored = tmp_path / "runs" / "mine" / "select" / "0" / "objective.csv"
-    for text, message in (("k\n9\n", "Expected the columns k, "), (stored.read_text() + "x,1,1,1,1,1\n", "in column 'k'")):
+    before = stored.read_text()
+    bad = [("k\n9\n", "Expected the columns k, "), (before + "x,1,1,1,1,1\n", "in column 'k'")]
+    bad.append((before + before.splitlines()[-1] + "\n", "Expected one row for each k in"))
+    for text, message in (*bad, (before.replace("\n9,", "\n9,-"), "Expected the row of k = 9 in")):
         stored.write_text(text)
         assert main(command) == 2
         assert message in capsys.readouterr().err

@@ -181,6 +181,12 @@ def test_compressed_files_are_read_and_damaged_ones_are_not(tmp_path: Path) -> N
         same(found, SOME)  # what was hit means nothing, such as the time of the file
 
 
+def test_a_small_file_of_many_zeros_is_refused(tmp_path: Path) -> None:
+    np.savez_compressed(tmp_path / "some.npz", **arrays(trace=np.zeros(2**25 + 1)))
+    with pytest.raises(DataError, match=r"not valid\. Expected arrays that [0-9,]+ bytes can hold but got 268,43"):
+        Coreset.load(tmp_path / "some.npz")
+
+
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"The coreset '.*none\.npz' does not exist\."):
         Coreset.load(tmp_path / "none.npz")

@@ -43,6 +43,11 @@ def test_runs_are_tabulated_and_drawn(
     assert table[1] == ["ours", "2", "2.25", "85", "3.5"]
     assert (tmp_path / "out" / "both.md").read_text().splitlines() == printed[:4]
     assert (tmp_path / "out" / "both.png").stat().st_size > 10_000
+    (tmp_path / "out" / "both.md").unlink()
+    (tmp_path / "out" / "both.md").symlink_to(tmp_path / "other")  # which is not followed
+    assert main(["compare", "ours=a", "b", "--output", "out/both"]) == 2
+    assert "it is a link" in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_runs_without_decoder_calls_and_tests(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -19,8 +20,9 @@ import yaml
 
 from lit_sparse.cli import main
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.studies import engine
 from lit_sparse.studies.engine import Runner, read_metrics, summarized
-from lit_sparse.studies.jobs import locked
+from lit_sparse.studies.jobs import JobFailedError, call, locked
 from lit_sparse.studies.load import load_study
 from lit_sparse.studies.rows import PROVENANCE, Row, Rows, provenance
 from lit_sparse.studies.study import digest
@@ -508,3 +510,29 @@ except KeyboardInterrupt as stop:
         assert study.wait(timeout=50) == 143
     assert time.monotonic() - asked < 50
     assert not begun.exists()
+
+
+def test_the_end_of_a_long_log_is_shown(tmp_path: Path) -> None:
+    """A log may be of holes, and larger than the memory."""
+    log = tmp_path / "some.log"
+    log.touch()
+    os.truncate(log, 2**40)
+    with pytest.raises(JobFailedError, match=r"failed; the end of .*\n.*it broke") as caught:
+        call([sys.executable, "-c", "exit('it broke')"], log, 1)
+    assert len(str(caught.value)) < 50_000
+
+
+def test_a_killed_training_is_put_beside_those_before(
+    write_study: Callable[..., Path], runner: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "call", lambda *_: None)
+    study = runner(write_study())
+    name = next(iter(study.study.cells))
+    folder = study.run_folder(name, 0)
+    for path in (folder, folder.with_name("killed_1")):
+        (path / "some").mkdir(parents=True)
+    for number in (0, 2):
+        folder.mkdir(exist_ok=True)
+        with pytest.raises(JobFailedError, match="no last checkpoint"):
+            study.train(name, 0, 1, ())
+        assert folder.with_name(f"killed_{number}").is_dir()

@@ -65,6 +65,7 @@ def test_the_page_of_runs(page: Path, tmp_path: Path) -> None:
     )
     words = [f"sparse={tmp_path / 'a'}", f"dense={tmp_path / 'b'}", f"<i>={tmp_path / 'c'}", "--title", "Some runs"]
     assert main(["report", *words, "-o", str(tmp_path / "again.html")]) == 0
+    assert main(["report", *words, "-o", str(tmp_path)]) == 2  # a folder
     assert (tmp_path / "again.html").read_bytes() == page.read_bytes()
 
 

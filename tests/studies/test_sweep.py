@@ -354,8 +354,9 @@ def test_a_database_that_computes_is_refused(made: str, tmp_path: Path) -> None:
     found._storage._backend.remove_session()
     with closing(sqlite3.connect(path)) as database:
         database.executescript(made)
-    with pytest.raises(ConfigurationError, match="which Optuna never makes"):
-        Sweep(*options, storage=f"sqlite:///{path}")
+    for url in (f"sqlite:///{path}", f"sqlite+pysqlite:///{path}", f"sqlite:///file:{path}?uri=true"):
+        with pytest.raises(ConfigurationError, match=r"which Optuna never makes|Expected the path of a database"):
+            Sweep(*options, storage=url)
 
 
 COUNTED = "with recursive n(i) as (select 9 union all select i + 1 from n where i < 100020)"
@@ -433,4 +434,13 @@ def test_a_journal_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None
     assert Sweep(*options).study.trials == []
     os.truncate(tmp_path / "sweep" / "journal.log", 2**33)
     with pytest.raises(ConfigurationError, match="at most 268,435,456 bytes"):
+        Sweep(*options)
+
+
+def test_a_journal_whose_last_line_is_cut_off_is_refused(tmp_path: Path) -> None:
+    options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
+    assert Sweep(*options).study.trials == []
+    journal = tmp_path / "sweep" / "journal.log"
+    os.truncate(journal, journal.stat().st_size - 3)
+    with pytest.raises(ConfigurationError, match="the last one is cut off"):
         Sweep(*options)

@@ -345,3 +345,10 @@ def test_common_tokenizers_are_read(typed: bool) -> None:
         assert read.decode(read.encode(["a man runs."])[0]) == "a man runs."
         assert Vocabulary.from_json(read.to_json()) == read
     assert Vocabulary.from_json(_described(normalizer=_charsmap(33))).encode(["a"]) == [[4]]
+
+
+def test_nothing_is_dropped_at_random() -> None:
+    described = json.loads(Vocabulary.build(["low lower lowest"] * 9, kind="bpe", max_size=60).to_json())
+    described["tokenizer"]["model"]["dropout"] = 0.5
+    read = Vocabulary.from_json(json.dumps(described))
+    assert len({str(read.encode(["lowest lower"])) for _ in range(20)}) == 1

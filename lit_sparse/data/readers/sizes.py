@@ -11,7 +11,7 @@ from pathlib import Path
 from typing_extensions import Buffer
 
 from lit_sparse.errors import DataError
-from lit_sparse.stored import ALWAYS, RATIO
+from lit_sparse.stored import largest_unpacked
 
 __all__ = ["BoundedReader", "bytes_of", "check_dense", "check_rows", "check_unpacked"]
 
@@ -37,9 +37,9 @@ def check_unpacked(
         DataError: if the ratio of both sizes is too large.
     """
     packed = path.stat().st_size if packed is None else packed
-    if unpacked > _largest(packed):
+    if unpacked > (most := largest_unpacked(packed)):
         raise DataError(
-            f"Expected {str(path)!r}, of {_readable(packed)}, to unpack to at most {_readable(_largest(packed))} but got more:"
+            f"Expected {str(path)!r}, of {_readable(packed)}, to unpack to at most {_readable(most)} but got more:"
             f" {what} takes {_readable(unpacked)} or more. Check the source of the file, or {remedy}."
         )
 
@@ -106,7 +106,7 @@ class BoundedReader(io.RawIOBase):
         self._stream = stream
         self._path = path
         self._packed = path.stat().st_size if packed is None else packed
-        self._left = _largest(self._packed)
+        self._left = largest_unpacked(self._packed)
         self._lines = 0 if lines else None
 
     def readable(self) -> bool:
@@ -118,7 +118,7 @@ class BoundedReader(io.RawIOBase):
         count = self._stream.readinto(buffer)
         self._left -= count
         if self._left < 0:
-            check_unpacked(self._path, _largest(self._packed) - self._left, self._packed)
+            check_unpacked(self._path, largest_unpacked(self._packed) - self._left, self._packed)
         if self._lines is not None:
             self._lines += bytes(memoryview(buffer)[:count]).count(b"\n")
             check_rows(self._path, self._lines, self._packed)
@@ -131,13 +131,9 @@ class BoundedReader(io.RawIOBase):
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
         """Set the position; the bytes before it count as read."""
         place = self._stream.seek(offset, whence)
-        self._left = _largest(self._packed) - place
+        self._left = largest_unpacked(self._packed) - place
         self._lines = 0 if self._lines is not None and place == 0 else self._lines
         return place
-
-
-def _largest(packed: int) -> int:
-    return max(ALWAYS, RATIO * packed)
 
 
 def _readable(size: int) -> str:

@@ -19,7 +19,7 @@ from typing import IO, Any
 from lit_sparse.data.readers.sizes import check_rows, check_unpacked
 from lit_sparse.data.readers.text_files import ending_of, numbered_lines
 from lit_sparse.errors import DataError, did_you_mean
-from lit_sparse.stored import open_plain
+from lit_sparse.stored import open_plain, unique_keys
 
 __all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_of"]
 
@@ -147,7 +147,7 @@ def _json_rows(path: Path, _: Mapping[str, str]) -> Iterator[Row]:
 
 def _parsed(path: Path, number: int, text: str) -> Any:
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=unique_keys)
     except json.JSONDecodeError as error:
         line, what = number + error.lineno - 1, f"{error.msg} at character {error.colno}"
     except (ValueError, RecursionError) as error:  # thousands of digits or of brackets

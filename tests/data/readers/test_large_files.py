@@ -20,6 +20,7 @@ import pytest
 import torch
 from pyarrow import parquet as arrow
 
+from lit_sparse import stored
 from lit_sparse.data import (
     TableDataModule,
 )
@@ -44,7 +45,7 @@ def overlapping(entries: int, size: int) -> bytes:
 # A bound that tests can reach without much memory: files unpack to 4 MiB, or to 250 times their size.
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sizes, "ALWAYS", 2**22)
+    monkeypatch.setattr(stored, "ALWAYS", 2**22)
 
 
 ZEROS = 2**23
