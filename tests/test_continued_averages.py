@@ -51,9 +51,9 @@ class Stop(pl.Callback):
             raise KeyError("killed")
 
 
-def fit(model: Model, data: pl.LightningDataModule, *callbacks: pl.Callback, resumed: Path | None = None, **options: Any) -> Any:
+def fit(model: Model, data: pl.LightningDataModule, *callbacks: pl.Callback, resumed: Path | None = None, **more: Any) -> Any:
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    options = {"max_epochs": 4, "enable_checkpointing": False, **quiet, **options}
+    options = {"max_epochs": 4, "enable_checkpointing": False, **quiet, **more}
     trainer = pl.Trainer(accelerator="cpu", callbacks=list(callbacks), **options)
     trainer.fit(model, data, ckpt_path=resumed)
     return {name: value.clone() for name, value in model.state_dict().items()}

@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any
 
 from lit_sparse.callbacks.pictures.base import Picture
-from lit_sparse.cli.files import DISK_IS_FULL
-from lit_sparse.errors import INTERRUPTED, LitSparseError, Terminated, terminable
+from lit_sparse.errors import DISK_IS_FULL, INTERRUPTED, LitSparseError, Terminated, terminable
 from lit_sparse.lightning import NAME, SIGTERMException, SLURMEnvironment, pl, rank_zero_warn
 from lit_sparse.lightning_internals import averaging, limits_of, why_ended
 from lit_sparse.run_status import RunStatus
