@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
+    "DISK_IS_FULL",
     "INTERRUPTED",
     "CheckpointError",
     "ConfigurationError",
@@ -29,6 +31,8 @@ __all__ = [
     "terminable",
 ]
 
+#: Errors of the operating system after which nothing more can be written.
+DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
 #: Characters that are printed as they are, beside letters, marks and the usual space.

@@ -55,6 +55,9 @@ KINDS = ("total", "current")
 #: Attributes of callbacks that stop a training, other than settings that decide when.
 STATE = {"wait_count", "stopped_epoch", "stopping_reason_message", "verbose", "log_rank_zero_only", "_offset", "_verbose"}
 
+#: Classes of callbacks that average weights; not all versions of Lightning have both.
+AVERAGING = {"StochasticWeightAveraging", "WeightAveraging"}
+
 
 def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
     """Run an initialization unless Lightning restores a checkpoint; call it in ``setup``, before restoring is decided.
@@ -70,6 +73,7 @@ def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
     restore = connector._restore_modules_and_callbacks
     if trainer.strategy.restore_checkpoint_after_setup:
         initialize()
+        copy_averages(trainer)
         return
 
     def restore_or_initialize(checkpoint_path: Any = None, *args: Any) -> None:
@@ -77,8 +81,27 @@ def after_restore(trainer: pl.Trainer, initialize: Callable[[], None]) -> None:
         restore(checkpoint_path, *args)
         if checkpoint_path is None:
             initialize()
+            copy_averages(trainer)
 
     connector._restore_modules_and_callbacks = restore_or_initialize
+
+
+def averaging(trainer: pl.Trainer) -> list[Any]:
+    """Return the callbacks that average weights."""
+    callbacks: list[Any] = trainer.callbacks  # type: ignore[attr-defined]
+    return [it for it in callbacks if {kind.__name__ for kind in type(it).__mro__} & AVERAGING]
+
+
+def copy_averages(trainer: pl.Trainer) -> None:
+    """Let callbacks that average weights copy the model again: their ``setup`` is before its layers and weights are made."""
+    for callback in averaging(trainer):
+        callback.setup(trainer, trainer.lightning_module, "fit")
+
+
+def sets_rates(trainer: pl.Trainer) -> bool:
+    """Return whether a scheduler sets the learning rates, or will when a continued averaging puts its own in place."""
+    waiting = any(getattr(callback, "_scheduler_state", None) is not None for callback in averaging(trainer))
+    return waiting or bool(trainer.lr_scheduler_configs)
 
 
 def given_hyperparameters() -> dict[str, Any]:
@@ -120,12 +143,13 @@ def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
     validation, rest = loops["epoch_loop.val_loop.batch_progress"], loops["epoch_loop.state_dict"]
     done, batch = epochs["current"]["processed"], batches["current"]
     between, cut = _between_epochs(trainer)
+    _equal(validation["current"], 0)  # each validation counts its batches anew
+    validation["is_last_batch"] = False
     if between and not cut:
         for progress in (epochs, batches, validation):
             _equal(progress["total"], progress["total"]["processed"])
         _equal(epochs["current"], done)
         _equal(batches["current"], 0)
-        _equal(validation["current"], 0)
         batches["is_last_batch"] = False
         return
     for kind in KINDS:
@@ -138,7 +162,6 @@ def settle_counters(trainer: pl.Trainer, loops: dict[str, Any]) -> None:
         _equal(batches[kind], batches[kind]["processed"])
         _equal(validation[kind], validation[kind]["completed"])
     if pending:  # Lightning treats it as interrupted, and runs it when it is due
-        _equal(validation["current"], 0)
         validation["total"]["ready"] = validation["total"]["started"] = validation["total"]["completed"] + 1
     rest["_batches_that_stepped"] -= cut
 

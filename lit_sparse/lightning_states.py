@@ -60,7 +60,7 @@ REFUSED = {
 #: Attribute of a batch normalization that freezing changes.
 STATISTICS = "track_running_stats"
 #: Attributes of a ModelCheckpoint that its own state lacks; the last is a path.
-SAVER = ("_defer_save_until_validation", "current_score")
+SAVER = ("_defer_save_until_validation", "_last_global_step_saved", "current_score")
 LAST = "_last_checkpoint_saved"
 #: Attributes of torch's schedulers that are not options.
 PROGRESS = {
@@ -75,7 +75,7 @@ STATES = {
     "interrupted": False,
     "flags": DictOf(True),
     "masks": DictOf(TENSOR),
-    "savers": DictOf({SAVER[0]: True, SAVER[1]: OneOf(SCALAR), LAST: ""}),
+    "savers": DictOf({SAVER[0]: True, SAVER[1]: 0, SAVER[2]: OneOf(SCALAR), LAST: ""}),
     "processes": Kind("a list of dicts, one per process", lambda found: isinstance(found, list) and len(found) > 0),
 }
 #: Attributes of a logged value: how it is logged, and what it is so far.
@@ -158,6 +158,8 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
     """
     model: Any = trainer.lightning_module
     model._flags_at_start = _flags(model)
+    for saver in _savers(trainer):
+        _note_before_writing(saver)
     if checkpoint is None:
         return
     source = repr(str(trainer.ckpt_path))
@@ -189,6 +191,8 @@ def begin_training(trainer: pl.Trainer, checkpoint: dict[str, Any] | None) -> No
     for saver in _savers(trainer):
         kept = states["savers"].get(saver.state_key)
         if kept is not None:
+            place = f"states.savers.{saver.state_key}.{SAVER[1]}"
+            check_state(source, place, kept[SAVER[1]], at_most(checkpoint["global_step"]))
             vars(saver).update({name: kept[name] for name in SAVER})
             setattr(saver, LAST, kept[LAST] and str(Path(saver.dirpath, Path(kept[LAST]).name)))
         _replace_later_files(saver, trainer)
@@ -435,6 +439,17 @@ def _savers(trainer: pl.Trainer) -> list[Any]:
 
 def _state_of_saver(saver: Any) -> dict[str, Any]:
     return {name: getattr(saver, name) for name in SAVER} | {LAST: Path(getattr(saver, LAST)).name}
+
+
+def _note_before_writing(saver: Any) -> None:
+    """Let a callback note a file before it writes it, so that the file itself tells that it was written."""
+
+    def noted(trainer: pl.Trainer, path: str) -> None:
+        saver._last_global_step_saved = trainer.global_step
+        setattr(saver, LAST, path)
+        type(saver)._save_checkpoint(saver, trainer, path)
+
+    saver._save_checkpoint = noted
 
 
 def _replace_later_files(saver: Any, trainer: pl.Trainer) -> None:

@@ -32,7 +32,7 @@ from lit_sparse.cli.arguments import (
 from lit_sparse.cli.best_metrics import best_metrics
 from lit_sparse.cli.callbacks import OptimizerOptions, SaveConfig, checkpoints, measures, monitor_of, not_named, pictures
 from lit_sparse.cli.checkpoints import MergedModel, changes_of_run, check_model, is_restoring, load_weights, read_for
-from lit_sparse.cli.files import DISK_IS_FULL, DiskError, WholeFiles
+from lit_sparse.cli.files import DiskError, WholeFiles
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.messages import about_checkpoint
@@ -48,7 +48,7 @@ from lit_sparse.cli.stopping import (
     why_interrupted,
 )
 from lit_sparse.distributed import group_for_run, is_lost
-from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, printable
+from lit_sparse.errors import DISK_IS_FULL, CheckpointError, ConfigurationError, LitSparseError, printable
 from lit_sparse.lightning import (
     LightningArgumentParser,
     LightningCLI,

@@ -26,6 +26,7 @@ from lit_sparse.callbacks import (
 )
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import ModelCheckpoint, SaveConfigCallback, pl
+from lit_sparse.lightning_internals import sets_rates
 from lit_sparse.runs import replaced
 from lit_sparse.stored import read_bytes, read_yaml
 
@@ -99,7 +100,7 @@ class OptimizerOptions(pl.Callback):
         Raises:
             ConfigurationError: if a scheduler sets the learning rate.
         """
-        if trainer.lr_scheduler_configs and "lr" in self.options:
+        if sets_rates(trainer) and "lr" in self.options:
             raise ConfigurationError(
                 "Expected no change of `lr` but got one for a run whose scheduler sets the learning rate. Leave `lr` out."
             )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,7 @@ from lit_sparse.errors import LitSparseError
 from lit_sparse.lightning import TorchCheckpointIO
 from lit_sparse.runs import replaced
 
-__all__ = ["DISK_IS_FULL", "DiskError", "WholeFiles"]
-
-#: Errors of the operating system after which nothing more can be written.
-DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+__all__ = ["DiskError", "WholeFiles"]
 
 
 class DiskError(LitSparseError, OSError):

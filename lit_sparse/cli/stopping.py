@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any
 
 from lit_sparse.callbacks.pictures.base import Picture
-from lit_sparse.errors import INTERRUPTED, LitSparseError, Terminated, terminable
+from lit_sparse.errors import DISK_IS_FULL, INTERRUPTED, LitSparseError, Terminated, terminable
 from lit_sparse.lightning import NAME, SIGTERMException, SLURMEnvironment, pl, rank_zero_warn
-from lit_sparse.lightning_internals import limits_of, why_ended
+from lit_sparse.lightning_internals import averaging, limits_of, why_ended
 from lit_sparse.run_status import RunStatus
 
 __all__ = ["DrawWhenStopped", "NoteEnd", "own_error", "quiet", "stop_status", "stoppable", "why_interrupted"]
@@ -113,6 +114,9 @@ class DrawWhenStopped(pl.Callback):
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw if training had already ended in the checkpoint."""
         if not self._trains:
+            for callback in averaging(trainer):
+                if not getattr(callback, "_model_contains_batch_norm", False):  # then the weights are the averages
+                    callback.on_train_end(trainer, pl_module)
             self._draw(trainer, pl_module)
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
@@ -139,14 +143,28 @@ def own_error(error: BaseException) -> LitSparseError | None:
     return cause
 
 
+def _is_no_hint(record: logging.LogRecord) -> bool:
+    return "litlogger" not in record.getMessage()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence deprecation warnings and hints of dependencies."""
-    logging.getLogger(f"{NAME}.utilities.rank_zero").addFilter(lambda record: "litlogger" not in record.getMessage())
+    """Silence deprecation warnings and hints of dependencies, and their threads that find the disk full: the run says so."""
+    shown = threading.excepthook
+
+    def hook(args: Any) -> None:
+        if not isinstance(args.exc_value, OSError) or args.exc_value.errno not in DISK_IS_FULL:
+            shown(args)
+
+    threading.excepthook = hook
+    logging.getLogger(f"{NAME}.utilities.rank_zero").addFilter(_is_no_hint)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"`isinstance\(treespec, LeafSpec\)` is deprecated", append=False)
         warnings.filterwarnings("ignore", message=r".*does not have many workers which may be a bottleneck.*")
         warnings.filterwarnings("ignore", message=r"The dirpath has changed from")  # a run continues in a new folder
         warnings.filterwarnings("ignore", message=r"Checkpoint directory .* exists and is not empty")
         warnings.filterwarnings("ignore", message=r"Total length of `list` across ranks is zero")  # no validation
-        yield
+        try:
+            yield
+        finally:
+            threading.excepthook = shown

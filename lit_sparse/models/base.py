@@ -31,6 +31,7 @@ from lit_sparse.lightning_internals import (
     given_hyperparameters,
     limits_of,
     restore_end,
+    sets_rates,
     use_settings,
 )
 from lit_sparse.lightning_restoring import guard_restoring, restoring
@@ -354,7 +355,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         for config in self.trainer.lr_scheduler_configs:
             check_end(config.scheduler, config.interval, self.trainer)
         check_updates(self.trainer)
-        if not self.trainer.lr_scheduler_configs:
+        if not sets_rates(self.trainer):
             renew_dual_rates(self.trainer.optimizers, self.risk)
         resumed, self._resumed = self._resumed, None
         with restoring(self.trainer, "states"):
@@ -426,6 +427,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if is_fitting(self) and not is_tuning(self.trainer):
             check_continues(self.trainer, checkpoint)
             self._resumed = checkpoint
+            self.trainer.num_sanity_val_steps = 0  # it would replace what callbacks keep of the last validation
             restore_end(self.trainer, checkpoint["end"], self._limits)
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 

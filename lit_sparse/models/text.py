@@ -12,10 +12,11 @@ from typing_extensions import Self, override
 
 from lit_sparse.checkpoint_files import read_torch_file
 from lit_sparse.errors import CheckpointError, ConfigurationError
-from lit_sparse.lightning_internals import after_restore
+from lit_sparse.lightning_internals import after_restore, copy_averages
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
 from lit_sparse.models.base import LitSparseModule
+from lit_sparse.models.resuming import is_fitting
 from lit_sparse.text import Vocabulary
 
 __all__ = ["TextModule", "check_lines", "check_parts", "count_groups"]
@@ -75,6 +76,8 @@ class TextModule(LitSparseModule):
         self.vocabularies = dict(vocabularies)
         self.make_layers()
         self.to(self.device)
+        if is_fitting(self):
+            copy_averages(self.trainer)
         return self
 
     def setup(self, stage: str) -> None:

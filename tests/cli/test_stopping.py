@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import shlex
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 
+from lit_sparse.cli.stopping import quiet
 from tests.conftest import Command
 from tests.test_kills import DIGITS
 
@@ -64,3 +67,20 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_whole(lit_sparse: Command, tm
     assert torch.load(checkpoints / "last.ckpt", weights_only=True)["global_step"] == 20
     assert torch.load(checkpoints / "best.ckpt", weights_only=True)["global_step"] <= 20
     assert sorted(path.name for path in checkpoints.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+@pytest.mark.parametrize(("number", "shown"), [(errno.ENOSPC, []), (errno.EPERM, [errno.EPERM])])
+def test_a_thread_of_a_logger_that_finds_the_disk_full_prints_no_traceback(
+    number: int, shown: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: found.append(args.exc_value.errno))
+
+    def write() -> None:
+        raise OSError(number, "no space")
+
+    with quiet():
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+    assert found == shown
