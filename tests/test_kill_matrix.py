@@ -199,7 +199,7 @@ def state_of(run: Path, *, clock: bool) -> dict[str, Any]:
         process["logged"] = [entry for entry in process["logged"] if entry["meta"]["name"] != "train/seconds"]
     if clock:
         checkpoint = {name: checkpoint[name] for name in ("state_dict", "optimizer_states", "lr_schedulers")}
-    other = ("SecondsLogger", "train/seconds", "time_elapsed", "_last_checkpoint_saved")
+    other = ("SecondsLogger", "train/seconds", "time_elapsed")
     return {name: value for name, value in flat(checkpoint) if not any(part in name for part in other)}
 
 
