@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -116,8 +116,11 @@ def check_widths(name: str, values: Sequence[int], most: int = MOST_FEATURES) ->
         most: largest width allowed.
 
     Raises:
-        ConfigurationError: for any other width.
+        ConfigurationError: for any other width, and for what is no list of them.
     """
+    given: Any = values
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise ConfigurationError(f"Expected argument `{name}` to be a list of widths, such as [64, 64], but got {values!r}.")
     return tuple([check_count(name, value, most=most) for value in values])
 
 

@@ -10,7 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from lit_sparse.checks import check_count, check_integer, check_number, check_parameter, check_positive, check_shape
+from lit_sparse.checks import (
+    check_count,
+    check_integer,
+    check_number,
+    check_parameter,
+    check_positive,
+    check_shape,
+    check_widths,
+)
 from lit_sparse.data import RadialBases
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import functional as F
@@ -97,3 +105,9 @@ def test_vectors_have_the_dimension_that_is_asked_for() -> None:
 def test_a_billion_parts_are_refused(build: Callable[[int], object], name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"`{name}` to be an integer of at most"):
         build(10**9)
+
+
+@pytest.mark.parametrize("bad", [None, 3, "64", [64, 0]])
+def test_widths_are_a_list_of_integers(bad: Any) -> None:
+    with pytest.raises(ConfigurationError, match="`hidden`"):
+        check_widths("hidden", bad)
