@@ -433,7 +433,7 @@ def test_a_journal_that_would_fill_the_memory_is_refused(tmp_path: Path) -> None
     options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
     assert Sweep(*options).study.trials == []
     os.truncate(tmp_path / "sweep" / "journal.log", 2**33)
-    with pytest.raises(ConfigurationError, match="at most 268,435,456 bytes"):
+    with pytest.raises(ConfigurationError, match="nearly all of its 8,589,934,592 bytes"):
         Sweep(*options)
 
 
