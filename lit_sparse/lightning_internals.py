@@ -33,7 +33,9 @@ from lit_sparse.lightning import (
 
 __all__ = [
     "after_restore",
+    "averaging",
     "continue_training",
+    "copy_averages",
     "count_update",
     "describe_end",
     "describe_progress",
@@ -45,7 +47,9 @@ __all__ = [
     "next_row",
     "restore_end",
     "runs_fit",
+    "sets_rates",
     "settle_counters",
+    "skip_sanity_check",
     "use_settings",
     "why_ended",
 ]
@@ -102,6 +106,15 @@ def sets_rates(trainer: pl.Trainer) -> bool:
     """Return whether a scheduler sets the learning rates, or will when a continued averaging puts its own in place."""
     waiting = any(getattr(callback, "_scheduler_state", None) is not None for callback in averaging(trainer))
     return waiting or bool(trainer.lr_scheduler_configs)
+
+
+def skip_sanity_check(trainer: pl.Trainer) -> None:
+    """Leave out the sanity check of this fit, which would replace what callbacks keep of the last validation."""
+
+    def skip() -> None:
+        del trainer._run_sanity_check
+
+    trainer._run_sanity_check = skip  # type: ignore[method-assign]
 
 
 def given_hyperparameters() -> dict[str, Any]:

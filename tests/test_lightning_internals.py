@@ -39,6 +39,15 @@ class Watched(RobustClassifier):
         return super().configure_optimizers()
 
 
+class Sane(pl.Callback):
+    """Counts sanity checks."""
+
+    count = 0
+
+    def on_sanity_check_start(self, *_: Any) -> None:
+        self.count += 1
+
+
 def trainer(folder: Path, epochs: int) -> pl.Trainer:
     quiet: dict[str, Any] = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
     return pl.Trainer(
@@ -64,6 +73,21 @@ def test_initial_values_are_made_between_restoring_and_the_optimizers(tmp_path: 
     assert first.events.count("initialize") == 2
 
 
+def test_a_sanity_check_is_left_out_of_the_fit_that_continues_alone(tmp_path: Path) -> None:
+    data, model, sane = DigitsDataModule(labelled=1.0), Watched(), Sane()
+    fitting = trainer(tmp_path, 1)
+    fitting.callbacks.append(sane)  # type: ignore[attr-defined]
+    fitting.fit(model, data)
+    assert sane.count == 1
+    fitting.save_checkpoint(tmp_path / "one.ckpt")
+    fitting.fit_loop.max_epochs = 2
+    fitting.fit(model, data, ckpt_path=tmp_path / "one.ckpt", weights_only=True)
+    assert sane.count == 1
+    fitting.fit_loop.max_epochs = 3
+    fitting.fit(model, data)
+    assert sane.count == 2
+
+
 @pytest.mark.parametrize(
     "path",
     [
@@ -79,6 +103,7 @@ def test_initial_values_are_made_between_restoring_and_the_optimizers(tmp_path: 
         "fit_loop._data_fetcher",
         "fit_loop._restarting",
         "_checkpoint_connector._restore_modules_and_callbacks",
+        "_run_sanity_check",
         "_logger_connector._first_loop_iter",
         "_logger_connector.should_update_logs",
         "_logger_connector.metrics",

@@ -100,7 +100,7 @@ def main(args: Sequence[str] | None = None) -> int:
                 f"Expected one of the commands {', '.join(COMMANDS)} but got {args[0]!r}.{did_you_mean(args[0], COMMANDS)}"
             )
         encoding = sys.getfilesystemencoding()
-        undecoded = [arg for arg in args if encoding != "utf-8" and not arg.isascii()]
+        undecoded = [arg for arg in args if encoding != "utf-8" and any("\udc80" <= letter <= "\udcff" for letter in arg)]
         if undecoded:
             raise LitSparseError(f"Expected text in {encoding} but got {undecoded[0]!r}. Set PYTHONUTF8=1 if it is UTF-8.")
         if args[0] != "compile":

@@ -50,12 +50,12 @@ BASES: dict[str, type] = {
     "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
 }
 
-#: Names of the parser's types in messages.
-#: Example of an argument of a mapping by structures.
+#: Examples of arguments of mappings by structures.
 STRUCTURES = {
     "structure": "structure: {class_path: Budget, init_args: {budget: 2}}",
     "factors": "graph: {class_path: lit_sparse.structures.FactorGraph, init_args: {variables: 9, factors: [{structure: Xor}]}}",
 }
+#: Names of the parser's types in messages.
 KINDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null", "list": "a list"}
 
 

@@ -32,6 +32,7 @@ from lit_sparse.lightning_internals import (
     limits_of,
     restore_end,
     sets_rates,
+    skip_sanity_check,
     use_settings,
 )
 from lit_sparse.lightning_restoring import guard_restoring, restoring
@@ -427,7 +428,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if is_fitting(self) and not is_tuning(self.trainer):
             check_continues(self.trainer, checkpoint)
             self._resumed = checkpoint
-            self.trainer.num_sanity_val_steps = 0  # it would replace what callbacks keep of the last validation
+            skip_sanity_check(self.trainer)
             restore_end(self.trainer, checkpoint["end"], self._limits)
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 

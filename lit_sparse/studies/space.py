@@ -105,8 +105,8 @@ def check_database(storage: str) -> None:
     if url.get_backend_name() != "sqlite":
         return
     path = Path(url.database or "")
-    if str(url.database).startswith("file:"):
-        raise ConfigurationError(f"Expected the path of a database but got {url.database!r}. Give sqlite:///PATH.")
+    if (url.database or ":memory:").startswith(("file:", ":memory:")):
+        raise ConfigurationError(f"Expected the path of a database but got {storage!r}. Give sqlite:///PATH.")
     if not path.is_file():
         return
     if path.stat().st_size > LARGEST:

@@ -209,3 +209,9 @@ def test_a_locale_without_letters_of_other_languages() -> None:
     )
     assert done.returncode == 2
     assert "Set PYTHONUTF8=1" in done.stderr
+
+
+def test_letters_that_the_locale_has_are_taken(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "iso8859-1")
+    assert main(["compile", "é"]) == 2
+    assert "Expected a mapping" in capsys.readouterr().err

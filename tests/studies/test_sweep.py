@@ -354,7 +354,7 @@ def test_a_database_that_computes_is_refused(made: str, tmp_path: Path) -> None:
     found._storage._backend.remove_session()
     with closing(sqlite3.connect(path)) as database:
         database.executescript(made)
-    for url in (f"sqlite:///{path}", f"sqlite+pysqlite:///{path}", f"sqlite:///file:{path}?uri=true"):
+    for url in (f"sqlite:///{path}", f"sqlite+pysqlite:///{path}", f"sqlite:///file:{path}?uri=true", "sqlite://"):
         with pytest.raises(ConfigurationError, match=r"which Optuna never makes|Expected the path of a database"):
             Sweep(*options, storage=url)
 
