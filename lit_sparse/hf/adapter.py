@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.hf.masks import split_mask
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.nn.dot_product import attention
+from lit_sparse.nn.attend import attention
 
 __all__ = ["HARMLESS", "attend"]
 

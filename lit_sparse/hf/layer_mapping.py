@@ -11,7 +11,7 @@ from typing_extensions import override
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.hf.adapter import attend
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.nn.attention import MultiheadAttention
+from lit_sparse.nn.attend import MultiheadAttention
 
 __all__ = ["CHILD", "LayerMapping", "attend_by_layer", "is_torch_layer", "set_mapping"]
 

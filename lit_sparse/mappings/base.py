@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,9 +15,9 @@ from lit_sparse.checks import check_integer, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
 from lit_sparse.mappings.masking import allowed_scores
-from lit_sparse.torch_internals import must_decompose
+from lit_sparse.torch_internals import can_read_values, must_decompose
 
-__all__ = ["SparseMapping", "check_mapping", "envelope", "with_slope"]
+__all__ = ["SparseMapping", "Threshold", "check_mapping", "envelope", "warn_off_simplex", "with_slope"]
 
 
 class SparseMapping(nn.Module, ABC):
@@ -122,18 +123,17 @@ class SparseMapping(nn.Module, ABC):
         """In attention, the queries' weights depend on one another: :meth:`map_block` maps all of them together."""
         return False
 
-    @property
-    def entmax_alpha(self) -> float | Tensor | None:
-        """The alpha of the entmax that this mapping is, at least for its largest entries; None for other mappings.
+    def threshold(self) -> Threshold | None:
+        """Return how a threshold of the scores defines the support; None for a mapping that is no entmax.
 
-        The support then has a threshold, and more entries cannot lower it. Attention uses this to skip most entries.
+        Attention and output layers use this to skip most entries.
         """
         return None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        if "map" in vars(cls) and "entmax_alpha" not in vars(cls):  # a mapping of its own is not its base's entmax
-            cls.entmax_alpha = SparseMapping.entmax_alpha  # type: ignore[method-assign]
+        if "map" in vars(cls) and "threshold" not in vars(cls):  # a mapping of its own is not its base's entmax
+            cls.threshold = SparseMapping.threshold  # type: ignore[method-assign]
 
     def map_block(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores of attention (..., queries, keys): each query's by itself, unless a mapping couples the queries.
@@ -199,9 +199,13 @@ class SparseMapping(nn.Module, ABC):
 
 
 def envelope(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
-    """Attach to a maximum over scores x, attained at y along ``dim``, the gradient y."""
+    """Attach to a maximum over scores x, attained at y along ``dim``, the gradient y (the envelope theorem), to any order.
+
+    Differentiating ``<y, x> - gamma Omega(y)`` would give the same gradient plus J times a constant vector, which is zero
+    in exact arithmetic alone.
+    """
     if not must_decompose():
-        return _Envelope.apply(x, y, maximum, dim)  # type: ignore[no-any-return, no-untyped-call]
+        return _Sloped.apply(x, y, maximum, dim)  # type: ignore[no-any-return, no-untyped-call]
     step = torch.where(y != 0, x - x.detach(), 0.0)
     return maximum + (0.5 * (y + y.detach()) * step).sum(dim)
 
@@ -213,46 +217,16 @@ def with_slope(parameter: Tensor, slope: Tensor) -> Tensor:
     again, and only then. A product would count them twice.
     """
     if not must_decompose():
-        return _Slope.apply(parameter, slope)  # type: ignore[no-any-return, no-untyped-call]
+        return _Sloped.apply(parameter, slope, torch.zeros_like(slope), None)  # type: ignore[no-any-return, no-untyped-call]
     return (parameter - parameter.detach()) * 0.5 * (slope + slope.detach())  # half of its derivative counts on either way
 
 
-class _Slope(torch.autograd.Function):
-    """Zeros with a given derivative."""
+class _Sloped(torch.autograd.Function):
+    """A value whose derivative in x is given: entry by entry, or summed along a dimension."""
 
     @staticmethod
-    def forward(parameter: Tensor, slope: Tensor) -> Tensor:
-        return torch.zeros_like(slope)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        ctx.save_for_backward(inputs[1])
-        ctx.save_for_forward(inputs[1])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0] * ctx.saved_tensors[0], None
-
-    @staticmethod
-    def jvp(ctx: Any, *tangents: Any) -> Any:
-        (slope,) = ctx.saved_tensors
-        return torch.zeros_like(slope) if tangents[0] is None else slope * tangents[0]
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return _Slope.apply(*batch_first(info.batch_size, in_dims, args)), 0  # type: ignore[no-untyped-call]
-
-
-class _Envelope(torch.autograd.Function):
-    """The value of a maximum whose gradient is the maximizer (the envelope theorem), to any order.
-
-    Differentiating ``<y, x> - gamma Omega(y)`` would give the same gradient plus J times a constant vector, which is zero
-    in exact arithmetic alone.
-    """
-
-    @staticmethod
-    def forward(x: Tensor, y: Tensor, maximum: Tensor, dim: int) -> Tensor:
-        return maximum.clone()
+    def forward(x: Tensor, slope: Tensor, value: Tensor, dim: int | None) -> Tensor:
+        return value.clone()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -262,19 +236,32 @@ class _Envelope(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        (y,) = ctx.saved_tensors
-        return grads[0].unsqueeze(ctx.dim) * y, None, None, None
+        (slope,) = ctx.saved_tensors
+        return (grads[0] if ctx.dim is None else grads[0].unsqueeze(ctx.dim)) * slope, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        (y,) = ctx.saved_tensors
-        if tangents[0] is None:
-            return torch.zeros_like(y).sum(ctx.dim)
-        return torch.where(y != 0, y * tangents[0], 0.0).sum(ctx.dim)
+        (slope,) = ctx.saved_tensors
+        change = torch.zeros_like(slope) if tangents[0] is None else torch.where(slope != 0, slope * tangents[0], 0.0)
+        return change if ctx.dim is None else change.sum(ctx.dim)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[Tensor, int]:
-        return _Envelope.apply(*batch_first(info.batch_size, in_dims, args)), 0  # type: ignore[no-untyped-call]
+        return _Sloped.apply(*batch_first(info.batch_size, in_dims, args)), 0  # type: ignore[no-untyped-call]
+
+
+class Threshold(NamedTuple):
+    """The entmax that a mapping is. Scores below a threshold have no weight, and more scores cannot lower it.
+
+    Attributes:
+        alpha: at least 1, where softmax has no threshold; a tensor broadcasts to the scores.
+        k: number of the largest scores that are mapped, for sparsemax; None for all.
+        gamma: strength of the mapping.
+    """
+
+    alpha: float | Tensor
+    k: int | None = None
+    gamma: float = 1.0
 
 
 def check_mapping(mapping: object) -> None:
@@ -284,3 +271,15 @@ def check_mapping(mapping: object) -> None:
         raise ConfigurationError(
             f"Expected `mapping` to be a SparseMapping, such as `lit_sparse.mappings.Sparsemax()`, but got {got}."
         )
+
+
+def warn_off_simplex(mapping: SparseMapping) -> None:
+    """Warn, once for a mapping, if its weights are not probabilities."""
+    if mapping.on_simplex or mapping.couples_queries or not can_read_values() or getattr(mapping, "_warned", False):
+        return
+    mapping._warned = True  # type: ignore[assignment]
+    warnings.warn(
+        f"{mapping!r} does not map onto the simplex: its attention weights do not sum to 1, and they may be negative. Use a"
+        " mapping such as Sparsemax() unless this is intended.",
+        stacklevel=3,
+    )

@@ -12,7 +12,7 @@ from typing_extensions import Self, override
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.entmax import entmax_jacobian, entmax_product, map_entmax, map_entmax_root
-from lit_sparse.mappings.base import SparseMapping, with_slope
+from lit_sparse.mappings.base import SparseMapping, Threshold, with_slope
 from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.softmax import softmax
 from lit_sparse.mappings.sparsemax import ALL, Project
@@ -155,10 +155,9 @@ class Entmax(SparseMapping):
         """Return instances between the special cases, at them, and one with an alpha to learn."""
         return [cls(), cls(1.25, gamma=0.5), cls(1.0), cls(2.0), cls(1.0001), cls(nn.Parameter(torch.tensor([1.7])))]
 
-    @property
     @override
-    def entmax_alpha(self) -> float | Tensor:
-        return self.alpha
+    def threshold(self) -> Threshold:
+        return Threshold(self.alpha, gamma=self.gamma)
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """See :func:`entmax`."""

@@ -8,6 +8,7 @@ one opaque operator on detached scores, and plain torch operations carry the der
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -97,14 +98,14 @@ class RowFunction:
         Raises:
             ConfigurationError: if the scores are not floating, or the mask or a parameter does not fit.
         """
+        function: Callable[..., Tensor] = cls.of
+        strength = gamma
         if exports_without_autograd():
-            last = options if gamma is None else (gamma, *options)
-            return along_last(scores, mask, dim, lambda x, *p: cls.value_traced(x, *p, *last), *parameters)
-        if must_decompose():
-            last = options if gamma is None else (1.0, *options)
-            return along_last(scores, mask, dim, lambda x, *p: cls.traced(x, *p, *last, gamma=gamma, shift=shift), *parameters)
-        last = options if gamma is None else (gamma, *options)
-        return along_last(scores, mask, dim, lambda x, *p: cls.of(x, *p, *last), *parameters)
+            function = cls.value_traced
+        elif must_decompose():
+            function, strength = partial(cls.traced, gamma=gamma, shift=shift), 1.0
+        last = options if gamma is None else (strength, *options)
+        return along_last(scores, mask, dim, lambda x, *p: function(x, *p, *last), *parameters)
 
     @classmethod
     def of(cls, *args: Any) -> Tensor:

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from lit_sparse.checks import check_positive
 from lit_sparse.kernels.simplex import center_on_support, project_simplex
-from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.base import SparseMapping, Threshold
 from lit_sparse.mappings.row_function import RowFunction
 
 __all__ = ["ALL", "Project", "Sparsemax", "centered", "sparsemax"]
@@ -85,10 +85,9 @@ class Sparsemax(SparseMapping):
         (2, True)
     """
 
-    @property
     @override
-    def entmax_alpha(self) -> float:
-        return 2.0
+    def threshold(self) -> Threshold:
+        return Threshold(2.0, gamma=self.gamma)
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """See :func:`sparsemax`."""

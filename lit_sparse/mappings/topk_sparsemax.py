@@ -7,7 +7,7 @@ from torch import Tensor
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_positive
-from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.base import SparseMapping, Threshold
 from lit_sparse.mappings.sparsemax import Project
 
 __all__ = ["TopKSparsemax", "topk_sparsemax"]
@@ -68,10 +68,9 @@ class TopKSparsemax(SparseMapping):
         """Return instances with a small k, k = 1, and one that rarely cuts."""
         return [cls(3), cls(1, gamma=0.5), cls(50, gamma=2.0)]
 
-    @property
     @override
-    def entmax_alpha(self) -> float:
-        return 2.0
+    def threshold(self) -> Threshold:
+        return Threshold(2.0, self.k, self.gamma)
 
     def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
         """See :func:`topk_sparsemax`."""

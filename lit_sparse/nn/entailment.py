@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.mappings.base import check_mapping
-from lit_sparse.nn.dot_product import warn_off_simplex
+from lit_sparse.mappings.base import check_mapping, warn_off_simplex
 from lit_sparse.nn.encoder_decoder.base import length_mask
 from lit_sparse.nn.encoder_decoder.padded_rows import run_recurrent
 

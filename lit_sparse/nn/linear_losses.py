@@ -46,9 +46,10 @@ class LabelLosses(NamedTuple):
 
 def list_alpha(mapping: SparseMapping) -> float | None:
     """Return the alpha in 1.25 .. 2 of the entmax that a mapping is for all rows; None for other mappings."""
-    alpha = mapping.entmax_alpha
-    if alpha is None or (isinstance(alpha, Tensor) and alpha.numel() != 1):
+    threshold = mapping.threshold()
+    if threshold is None or (isinstance(threshold.alpha, Tensor) and threshold.alpha.numel() != 1):
         return None
+    alpha = threshold.alpha
     alpha = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
     return alpha if LOW <= alpha <= HIGH else None
 
@@ -78,7 +79,7 @@ def _label_losses(
     hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, criterion: FenchelYoungLoss
 ) -> LabelLosses:
     mapping, alpha = criterion.mapping, list_alpha(criterion.mapping)
-    if needs_all_scores(hidden, weight, bias) or (mapping.entmax_alpha is None and type(mapping) is not Softmax):
+    if needs_all_scores(hidden, weight, bias) or (mapping.threshold() is None and type(mapping) is not Softmax):
         return _of_rows(hidden, weight, bias, labels, criterion)
     wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
     with torch.autocast(hidden.device.type, enabled=False):

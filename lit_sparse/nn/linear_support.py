@@ -33,7 +33,7 @@ def find_support(
         hidden: (N, F) float32 or float64.
         weight: (V, F) of the same type.
         bias: (V,), or None.
-        mapping: mapping whose ``entmax_alpha`` is this alpha.
+        mapping: mapping whose threshold has this alpha.
         alpha: number above 1.
 
     Returns:

@@ -12,7 +12,7 @@ pytest.importorskip("transformers", reason="needs transformers: pip install -e '
 from lit_sparse.hf import sparsify
 from lit_sparse.hf.adapter import attend
 from lit_sparse.mappings import Entmax, Sparsemax
-from lit_sparse.nn import dot_product
+from lit_sparse.nn.attend import function, plan
 
 from . import tiny
 
@@ -26,16 +26,16 @@ def test_models_attend_sparsely_without_weights(name: str, monkeypatch: pytest.M
     parameters = [p for p in model.parameters() if p.requires_grad]
     slopes = torch.autograd.grad(expected.square().sum(), parameters, allow_unused=True)
     calls = 0
-    sparse = dot_product.sparse_attention
+    sparse = function.attend_to_listed
 
     def count(*args: Any, **options: Any) -> Any:
         nonlocal calls
         calls += 1
         return sparse(*args, **options)
 
-    monkeypatch.setattr(dot_product, "sparse_attention", count)
-    monkeypatch.setattr(dot_product, "LEAST_KEYS", 1)
-    monkeypatch.setattr(dot_product, "LEAST_SCORES", 1)
+    monkeypatch.setattr(function, "attend_to_listed", count)
+    monkeypatch.setattr(plan, "LEAST_KEYS", 1)
+    monkeypatch.setattr(plan, "LEAST_SCORES", 1)
     output = model(**inputs)[0]
     assert calls >= 2
     torch.testing.assert_close(output, expected, rtol=1e-9, atol=1e-9)

@@ -11,7 +11,7 @@ from typing_extensions import Self
 from lit_sparse.checks import MOST_FEATURES, MOST_LAYERS, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.nn.dot_product import warn_off_simplex
+from lit_sparse.mappings.base import warn_off_simplex
 
 __all__ = ["EncoderDecoder", "State", "length_mask"]
 

@@ -14,7 +14,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.nn.attention import MultiheadAttention
+from lit_sparse.nn.attend import MultiheadAttention
 from lit_sparse.nn.encoder_decoder.base import EncoderDecoder, State, length_mask
 
 __all__ = ["TransformerBody"]

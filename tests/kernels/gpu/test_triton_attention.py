@@ -17,7 +17,9 @@ from torch import Tensor
 
 from lit_sparse.kernels.gpu import triton_attention
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
-from lit_sparse.nn import attention, block_attention, dot_product, sparse_attention
+from lit_sparse.nn import attention
+from lit_sparse.nn.attend import blocks, function
+from lit_sparse.nn.attend.operands import Operands
 from tests.support.processes import run_python
 
 #: With powers of 2 as gamma, scores that are exactly at a threshold are so in each arithmetic.
@@ -210,9 +212,9 @@ def check_choice(device: str) -> None:
     """The programs serve what they can, by both methods; lists of candidates or dense attention serve the rest."""
     calls: list[str] = []
     functions = [
-        (sparse_attention, "attend_in_blocks"),
-        (sparse_attention, "find_candidates"),
-        (dot_product, "dense_attention"),
+        (function, "attend_in_blocks"),
+        (function, "attend_to_listed"),
+        (function, "attend_to_all"),
     ]
 
     def recorded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -227,13 +229,13 @@ def check_choice(device: str) -> None:
         return list(calls)
 
     long, short = inputs(device, 70, 512), inputs(device, 3, 4)
-    blocks, lists, dense = (name for _, name in functions)
-    assert called(Sparsemax(), *(x.half() for x in long)) == [blocks]
+    programs, lists, dense = (name for _, name in functions)
+    assert called(Sparsemax(), *(x.half() for x in long)) == [programs]
     assert called(Sparsemax(), *short) == [dense]
     if device != "cpu":
         assert called(Sparsemax(), *long) == [dense]  # in float32
     for mapping in (Sparsemax(), Entmax(1.5), Entmax(1.05), Entmax(2.0)):
-        assert called(mapping, *short, method="sparse") == [blocks]
+        assert called(mapping, *short, method="sparse") == [programs]
     for mapping in (TopKSparsemax(2), LearnableEntmax((2, 1, 1)).to(device), Entmax(1.04), Entmax(2.5)):
         assert called(mapping, *short, method="sparse") == [lists]
     others: list[dict[str, Any]] = [{"dropout": 0.5}, {"softcap": 2.0}, {"bias": torch.zeros(3, 4, device=device)}]
@@ -319,10 +321,10 @@ LONG = ["masks", "scores", "marks", "choice"]
 
 def test_float32_blocks_are_for_many_scores() -> None:
     few, many = (torch.empty(heads, 1 << 12, 1, device="meta") for heads in (8, 9))
-    assert not block_attention.saves(few, few)
-    assert block_attention.saves(few.half(), few.half())
-    assert block_attention.saves(many, few)
-    assert block_attention.saves(few[0], many)
+    assert not blocks.saves(Operands(few, few, few))
+    assert blocks.saves(Operands(few.half(), few.half(), few.half()))
+    assert blocks.saves(Operands(many, few, few))
+    assert blocks.saves(Operands(few[0], many, many))
 
 
 @pytest.mark.slow
@@ -349,7 +351,7 @@ def test_on_each_gpu(name: str) -> None:
 
 
 if __name__ == "__main__":
-    block_attention.DEVICES.append("cpu")
+    blocks.DEVICES.append("cpu")
     real = dict(triton_attention.BLOCKS)
     for kind in real:
         triton_attention.BLOCKS[kind] = (triton_attention.BlockShape(32, 16, 4),) * 2

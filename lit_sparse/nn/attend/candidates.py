@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from torch import Tensor
 
 from lit_sparse.kernels.candidates import list_candidates_of, list_rows
 from lit_sparse.kernels.cpu.threads import over_blocks
-from lit_sparse.nn.dense_attention import any_along
+from lit_sparse.mappings.base import Threshold
+from lit_sparse.nn.attend.operands import Operands, Pairs, any_along
 
-__all__ = ["Pairs", "list_candidates", "seem_many"]
+__all__ = ["list_candidates", "seem_many"]
 
 #: Scores that a thread computes at a time: the caches hold about as many.
 BLOCK = 1 << 19
@@ -37,54 +38,17 @@ LONG = 4
 COPIES = 16
 
 
-class Pairs(NamedTuple):
-    """Masks, bias and cap of scores.
-
-    Attributes:
-        mask: boolean, with as many dimensions as the scores, each of their size or 1; True at allowed positions.
-        bias: floating, likewise; added to the scores.
-        softcap: bound of the scores before the bias is added.
-        is_causal: whether a query sees no key after its own position.
-    """
-
-    mask: Tensor | None = None
-    bias: Tensor | None = None
-    softcap: float | None = None
-    is_causal: bool = False
-
-    def allowed(self, query: Tensor, key: Tensor) -> Tensor | None:
-        """Return the mask of queries (..., L, E) and keys (..., S, E), with the causal one."""
-        if not self.is_causal:
-            return self.mask
-        dims = max(query.dim(), key.dim()) - 2
-        causal = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()[(None,) * dims]
-        return causal if self.mask is None else self.mask & causal
-
-    def simplified(self, length: int, size: int) -> Pairs:
-        """Return the same for ``length`` queries and ``size`` keys, with ``is_causal`` in place of a mask that says so."""
-        if self.mask is None or not _is_triangle(self.mask, length, size):
-            return self
-        return self._replace(mask=None, is_causal=True)
-
-
-def seem_many(query: Tensor, key: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, scale: float | None) -> bool:
+def seem_many(operands: Operands, threshold: Threshold) -> bool:
     """Return whether the candidates of the last queries of the last head, which see the most keys, are many.
 
     It takes queries and keys before they are expanded and converted, which would take longer than this. Gradients and autocast
     must be off.
-
-    Args:
-        query: (..., L, E).
-        key: (..., S, E), not empty.
-        alpha: as for :func:`list_candidates`.
-        gamma: strength of the mapping.
-        pairs: masks, bias and cap.
-        scale: factor of the scores; ``1 / sqrt(E)`` by default.
     """
+    query, key, _, pairs, *_ = operands
     rows, keys = (x[(-1,) * (x.dim() - 2)] for x in (query, key))
     rows = rows[-PROBE:]
     dtype = torch.promote_types(rows.dtype, torch.float32)
-    scores = (rows.to(dtype) * (1.0 / math.sqrt(rows.shape[-1]) if scale is None else scale)) @ keys.to(dtype).mT
+    scores = (rows.to(dtype) * operands.factor()) @ keys.to(dtype).mT
     mask, bias = (None if x is None else x[(-1,) * (x.dim() - 2)][-PROBE:] for x in (pairs.mask, pairs.bias))
     if pairs.softcap is not None:
         scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
@@ -92,10 +56,11 @@ def seem_many(query: Tensor, key: Tensor, alpha: float | Tensor, gamma: float, p
         scores = scores + bias.to(dtype)
     if mask is not None:
         scores = scores.masked_fill(~mask, -torch.inf)
+    alpha = threshold.alpha
     last = float(alpha.flatten()[-1]) if isinstance(alpha, Tensor) else alpha
     lists = torch.empty(len(rows), 0, dtype=torch.int32, device=query.device)
     ahead = query.shape[-2] - len(rows) if pairs.is_causal else None
-    counts = list_candidates_of(scores, last, gamma, lists, ahead=ahead)
+    counts = list_candidates_of(scores, last, threshold.gamma, lists, ahead=ahead)
     candidates, length, size = float(counts.sum()), query.shape[-2], len(keys)
     if _are_many(candidates, len(rows), size) and pairs.simplified(length, size).is_causal:
         candidates *= 1 - (1 - EARLIER) * max(0, min(length, size) - len(rows)) / length
@@ -103,7 +68,7 @@ def seem_many(query: Tensor, key: Tensor, alpha: float | Tensor, gamma: float, p
 
 
 def list_candidates(
-    query: Tensor, keys: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, only_few: bool
+    query: Tensor, keys: Tensor, threshold: Threshold, pairs: Pairs, only_few: bool
 ) -> tuple[Tensor, Tensor] | None:
     """Return the places (R, C) of the candidates of all queries, and which queries (R,) have too many to list.
 
@@ -112,13 +77,12 @@ def list_candidates(
     Args:
         query: (..., L, E) float32 or float64, scaled.
         keys: (B, S, E); the leading dimensions of the queries share them evenly, in order.
-        alpha: number, or tensor that broadcasts to the scores with size 1 along queries and keys.
-        gamma: strength of the mapping.
+        threshold: that of the mapping; a tensor alpha broadcasts to the scores with size 1 along queries and keys.
         pairs: masks, bias and cap.
         only_few: whether to return None as soon as the candidates are many.
     """
     pairs = pairs.simplified(query.shape[-2], keys.shape[1])
-    search = _Search(query, keys, alpha, gamma, pairs, only_few)
+    search = _Search(query, keys, threshold, pairs, only_few)
     if query.is_cpu:
         over_blocks(search.run, len(search.blocks))
     else:
@@ -130,14 +94,14 @@ def list_candidates(
 class _Search:
     """The search of one call of :func:`list_candidates`, block by block. The order of the blocks does not change the result."""
 
-    def __init__(self, query: Tensor, keys: Tensor, alpha: float | Tensor, gamma: float, pairs: Pairs, only_few: bool) -> None:
+    def __init__(self, query: Tensor, keys: Tensor, threshold: Threshold, pairs: Pairs, only_few: bool) -> None:
         self.leading, self.length, self.size = query.shape[:-2], query.shape[-2], keys.shape[1]
         self.heads = query.detach().flatten(0, -3) if self.leading else query.detach().unsqueeze(0)
         self.keys = keys.detach().mT
         self.head_of, self.keys_of = self.heads.unbind(), self.keys.unbind()
         self.group = len(self.heads) // max(1, len(self.keys))  # heads that share keys
-        self.alphas = torch.as_tensor(alpha).detach().expand(*self.leading, 1, 1).flatten().tolist()
-        self.gamma, self.only_few = gamma, only_few
+        self.alphas = torch.as_tensor(threshold.alpha).detach().expand(*self.leading, 1, 1).flatten().tolist()
+        self.gamma, self.only_few = threshold.gamma, only_few
         shape = (*self.leading, self.length, self.size)
         self.pairs = pairs._replace(
             mask=None if pairs.mask is None else pairs.mask.expand(*pairs.mask.shape[:-2], *shape[-2:]),
@@ -307,13 +271,6 @@ def _blocks(heads: int, length: int, size: int, is_causal: bool, alike: bool) ->
 def _are_many(candidates: float, queries: int, size: int) -> bool:
     """Return whether dense attention is faster for queries with some candidates in all, of ``size`` keys each."""
     return candidates > (DENSE * size - LESS) * queries
-
-
-def _is_triangle(mask: Tensor, length: int, size: int) -> bool:
-    """Return whether a mask is that of causal attention, for which no block above the diagonal is computed."""
-    if mask.numel() != length * size or length != size or size < 2 or bool(mask[..., 0, 1].any()):
-        return False
-    return not bool((mask ^ torch.ones(size, size, dtype=torch.bool, device=mask.device).tril_()).view(torch.uint8).amax())
 
 
 def _range(pairs: Pairs, head: int, first: int, last: int, leading: torch.Size, size: int) -> tuple[int, int, Tensor | None]:

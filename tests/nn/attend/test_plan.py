@@ -25,7 +25,8 @@ from lit_sparse.mappings import (
     Sparsemax,
     TopKSparsemax,
 )
-from lit_sparse.nn import EntailmentNetwork, MultiheadAttention, RecurrentBody, attention, dot_product
+from lit_sparse.nn import EntailmentNetwork, MultiheadAttention, RecurrentBody, attention
+from lit_sparse.nn.attend import function
 from lit_sparse.structures import Assignment
 
 CALLS: list[str] = []
@@ -35,7 +36,7 @@ CALLS: list[str] = []
 def record(monkeypatch: pytest.MonkeyPatch) -> None:
     """Record which method computes, and whether the sparse one gives up."""
     CALLS.clear()
-    sparse, dense = dot_product.sparse_attention, dot_product.dense_attention
+    sparse, dense = function.attend_to_listed, function.attend_to_all
 
     def recorded_sparse(*args: Any, **options: Any) -> Any:
         attended = sparse(*args, **options)
@@ -46,8 +47,8 @@ def record(monkeypatch: pytest.MonkeyPatch) -> None:
         CALLS.append("dense")
         return dense(*args, **options)
 
-    monkeypatch.setattr(dot_product, "sparse_attention", recorded_sparse)
-    monkeypatch.setattr(dot_product, "dense_attention", recorded_dense)
+    monkeypatch.setattr(function, "attend_to_listed", recorded_sparse)
+    monkeypatch.setattr(function, "attend_to_all", recorded_dense)
 
 
 def inputs(length: int = 300, size: int = 600, heads: int = 2, **options: Any) -> list[Tensor]:
@@ -252,7 +253,7 @@ def test_the_layer_without_weights_chooses_by_itself() -> None:
     assert CALLS == ["sparse", "sparse"]
     output, _ = layer(x, x, x, attn_mask=causal, need_weights=False)
     expected, weights = layer(x, x, x, attn_mask=causal)
-    assert len(CALLS) == 3 and weights.layout == torch.strided
+    assert CALLS[2:] == ["sparse", "dense"] and weights.layout == torch.strided
     torch.testing.assert_close(output, expected)
     trained = [layer.train()(x, x, x, attn_mask=causal, need_weights=False)[0] for _ in range(2)]
     assert not torch.equal(*trained)

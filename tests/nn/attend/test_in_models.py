@@ -16,7 +16,7 @@ from lit_sparse.mappings import Softmax, SparseMAP, SparseMapping, Sparsemax, fu
 from lit_sparse.nn import MultiheadAttention, attention
 from lit_sparse.structures import Assignment, Sequence
 
-from .test_attention import E, H, HeadTemperature, L, N, S, inputs_of, masks_of, pair
+from .test_layer import E, H, HeadTemperature, L, N, S, inputs_of, masks_of, pair
 
 
 def encoder_layer(mapping: SparseMapping, **options: Any) -> nn.TransformerEncoderLayer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -11,9 +10,10 @@ from typing_extensions import override
 
 from lit_sparse.kernels.gpu import triton_attention
 from lit_sparse.kernels.gpu.triton_attention import BlockOptions
-from lit_sparse.mappings import Entmax, SparseMapping, Sparsemax
-from lit_sparse.nn.candidate_lists import Pairs
-from lit_sparse.nn.dense_attention import dense_attention, number_of_scores, product_dtype
+from lit_sparse.mappings import Entmax
+from lit_sparse.mappings.base import Threshold
+from lit_sparse.nn.attend.dense import attend_to_all
+from lit_sparse.nn.attend.operands import Operands, Pairs
 
 __all__ = ["attend_in_blocks", "saves", "serves"]
 
@@ -24,43 +24,36 @@ DEVICES = ["cuda"]
 FEW = 1 << 27
 
 
-def serves(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, dropout: float) -> bool:
+def serves(operands: Operands, threshold: Threshold) -> bool:
     """Return whether :func:`attend_in_blocks` computes something: without bias, soft cap, dropout, or an alpha that is learnt.
 
     The products must be of half precision or float32, with at most 128 entries of a key and of a value.
     """
-    alpha = mapping.entmax_alpha
-    if query.device.type not in DEVICES or alpha is None or isinstance(alpha, Tensor):
+    query, key, value, pairs, *_ = operands
+    alpha = threshold.alpha
+    if query.device.type not in DEVICES or isinstance(alpha, Tensor) or threshold.k is not None:
         return False
-    if type(mapping).map not in (Sparsemax.map, Entmax.map) or pairs.bias is not None or pairs.softcap is not None or dropout:
+    if pairs.bias is not None or pairs.softcap is not None or operands.dropout or 0 in (*query.shape, *key.shape, *value.shape):
         return False
-    if 0 in (*query.shape, *key.shape, *value.shape):
-        return False
-    return triton_attention.serves(query.device, product_dtype(query, key), alpha, (key.shape[-1], value.shape[-1]))
+    return triton_attention.serves(query.device, operands.dtype(), alpha, (key.shape[-1], value.shape[-1]))
 
 
-def saves(query: Tensor, key: Tensor) -> bool:
+def saves(operands: Operands) -> bool:
     """Return whether blocks are faster than dense attention, or needed for its memory."""
-    return product_dtype(query, key) != torch.float32 or number_of_scores(query, key) > FEW
+    return operands.dtype() != torch.float32 or operands.number_of_scores() > FEW
 
 
-def attend_in_blocks(
-    query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, scale: float | None
-) -> Tensor:
+def attend_in_blocks(operands: Operands, threshold: Threshold) -> Tensor:
     """Return the output (..., L, Ev), with derivatives; second derivatives are those of dense attention.
 
     Args:
-        query: (..., L, E).
-        key: (..., S, E), or with leading dimensions that the queries share evenly, in order.
-        value: (..., S, Ev) likewise.
-        mapping: sparsemax or entmax.
-        pairs: mask, whose dimensions are those of the scores or 1, and whether it is causal.
-        scale: factor of the scores; ``1 / sqrt(E)`` by default.
+        operands: what :func:`serves` returns True for.
+        threshold: that of the mapping.
     """
-    alpha, leading = mapping.entmax_alpha, query.shape[:-2]
-    assert isinstance(alpha, float)
-    scale = 1.0 / math.sqrt(query.shape[-1]) if scale is None else scale
-    options = BlockOptions(alpha, mapping.gamma, scale, pairs.is_causal)
+    query, key, value, pairs, *_ = operands = operands.fitted(operands.dtype())
+    assert isinstance(threshold.alpha, float)
+    options = BlockOptions(threshold.alpha, threshold.gamma, operands.factor(), pairs.is_causal)
+    leading = query.shape[:-2]
     mask = None if pairs.mask is None else pairs.mask.expand(*leading, query.shape[-2], key.shape[-2])
     heads = [x.reshape(-1, *x.shape[-2:]).contiguous() for x in (query, key, value)]
     output: Tensor = _Blocks.apply(*heads, mask, options)  # type: ignore[no-untyped-call]
@@ -94,8 +87,7 @@ def _dense_gradients(
     """Return the gradients as a graph that can be differentiated again."""
     query, key, value = given
     pairs = Pairs(None if mask is None else mask.reshape(len(query), *mask.shape[-2:]), is_causal=options.is_causal)
-    mapping = Entmax(options.alpha, gamma=options.gamma)
-    output, _ = dense_attention(query, key, value, mapping, pairs.allowed(query, key), None, scale=options.scale)
+    output, _ = attend_to_all(Operands(query, key, value, pairs, options.scale), Entmax(options.alpha, gamma=options.gamma))
     wanted = [x for x, need in zip(given, needed, strict=False) if need]
     grads = iter(torch.autograd.grad(output, wanted, slope, create_graph=True))
     return [next(grads) if need else None for need in needed[:3]]

@@ -12,10 +12,13 @@ from torch import Tensor
 from lit_sparse.kernels.candidates import list_candidates_of
 from lit_sparse.kernels.sparse_products import Lists, listed_products, listed_sums, sums_to_listed
 from lit_sparse.mappings import Entmax, LearnableEntmax, Softmax, SparseMapping, Sparsemax, TopKSparsemax
+from lit_sparse.mappings.base import Threshold
 from lit_sparse.mappings.functional import entmax
-from lit_sparse.nn import attention, candidate_lists
-from lit_sparse.nn import sparse_attention as module
-from lit_sparse.nn.candidate_lists import Pairs, list_candidates
+from lit_sparse.nn import attention
+from lit_sparse.nn.attend import candidates
+from lit_sparse.nn.attend.candidates import list_candidates, seem_many
+from lit_sparse.nn.attend.listed import Listed, attend_to_listed
+from lit_sparse.nn.attend.operands import Operands, Pairs
 
 MAPPINGS = [
     Sparsemax(),
@@ -28,11 +31,25 @@ MAPPINGS = [
 ]
 
 
+def listed(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    pairs: Pairs | None = None,
+    scale: float | None = None,
+    only_few: bool = False,
+) -> Listed | None:
+    threshold = mapping.threshold()
+    assert threshold is not None
+    return attend_to_listed(Operands(query, key, value, pairs or Pairs(), scale), mapping, threshold, only_few=only_few)
+
+
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a block hold a few queries."""
-    monkeypatch.setattr(candidate_lists, "BLOCK", 1 << 11)
-    monkeypatch.setattr(candidate_lists, "ROWS", 16)
+    monkeypatch.setattr(candidates, "BLOCK", 1 << 11)
+    monkeypatch.setattr(candidates, "ROWS", 16)
 
 
 def inputs(length: int, size: int, heads: int = 4, groups: int = 1, scale: float = 1.0) -> list[Tensor]:
@@ -113,7 +130,7 @@ def test_long_rows_attend_to_all_keys() -> None:
     given[0][:, ::2, 3::9] *= 1e-3  # flat scores
     mask = torch.rand(2, 1, 40, 600) < 0.8
     mask[:, :, 3] = False
-    places, long = list_candidates(given[0], given[1].flatten(0, 1), 2.0, 1.0, Pairs(mask), False) or ()
+    places, long = list_candidates(given[0], given[1].flatten(0, 1), Threshold(2.0), Pairs(mask), False) or ()
     assert 0 < int(long.sum()) < 0.1 * len(long)
     assert bool((places[long] == -1).all())
     for options in ({"mask": mask}, {"is_causal": True, "bias": torch.randn(4, 40, 600, dtype=torch.float64)}):
@@ -124,18 +141,18 @@ def test_long_rows_attend_to_all_keys() -> None:
 
 def test_lists_are_as_long_as_is_cheap() -> None:
     counts = torch.tensor([3, 0, 900, 2, 50] * 20, dtype=torch.int32)
-    assert candidate_lists._width(counts, most=100, size=1000) == 50
-    assert candidate_lists._width(counts, most=100, size=8) == 3
-    assert candidate_lists._width(torch.tensor([40] * 30 + [50]), most=100, size=8) == 50  # one long row costs copies of keys
-    assert candidate_lists._width(torch.tensor([0]), most=100, size=8) == 1
+    assert candidates._width(counts, most=100, size=1000) == 50
+    assert candidates._width(counts, most=100, size=8) == 3
+    assert candidates._width(torch.tensor([40] * 30 + [50]), most=100, size=8) == 50  # one long row costs copies of keys
+    assert candidates._width(torch.tensor([0]), most=100, size=8) == 1
 
 
 def test_lists_grow_when_a_block_needs_more() -> None:
     torch.manual_seed(0)
     given = [x.detach() for x in inputs(60, 600)]
     given[0][:, :, 20:] *= 0.25  # the first rows have few candidates
-    places, long = list_candidates(given[0], given[1].flatten(0, 1), 1.5, 1.0, Pairs(), False) or ()
-    assert places.shape[1] > candidate_lists.FEW
+    places, long = list_candidates(given[0], given[1].flatten(0, 1), Threshold(1.5), Pairs(), False) or ()
+    assert places.shape[1] > candidates.FEW
     lists = torch.empty(480, 600, dtype=torch.int32)
     scores = (given[0] @ given[1].mT).flatten(0, -2)
     counts = list_candidates_of(scores, 1.5, 1.0, lists)
@@ -150,9 +167,9 @@ def test_a_longer_row_before_many_longer_ones(
     few: int, one: int, many: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lists of the first block are shorter than its longest row has candidates, and those of later blocks are longer."""
-    monkeypatch.setattr(candidate_lists, "ROWS", 64)
-    monkeypatch.setattr(candidate_lists, "BLOCK", 1 << 15)
-    monkeypatch.setattr(candidate_lists, "DENSE", 1.0)
+    monkeypatch.setattr(candidates, "ROWS", 64)
+    monkeypatch.setattr(candidates, "BLOCK", 1 << 15)
+    monkeypatch.setattr(candidates, "DENSE", 1.0)
     torch.manual_seed(0)
     bias = torch.full((512, 512), -50.0, dtype=torch.float64)
     for row in range(512):
@@ -163,7 +180,7 @@ def test_a_longer_row_before_many_longer_ones(
     try:
         torch.set_num_threads(threads)
         for options in ({"only_few": True}, {}):
-            found = module.sparse_attention(0 * query, key, value, Sparsemax(), Pairs(bias=bias[None]), **options)
+            found = listed(0 * query, key, value, Sparsemax(), Pairs(bias=bias[None]), **options)
             assert found is not None
             expected, _ = attention(0 * query, key, value, Sparsemax(), bias=bias[None], method="dense")
             torch.testing.assert_close(found[0], expected, rtol=1e-10, atol=1e-10)
@@ -182,29 +199,29 @@ def test_the_last_queries_and_then_all_decide_whether_candidates_are_many(thread
     try:
         torch.set_num_threads(threads)
         for _ in range(5):
-            found = module.sparse_attention(query, key, value, Entmax(1.5), Pairs(), only_few=True)
+            found = listed(query, key, value, Entmax(1.5), only_few=True)
             assert (found is None) == many
     finally:
         torch.set_num_threads(before)
 
 
 def test_flat_scores_cost_a_few_queries(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed: list[int] = []
+    sizes: list[int] = []
 
     def noted(name: str) -> None:
-        several = getattr(candidate_lists, name)
+        several = getattr(candidates, name)
 
         def listing(scores: Any, *args: Any, **options: Any) -> Any:
-            listed.append(len(scores))
+            sizes.append(len(scores))
             return several(scores, *args, **options)
 
-        monkeypatch.setattr(candidate_lists, name, listing)
+        monkeypatch.setattr(candidates, name, listing)
 
     noted("list_candidates_of")
     noted("list_rows")
     query, key, value = (torch.randn(1, 1000, 8) for _ in range(3))
-    assert module.sparse_attention(1e-4 * query, key, value, Entmax(1.5), Pairs(), only_few=True) is None
-    assert listed == [candidate_lists.PROBE]
+    assert listed(1e-4 * query, key, value, Entmax(1.5), only_few=True) is None
+    assert sizes == [candidates.PROBE]
 
 
 def _bias(length: int) -> Tensor:
@@ -235,8 +252,8 @@ def _bias(length: int) -> Tensor:
 def test_the_probe_sees_what_queries_see(length: int, spread: float, alpha: float | Tensor, pairs: Pairs, many: bool) -> None:
     torch.manual_seed(0)
     query, keys = spread * torch.randn(2, length, 8), torch.randn(2, 1000, 8)
-    assert candidate_lists.seem_many(query, keys, alpha, 1.0, pairs, 1.0) == many
-    found = module.sparse_attention(query, keys, keys, Entmax(alpha), pairs, scale=1.0, only_few=True)
+    assert seem_many(Operands(query, keys, keys, pairs, 1.0), Threshold(alpha)) == many
+    found = listed(query, keys, keys, Entmax(alpha), pairs, 1.0, only_few=True)
     assert (found is None) == (many or isinstance(alpha, Tensor))  # the queries of one head decide in the end
 
 
@@ -246,14 +263,16 @@ def test_the_probe_of_heads_that_share_keys() -> None:
     key = 10 * torch.randn(2, 3, 600, 8)
     key[-1, -1] *= 1e-5
     for shape in ((2, 3, 40, 8), (2, 6, 40, 8), (40, 8)):
-        assert candidate_lists.seem_many(torch.randn(shape), key, 1.5, 1.0, Pairs(), None)
-        assert not candidate_lists.seem_many(torch.randn(shape), key.flip(1), 1.5, 1.0, Pairs(), None)
+        assert seem_many(Operands(torch.randn(shape), key, key, Pairs()), Threshold(1.5))
+        assert not seem_many(Operands(torch.randn(shape), key.flip(1), key.flip(1), Pairs()), Threshold(1.5))
     mask = torch.arange(600).lt(50).expand(1, 3, 1, 600)
-    assert not candidate_lists.seem_many(torch.randn(2, 3, 40, 8), key, 1.5, 1.0, Pairs(mask), None)
+    assert not seem_many(Operands(torch.randn(2, 3, 40, 8), key, key, Pairs(mask)), Threshold(1.5))
     bias = torch.zeros(3, 40, 1, dtype=torch.float64)
-    assert candidate_lists.seem_many(torch.randn(2, 3, 40, 8).bfloat16(), key.bfloat16(), 1.5, 1.0, Pairs(bias=bias), None)
+    assert seem_many(
+        Operands(torch.randn(2, 3, 40, 8).bfloat16(), key.bfloat16(), key.bfloat16(), Pairs(bias=bias)), Threshold(1.5)
+    )
     long = torch.randn(2, 3, 900, 8)
-    assert candidate_lists.seem_many(long, key, 1.5, 1.0, Pairs(is_causal=True), None)
+    assert seem_many(Operands(long, key, key, Pairs(is_causal=True)), Threshold(1.5))
 
 
 @pytest.mark.parametrize("scale", [1e-4, 5.0])
@@ -284,9 +303,9 @@ def test_no_heads_of_keys(shape: tuple[int, ...], other: tuple[int, ...]) -> Non
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize(("heads", "length"), [(1, 1), (1, 20), (3, 20), (8, 200), (2, 1000)])
 def test_blocks_have_each_query_once(heads: int, length: int, is_causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(candidate_lists, "BLOCK", 1 << 17)  # several heads
+    monkeypatch.setattr(candidates, "BLOCK", 1 << 17)  # several heads
     query, keys = torch.randn(heads, length, 4), torch.randn(heads, length, 4)
-    search = candidate_lists._Search(query, keys, 1.5, 1.0, Pairs(is_causal=is_causal), False)
+    search = candidates._Search(query, keys, Threshold(1.5), Pairs(is_causal=is_causal), False)
     seen = torch.zeros(heads, length)
     for head, end, first, last in search.blocks:
         seen[head:end, first:last] += 1
@@ -301,7 +320,7 @@ def test_the_order_of_blocks_changes_nothing(only_few: bool, flat: slice) -> Non
     query[:, flat] *= 1e-4
     results = []
     for step in (1, -1):
-        search = candidate_lists._Search(query, keys, 1.5, 1.0, Pairs(), only_few)
+        search = candidates._Search(query, keys, Threshold(1.5), Pairs(), only_few)
         for number in range(len(search.blocks))[::step]:
             search.run(number)
         results.append(search.result())
@@ -327,7 +346,7 @@ def test_modes_of_the_caller(threads: int) -> None:
             assert found.requires_grad == (mode is torch.enable_grad)
             torch.testing.assert_close(found.detach(), expected.detach(), rtol=1e-10, atol=1e-10)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-            list_candidates(given[0], given[1].flatten(0, 1)[..., :5], 2.0, 1.0, Pairs(), False)
+            list_candidates(given[0], given[1].flatten(0, 1)[..., :5], Threshold(2.0), Pairs(), False)
     finally:
         torch.set_num_threads(before)
 
@@ -388,11 +407,10 @@ def test_second_derivatives(mapping: SparseMapping) -> None:
 
 def test_many_candidates_are_left_to_dense_attention() -> None:
     query, key, value = inputs(64, 1024, scale=1e-3)
-    pairs = Pairs()
-    assert module.sparse_attention(query, key, value, Entmax(1.25), pairs, only_few=True) is None
-    assert module.sparse_attention(query, key, value, Entmax(1.25), pairs) is not None
+    assert listed(query, key, value, Entmax(1.25), only_few=True) is None
+    assert listed(query, key, value, Entmax(1.25)) is not None
     few = inputs(64, 1024)
-    assert module.sparse_attention(*few, Entmax(1.25), Pairs(is_causal=True), only_few=True) is not None
+    assert listed(*few, Entmax(1.25), Pairs(is_causal=True), only_few=True) is not None
 
 
 @pytest.mark.parametrize("mapping", [Sparsemax(), Entmax(1.5), Entmax(1.3)], ids=repr)
@@ -414,9 +432,11 @@ def test_a_mapping_of_its_own_is_not_its_bases_entmax() -> None:
         def map(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
             return super().map(2 * scores, mask, dim)
 
-    assert Doubled().entmax_alpha is None
-    assert Softmax().entmax_alpha is None
-    assert [mapping.entmax_alpha for mapping in (Sparsemax(), TopKSparsemax(2), Entmax(1.3))] == [2.0, 2.0, 1.3]
+    assert Doubled().threshold() is None
+    assert Softmax().threshold() is None
+    assert Sparsemax(gamma=0.5).threshold() == Threshold(2.0, None, 0.5)
+    assert TopKSparsemax(2).threshold() == Threshold(2.0, 2, 1.0)
+    assert Entmax(1.3).threshold() == Threshold(1.3, None, 1.0)
 
 
 class Elsewhere(Tensor):
@@ -475,14 +495,12 @@ def test_lists_outside_the_cpu(pairs: Pairs, spread: float, monkeypatch: pytest.
     """Blocks of tensors give the lists of blocks of arrays, short ones and such as become longer."""
     torch.manual_seed(0)
     query, keys = spread * torch.randn(3, 70, 8), torch.randn(3, 200, 8)
-    monkeypatch.setattr(candidate_lists, "FEW", 8)
-    monkeypatch.setattr(candidate_lists, "BLOCK", 5000)
+    monkeypatch.setattr(candidates, "FEW", 8)
+    monkeypatch.setattr(candidates, "BLOCK", 5000)
     kernel = list_candidates_of
-    monkeypatch.setattr(
-        candidate_lists, "list_candidates_of", lambda x, *rest, **more: kernel(x.as_subclass(Tensor), *rest, **more)
-    )
-    expected = candidate_lists.list_candidates(query, keys, 1.5, 1.0, pairs, False)
-    found = candidate_lists.list_candidates(query.as_subclass(Elsewhere), keys.as_subclass(Elsewhere), 1.5, 1.0, pairs, False)
+    monkeypatch.setattr(candidates, "list_candidates_of", lambda x, *rest, **more: kernel(x.as_subclass(Tensor), *rest, **more))
+    expected = list_candidates(query, keys, Threshold(1.5), pairs, False)
+    found = list_candidates(query.as_subclass(Elsewhere), keys.as_subclass(Elsewhere), Threshold(1.5), pairs, False)
     assert expected is not None and found is not None
     for ours, theirs in zip(found, expected, strict=True):
         assert torch.equal(ours.as_subclass(Tensor), theirs)
@@ -556,11 +574,11 @@ def test_a_candidate_without_weight_does_not_matter(mapping: SparseMapping) -> N
 @pytest.mark.parametrize("pairs", [Pairs(), Pairs(mask=torch.rand(1, 300, 300) < 0.5), Pairs(bias=torch.randn(1, 300, 300))])
 def test_threads_share_memory_in_inference_mode(pairs: Pairs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that is not in inference mode takes over the memory of one that is."""
-    monkeypatch.setattr(candidate_lists, "BLOCK", 64)
-    monkeypatch.setattr(candidate_lists, "ROWS", 16)
+    monkeypatch.setattr(candidates, "BLOCK", 64)
+    monkeypatch.setattr(candidates, "ROWS", 16)
     with torch.inference_mode():
         query, key = torch.randn(2, 1, 300, 8)
-        search = candidate_lists._Search(query, key, 2.0, 1.0, pairs, False)
+        search = candidates._Search(query, key, Threshold(2.0), pairs, False)
         search.run(0)
         thread = threading.Thread(target=search.run, args=(1,))
         thread.start()

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import MOST_FEATURES, check_choice, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
-from lit_sparse.mappings.base import check_mapping
-from lit_sparse.nn.dense_attention import any_along, scores_of
-from lit_sparse.nn.dot_product import (
-    Method,
-    attend_sparsely,
-    attention,
-    check_method,
-    check_operands,
-    warn_off_simplex,
-)
-from lit_sparse.nn.sparse_attention import Pairs
+from lit_sparse.mappings.base import check_mapping, warn_off_simplex
+from lit_sparse.nn.attend.dense import attend_to_all
+from lit_sparse.nn.attend.function import attend
+from lit_sparse.nn.attend.operands import Operands, Pairs, any_along, check_tensors
+from lit_sparse.nn.attend.plan import METHODS, Method
 
-__all__ = ["MultiheadAttention", "attention"]
+__all__ = ["MultiheadAttention"]
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -55,8 +47,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         device: device of the parameters.
         dtype: dtype of the parameters.
         mapping: mapping from scores to weights; None means ``Softmax()``.
-        method: ``"auto"``, ``"sparse"`` or ``"dense"``, see :func:`attention`. So ``need_weights=False`` makes long sequences
-            faster, and weights are a sparse tensor with ``"sparse"``.
+        method: ``"auto"``, ``"sparse"`` or ``"dense"``, see :func:`lit_sparse.nn.attention`. So ``need_weights=False`` makes
+            long sequences faster, and weights are a sparse tensor with ``"sparse"``.
 
     Raises:
         ConfigurationError: if a size is not a positive integer, ``num_heads`` does not divide ``embed_dim``, ``dropout`` is
@@ -103,7 +95,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if mapping is not None:
             check_mapping(mapping)
             warn_off_simplex(mapping)
-        check_method(method)
+        check_choice("method", method, METHODS)
         super().__init__(
             embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype
         )
@@ -175,24 +167,16 @@ class MultiheadAttention(nn.MultiheadAttention):
             v = torch.cat([v, self.bias_v.view(self.num_heads, 1, -1).expand(v.shape[0], -1, -1, -1)], -2)
         if self.add_zero_attn:
             k, v = F.pad(k, (0, 0, 0, 1)), F.pad(v, (0, 0, 0, 1))
-        options: dict[str, Any] = {"need_weights": need_weights, "method": self.method}
-        dropout = self.dropout if self.training else 0.0
-        attended = attend_sparsely(q, k, v, self.mapping, Pairs(mask, bias), dropout=dropout, **options)
-        if attended is not None:
-            output, weights = self._merged(attended[0]), attended[1]
-        else:
-            scores = scores_of(q, k)
-            if bias is not None:
-                scores = scores + bias.to(scores.dtype)
-            if query_is_key and mask is not None and self.mapping.couples_queries:  # padding takes no key from the others
-                mask = mask & any_along(mask, -2)[..., : q.shape[-2]].unsqueeze(-1)
-            output, weights = self._attend(scores, v, mask)
+        if query_is_key and mask is not None and self.mapping.couples_queries:  # padding takes no key from the others
+            mask = mask & any_along(mask, -2)[..., : q.shape[-2]].unsqueeze(-1)
+        attended, weights = attend(self._operands(q, k, v, Pairs(mask, bias)), self.mapping, self.method, need_weights)
+        output = self._merged(attended)
         if unbatched:
             output = output.squeeze(batch_dim)
         if not need_weights or weights is None:
             return output, None
         if average_attn_weights:
-            weights = weights.mean(-3) if attended is None else torch.sparse.sum(weights, -3) / self.num_heads
+            weights = torch.sparse.sum(weights, -3) / self.num_heads if weights.is_sparse else weights.mean(-3)
         return output, weights[0] if unbatched else weights
 
     def project_memory(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -218,11 +202,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         Returns:
             The output, of the query's shape, and the weights (N, num_heads, L, S).
         """
-        return self._attend(scores_of(self._heads(self._project(query, 0)), key), value, mask)
+        operands = self._operands(self._heads(self._project(query, 0)), key, value, Pairs(mask))
+        output, weights = attend_to_all(operands, self.mapping)
+        return self._merged(output), weights
 
-    def _attend(self, scores: Tensor, value: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        weights = F.dropout(self.mapping.map_block(scores, mask), self.dropout, self.training)
-        return self._merged(weights @ value), weights
+    def _operands(self, query: Tensor, key: Tensor, value: Tensor, pairs: Pairs) -> Operands:
+        return Operands(query, key, value, pairs, dropout=self.dropout if self.training else 0.0, finite=True)
 
     def _merged(self, output: Tensor) -> Tensor:
         """Merge the heads (N, num_heads, L, head_dim) and project them."""
@@ -284,7 +269,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         attn_mask: Tensor | None,
         is_causal: bool,
     ) -> None:
-        check_operands(query, key, value)
+        check_tensors(query, key, value)
         dims = [x.dim() for x in (query, key, value)]
         if dims not in ([2] * 3, [3] * 3):
             raise ConfigurationError(

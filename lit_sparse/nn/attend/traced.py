@@ -8,22 +8,15 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.row_kernel import HAS_CUSTOM_OPS
-from lit_sparse.mappings import Entmax, SparseMapping, TopKSparsemax
-from lit_sparse.nn.dense_attention import dense_attention, product_dtype
-from lit_sparse.nn.sparse_attention import (
-    Pairs,
-    attend_to_blocks,
-    attend_to_candidates,
-    dense_seems_faster,
-    find_candidates,
-    leading_of,
-    mapping_refusal,
-    prepared,
-    serves,
-)
+from lit_sparse.mappings import Entmax, TopKSparsemax
+from lit_sparse.mappings.base import Threshold
+from lit_sparse.nn.attend.blocks import attend_in_blocks, serves
+from lit_sparse.nn.attend.dense import attend_to_all
+from lit_sparse.nn.attend.listed import attend_to_listed
+from lit_sparse.nn.attend.operands import Operands, Pairs
 from lit_sparse.torch_internals import autograd_in_operator, call_operator, transforms_active
 
-__all__ = ["is_traceable", "traced_attention"]
+__all__ = ["attend_by_operator", "takes_operators"]
 
 _FORWARD = (
     "(Tensor query, Tensor key, Tensor value, Tensor? alpha, Tensor? mask, Tensor? bias, Tensor? seed, float? number, int? k,"
@@ -36,47 +29,23 @@ _BACKWARD = (
 )
 
 
-def is_traceable(query: Tensor, key: Tensor, value: Tensor, mapping: SparseMapping, pairs: Pairs, dropout: float) -> bool:
-    """Return whether ``torch.compile`` or ``torch.jit.trace`` traces something that :func:`traced_attention` can compute."""
+def takes_operators() -> bool:
+    """Return whether ``torch.compile`` or ``torch.jit.trace`` traces, and no exporter or transform does."""
     exporting = getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7
     traced = torch.compiler.is_dynamo_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call, unused-ignore]
-    if exporting or not (HAS_CUSTOM_OPS and traced) or transforms_active():
-        return False
-    if query.is_nested or mapping_refusal(query, key, mapping) is not None:
-        return False
-    # In this order tests without a GPU trace what a GPU would.
-    return serves(query, key, value, mapping, pairs, dropout) or query.is_cpu
+    return not exporting and HAS_CUSTOM_OPS and traced and not transforms_active()
 
 
-def traced_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mapping: SparseMapping,
-    pairs: Pairs,
-    *,
-    scale: float | None,
-    dropout: float,
-    only_few: bool,
-) -> Tensor:
-    """Attend by the candidates of each query, see :func:`~lit_sparse.nn.sparse_attention.sparse_attention`.
+def attend_by_operator(operands: Operands, threshold: Threshold, only_few: bool) -> Tensor:
+    """Return the output (..., L, Ev), in blocks or by the candidates of each query.
 
     Args:
-        query: (..., L, E).
-        key: (..., S, E).
-        value: (..., S, Ev).
-        mapping: sparsemax, top-k sparsemax or entmax.
-        pairs: masks, bias and cap of the scores.
-        scale: factor of the scores; ``1 / sqrt(E)`` by default.
-        dropout: probability with which a weight is set to zero.
+        operands: what :func:`lit_sparse.nn.attention` computes with.
+        threshold: that of the mapping.
         only_few: whether to attend to all keys if the candidates are many.
-
-    Returns:
-        The output (..., L, Ev).
     """
-    alpha = mapping.entmax_alpha
-    given = isinstance(alpha, Tensor)
-    low = product_dtype(query, key)
+    query, key, value, pairs, scale, dropout, _ = operands
+    learnt, low = isinstance(threshold.alpha, Tensor), operands.dtype()
     if not query.is_cpu:
         query, key, value = query.to(low), key.to(low), value.to(low)
     output: Tensor = call_operator(
@@ -84,13 +53,13 @@ def traced_attention(
         query,
         key,
         value,
-        alpha if given else None,
+        threshold.alpha if learnt else None,
         pairs.mask,
         pairs.bias,
         torch.randint(2**62, ()) if dropout else None,
-        None if given else alpha,
-        mapping.k if isinstance(mapping, TopKSparsemax) else None,
-        mapping.gamma,
+        None if learnt else threshold.alpha,
+        threshold.k,
+        threshold.gamma,
         scale,
         pairs.softcap,
         pairs.is_causal,
@@ -118,30 +87,22 @@ def _attend(
     only_few: bool,
     candidates: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the output, and the candidates, which are found if they are not given; all rows are long if they are too many."""
-    mapping = Entmax(number if alpha is None else alpha, gamma=gamma) if k is None else TopKSparsemax(k, gamma=gamma)  # type: ignore[arg-type]
-    pairs = Pairs(mask, bias, softcap, is_causal)
-    rows = leading_of(query, key, value).numel() * query.shape[-2]
-    if serves(query, key, value, mapping, pairs, dropout):
-        output = attend_to_blocks(query, key, value, mapping, pairs, scale=scale)
+    """Return the output, and the candidates, which are found if they are not given; none are listed if all keys are used."""
+    operands = Operands(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)
+    threshold = Threshold(number if alpha is None else alpha, k, gamma)  # type: ignore[arg-type]
+    rows, listed = operands.leading().numel() * query.shape[-2], None
+    if serves(operands, threshold):
+        output = attend_in_blocks(operands, threshold)
         return output, *_no_candidates(rows, query.device)
-    if candidates is None:
-        dense = only_few and dense_seems_faster(query, key, mapping, pairs, scale)
-    else:
-        dense = candidates[0].shape[1] == 0
+    mapping = Entmax(threshold.alpha, gamma=gamma) if k is None else TopKSparsemax(k, gamma=gamma)
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(int(seed))
-        if not dense:
-            operands = prepared(query, key, value, scale)
-            candidates = candidates or find_candidates(operands, mapping, pairs, only_few=only_few)
-            if candidates is not None:
-                output, _ = attend_to_candidates(operands, mapping, pairs, candidates, dropout)
-                return output, *candidates
-        output, _ = dense_attention(
-            query, key, value, mapping, pairs.allowed(query, key), bias, scale=scale, softcap=softcap, dropout=dropout
-        )
-    return output, *_no_candidates(rows, query.device)
+        if candidates is None or candidates[0].shape[1]:
+            listed = attend_to_listed(operands, mapping, threshold, only_few=only_few, candidates=candidates)
+        if listed is not None:
+            return listed.output, listed.places, listed.long
+        return attend_to_all(operands, mapping)[0], *_no_candidates(rows, query.device)
 
 
 def _no_candidates(rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -154,7 +115,7 @@ def _forward(*args: Any) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _forward_like(query: Tensor, key: Tensor, value: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    leading = leading_of(query, key, value)
+    leading = Operands(query, key, value).leading()
     rows = leading.numel() * query.shape[-2]
     width = torch.library.get_ctx().new_dynamic_size()
     output = query.new_empty(*leading, query.shape[-2], value.shape[-1])

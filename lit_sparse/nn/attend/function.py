@@ -1,0 +1,169 @@
+"""The function of attention: scaled dot products, any mapping in place of softmax, grouped queries."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, overload
+
+from torch import Tensor
+
+from lit_sparse.checks import check_choice, check_mask, check_number, check_positive
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.mappings.base import check_mapping, warn_off_simplex
+from lit_sparse.nn.attend.blocks import attend_in_blocks
+from lit_sparse.nn.attend.dense import attend_to_all
+from lit_sparse.nn.attend.listed import attend_to_listed
+from lit_sparse.nn.attend.operands import Operands
+from lit_sparse.nn.attend.plan import METHODS, Method, choose
+from lit_sparse.nn.attend.traced import attend_by_operator
+
+__all__ = ["attend", "attention"]
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    is_causal: bool = False,
+    need_weights: Literal[True] = True,
+    method: Method = "auto",
+) -> tuple[Tensor, Tensor]: ...
+
+
+@overload
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    is_causal: bool = False,
+    need_weights: bool,
+    method: Method = "auto",
+) -> tuple[Tensor, Tensor | None]: ...
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mapping: SparseMapping,
+    mask: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    is_causal: bool = False,
+    need_weights: bool = True,
+    method: Method = "auto",
+) -> tuple[Tensor, Tensor | None]:
+    """Attend to values by the similarity of queries and keys: ``mapping(scale * Q K^T + bias) V``.
+
+    A query without allowed positions gets a zero output and zero gradients. Values at positions that are masked for all
+    queries, including NaN, affect neither outputs nor gradients.
+
+    Grouped queries: with H query heads (..., H, L, E) and a divisor of H as the number of key heads (..., H / g, S, E), each
+    key head serves g query heads that follow each other.
+
+    The sparse method computes with the candidates of each query's support instead of all pairs. Its memory grows with
+    the support, and it is several times faster for long sequences. Its results are those of the dense method up to rounding. A
+    value without weight does not affect the output, even if it is NaN, unless the query has too many candidates to list.
+    Second derivatives exist, forward mode does not.
+
+    Args:
+        query: (..., L, E).
+        key: (..., S, E).
+        value: (..., S, Ev).
+        mapping: mapping from scores to weights along S; its own ``dim`` is ignored.
+        mask: boolean, broadcastable to (..., L, S); True at allowed positions.
+        scale: factor of the scores; ``1 / sqrt(E)`` by default.
+        dropout: probability with which a weight is set to zero, the others scaled up; 0 outside training.
+        bias: floating, broadcastable to (..., L, S), added to the scores; -inf means not allowed.
+        softcap: bound > 0 of the scaled scores x, which become ``softcap * tanh(x / softcap)`` before the bias is added.
+        is_causal: whether the query at position i sees only the keys 0 .. i, in addition to the mask.
+        need_weights: whether to return the weights.
+        method: ``"dense"`` computes all weights. ``"sparse"`` computes the candidates, for sparsemax, top-k sparsemax and
+            entmax with alpha above 1. ``"auto"`` is sparse where this is faster: on a CPU, without weights, for at least 512
+            keys, if the candidates are few, and neither transforms, exports nor forward mode are involved. On a GPU with
+            Triton, both compute sparsemax and entmax with one number alpha in 1.05 .. 2 in blocks, without a matrix of scores,
+            unless there are weights to return, a bias, a soft cap, dropout, float64, or more than 128 entries of a key or
+            value. ``"auto"`` is dense there otherwise, and for up to 2^27 scores in float32, where this is faster. Compiled
+            graphs hold the sparse method as one operator, which returns no weights.
+
+    Returns:
+        The output (..., L, Ev), and the weights (..., L, S), after dropout. The weights are a sparse tensor with
+        ``method="sparse"``, and None with ``need_weights=False``.
+
+    Raises:
+        ConfigurationError: if the shapes or dtypes do not fit, the mask is not boolean, the bias not floating, ``dropout`` not
+            a probability, the scale not a number, the softcap not positive, ``mapping`` not a SparseMapping, or the sparse
+            method is impossible.
+
+    Warns:
+        UserWarning: once for a mapping whose weights are not probabilities.
+
+    Source: Vaswani et al. (2017), Attention Is All You Need, eq. (1).
+
+    Example:
+        >>> from lit_sparse.mappings import Sparsemax
+        >>> query, key, value = torch.randn(3, 5, 8), torch.randn(3, 7, 8), torch.randn(3, 7, 4)
+        >>> causal = torch.ones(5, 7, dtype=torch.bool).tril()
+        >>> output, weights = attention(query, key, value, Sparsemax(), causal)
+        >>> bool((weights[:, ~causal] == 0).all()), torch.equal(output, weights @ value)
+        (True, True)
+        >>> same, lists = attention(query, key, value, Sparsemax(), is_causal=True, method="sparse")
+        >>> torch.allclose(same, output, atol=1e-6), lists.layout
+        (True, torch.sparse_coo)
+    """
+    check_mapping(mapping)
+    warn_off_simplex(mapping)
+    check_choice("method", method, METHODS)
+    check_number("dropout", dropout, 0.0, 1.0)
+    if scale is not None:
+        check_number("scale", scale, -math.inf, math.inf, open_low=True, open_high=True)
+    if softcap is not None:
+        check_positive("softcap", softcap)
+    if mask is not None:
+        check_mask(mask, "a query may look")
+    operands = Operands.of(query, key, value, mask, bias, softcap, is_causal, scale, dropout)
+    output, weights = attend(operands, mapping, method, need_weights)
+    return output, weights if need_weights else None
+
+
+def attend(
+    operands: Operands, mapping: SparseMapping, method: Method = "auto", need_weights: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output and the weights, which may be None unless they are needed, see :func:`attention`.
+
+    Raises:
+        ConfigurationError: if the sparse method is impossible.
+    """
+    plan = choose(operands, mapping, method, need_weights)
+    if method == "sparse" and plan.way == "dense":
+        raise ConfigurationError(
+            f"Expected method='sparse' to be possible but got a case where {plan.reason}. Use method='auto'."
+        )
+    only_few = method == "auto"
+    if plan.threshold is None:
+        return attend_to_all(operands, mapping)
+    if plan.way == "blocks":
+        return attend_in_blocks(operands, plan.threshold), None
+    if plan.way == "traced":
+        return attend_by_operator(operands, plan.threshold, only_few), None
+    listed = attend_to_listed(operands, mapping, plan.threshold, only_few=only_few, need_weights=need_weights)
+    return attend_to_all(operands, mapping) if listed is None else (listed.output, listed.weights)

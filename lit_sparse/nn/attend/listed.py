@@ -1,0 +1,158 @@
+"""Attention that computes with the support of its weights alone: time and memory beyond the scores grow with the support.
+
+Each query keeps a list of candidates: the keys whose scores are above a bound of the threshold. The scores of the candidates
+are computed again, mapped, and multiplied with their values, in operations whose derivatives of each order are such operations,
+too. The few queries with too many candidates attend to all keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lit_sparse.kernels.sparse_products import Lists
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.mappings.base import Threshold
+from lit_sparse.nn.attend.candidates import list_candidates, seem_many
+from lit_sparse.nn.attend.dense import attend_to_all
+from lit_sparse.nn.attend.operands import Operands, Pairs
+from lit_sparse.nn.listed_operations import products, sums
+
+__all__ = ["Listed", "attend_to_listed"]
+
+
+class Listed(NamedTuple):
+    """What attention to listed keys returns.
+
+    Attributes:
+        output: (..., L, Ev).
+        weights: (..., L, S), a sparse tensor, after dropout; None if they are not needed.
+        places: (R, C) int32, the candidates of each query in increasing order, then -1.
+        long: (R,) boolean, which queries have too many candidates to list.
+    """
+
+    output: Tensor
+    weights: Tensor | None
+    places: Tensor
+    long: Tensor
+
+
+class _LongRows(NamedTuple):
+    """Queries that attend to all keys.
+
+    Attributes:
+        rows: (..., n) their positions.
+        output: (..., n, Ev), zero past their number.
+        weights: (..., n, S), likewise.
+    """
+
+    rows: Tensor
+    output: Tensor
+    weights: Tensor
+
+
+def attend_to_listed(
+    operands: Operands,
+    mapping: SparseMapping,
+    threshold: Threshold,
+    *,
+    only_few: bool = False,
+    need_weights: bool = False,
+    candidates: tuple[Tensor, Tensor] | None = None,
+) -> Listed | None:
+    """Attend by the candidates of each query.
+
+    Args:
+        operands: what :func:`lit_sparse.nn.attention` computes with.
+        mapping: mapping from scores to weights.
+        threshold: that of the mapping.
+        only_few: whether to return None if the candidates are many.
+        need_weights: whether to return the weights.
+        candidates: places and long queries, as :class:`Listed` has them, if they are known.
+    """
+    low, given, device = operands.dtype(), operands, operands.query.device.type
+    with torch.autocast(device, enabled=False):
+        if only_few and candidates is None:
+            with torch.no_grad():
+                if seem_many(operands, threshold):
+                    return None
+        dtype = torch.promote_types(low, torch.float32) if given.query.dtype == low else torch.float32
+        operands = given.fitted(dtype)
+        scaled, pairs = operands.query * operands.factor(), operands.pairs
+        keys, values = [x.flatten(0, -3) if x.dim() > 2 else x.unsqueeze(0) for x in (operands.key, operands.value)]
+        if candidates is None:
+            with torch.no_grad():
+                candidates = list_candidates(scaled, keys, threshold, pairs, only_few)
+            if candidates is None:
+                return None
+        places, long = candidates
+        *leading, length, _ = scaled.shape
+        size, rows = keys.shape[1], scaled.flatten(0, -2)
+        share = max(1, len(rows) // max(1, len(keys)))
+        lists = Lists(places, torch.arange(len(rows), device=rows.device) // share, (len(keys), size))
+        scores = products(rows, keys, lists).view(*leading, length, places.shape[-1])
+        if pairs.softcap is not None:
+            scores = torch.tanh(scores / pairs.softcap) * pairs.softcap
+        if pairs.bias is not None:
+            scores = scores + _listed_bias(pairs.bias, places, (*leading, length, size)).to(scores.dtype)
+        weights = F.dropout(mapping.map_block(scores, (places >= 0).view(scores.shape)), operands.dropout)
+        output = sums(weights.flatten(0, -2), values, lists).view(*leading, length, values.shape[-1])
+        rest = None
+        if bool(long.any()):
+            rest = _attend_long(operands, mapping, long.view(*leading, length))
+            output = output.scatter_add(-2, rest.rows.unsqueeze(-1).expand(rest.output.shape), rest.output)
+    if not need_weights:
+        return Listed(output.to(low), None, places, long)
+    return Listed(output.to(low), _sparse_weights(weights.to(low), places.view(weights.shape), rest, size), places, long)
+
+
+def _listed_bias(bias: Tensor, places: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return the bias (..., L, C) at the listed places (R, C), of scores of a shape (..., L, S)."""
+    index: Tensor | int = 0
+    for dim, size in enumerate(shape[:-1]):
+        view = [1] * len(shape)
+        view[dim] = size
+        if bias.shape[dim] > 1:
+            step = bias.shape[dim + 1 :].numel()
+            index = index + torch.arange(size, device=places.device).view(view) * step
+    if bias.shape[-1] > 1:
+        index = index + places.clamp_min(0).long().view(*shape[:-1], places.shape[-1])
+    whole = torch.as_tensor(index, device=places.device).expand(*shape[:-1], places.shape[-1])
+    return bias.reshape(-1).index_select(0, whole.flatten()).view(whole.shape)
+
+
+def _attend_long(operands: Operands, mapping: SparseMapping, long: Tensor) -> _LongRows:
+    """Attend from the queries (..., L) that are long to all keys."""
+    query, key, _, pairs, *_ = operands
+    number = int(long.sum(-1).max())
+    index = torch.sort(long, dim=-1, descending=True, stable=True).indices[..., :number]
+    mask = long.gather(-1, index).unsqueeze(-1)
+    if pairs.is_causal:
+        mask = mask & (torch.arange(key.shape[-2], device=key.device) <= index.unsqueeze(-1))
+    if pairs.mask is not None:
+        mask = mask & _of_rows(pairs.mask, index)
+    bias = None if pairs.bias is None else _of_rows(pairs.bias, index)
+    chosen = query.gather(-2, index.unsqueeze(-1).expand(*index.shape, query.shape[-1]))
+    some = operands._replace(query=chosen, pairs=Pairs(mask, bias, pairs.softcap), finite=False)
+    return _LongRows(index, *attend_to_all(some, mapping))
+
+
+def _of_rows(x: Tensor, index: Tensor) -> Tensor:
+    """Return some rows (..., n, S) of a tensor that broadcasts to the scores."""
+    if x.shape[-2] == 1:
+        return x
+    return x.expand(*index.shape[:-1], *x.shape[-2:]).gather(-2, index.unsqueeze(-1).expand(*index.shape, x.shape[-1]))
+
+
+def _sparse_weights(weights: Tensor, places: Tensor, rest: _LongRows | None, size: int) -> Tensor:
+    """Return the weights (..., L, S) of candidates (..., L, C), and of long rows, as a coalesced sparse tensor."""
+    at = (weights != 0).nonzero(as_tuple=True)
+    indices, values = torch.stack([*at[:-1], places[at].long()]), weights[at]
+    if rest is not None:
+        at = (rest.weights != 0).nonzero(as_tuple=True)
+        indices = torch.cat([indices, torch.stack([*at[:-2], rest.rows[at[:-1]], at[-1]])], 1)
+        values = torch.cat([values, rest.weights[at].to(values.dtype)])
+    return torch.sparse_coo_tensor(indices, values, (*weights.shape[:-1], size), check_invariants=False).coalesce()

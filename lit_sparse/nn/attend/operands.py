@@ -1,0 +1,201 @@
+"""What attention computes with: queries, keys, values, and all that changes their scores."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lit_sparse.errors import ConfigurationError, full_name
+from lit_sparse.torch_internals import can_read_values
+
+__all__ = ["Operands", "Pairs", "any_along", "check_tensors"]
+
+
+class Pairs(NamedTuple):
+    """Masks, bias and cap of scores.
+
+    Attributes:
+        mask: boolean, with as many dimensions as the scores, each of their size or 1; True at allowed positions.
+        bias: floating, likewise; added to the scores.
+        softcap: bound of the scores before the bias is added.
+        is_causal: whether a query sees no key after its own position.
+    """
+
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    softcap: float | None = None
+    is_causal: bool = False
+
+    def simplified(self, length: int, size: int) -> Pairs:
+        """Return the same for ``length`` queries and ``size`` keys, with ``is_causal`` in place of a mask that says so."""
+        if self.mask is None or not _is_triangle(self.mask, length, size):
+            return self
+        return self._replace(mask=None, is_causal=True)
+
+
+class Operands(NamedTuple):
+    """Operands of attention; :meth:`of` checks them.
+
+    Attributes:
+        query: (..., L, E).
+        key: (..., S, E); in place of the last leading dimension H it may have a divisor of H.
+        value: (..., S, Ev), with the key's leading dimensions.
+        pairs: masks, bias and cap of the scores.
+        scale: factor of the scores; None for ``1 / sqrt(E)``.
+        dropout: probability with which a weight is set to zero.
+        finite: whether queries without keys, and keys and values that no query sees, are known to be finite.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    pairs: Pairs = Pairs()
+    scale: float | None = None
+    dropout: float = 0.0
+    finite: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None,
+        softcap: float | None,
+        is_causal: bool,
+        scale: float | None,
+        dropout: float,
+    ) -> Operands:
+        """Return operands after a check of shapes and dtypes, see :func:`lit_sparse.nn.attention`."""
+        check_tensors(query, key, value)
+        leading = _check_shapes(query, key, value)
+        heads = math.prod(leading)
+        if query.shape[:-2].numel() < heads and key.shape[:-2].numel() < heads:
+            query = query.expand(*leading, *query.shape[-2:])  # the values alone have all heads: so do the weights
+        block = (*leading, query.shape[-2], key.shape[-2])
+        if mask is not None:
+            mask = _fitted(mask, "mask", block)
+        if bias is not None:
+            bias = _fitted(_check_bias(bias), "bias", block)
+            mask = bias != -torch.inf if mask is None else mask & (bias != -torch.inf)
+        return cls(query, key, value, Pairs(mask, bias, softcap, is_causal), scale, dropout)
+
+    def groups(self) -> int:
+        """Return how many heads of queries share a head of keys; 1 where the keys have one head or none."""
+        heads, shared = [x.shape[-3] if x.dim() > 2 else 1 for x in (self.query, self.key)]
+        return heads // shared if 1 < shared < heads else 1
+
+    def leading(self) -> torch.Size:
+        """Return the leading dimensions of the scores (..., L, S)."""
+        return _leading(self.query, self.key, self.value, self.groups())
+
+    def number_of_scores(self) -> int:
+        """Return how many scores there are at least, by the larger of the leading dimensions of queries and keys."""
+        heads = max(self.query.shape[:-2].numel(), self.key.shape[:-2].numel())
+        return heads * self.query.shape[-2] * self.key.shape[-2]
+
+    def dtype(self) -> torch.dtype:
+        """Return the dtype of the scores, under autocast too."""
+        return (self.query.new_empty(0, 0) @ self.key.new_empty(0, 0)).dtype
+
+    def factor(self) -> float:
+        """Return the factor of the scores."""
+        return 1.0 / math.sqrt(self.query.shape[-1]) if self.scale is None else self.scale
+
+    def allowed(self) -> Tensor | None:
+        """Return the mask, with the causal one."""
+        mask, is_causal = self.pairs.mask, self.pairs.is_causal
+        if not is_causal:
+            return mask
+        dims = max(self.query.dim(), self.key.dim()) - 2
+        shape = (self.query.shape[-2], self.key.shape[-2])
+        causal = torch.ones(shape, dtype=torch.bool, device=self.query.device).tril()[(None,) * dims]
+        return causal if mask is None else mask & causal
+
+    def fitted(self, dtype: torch.dtype) -> Operands:
+        """Return the same in a dtype, with all leading dimensions; keys and values have those that the queries share evenly."""
+        leading = self.leading()
+        shared = () if self.key.dim() == self.value.dim() == 2 else leading
+        if self.groups() > 1:
+            shared = torch.Size((*leading[:-1], self.key.shape[-3]))
+        query = self.query.expand(*leading, *self.query.shape[-2:])
+        key, value = (x.expand(*shared, *x.shape[-2:]) for x in (self.key, self.value))
+        return self._replace(query=query.to(dtype), key=key.to(dtype), value=value.to(dtype))
+
+
+def any_along(mask: Tensor, dim: int) -> Tensor:
+    """Return ``mask.any(dim)``, outside of graphs by a maximum of bytes, which is many times faster."""
+    if mask.shape[dim] and can_read_values():
+        return mask.view(torch.uint8).amax(dim).bool()
+    return mask.any(dim)
+
+
+def check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Refuse queries, keys and values that are not floating tensors of one dtype; autocast makes it one."""
+    given = {"query": query, "key": key, "value": value}
+    for name, one in given.items():
+        if not isinstance(one, Tensor) or not one.is_floating_point():
+            got = str(one.dtype) if isinstance(one, Tensor) else full_name(one)
+            raise ConfigurationError(f"Expected `{name}` to be a floating tensor but got {got}.")
+    dtypes = [one.dtype for one in given.values()]
+    if len(set(dtypes)) > 1:
+        try:
+            _ = query.new_empty(0, 0) @ key.new_empty(0, 0) @ value.new_empty(0, 0)
+        except RuntimeError:
+            raise ConfigurationError(
+                f"Expected query, key and value of one dtype but got {', '.join(map(str, dtypes))}."
+            ) from None
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
+    """Return the leading dimensions of the scores; check that heads of queries can share the keys."""
+    shapes = f"{tuple(query.shape)}, {tuple(key.shape)} and {tuple(value.shape)}"
+    if min(query.dim(), key.dim(), value.dim()) < 2 or query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
+        raise ConfigurationError(f"Expected query (..., L, E), key (..., S, E) and value (..., S, Ev) but got shapes {shapes}.")
+    if query.shape[-1] == 0:
+        raise ConfigurationError(f"Expected queries and keys with at least one entry each but got shapes {shapes}.")
+    heads = [x.shape[-3] if x.dim() > 2 else 1 for x in (query, key, value)]
+    shared = heads[1] > 1 and heads[0] not in (1, heads[1])
+    if shared and (heads[0] % heads[1] or heads[1] != heads[2]):
+        raise ConfigurationError(
+            f"Expected as many heads of keys as of values, and a number that divides that of the queries, but got shapes"
+            f" {shapes}."
+        )
+    try:
+        return _leading(query, key, value, Operands(query, key, value).groups())
+    except RuntimeError:
+        raise ConfigurationError(
+            f"Expected query, key and value with leading dimensions that can be broadcast together but got shapes {shapes}."
+        ) from None
+
+
+def _leading(query: Tensor, key: Tensor, value: Tensor, groups: int) -> torch.Size:
+    if groups > 1:
+        batch = torch.broadcast_shapes(query.shape[:-3], key.shape[:-3], value.shape[:-3])  # type: ignore[no-untyped-call]
+        return torch.Size((*batch, query.shape[-3]))
+    return torch.Size(torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2]))  # type: ignore[no-untyped-call]
+
+
+def _check_bias(bias: object) -> Tensor:
+    if not isinstance(bias, Tensor) or not bias.is_floating_point():
+        got = str(bias.dtype) if isinstance(bias, Tensor) else full_name(bias)
+        raise ConfigurationError(f"Expected `bias` to be a floating tensor but got {got}. A boolean tensor is the `mask`.")
+    return bias
+
+
+def _fitted(given: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
+    """Return a mask or bias with as many dimensions as ``shape``, to which it must be broadcastable."""
+    if given.dim() > len(shape) or any(m not in (1, s) for m, s in zip(given.shape[::-1], shape[::-1], strict=False)):
+        raise ConfigurationError(f"Expected a {name} that can be broadcast to {shape} but got shape {tuple(given.shape)}.")
+    return given[(None,) * (len(shape) - given.dim())]
+
+
+def _is_triangle(mask: Tensor, length: int, size: int) -> bool:
+    """Return whether a mask is that of causal attention, for which no block above the diagonal is computed."""
+    if mask.numel() != length * size or length != size or size < 2 or bool(mask[..., 0, 1].any()):
+        return False
+    return not bool((mask ^ torch.ones(size, size, dtype=torch.bool, device=mask.device).tril_()).view(torch.uint8).amax())

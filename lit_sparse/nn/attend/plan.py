@@ -1,0 +1,77 @@
+"""The plan of attention: which way computes it, and why."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+from lit_sparse.mappings import SparseMapping
+from lit_sparse.mappings.base import Threshold
+from lit_sparse.mappings.masking import align_parameter
+from lit_sparse.nn.attend.blocks import saves, serves
+from lit_sparse.nn.attend.operands import Operands
+from lit_sparse.nn.attend.traced import takes_operators
+from lit_sparse.torch_internals import can_read_values, forward_mode_active
+
+__all__ = ["METHODS", "Method", "Plan", "choose"]
+
+Method = Literal["auto", "sparse", "dense"]
+METHODS = get_args(Method)
+#: Numbers of keys and of scores from which lists are faster on CPUs; they were not measured on GPUs.
+LEAST_KEYS, LEAST_SCORES = 512, 1 << 16
+
+
+class Plan(NamedTuple):
+    """How attention is computed.
+
+    Attributes:
+        way: ``"dense"``, by all weights; ``"listed"``, by the candidates of each query; ``"blocks"``, by programs of a GPU;
+            ``"traced"``, by an operator of a graph, which chooses between these.
+        reason: what is the case, so that this way was chosen.
+        threshold: that of the mapping, for the sparse ways.
+    """
+
+    way: Literal["dense", "listed", "blocks", "traced"]
+    reason: str
+    threshold: Threshold | None = None
+
+
+def choose(operands: Operands, mapping: SparseMapping, method: Method, need_weights: bool) -> Plan:
+    """Return the plan; it is dense where the method ``"sparse"`` is impossible."""
+    auto, query = method == "auto", operands.query
+    if method == "dense":
+        return Plan("dense", "the method is dense")
+    if auto and need_weights:
+        return Plan("dense", "the weights are to be returned")
+    size = operands.key.shape[-2]
+    if auto and (size < LEAST_KEYS or not operands.key.numel() or operands.number_of_scores() < LEAST_SCORES):
+        return Plan("dense", "there are few scores")
+    threshold = mapping.threshold()
+    in_blocks = threshold is not None and not need_weights and serves(operands, threshold)
+    if auto and not (query.is_cpu or (in_blocks and saves(operands))):
+        return Plan("dense", "the device has no faster way")
+    traced = not need_weights and (in_blocks or query.is_cpu) and not query.is_nested and takes_operators()
+    if not traced:
+        if not can_read_values():
+            return Plan("dense", "a graph is traced, a transform of torch.func is active, or a mode records operations")
+        if forward_mode_active():
+            return Plan("dense", "derivatives in forward mode are computed")
+        if query.is_meta or query.is_nested:
+            return Plan("dense", "it needs the values of dense tensors")
+    if threshold is None or not (isinstance(threshold.alpha, Tensor) or threshold.alpha > 1):
+        return Plan("dense", f"{mapping!r} is not sparsemax, top-k sparsemax, or entmax with alpha above 1")
+    if isinstance(threshold.alpha, Tensor) and not _is_one_per_head(threshold.alpha, operands, may_read=not traced):
+        return Plan("dense", "each head needs one alpha of at least 1, in a tensor of shape (..., heads, 1, 1)")
+    if traced:
+        return Plan("traced", "a graph is traced", threshold)
+    return (
+        Plan("blocks", "the device has programs", threshold) if in_blocks else Plan("listed", "few keys have weight", threshold)
+    )
+
+
+def _is_one_per_head(alpha: Tensor, operands: Operands, may_read: bool) -> bool:
+    """Return whether an alpha, which must fit the scores, is one for each head, and at least 1 as far as it can be read."""
+    align_parameter(alpha, (*operands.leading(), operands.query.shape[-2], operands.key.shape[-2]), -1)
+    fits = alpha.shape[-2:].numel() == 1 and alpha.dim() <= max(operands.query.dim(), operands.key.dim())
+    return fits and (not may_read or bool((alpha >= 1).all()))
