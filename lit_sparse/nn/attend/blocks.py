@@ -44,11 +44,11 @@ def saves(operands: Operands) -> bool:
 
 
 def attend_in_blocks(operands: Operands, threshold: Threshold) -> Tensor:
-    """Return the output (..., L, Ev), with derivatives; second derivatives are those of dense attention.
+    """Return the output (..., L, Ev), with derivatives; second derivatives are computed by dense attention.
 
     Args:
         operands: what :func:`serves` returns True for.
-        threshold: that of the mapping.
+        threshold: threshold of the mapping.
     """
     query, key, value, pairs, *_ = operands = operands.fitted(operands.dtype())
     assert isinstance(threshold.alpha, float)

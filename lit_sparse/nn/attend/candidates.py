@@ -28,11 +28,11 @@ ROWS, MOST = 64, 1 << 21
 DENSE, LESS = 0.25, 85
 #: Number of queries that show first whether the candidates are many.
 PROBE = 32
-#: Candidates of a causal query that sees some of the keys, against those of one that sees all, on average.
+#: Candidates of a causal query that sees some of the keys, against a query that sees all, on average.
 EARLIER = 0.75
 #: Candidates that the first lists hold.
 FEW = 64
-#: Cost of a key of a query that attends to all keys, against that of a place in all lists.
+#: Cost of a key of a query that attends to all keys, against a place in all lists.
 LONG = 4
 #: Cost per query of attending from a few of them to all keys, likewise.
 COPIES = 16
@@ -77,7 +77,7 @@ def list_candidates(
     Args:
         query: (..., L, E) float32 or float64, scaled.
         keys: (B, S, E); the leading dimensions of the queries share them evenly, in order.
-        threshold: that of the mapping; a tensor alpha broadcasts to the scores with size 1 along queries and keys.
+        threshold: threshold of the mapping; a tensor alpha broadcasts to the scores with size 1 along queries and keys.
         pairs: masks, bias and cap.
         only_few: whether to return None as soon as the candidates are many.
     """
@@ -128,7 +128,7 @@ class _Search:
         self.counting = threading.Lock()
 
     def run(self, number: int) -> None:
-        """List the candidates of a block, unless those of other blocks are many."""
+        """List the candidates of a block, unless other blocks have many."""
         if self.many:
             return
         self.done[number] = self._list(number)  # in any mode: nothing here has a gradient

@@ -81,7 +81,7 @@ def attention(
     key head serves g query heads that follow each other.
 
     The sparse method computes with the candidates of each query's support instead of all pairs. Its memory grows with
-    the support, and it is several times faster for long sequences. Its results are those of the dense method up to rounding. A
+    the support, and it is several times faster for long sequences. It gives the results of the dense method up to rounding. A
     value without weight does not affect the output, even if it is NaN, unless the query has too many candidates to list.
     Second derivatives exist, forward mode does not.
 

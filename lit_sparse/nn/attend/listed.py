@@ -68,7 +68,7 @@ def attend_to_listed(
     Args:
         operands: what :func:`lit_sparse.nn.attention` computes with.
         mapping: mapping from scores to weights.
-        threshold: that of the mapping.
+        threshold: threshold of the mapping.
         only_few: whether to return None if the candidates are many.
         need_weights: whether to return the weights.
         candidates: places and long queries, as :class:`Listed` has them, if they are known.

@@ -162,7 +162,7 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
     shared = heads[1] > 1 and heads[0] not in (1, heads[1])
     if shared and (heads[0] % heads[1] or heads[1] != heads[2]):
         raise ConfigurationError(
-            f"Expected as many heads of keys as of values, and a number that divides that of the queries, but got shapes"
+            f"Expected as many heads of keys as of values, and their number to divide the number of heads of queries, but got shapes"
             f" {shapes}."
         )
     try:
@@ -195,7 +195,7 @@ def _fitted(given: Tensor, name: str, shape: tuple[int, ...]) -> Tensor:
 
 
 def _is_triangle(mask: Tensor, length: int, size: int) -> bool:
-    """Return whether a mask is that of causal attention, for which no block above the diagonal is computed."""
+    """Return whether a mask is the causal one, for which no block above the diagonal is computed."""
     if mask.numel() != length * size or length != size or size < 2 or bool(mask[..., 0, 1].any()):
         return False
     return not bool((mask ^ torch.ones(size, size, dtype=torch.bool, device=mask.device).tril_()).view(torch.uint8).amax())

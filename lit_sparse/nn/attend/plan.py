@@ -29,7 +29,7 @@ class Plan(NamedTuple):
         way: ``"dense"``, by all weights; ``"listed"``, by the candidates of each query; ``"blocks"``, by programs of a GPU;
             ``"traced"``, by an operator of a graph, which chooses between these.
         reason: what is the case, so that this way was chosen.
-        threshold: that of the mapping, for the sparse ways.
+        threshold: threshold of the mapping, for the sparse ways.
     """
 
     way: Literal["dense", "listed", "blocks", "traced"]

@@ -41,7 +41,7 @@ def attend_by_operator(operands: Operands, threshold: Threshold, only_few: bool)
 
     Args:
         operands: what :func:`lit_sparse.nn.attention` computes with.
-        threshold: that of the mapping.
+        threshold: threshold of the mapping.
         only_few: whether to attend to all keys if the candidates are many.
     """
     query, key, value, pairs, scale, dropout, _ = operands
