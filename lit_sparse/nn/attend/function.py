@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, overload
 
 from torch import Tensor
 
@@ -19,42 +18,6 @@ from lit_sparse.nn.attend.plan import METHODS, Method, choose
 from lit_sparse.nn.attend.traced import attend_by_operator
 
 __all__ = ["attend", "attention"]
-
-
-@overload
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mapping: SparseMapping,
-    mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
-    is_causal: bool = False,
-    need_weights: Literal[True] = True,
-    method: Method = "auto",
-) -> tuple[Tensor, Tensor]: ...
-
-
-@overload
-def attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mapping: SparseMapping,
-    mask: Tensor | None = None,
-    *,
-    scale: float | None = None,
-    dropout: float = 0.0,
-    bias: Tensor | None = None,
-    softcap: float | None = None,
-    is_causal: bool = False,
-    need_weights: bool,
-    method: Method = "auto",
-) -> tuple[Tensor, Tensor | None]: ...
 
 
 def attention(

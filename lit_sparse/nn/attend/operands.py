@@ -162,8 +162,8 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> torch.Size:
     shared = heads[1] > 1 and heads[0] not in (1, heads[1])
     if shared and (heads[0] % heads[1] or heads[1] != heads[2]):
         raise ConfigurationError(
-            f"Expected as many heads of keys as of values, and their number to divide the number of heads of queries, but got shapes"
-            f" {shapes}."
+            f"Expected as many heads of keys as of values, and their number to divide the number of heads of queries, but got"
+            f" shapes {shapes}."
         )
     try:
         return _leading(query, key, value, Operands(query, key, value).groups())

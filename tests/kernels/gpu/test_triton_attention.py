@@ -197,7 +197,7 @@ def check_second_derivatives(device: str) -> None:
     for mapping in MAPPINGS[:3]:
         results = []
         for method in ("sparse", "dense"):
-            output = attention(*given, mapping, mask, method=method, need_weights=False, is_causal=True)[0]  # type: ignore[call-overload]
+            output = attention(*given, mapping, mask, method=method, need_weights=False, is_causal=True)[0]
             first = torch.autograd.grad(output.square().sum(), given, create_graph=True)
             second = torch.autograd.grad(sum(x.square().sum() for x in first), given)
             results.append((*first, *second))
@@ -225,7 +225,7 @@ def check_choice(device: str) -> None:
         with pytest.MonkeyPatch.context() as patch:
             for module, name in functions:
                 patch.setattr(module, name, recorded(name, getattr(module, name)))
-            attention(*given, mapping, **({"need_weights": False} | options))  # type: ignore[call-overload]
+            attention(*given, mapping, **({"need_weights": False} | options))
         return list(calls)
 
     long, short = inputs(device, 70, 512), inputs(device, 3, 4)
