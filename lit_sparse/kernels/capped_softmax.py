@@ -24,14 +24,12 @@ from lit_sparse.kernels.cpu.rows import (
     write_invalid,
     write_keys,
 )
-from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
 from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["capped_product", "map_capped"]
 
-SECONDS, PRODUCT_SECONDS = 4e-9, 0.5e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 200, 64
 CHUNK = 1024
 DEEP = 64.0  # range of scores above which float32 loses digits of the small ones
@@ -168,10 +166,6 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, rhos: Any, gamma: Any) ->
         spread_allowed(row, n, places, out)
 
 
-def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rhos: np.ndarray[Any, Any], gamma: float) -> None:
-    over_rows(map_block, x.shape, SECONDS, out, x, rhos, gamma)
-
-
 def _halved(lower: Tensor, upper: Tensor, z: Tensor, allowed: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return the half of a bracket that holds the threshold."""
     middle = lower + 0.5 * (upper - lower)
@@ -198,7 +192,9 @@ def _map_reference(x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
-map_capped = RowKernel("map_capped", "(Tensor x, Tensor rho, float gamma) -> Tensor", _map_cpu, _map_reference, parameters=1)
+map_capped = RowKernel(
+    "map_capped", "(Tensor x, Tensor rho, float gamma) -> Tensor", map_block, _map_reference, seconds=4e-9, parameters=1
+)
 """Row kernel ``(x (..., d), rho (..., 1) or a number, gamma) -> y (..., d)``: capped softmax of ``x / gamma``.
 
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a rho outside
@@ -241,17 +237,6 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, rhos:
             out[row, i] = c * (v[row, i] - mean) * scale if y[row, i] != zero else zero
 
 
-def _product_cpu(
-    out: np.ndarray[Any, Any],
-    v: np.ndarray[Any, Any],
-    y: np.ndarray[Any, Any],
-    x: np.ndarray[Any, Any],
-    rhos: np.ndarray[Any, Any],
-    gamma: float,
-) -> None:
-    over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, x, rhos, gamma)
-
-
 def _product_reference(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gamma: float) -> Tensor:
     rho = torch.as_tensor(rho, dtype=y.dtype, device=y.device)
     support = y != 0
@@ -265,8 +250,9 @@ def _product_reference(v: Tensor, y: Tensor, x: Tensor, rho: float | Tensor, gam
 capped_product = RowKernel(
     "capped_product",
     "(Tensor v, Tensor y, Tensor x, Tensor rho, float gamma) -> Tensor",
-    _product_cpu,
+    product_block,
     _product_reference,
+    seconds=0.5e-9,
     parameters=1,
 )
 """Row kernel ``(v, y, x (..., d), rho, gamma) -> (..., d)``: the Jacobian of capped softmax of x at its result y, times v."""

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import ends_of, is_broken, plain_top, row_views, write_zeros
-from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.fusedmax_support import LANES, find_candidates, fits_lanes, lane_workspace, list_candidates
 from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
@@ -32,7 +31,6 @@ __all__ = ["map_fused", "total_variation_prox"]
 
 cuda: Any = None  # in the program for GPUs it is numba.cuda, once that is compiled
 
-SECONDS = 3e-9  # for one element, on one thread
 LOWER, UPPER, KNOTS, SLOPES, INTERCEPTS, VALUES = 0, 1, 2, 3, 4, 5  # rows of the workspace
 WORK_ROWS = 6
 EXCESS = LOWER  # once the runs are known
@@ -317,12 +315,6 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
             n = 0
 
 
-def _map_cpu(
-    out: np.ndarray[Any, Any], labels: np.ndarray[Any, Any], x: np.ndarray[Any, Any], lams: np.ndarray[Any, Any], gamma: float
-) -> None:
-    over_rows(map_block, x.shape, SECONDS, out, labels, x, lams, gamma)
-
-
 def total_variation_prox(z: Tensor, lam: Tensor, allowed: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``argmin_w 1/2 ||w - z||^2 + lam sum |w_(i+1) - w_i|`` over maximal runs of allowed entries, and the labels.
 
@@ -423,9 +415,10 @@ def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
 map_fused = RowKernel(
     "map_fused",
     "(Tensor x, Tensor lam, float gamma) -> (Tensor, Tensor)",
-    _map_cpu,
+    map_block,
     _map_reference,
     _map_cuda,
+    seconds=3e-9,
     parameters=1,
     auxiliary=(torch.int32,),
 )

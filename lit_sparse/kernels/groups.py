@@ -14,12 +14,9 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.rows import write_invalid, write_zeros
-from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", "write_invalid_labels"]
-
-PRODUCT_SECONDS = 1.5e-9  # for one element, on one thread
 
 
 @compile_rows()
@@ -109,17 +106,6 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, 
             counts[groups[j]] = 0
 
 
-def _product_cpu(
-    out: np.ndarray[Any, Any],
-    v: np.ndarray[Any, Any],
-    y: np.ndarray[Any, Any],
-    labels: np.ndarray[Any, Any],
-    gamma: float,
-    signed: bool,
-) -> None:
-    over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, labels, gamma, signed)
-
-
 def _product_reference(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signed: bool) -> Tensor:
     support = y != 0
     count = support.sum(-1, keepdim=True).clamp_min(1)
@@ -129,6 +115,10 @@ def _product_reference(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signe
 
 
 group_product = RowKernel(
-    "group_product", "(Tensor v, Tensor y, Tensor labels, float gamma, bool signed) -> Tensor", _product_cpu, _product_reference
+    "group_product",
+    "(Tensor v, Tensor y, Tensor labels, float gamma, bool signed) -> Tensor",
+    product_block,
+    _product_reference,
+    seconds=1.5e-9,
 )
 """Row kernel ``(v, y, labels (..., d), gamma, signed) -> (..., d)``: v, centered on the support of y, averaged over groups."""

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, layout_of
 from lit_sparse.kernels.cpu.rows import choose_largest, ends_of, row_views
-from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["chosen_product", "threshold_hard"]
-
-SECONDS, PRODUCT_SECONDS = 1e-9, 0.2e-9  # for one element, on one thread
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -59,12 +56,6 @@ def threshold_block(start: Any, stop: Any, out: Any, chosen: Any, x: Any, k: Any
             out[row, i] = x[row, i] if chosen[row, i] else zero
 
 
-def _threshold_cpu(
-    out: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any], x: np.ndarray[Any, Any], k: int, nonneg: bool
-) -> None:
-    over_rows(threshold_block, x.shape, SECONDS, out, chosen, x, k, nonneg)
-
-
 def _threshold_reference(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tensor]:
     allowed = x != -torch.inf
     invalid = ~(x < torch.inf).all(-1, keepdim=True) & allowed
@@ -78,8 +69,9 @@ def _threshold_reference(x: Tensor, k: int, nonneg: bool) -> tuple[Tensor, Tenso
 threshold_hard = RowKernel(
     "threshold_hard",
     "(Tensor x, int k, bool nonneg) -> (Tensor, Tensor)",
-    _threshold_cpu,
+    threshold_block,
     _threshold_reference,
+    seconds=1e-9,
     auxiliary=(torch.uint8,),
     wide=False,
 )
@@ -99,17 +91,16 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, chosen: Any) 
             out[row, i] = value if chosen[row, i] else zero
 
 
-def _product_cpu(
-    out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], chosen: np.ndarray[Any, Any]
-) -> None:
-    over_rows(product_block, v.shape, PRODUCT_SECONDS, out, v, y, chosen)
-
-
 def _product_reference(v: Tensor, y: Tensor, chosen: Tensor) -> Tensor:
     return torch.where(chosen != 0, v * torch.where(y.isnan(), torch.nan, 1.0).to(v.dtype), 0.0)
 
 
 chosen_product = RowKernel(
-    "chosen_product", "(Tensor v, Tensor y, Tensor chosen) -> Tensor", _product_cpu, _product_reference, wide=False
+    "chosen_product",
+    "(Tensor v, Tensor y, Tensor chosen) -> Tensor",
+    product_block,
+    _product_reference,
+    seconds=0.2e-9,
+    wide=False,
 )
 """Row kernel ``(v, y, chosen (..., d)) -> (..., d)``: the chosen entries of v, NaN where y is, others zero."""

@@ -16,12 +16,10 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, layout_of
 from lit_sparse.kernels.cpu.rows import ends_of, gather_allowed, row_views, spread_allowed, unit_of
-from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["project_hoyer"]
 
-SECONDS = 2e-9  # for one element, on one thread
 PASSES = 200
 NARROW, SHRINK, FLOOR = 1e-3, 1e-9, -1e4
 CANCELLED = 1e-4  # of a sum of squares: what is left when less of it remains has lost half of float32's digits
@@ -234,16 +232,6 @@ def project_block(start: Any, stop: Any, out: Any, x: Any, sparsenesses: Any, no
                 out[row, i] = -out[row, i] if x[row, i] < 0 else out[row, i]
 
 
-def _project_cpu(
-    out: np.ndarray[Any, Any],
-    x: np.ndarray[Any, Any],
-    sparsenesses: np.ndarray[Any, Any],
-    norms: np.ndarray[Any, Any],
-    nonneg: bool,
-) -> None:
-    over_rows(project_block, x.shape, SECONDS, out, x, sparsenesses, norms, nonneg)
-
-
 def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tensor, nonneg: bool) -> Tensor:
     """Project by sorting: the support is the first d entries that keep the next one out."""
     sparseness, norm = (torch.as_tensor(number, dtype=x.dtype, device=x.device) for number in (sparseness, norm))
@@ -292,8 +280,9 @@ def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tens
 project_hoyer = RowKernel(
     "project_hoyer",
     "(Tensor x, Tensor sparseness, Tensor norm, bool nonneg) -> Tensor",
-    _project_cpu,
+    project_block,
     _project_reference,
+    seconds=2e-9,
     parameters=2,
 )
 """Row kernel ``(x (..., d), sparseness, norm, nonneg) -> y (..., d)``: nearest point of that Hoyer sparseness and l2 norm.

@@ -11,13 +11,11 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import unit_of
-from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.hoyer import DOWN, TINY, UP
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["hoyer_jacobian", "hoyer_product"]
 
-SECONDS = 0.6e-9  # for one element, on one thread
 LARGEST_SINGLE, LARGEST_DOUBLE = float(np.finfo(np.float32).max), float(np.finfo(np.float64).max)
 
 
@@ -103,12 +101,6 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, x: Any, nonne
             out[row, i] = (-value if y[row, i] < zero else value) if y[row, i] != zero else zero
 
 
-def _product_cpu(
-    out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], x: np.ndarray[Any, Any], nonneg: bool
-) -> None:
-    over_rows(product_block, y.shape, SECONDS, out, v, y, x, nonneg)
-
-
 def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
     """Return the Jacobian of the projection of x at its result y, times v, in differentiable operations."""
     support = y != 0
@@ -132,7 +124,7 @@ def hoyer_jacobian(v: Tensor, y: Tensor, x: Tensor, nonneg: bool) -> Tensor:
 
 
 hoyer_product = RowKernel(
-    "hoyer_product", "(Tensor v, Tensor y, Tensor x, bool nonneg) -> Tensor", _product_cpu, hoyer_jacobian
+    "hoyer_product", "(Tensor v, Tensor y, Tensor x, bool nonneg) -> Tensor", product_block, hoyer_jacobian, seconds=0.6e-9
 )
 """Row kernel ``(v, y, x (..., d), nonneg) -> (..., d)``: the Jacobian of the Hoyer projection of x at its result y, times v.
 

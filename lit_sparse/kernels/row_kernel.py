@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.torch_internals import (
     call_operator,
     count_dispatch_modes,
@@ -48,12 +49,14 @@ class RowKernel:
     Args:
         name: name of the operator in torch's registry, ``lit_sparse::<name>``.
         schema: its arguments and results, in the words of torch's operator schemas.
-        cpu: ``cpu(*outs, *arrays, *numbers)`` writes the results. The arrays are contiguous float32 or float64 (rows, d),
-            or of their own type if it is an integer; row parameters are float64, one for all rows or one for each.
+        cpu: compiled function ``cpu(start, stop, *outs, *arrays, *numbers)`` that writes the results of rows
+            ``start .. stop - 1``. The arrays are contiguous float32 or float64 (rows, d), or of their own type if it is an
+            integer; row parameters are float64, one for all rows or one for each.
         reference: the same in plain torch operations on tensors, for every other device; returns what the kernel returns.
         cuda: the same for CUDA tensors, half types as they come, where there is something faster. Returns what the kernel
             returns, contiguous, or NotImplemented; ``reference`` serves then, and when it is None.
         parameters: how many of the tensors in the schema are row parameters.
+        seconds: about how many seconds one thread needs for an entry. None: ``cpu(*outs, *arrays, *numbers)`` writes all rows.
         auxiliary: dtypes of the results after the first; they have its shape.
         reduces: whether the result is one number per row; rows must not be empty.
         wide: whether ``reference`` needs float64 to equal ``cpu`` on float32 scores up to rounding.
@@ -70,6 +73,7 @@ class RowKernel:
         reference: Callable[..., Any],
         cuda: Callable[..., Any] | None = None,
         *,
+        seconds: float | None = None,
         parameters: int = 0,
         auxiliary: tuple[torch.dtype, ...] = (),
         reduces: bool = False,
@@ -77,6 +81,8 @@ class RowKernel:
     ) -> None:
         self.name = name
         self.cpu = cpu
+        self.seconds = seconds
+        self._write = cpu if seconds is None else self._write_rows
         self.reference = reference
         self.cuda = cuda
         self.auxiliary = auxiliary
@@ -165,15 +171,18 @@ class RowKernel:
         if wide and not self.auxiliary and first.dim() == 2 and first.is_contiguous():
             out = self._empty(first, dtype)
             if first.numel():
-                self.cpu(out.numpy(), *self._arrays(args, dtype))
+                self._write(out.numpy(), *self._arrays(args, dtype))
             return out
         width = dtype if wide else torch.float32
         out = self._empty(first, width)
         auxiliary = [torch.empty(first.shape, dtype=kind) for kind in self.auxiliary]
         if first.numel():
-            self.cpu(*[_as_rows(tensor, tensor.dtype) for tensor in (out, *auxiliary)], *self._arrays(args, width))
+            self._write(*[_as_rows(tensor, tensor.dtype) for tensor in (out, *auxiliary)], *self._arrays(args, width))
         result = out if width is dtype else out.to(dtype)
         return (result, *auxiliary) if auxiliary else result
+
+    def _write_rows(self, *arrays: Any) -> None:
+        over_rows(self.cpu, arrays[1 + len(self.auxiliary)].shape, self.seconds, *arrays)
 
     def _arrays(self, args: tuple[Any, ...], width: torch.dtype) -> list[Any]:
         """Return the arguments as the compiled kernel takes them."""

@@ -179,10 +179,6 @@ def _cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rho: float) -> None
     over_rows(_threshold_block, x.shape, SECONDS, out, x, np.ones((1, x.shape[1])), rho)
 
 
-def _weighted_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], w: np.ndarray[Any, Any], rho: float) -> None:
-    over_rows(_threshold_block, x.shape, SECONDS, out, x, w, rho)
-
-
 def _reference(x: Tensor, rho: float) -> Tensor:
     return _weighted_reference(x, torch.ones_like(x), rho)
 
@@ -225,7 +221,12 @@ below rho.
 """
 
 weighted_safe_threshold = RowKernel(
-    "weighted_safe_threshold", "(Tensor x, Tensor w, float rho) -> Tensor", _weighted_cpu, _weighted_reference, reduces=True
+    "weighted_safe_threshold",
+    "(Tensor x, Tensor w, float rho) -> Tensor",
+    _threshold_block,
+    _weighted_reference,
+    seconds=SECONDS,
+    reduces=True,
 )
 """Row kernel ``(x, w (..., d), rho) -> a (..., 1)`` for points of weights w; points of weight zero are ignored.
 

@@ -23,7 +23,7 @@ from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["center_on_support", "project_simplex", "project_sorted"]
 
-PROJECT_SECONDS, CENTER_SECONDS = 0.4e-9, 0.13e-9  # for one element, on one thread
+SECONDS = 0.4e-9  # for one element, on one thread
 NEWTON_PASSES = 24
 BISECTION_PASSES = 128
 SIMD_BLOCK = 64
@@ -263,9 +263,9 @@ def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: floa
     thresholds, d = np.empty(len(x) + 1), x.shape[1]
     thresholds[-1] = 0.0
     length = (d + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK if d % SIMD_BLOCK and d <= PADDED_LENGTH else None
-    over_rows(project_block, x.shape, PROJECT_SECONDS, x, out, gamma, k or None, length, thresholds)
+    over_rows(project_block, x.shape, SECONDS, x, out, gamma, k or None, length, thresholds)
     if thresholds[-1]:
-        over_rows(settle_block, x.shape, PROJECT_SECONDS, x, out, gamma, k, thresholds)
+        over_rows(settle_block, x.shape, SECONDS, x, out, gamma, k, thresholds)
 
 
 def _project_reference(x: Tensor, gamma: float | Tensor, k: int) -> Tensor:
@@ -333,7 +333,7 @@ def support_sums(y: Any, v: Any, row: Any) -> Any:
 
 
 @compile_rows()
-def center_block(start: Any, stop: Any, v: Any, y: Any, out: Any, gamma: Any) -> None:
+def center_block(start: Any, stop: Any, out: Any, v: Any, y: Any, gamma: Any) -> None:
     """Center rows ``start .. stop - 1`` of ``v`` on the support of ``y``."""
     scale, zero = v.dtype.type(1.0 / gamma), v.dtype.type(0)
     for row in range(start, stop):
@@ -341,10 +341,6 @@ def center_block(start: Any, stop: Any, v: Any, y: Any, out: Any, gamma: Any) ->
         mean = v.dtype.type(total / count if mass == mass else np.nan)
         for i in range(y.shape[1]):
             out[row, i] = (v[row, i] - mean) * scale if y[row, i] != 0 else zero
-
-
-def _center_cpu(out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], gamma: float) -> None:
-    over_rows(center_block, y.shape, CENTER_SECONDS, v, y, out, gamma)
 
 
 def _center_reference(v: Tensor, y: Tensor, gamma: float) -> Tensor:
@@ -359,9 +355,10 @@ def _center_reference(v: Tensor, y: Tensor, gamma: float) -> Tensor:
 center_on_support = RowKernel(
     "center_on_support",
     "(Tensor v, Tensor y, float gamma) -> Tensor",
-    _center_cpu,
+    center_block,
     _center_reference,
     triton_rows.center_on_support,
+    seconds=0.13e-9,
 )
 """Row kernel ``(v (..., d), y (..., d), gamma) -> (..., d)``: ``(v - mean of v over the support of y) / gamma`` there, else 0.
 

@@ -16,14 +16,12 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
 from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, pad, row_views, top_of, write_invalid
-from lit_sparse.kernels.cpu.threads import over_rows
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
 from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["map_pnorm", "pnorm_product"]
 
-SECONDS, PRODUCT_SECONDS = 4e-9, 1e-9  # for one element, on one thread
 NEWTON_PASSES, PASSES, REFERENCE_PASSES = 30, 120, 64
 
 
@@ -111,10 +109,6 @@ def map_block(start: Any, stop: Any, out: Any, x: Any, ps: Any, gamma: Any) -> N
             out[row, places[j]] = work[0, j] * scale
 
 
-def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], ps: np.ndarray[Any, Any], gamma: float) -> None:
-    over_rows(map_block, x.shape, SECONDS, out, x, ps, gamma)
-
-
 def _map_reference(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
     """Bisect for the threshold."""
     p = torch.as_tensor(p, dtype=x.dtype, device=x.device)
@@ -142,7 +136,9 @@ def _map_reference(x: Tensor, p: float | Tensor, gamma: float) -> Tensor:
     return torch.where(allowed & invalid, torch.full_like(y, torch.nan), y)
 
 
-map_pnorm = RowKernel("map_pnorm", "(Tensor x, Tensor p, float gamma) -> Tensor", _map_cpu, _map_reference, parameters=1)
+map_pnorm = RowKernel(
+    "map_pnorm", "(Tensor x, Tensor p, float gamma) -> Tensor", map_block, _map_reference, seconds=4e-9, parameters=1
+)
 """Row kernel ``(x (..., d), p (..., 1) or a number, gamma) -> y (..., d)``: sq-pnorm-max of ``x / gamma``.
 
 ``-inf`` marks an entry that is not allowed; a row without allowed entries gives zeros, a row with NaN or +inf, or a p outside
@@ -203,12 +199,6 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, ps: Any, gamm
             out[row, places[j]] = a * work[0, j] * (u[j] - center) - b * support[j]
 
 
-def _product_cpu(
-    out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], ps: np.ndarray[Any, Any], gamma: float
-) -> None:
-    over_rows(product_block, y.shape, PRODUCT_SECONDS, out, v, y, ps, gamma)
-
-
 def _product_reference(v: Tensor, y: Tensor, p: float | Tensor, gamma: float) -> Tensor:
     p = torch.as_tensor(p, dtype=y.dtype, device=y.device)
     support = y != 0
@@ -226,8 +216,9 @@ def _product_reference(v: Tensor, y: Tensor, p: float | Tensor, gamma: float) ->
 pnorm_product = RowKernel(
     "pnorm_product",
     "(Tensor v, Tensor y, Tensor p, float gamma) -> Tensor",
-    _product_cpu,
+    product_block,
     _product_reference,
+    seconds=1e-9,
     parameters=1,
 )
 """Row kernel ``(v (..., d), y (..., d), p, gamma) -> (..., d)``: the Jacobian of sq-pnorm-max at its result y, times v."""
