@@ -15,6 +15,7 @@ from torch import Tensor
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.rows import write_invalid, write_zeros
 from lit_sparse.kernels.row_kernel import RowKernel
+from lit_sparse.kernels.simplex import centered
 
 __all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", "write_invalid_labels"]
 
@@ -107,11 +108,7 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, 
 
 
 def _product_reference(v: Tensor, y: Tensor, labels: Tensor, gamma: float, signed: bool) -> Tensor:
-    support = y != 0
-    count = support.sum(-1, keepdim=True).clamp_min(1)
-    mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count
-    broken = torch.where(y.isnan().any(-1, keepdim=True), torch.nan, 1.0)
-    return average_groups(torch.where(support, (v - mean) * broken / gamma, 0.0), labels, signed)
+    return average_groups(centered(v, y, gamma), labels, signed)
 
 
 group_product = RowKernel(

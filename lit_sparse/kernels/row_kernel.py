@@ -81,7 +81,7 @@ class RowKernel:
     ) -> None:
         self.name = name
         self.cpu = cpu
-        self.seconds = seconds
+        self.seconds: Any = seconds
         self._write = cpu if seconds is None else self._write_rows
         self.reference = reference
         self.cuda = cuda

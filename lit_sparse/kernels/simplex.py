@@ -21,7 +21,7 @@ from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_ou
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
-__all__ = ["center_on_support", "project_simplex", "project_sorted"]
+__all__ = ["center_on_support", "centered", "project_simplex", "project_sorted"]
 
 SECONDS = 0.4e-9  # for one element, on one thread
 NEWTON_PASSES = 24
@@ -343,20 +343,20 @@ def center_block(start: Any, stop: Any, out: Any, v: Any, y: Any, gamma: Any) ->
             out[row, i] = (v[row, i] - mean) * scale if y[row, i] != 0 else zero
 
 
-def _center_reference(v: Tensor, y: Tensor, gamma: float) -> Tensor:
+def centered(v: Tensor, y: Tensor, gamma: float) -> Tensor:
+    """Return ``(v - mean of v over the support of y) / gamma`` there, else 0, in differentiable operations."""
     support = y != 0
-    zero = torch.zeros_like(v)
     count = support.sum(-1, keepdim=True).clamp_min(1)
-    mean = torch.where(support, v, zero).sum(-1, keepdim=True) / count
-    centered = torch.where(support, (v - mean) / gamma, zero)
-    return torch.where(y.isnan().any(-1, keepdim=True) & support, torch.full_like(v, torch.nan), centered)
+    mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count
+    whole = torch.where(y.isnan().any(-1, keepdim=True), torch.nan, 1.0)  # a broken row has a broken derivative
+    return torch.where(support, (v - mean) * whole / gamma, 0.0)
 
 
 center_on_support = RowKernel(
     "center_on_support",
     "(Tensor v, Tensor y, float gamma) -> Tensor",
     center_block,
-    _center_reference,
+    centered,
     triton_rows.center_on_support,
     seconds=0.13e-9,
 )

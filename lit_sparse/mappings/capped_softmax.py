@@ -18,8 +18,7 @@ class _CappedSoftmax(RowFunction):
     """Capped softmax of rows / gamma; the number of allowed entries is read from the scores."""
 
     kernel = map_capped
-    vjp_kernel = staticmethod(capped_product)
-    jvp = staticmethod(capped_product.reference)
+    product = capped_product
     saves_input = True
     piecewise_linear = False
 

@@ -11,7 +11,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.kernels.entmax import entmax_jacobian, entmax_product, map_entmax, map_entmax_root
+from lit_sparse.kernels.entmax import entmax_product, map_entmax, map_entmax_root
 from lit_sparse.mappings.base import SparseMapping, Threshold, with_slope
 from lit_sparse.mappings.row_function import RowFunction
 from lit_sparse.mappings.softmax import softmax
@@ -29,6 +29,7 @@ class _Entmax(RowFunction):
     """alpha-entmax of rows / gamma, differentiable in the scores and in alpha."""
 
     kernel = map_entmax
+    product = entmax_product
     piecewise_linear = False
     has_parameter_gradient = True
 
@@ -40,14 +41,6 @@ class _Entmax(RowFunction):
             return super().value_traced(x, *args)
         root: Tensor = map_entmax_root.traced(x, gamma)
         return root
-
-    @staticmethod
-    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        return entmax_jacobian(v, y, *args)
-
-    @staticmethod
-    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        return entmax_product(v, y, *args)  # type: ignore[no-any-return]
 
     @staticmethod
     def parameter_jvp(y: Tensor, *args: Any) -> Tensor:

@@ -12,10 +12,10 @@ from typing_extensions import Self, override
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.fusedmax import map_fused
-from lit_sparse.kernels.groups import average_groups, code_of, group_product
+from lit_sparse.kernels.groups import code_of, group_product
+from lit_sparse.kernels.simplex import centered
 from lit_sparse.mappings.base import SparseMapping, with_slope
 from lit_sparse.mappings.row_function import RowFunction
-from lit_sparse.mappings.sparsemax import centered
 
 __all__ = ["Fusedmax", "LearnableFusedmax", "fusedmax"]
 
@@ -27,17 +27,13 @@ class _Fusedmax(RowFunction):
     """Fusedmax of rows / gamma, differentiable in the scores and in lam; the runs are kept from the forward pass."""
 
     kernel = map_fused
+    product = group_product
     has_parameter_gradient = True
 
     @staticmethod
-    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def product_arguments(*args: Any) -> tuple[Any, ...]:
         labels, _, gamma = args
-        return average_groups(centered(v, y, gamma), labels, False)
-
-    @staticmethod
-    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        labels, _, gamma = args
-        return group_product(v, y, labels, gamma, False)  # type: ignore[no-any-return]
+        return labels, gamma, False
 
     @staticmethod
     def parameter_jvp(y: Tensor, *args: Any) -> Tensor:

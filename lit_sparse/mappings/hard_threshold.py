@@ -20,14 +20,11 @@ class _HardThreshold(RowFunction):
     """The k largest magnitudes of rows; which they were is kept, for a zero can be among them."""
 
     kernel = threshold_hard
+    product = chosen_product
 
     @staticmethod
-    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        return chosen_product.reference(v, y, args[0])  # type: ignore[no-any-return]
-
-    @staticmethod
-    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        return chosen_product(v, y, args[0])  # type: ignore[no-any-return]
+    def product_arguments(*args: Any) -> tuple[Any, ...]:
+        return args[:1]
 
 
 def hard_threshold(x: Tensor, k: int, *, nonneg: bool = False, dim: int = -1, mask: Tensor | None = None) -> Tensor:

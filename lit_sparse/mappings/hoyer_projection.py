@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checks import check_number, check_positive
 from lit_sparse.kernels.hoyer import project_hoyer
-from lit_sparse.kernels.hoyer_backward import hoyer_jacobian, hoyer_product
+from lit_sparse.kernels.hoyer_backward import hoyer_product
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
 
@@ -19,16 +21,14 @@ class _HoyerProjection(RowFunction):
     """Projection of rows onto a Hoyer sparseness and an l2 norm."""
 
     kernel = project_hoyer
+    product = hoyer_product
     saves_input = True
     piecewise_linear = False
 
     @staticmethod
-    def vjp_kernel(v: Tensor, y: Tensor, *args: object) -> Tensor:
-        return hoyer_product(v, y, args[0], args[3])  # type: ignore[no-any-return]
-
-    @staticmethod
-    def jvp(v: Tensor, y: Tensor, *args: object) -> Tensor:
-        return hoyer_jacobian(v, y, args[0], args[3])  # type: ignore[arg-type]
+    def product_arguments(*args: Any) -> tuple[Any, ...]:
+        x, _, _, nonneg = args
+        return x, nonneg
 
 
 def hoyer_projection(

@@ -12,9 +12,9 @@ from lit_sparse.checks import check_number, check_positive
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.groups import average_groups, group_product
 from lit_sparse.kernels.oscarmax import map_oscar
+from lit_sparse.kernels.simplex import centered
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.row_function import RowFunction
-from lit_sparse.mappings.sparsemax import centered
 
 __all__ = ["Oscarmax", "oscarmax"]
 
@@ -29,21 +29,21 @@ class _Oscarmax(RowFunction):
     """
 
     kernel = map_oscar
+    product = group_product
 
     @staticmethod
-    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def product_arguments(*args: Any) -> tuple[Any, ...]:
         labels, _, gamma, exact = args
-        return centered(average_groups(v, labels, not exact), y, gamma)
+        return labels, gamma, not exact
+
+    @classmethod
+    def jvp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        labels, gamma, signed = cls.product_arguments(*args)
+        return centered(average_groups(v, labels, signed), y, gamma)
 
     @classmethod
     def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        labels, _, gamma, exact = args
-        return average_groups(centered(v, y, gamma), labels, not exact)
-
-    @staticmethod
-    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        labels, _, gamma, exact = args
-        return group_product(v, y, labels, gamma, not exact)  # type: ignore[no-any-return]
+        return super().jvp(v, y, *args)
 
 
 def oscarmax(

@@ -48,24 +48,38 @@ class RowFunction:
     piecewise_linear: ClassVar[bool] = True
     #: The derivative in ``args[0]`` is given.
     has_parameter_gradient: ClassVar[bool] = False
-    #: Kernel for :meth:`vjp` when no higher derivative is needed, with the same arguments.
-    vjp_kernel: ClassVar[Callable[..., Tensor] | None] = None
+    #: Kernel of J v with a differentiable reference; it takes ``v``, ``y`` and :meth:`product_arguments`.
+    product: ClassVar[Any] = None
 
     @staticmethod
-    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
+    def product_arguments(*args: Any) -> tuple[Any, ...]:
+        """Return those of the arguments of :meth:`jvp` after ``y`` that the kernel of the product takes."""
+        return args
+
+    @classmethod
+    def jvp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
         """Return J v (..., d) in plain torch operations, differentiable in ``v``, ``y`` and tensors that are not auxiliary.
+
+        A subclass without :attr:`product` implements it, as a static method or a class method.
 
         Args:
             v: (..., d) direction.
             y: (..., d) the result.
             args: ``x`` if ``saves_input``, the auxiliary results, and the arguments of the function after ``x``.
         """
-        raise NotImplementedError
+        return cls.product.reference(v, y, *cls.product_arguments(*args))  # type: ignore[no-any-return]
 
     @classmethod
     def vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
         """Return J^T v; the same as J v, for the gradient of a convex function has a symmetric Jacobian."""
         return cls.jvp(v, y, *args)
+
+    @classmethod
+    def last_vjp(cls, v: Tensor, y: Tensor, *args: Any) -> Tensor:
+        """Return J^T v where no derivative of it is needed: by the kernel, if there is one."""
+        if cls.product is None:
+            return _wide_call(cls.vjp, v, y, *args)
+        return cls.product(v, y, *cls.product_arguments(*args))  # type: ignore[no-any-return]
 
     @staticmethod
     def parameter_jvp(y: Tensor, *args: Any) -> Tensor:
@@ -194,9 +208,7 @@ class RowFunction:
     @classmethod
     def wide_vjp(cls, v: Tensor, *args: Any) -> Tensor:
         """Return J^T v, computed in float32 at least."""
-        if cls.vjp_kernel is not None and no_autograd():
-            return cls.vjp_kernel(v, *args)
-        return _wide_call(cls.vjp, v, *args)
+        return cls.last_vjp(v, *args) if no_autograd() else _wide_call(cls.vjp, v, *args)
 
 
 class _Derivative(torch.autograd.Function):

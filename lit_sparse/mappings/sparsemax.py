@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from typing_extensions import override
 
@@ -13,7 +12,7 @@ from lit_sparse.kernels.simplex import center_on_support, project_simplex
 from lit_sparse.mappings.base import SparseMapping, Threshold
 from lit_sparse.mappings.row_function import RowFunction
 
-__all__ = ["ALL", "Project", "Sparsemax", "centered", "sparsemax"]
+__all__ = ["ALL", "Project", "Sparsemax", "sparsemax"]
 
 ALL = (0,)  # entries take part
 
@@ -22,25 +21,12 @@ class Project(RowFunction):
     """Projection of rows / gamma onto the simplex; with k > 0, of the k largest entries only."""
 
     kernel = project_simplex
+    product = center_on_support
 
     @staticmethod
-    def vjp_kernel(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        """Return J v by the compiled kernel."""
-        return center_on_support(v, y, args[0])  # type: ignore[no-any-return]
-
-    @staticmethod
-    def jvp(v: Tensor, y: Tensor, *args: Any) -> Tensor:
-        """Return J v in differentiable operations."""
-        return centered(v, y, args[0])
-
-
-def centered(v: Tensor, y: Tensor, gamma: float) -> Tensor:
-    """Return ``(v - mean of v over the support of y) / gamma`` there, else 0, in differentiable operations."""
-    support = y != 0
-    count = support.sum(-1, keepdim=True).clamp_min(1)
-    mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / count
-    whole = torch.where(y.isnan(), torch.nan, 1.0)  # a broken row has a broken derivative
-    return torch.where(support, (v - mean) * whole / gamma, 0.0)
+    def product_arguments(*args: Any) -> tuple[Any, ...]:
+        """Return gamma."""
+        return args[:1]
 
 
 def sparsemax(scores: Tensor, *, gamma: float = 1.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -18,8 +18,7 @@ class _SqPNormMax(RowFunction):
     """sq-pnorm-max of rows / gamma."""
 
     kernel = map_pnorm
-    vjp_kernel = staticmethod(pnorm_product)
-    jvp = staticmethod(pnorm_product.reference)
+    product = pnorm_product
     piecewise_linear = False
 
 
