@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
+
+from typing_extensions import override
 
 from lit_sparse.callbacks.pictures.base import Picture, new_figure
 from lit_sparse.lightning import pl
@@ -12,63 +14,66 @@ __all__ = ["DecoderCallsPlot", "NegativeELBOPlot", "SuccessPlot", "SupportSizePl
 
 #: Example of a value that may be NaN.
 FLOAT = Kind("a float", lambda value: isinstance(value, float))
+#: Statistics of a count over the examples of an epoch.
+KEYS = ("p10", "median", "p90", "mean")
 
 
-class CountPlot(Picture):
+class CurvePlot(Picture):
+    """Base of pictures of values over training, one row of values an epoch; a run that is continued adds to its own."""
+
+    shown: ClassVar[tuple[str, ...]] = ("history",)
+
+    def __init__(self, folder: str | None = None) -> None:
+        super().__init__(folder)
+        self.history: list[dict[str, float]] = []
+
+    def add(self, trainer: pl.Trainer, **values: float) -> None:
+        """Add a row for this epoch."""
+        self.history = [*self.history, {"epoch": float(trainer.current_epoch + 1), **values}]
+
+    def values(self, name: str) -> list[float]:
+        """Return one value of each row."""
+        return [row[name] for row in self.history]
+
+    def draw(self, marker: str | None) -> Any:
+        """Return the figure; a short curve has a marker at each point."""
+        raise NotImplementedError
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if self.history and trainer.is_global_zero:
+            self.save(trainer, self.draw("." if len(self.history) < 20 else None))
+
+
+class CountPlot(CurvePlot):
     """Base of pictures of a count over training: median with the band from the 10th to the 90th percentile, and mean."""
 
     #: The name of the counts in a step's output, and how they are called.
     count = "decoder_calls"
     label = "decoder calls per example"
 
-    def __init__(self, folder: str | None = None) -> None:
-        super().__init__(folder)
-        self.history: list[dict[str, float]] = []
-
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        logged = {key: trainer.callback_metrics.get(f"train/{self.count}_{key}") for key in ("p10", "median", "p90", "mean")}
-        if any(value is None for value in logged.values()):
-            return
-        self.history.append(
-            {
-                "epoch": float(trainer.current_epoch + 1),
-                **{key: float(value) for key, value in logged.items() if value is not None},
-            }
-        )
+        logged = {key: trainer.callback_metrics.get(f"train/{self.count}_{key}") for key in KEYS}
+        known = {key: float(value) for key, value in logged.items() if value is not None}
+        if len(known) == len(KEYS):
+            self.add(trainer, **known)
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self.history or not trainer.is_global_zero:
-            return
-        figure, axes = new_figure(1, 1, width=5.0, height=3.2)
-        axis = axes[0]
-        epochs = [row["epoch"] for row in self.history]
-        axis.fill_between(
-            epochs,
-            [row["p10"] for row in self.history],
-            [row["p90"] for row in self.history],
-            alpha=0.25,
-            label="10th to 90th percentile",
-        )
-        axis.plot(epochs, [row["median"] for row in self.history], label="median", marker="." if len(epochs) < 20 else None)
-        axis.plot(epochs, [row["mean"] for row in self.history], label="mean", linestyle="--", linewidth=1)
+    @override
+    def draw(self, marker: str | None) -> Any:
+        figure, (axis,) = new_figure(1, 1, width=5.0, height=3.2)
+        epochs = self.values("epoch")
+        axis.fill_between(epochs, self.values("p10"), self.values("p90"), alpha=0.25, label="10th to 90th percentile")
+        axis.plot(epochs, self.values("median"), label="median", marker=marker)
+        axis.plot(epochs, self.values("mean"), label="mean", linestyle="--", linewidth=1)
         axis.set_xlabel("epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_ylabel(self.label)
         axis.set_ylim(bottom=0)
         axis.legend()
-        self.save(trainer, figure)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the epochs drawn so far."""
-        return {"history": self.history}
+        return figure
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
         """Return an example of a state."""
-        return {"history": ListOf(dict.fromkeys(("epoch", "p10", "median", "p90", "mean"), NUMBER))}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the curve of a resumed run."""
-        self.history = list(state_dict["history"])
+        return {"history": ListOf(dict.fromkeys(("epoch", *KEYS), NUMBER))}
 
 
 class DecoderCallsPlot(CountPlot):
@@ -101,13 +106,14 @@ class SupportSizePlot(CountPlot):
     label = "values with probability above zero"
 
 
-class ValidationPlot(Picture):
+class ValidationPlot(CurvePlot):
     """Base of plots of a validation mean against epochs and against their cost, the cumulative median of decoder calls.
 
     The cost of an epoch is the median over its examples. An epoch without validation adds its cost and no point. The callback
     reads the values that ``CountLogger`` logs, so it must come after it in the list.
     """
 
+    shown = ("history", "calls", "validated")
     #: Name of the logged mean ``val/{metric}``, its label, and the limits of its axis.
     metric = "loss"
     label = "loss of validation"
@@ -115,55 +121,40 @@ class ValidationPlot(Picture):
 
     def __init__(self, folder: str | None = None) -> None:
         super().__init__(folder)
-        self.history: list[dict[str, float]] = []
         self.calls = 0.0
-        self._validated: float | None = None
+        self.validated: float | None = None
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         value = trainer.callback_metrics.get(f"val/{self.metric}")
         if value is not None and not trainer.sanity_checking:
-            self._validated = float(value)
+            self.validated = float(value)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         median = trainer.callback_metrics.get("train/decoder_calls_median")
         if median is None:
             return
         self.calls += float(median)
-        if self._validated is not None:
-            self.history.append(
-                {"epoch": float(trainer.current_epoch + 1), "decoder_calls": self.calls, self.metric: self._validated}
-            )
-        self._validated = None
+        if self.validated is not None:
+            self.add(trainer, decoder_calls=self.calls, **{self.metric: self.validated})
+        self.validated = None
 
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self.history or not trainer.is_global_zero:
-            return
+    @override
+    def draw(self, marker: str | None) -> Any:
         figure, axes = new_figure(1, 2, width=8.0, height=3.2)
-        marker = "." if len(self.history) < 20 else None
-        for axis, key, label in zip(
-            axes, ("epoch", "decoder_calls"), ("epoch", "cumulative median decoder calls per example"), strict=True
-        ):
-            axis.plot([row[key] for row in self.history], [row[self.metric] for row in self.history], marker=marker)
+        labels = {"epoch": "epoch", "decoder_calls": "cumulative median decoder calls per example"}
+        for axis, (key, label) in zip(axes, labels.items(), strict=True):
+            axis.plot(self.values(key), self.values(self.metric), marker=marker)
             axis.set_xlabel(label)
             axis.xaxis.get_major_locator().set_params(integer=True)
             axis.set_xlim(left=0)
             axis.set_ylim(*self.limits)
         axes[0].set_ylabel(self.label)
-        self.save(trainer, figure)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the points so far, and the cost."""
-        return {"history": self.history, "calls": self.calls, "validated": self._validated}
+        return figure
 
     def state_example(self, model: pl.LightningModule) -> dict[str, Any]:
         """Return an example of a state."""
         row = {"epoch": NUMBER, "decoder_calls": NUMBER, self.metric: FLOAT}
         return {"history": ListOf(row), "calls": AMOUNT, "validated": OneOf(FLOAT)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue the curves of a resumed run."""
-        self.history = list(state_dict["history"])
-        self.calls, self._validated = state_dict["calls"], state_dict["validated"]
 
 
 class NegativeELBOPlot(ValidationPlot):
