@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,7 +12,9 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.mappings.base import SparseMapping
+from lit_sparse.mappings.base import SparseMapping, envelope, with_slope
+from lit_sparse.mappings.masking import allowed_scores
+from lit_sparse.structures import FactorGraph, Structure
 
 __all__ = ["PotentialMapping", "as_potentials", "warn_of_iterations"]
 
@@ -40,8 +43,8 @@ class PotentialMapping(SparseMapping):
     """Base class of the iterative mappings onto structures.
 
     Args:
+        domain: the structure or graph that the scores belong to.
         potentials: further scores, a tensor or nested lists.
-        initial_potentials: makes the values from which learned potentials start, if none are given.
         learn_potentials: make the potentials a parameter, which starts from ``potentials`` or the initial ones.
         gamma: strength of the regularizer, > 0.
         dim: dimension along which to map.
@@ -60,8 +63,8 @@ class PotentialMapping(SparseMapping):
 
     def __init__(
         self,
+        domain: Structure | FactorGraph,
         potentials: Tensor | None,
-        initial_potentials: Callable[[], Tensor],
         learn_potentials: bool,
         *,
         gamma: float,
@@ -73,9 +76,10 @@ class PotentialMapping(SparseMapping):
         self.learn_potentials = learn_potentials
         self.max_iter = check_count("max_iter", max_iter)
         self.tol = check_positive("tol", tol)
+        self.ordered = domain.ordered
         self._warned = False
         if learn_potentials:
-            initial = initial_potentials() if potentials is None else potentials.detach().clone()
+            initial = domain.initial_potentials() if potentials is None else potentials.detach().clone()
             self.potentials = torch.nn.Parameter(initial)
         else:
             self.register_buffer("potentials", potentials, persistent=False)
@@ -84,6 +88,27 @@ class PotentialMapping(SparseMapping):
         if not self._warned:
             self._warned = True
             warn_of_iterations(text)
+
+    @abstractmethod
+    def _attained(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return what maximizes for scores (..., d) in float64, and the maximum.
+
+        Returns:
+            Marginals (..., d); how much each potential counts (B, ...); the potentials in that shape; and the maximum (...).
+        """
+
+    def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
+        """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the expected counts."""
+        if self.potentials is None:
+            return super().value_along(scores, mask, dim)
+        given = allowed_scores(scores, mask, dim).movedim(dim, -1)
+        x = given.double()  # autocast leaves it alone
+        if x.shape[-1] == 0:
+            return given.sum(-1).fill_(-torch.inf)
+        point, counts, links, maximum = self._attained(x)
+        maximum = torch.where((x != -torch.inf).any(-1), maximum.detach(), -torch.inf)
+        slope = with_slope(links, counts).flatten(1).sum(-1).reshape(x.shape[:-1])
+        return (envelope(x, point, maximum, -1) + slope).to(given.dtype)
 
     def regularizer(self, y: Tensor, dim: int = -1, allowed: Tensor | None = None) -> Tensor:
         """Return half the squared norm of y.

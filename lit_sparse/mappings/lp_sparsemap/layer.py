@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.mappings.base import envelope, with_slope
 from lit_sparse.mappings.lp_sparsemap.local import local_of
 from lit_sparse.mappings.lp_sparsemap.problem import GraphProblem
 from lit_sparse.mappings.masking import allowed_scores
@@ -191,10 +190,8 @@ class LPSparseMAP(PotentialMapping):
     ) -> None:
         graph = check_graph(graph)
         values = None if potentials is None else as_potentials(potentials)
-        initial = graph.initial_potentials
-        super().__init__(values, initial, learn_potentials, gamma=gamma, dim=dim, max_iter=max_iter, tol=tol)
+        super().__init__(graph, values, learn_potentials, gamma=gamma, dim=dim, max_iter=max_iter, tol=tol)
         self.graph = graph
-        self.ordered = graph.ordered
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -220,22 +217,13 @@ class LPSparseMAP(PotentialMapping):
         x = allowed_scores(scores, mask)
         return _solve(x, self.graph, self.potentials, self.gamma, self.max_iter, self.tol, self._warn_once)
 
-    def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the counts."""
-        if self.potentials is None:
-            return super().value_along(scores, mask, dim)
-        given = allowed_scores(scores, mask, dim).movedim(dim, -1)
-        x = given.double()  # autocast leaves it alone
-        if x.shape[-1] == 0:
-            return given.sum(-1).fill_(-torch.inf)
+    @override
+    def _attained(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         out = self.solve(x)
-        links = _batched(self.potentials, self.graph, x).double().reshape(out.counts.shape)
-        point = out.marginals
+        links = _batched(self.potentials, self.graph, x).double()
+        point, counts = out.marginals, out.counts.reshape(links.shape)
         inner = torch.where(point != 0, point * x, 0.0).sum(-1) - 0.5 * self.gamma * point.square().sum(-1)
-        maximum = (inner + (out.counts * links).sum(-1)).detach()
-        maximum = torch.where((x != -torch.inf).any(-1), maximum, -torch.inf)
-        slope = with_slope(links, out.counts).sum(-1)
-        return (envelope(x, point, maximum, -1) + slope).to(given.dtype)
+        return point, counts, links, inner + (counts * links).sum(-1).reshape(x.shape[:-1])
 
     def loss(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the Fenchel-Young loss of this mapping for vectors that fit all factors as targets.

@@ -8,11 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from typing_extensions import Self
+from typing_extensions import Self, override
 
 from lit_sparse.checks import check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.mappings.base import envelope, with_slope
 from lit_sparse.mappings.masking import allowed_scores
 from lit_sparse.mappings.potentials import PotentialMapping, as_potentials, warn_of_iterations
 from lit_sparse.mappings.sparsemap.solver import StructureProblem, potential_counts
@@ -183,10 +182,8 @@ class SparseMAP(PotentialMapping):
     ) -> None:
         structure = check_structure(structure)
         values = None if potentials is None else structure.check_potentials(as_potentials(potentials))
-        initial = structure.initial_potentials
-        super().__init__(values, initial, learn_potentials, gamma=gamma, dim=dim, max_iter=max_iter, tol=tol)
+        super().__init__(structure, values, learn_potentials, gamma=gamma, dim=dim, max_iter=max_iter, tol=tol)
         self.structure = structure
-        self.ordered = structure.ordered
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -254,27 +251,18 @@ class SparseMAP(PotentialMapping):
         """Return the squared norm (...) of marginals (..., d), with that of the entries that the structure does not show."""
         return self.structure.squared_norm(y, allowed)
 
-    def value_along(self, scores: Tensor, mask: Tensor | None, dim: int) -> Tensor:
-        """Return the maximum along ``dim``; its gradient is the marginals, and in the potentials the expected counts."""
-        if self.potentials is None:
-            return super().value_along(scores, mask, dim)
-        given = allowed_scores(scores, mask, dim).movedim(dim, -1)
-        x = given.double()  # autocast leaves it alone
-        if x.shape[-1] == 0:
-            return given.sum(-1).fill_(-torch.inf)
+    @override
+    def _attained(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        assert self.potentials is not None
         out = self.solve(x)
         links = self.structure.batch_potentials(self.potentials, out.entries.shape[-1]).double()
         entries = out.entries.reshape(-1, *out.entries.shape[-2:])
         probs = out.probs.reshape(entries.shape[:2])
         counts = potential_counts(self.structure, entries, links.detach().expand(len(entries), *links.shape[1:]), probs)
-        gain = (counts * links).detach().flatten(1).sum(-1).reshape(x.shape[:-1])
-        point = out.marginals
-        whole = torch.einsum("...s,...sd->...d", out.probs, out.entries).detach()
-        inner = torch.where(point != 0, point * x, 0.0).sum(-1).detach()
-        maximum = inner + gain - 0.5 * self.gamma * whole.square().sum(-1)
-        maximum = torch.where((x != -torch.inf).any(-1), maximum, -torch.inf)
-        slope = with_slope(links.expand_as(counts), counts).flatten(1).sum(-1).reshape(x.shape[:-1])
-        return (envelope(x, point, maximum, -1) + slope).to(given.dtype)
+        gain = (counts * links).flatten(1).sum(-1).reshape(x.shape[:-1])
+        whole = torch.einsum("...s,...sd->...d", out.probs, out.entries)
+        inner = torch.where(out.marginals != 0, out.marginals * x, 0.0).sum(-1)
+        return out.marginals, counts, links.expand_as(counts), inner + gain - 0.5 * self.gamma * whole.square().sum(-1)
 
     def loss(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         """Return the SparseMAP loss: the Fenchel-Young loss of this mapping for structures as targets.
