@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
@@ -111,14 +110,8 @@ class Assignment(OnePerRow):
         Raises:
             ConfigurationError: if the forbidden entries leave none.
         """
-        self.check_call(scores, potentials)
-        chosen, found = best_assignments(self.to_search(scores))
-        if not found.all():
-            raise ConfigurationError(
-                f"Expected forbidden entries that leave an assignment of every row but those of row {int(found.argmin())} of"
-                " the batch do not. Forbid whole rows too (in attention, the queries of padding), or add columns."
-            )
-        return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
+        advice = "Forbid whole rows too (in attention, the queries of padding), or add columns."
+        return self.searched(scores, potentials, best_assignments, "an assignment of every row", advice)
 
     @override
     def validate(self, structures: Tensor) -> Tensor:
@@ -127,5 +120,4 @@ class Assignment(OnePerRow):
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all assignments of d entries, without left-out rows."""
         rows, columns = self.shape(self.known_size(d))
-        every = torch.tensor(list(itertools.permutations(range(columns), rows)), dtype=torch.int64).reshape(-1, rows)
-        return torch.nn.functional.one_hot(every, columns).flatten(-2).double()
+        return self.marked(list(itertools.permutations(range(columns), rows)), columns)

@@ -19,8 +19,23 @@ from lit_sparse.structures.count import CountConstraint
 __all__ = ["BitVector", "Budget"]
 
 
+class _Bits(Structure):
+    """Bits whose number is the field d, None to read it from the scores."""
+
+    d: int | None
+
+    @property
+    @override
+    def size(self) -> int | None:
+        return self.d
+
+    @override
+    def scores_from_logits(self, logits: Tensor) -> Tensor:
+        return (logits + 1) / 2
+
+
 @dataclass(frozen=True)
-class BitVector(Structure):
+class BitVector(_Bits):
     """All vectors of {0, 1}^d. Their convex hull is the cube, so that SparseMAP clips the scores to [0, 1].
 
     Args:
@@ -42,11 +57,6 @@ class BitVector(Structure):
     def __post_init__(self) -> None:
         if self.d is not None:
             check_count("d", self.d)
-
-    @property
-    @override
-    def size(self) -> int | None:
-        return self.d
 
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return ones where scores are positive."""
@@ -77,10 +87,6 @@ class BitVector(Structure):
         sizes = torch.arange(marginals.shape[-1] + 1, device=marginals.device)
         return probs, (rank.unsqueeze(-2) < sizes.unsqueeze(-1)).to(marginals.dtype)
 
-    def scores_from_logits(self, logits: Tensor) -> Tensor:
-        """Return (logits + 1) / 2."""
-        return (logits + 1) / 2
-
     @override
     def count_constraints(self, d: int) -> list[CountConstraint]:
         return [CountConstraint((i,), most=1) for i in range(d)]
@@ -91,7 +97,7 @@ class BitVector(Structure):
 
 
 @dataclass(frozen=True)
-class Budget(Structure):
+class Budget(_Bits):
     """The vectors of {0, 1}^d with at most ``budget`` ones.
 
     Args:
@@ -123,11 +129,6 @@ class Budget(Structure):
         """Return a tight and a loose budget."""
         return [cls(None, 1), cls(None, 3)]
 
-    @property
-    @override
-    def size(self) -> int | None:
-        return self.d
-
     def maximize(self, scores: Tensor, potentials: Tensor | None = None) -> Tensor:
         """Return ones at the largest positive scores; ties go to the lowest index."""
         self.check_call(scores, potentials)
@@ -139,10 +140,6 @@ class Budget(Structure):
     @override
     def validate(self, structures: Tensor) -> Tensor:
         return structures.sum(-1) <= self.budget
-
-    def scores_from_logits(self, logits: Tensor) -> Tensor:
-        """Return (logits + 1) / 2."""
-        return (logits + 1) / 2
 
     @override
     def count_constraints(self, d: int) -> list[CountConstraint]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,15 +46,36 @@ class OnePerRow(Structure):
         open_ = self.grid(allowed.expand_as(structures)).any(-1)
         return super().fits(structures, allowed) & ((self.grid(structures).sum(-1) > 0) == open_).all(-1)
 
-    def to_search(self, scores: Tensor) -> np.ndarray:
-        """Return scores (B, d) as an array (B, rows, columns) on the CPU, for a search that refuses NaN and inf.
+    def searched(
+        self, scores: Tensor, potentials: Tensor | None, search: Callable[[np.ndarray], tuple[Any, Any]], what: str, advice: str
+    ) -> Tensor:
+        """Return the best structures by a search on the CPU.
+
+        Args:
+            scores: (B, d).
+            potentials: further scores.
+            search: function of scores (B, rows, columns) that returns the structures, and which rows have one.
+            what: a structure in words, for the message where forbidden entries leave none.
+            advice: what to do then.
 
         Raises:
-            ConfigurationError: if some are NaN or inf.
+            ConfigurationError: if there is none, or scores are NaN or inf.
         """
+        self.check_call(scores, potentials)
         grids: np.ndarray = self.grid(coarse_scores(scores.detach()).cpu()).numpy()
         if not bool((grids < np.inf).all()):
             raise ConfigurationError(
                 "Expected scores that are finite, or -inf where an entry is forbidden, but got NaN or inf."
             )
-        return grids
+        chosen, found = search(grids)
+        if not found.all():
+            raise ConfigurationError(
+                f"Expected forbidden entries that leave {what} but those of row {int(found.argmin())} of the batch do not."
+                f" {advice}"
+            )
+        return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
+
+    @staticmethod
+    def marked(places: Sequence[Any], columns: int) -> Tensor:
+        """Return structures (S, rows * columns) float64 with a one at the given places (S, rows)."""
+        return torch.nn.functional.one_hot(torch.tensor(places, dtype=torch.int64), columns).flatten(1).double()

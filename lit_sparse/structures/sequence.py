@@ -172,8 +172,7 @@ class Sequence(OnePerRow):
         d = self.size if d is None else d
         if d is None:
             raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, which does not fix it, but got None.")
-        every = torch.tensor(list(itertools.product(range(self.tags), repeat=d // self.tags)), dtype=torch.int64)
-        return torch.nn.functional.one_hot(every.reshape(-1, d // self.tags), self.tags).flatten(-2).double()
+        return self.marked(list(itertools.product(range(self.tags), repeat=d // self.tags)), self.tags)
 
     def initial_potentials(self) -> Tensor:
         """Return zeros (tags, tags)."""

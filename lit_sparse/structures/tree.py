@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -101,14 +102,9 @@ class Tree(OnePerRow):
         Raises:
             ConfigurationError: if the forbidden entries leave none.
         """
-        self.check_call(scores, potentials)
-        chosen, found = best_trees(self.to_search(scores), self.single_root)
-        if not found.all():
-            raise ConfigurationError(
-                f"Expected forbidden entries that leave a tree over all nodes but those of row {int(found.argmin())} of the"
-                " batch do not. To leave out a node, forbid all its scores (in attention, those of padded queries)."
-            )
-        return torch.from_numpy(chosen).reshape(scores.shape).to(scores)
+        advice = "To leave out a node, forbid all its scores (in attention, those of padded queries)."
+        search = partial(best_trees, single_root=self.single_root)
+        return self.searched(scores, potentials, search, "a tree over all nodes", advice)
 
     @override
     def validate(self, structures: Tensor) -> Tensor:
@@ -124,6 +120,5 @@ class Tree(OnePerRow):
     def enumerate(self, d: int | None = None) -> Tensor:
         """Return all trees over d entries, without left-out nodes."""
         nodes = math.isqrt(self.known_size(d))
-        heads = torch.tensor(list(itertools.product(range(nodes), repeat=nodes)), dtype=torch.int64).reshape(-1, nodes)
-        every = torch.nn.functional.one_hot(heads, nodes).flatten(-2).double()
+        every = self.marked(list(itertools.product(range(nodes), repeat=nodes)), nodes)
         return every[self.validate(every)]
