@@ -1,4 +1,4 @@
-"""The distribution over structures of SparseMAP, its derivatives, and the solver for each device."""
+"""The distribution over structures of SparseMAP, its derivatives, and its solver, which runs on the CPU or by numba-cuda."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch.func import vjp
 
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.active_set.batch import Array, Solution, Start, solve_batch, solve_with_oracle
-from lit_sparse.kernels.active_set.torch_loop import Oracle, solve_in_torch
 from lit_sparse.kernels.oracles import CompiledOracle
 from lit_sparse.mappings.row_function import constant_in
 from lit_sparse.structures import Structure
@@ -169,7 +168,7 @@ class StructureProblem:
 
     @on_values
     def solve(self, scores: Tensor, potentials: Tensor | None) -> tuple[Tensor, ...]:
-        """Solve rows, compiled where the structure has a compiled oracle for the device.
+        """Solve rows, by a compiled oracle if the structure has one, else by :meth:`Structure.maximize`.
 
         Args:
             scores: float64 (B, D), -inf where an entry is forbidden.
@@ -181,9 +180,7 @@ class StructureProblem:
         first, probs = _start_of(self.start, self.structure, scores)
         start = Start(first, probs, self._extra(first, potentials))
         oracle = self.structure.compiled(potentials)
-        found = NotImplemented if oracle is None else self._compiled(oracle, scores, start)
-        if found is NotImplemented:
-            found = self._by_oracle(scores, potentials, start)
+        found = self._by_oracle(scores, potentials, start) if oracle is None else self._compiled(oracle, scores, start)
         left = found.done == 0
         if bool(left.any()):
             self.warn(
@@ -195,17 +192,17 @@ class StructureProblem:
         structures = torch.where(valid.unsqueeze(-1), found.structures[:, :most], 0)
         return found.marginals, torch.where(valid, found.probs[:, :most], 0.0), structures, found.sizes, found.gaps
 
-    def _compiled(self, oracle: CompiledOracle, scores: Tensor, start: Start) -> Any:
-        """Solve with a compiled oracle; NotImplemented on a device that has none."""
+    def _compiled(self, oracle: CompiledOracle, scores: Tensor, start: Start) -> Solution:
+        """Solve with a compiled oracle, on the CPU unless there is a program for the GPU."""
         links = scores.new_zeros(1, 1, oracle.tags, oracle.tags) if oracle.links is None else oracle.links
         if scores.is_cuda:
             from lit_sparse.kernels.active_set import cuda  # translates the functions of the other
 
-            return cuda.solve_batch(scores, oracle._replace(links=links), start, self.max_iter, self.tol)
-        if scores.is_cpu:
-            oracle = oracle._replace(links=links.contiguous().numpy())
-            return _as_tensors(solve_batch(scores.contiguous().numpy(), oracle, _as_arrays(start), self.max_iter, self.tol))
-        return NotImplemented
+            found = cuda.solve_batch(scores, oracle._replace(links=links), start, self.max_iter, self.tol)
+            if found is not NotImplemented:
+                return found  # type: ignore[no-any-return]
+        oracle = oracle._replace(links=_array(links))
+        return _on_device(scores, solve_batch(_array(scores), oracle, _arrays(start), self.max_iter, self.tol))
 
     def _extra(self, structures: Tensor, potentials: Tensor | None) -> Tensor:
         """Return what the potentials add to structures (b, n, D)."""
@@ -223,33 +220,28 @@ class StructureProblem:
             broken = broken | ~potentials.isfinite().flatten(1).all(-1)
         whole = (~broken & (scores != -torch.inf).any(-1)).nonzero().squeeze(-1)
 
-        def oracle(residual: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+        def oracle(residual: Array, index: Array) -> tuple[Array, Array]:
+            rows, places = (torch.from_numpy(array).to(scores.device) for array in (residual, index))
             shared = potentials is None or len(potentials) == 1
-            mine = potentials if shared else potentials[whole[index]]  # type: ignore[index]
-            found = _checked(self.structure, self.structure.maximize(residual, mine), residual)
-            return found, self._extra(found.unsqueeze(1), mine).squeeze(1)
+            mine = potentials if shared else potentials[whole[places]]  # type: ignore[index]
+            found = _checked(self.structure, self.structure.maximize(rows, mine), rows)
+            return found.cpu().numpy(), self._extra(found.unsqueeze(1), mine).squeeze(1).cpu().numpy()
 
-        solver = _on_cpu if scores.is_cpu else solve_in_torch
-        found = solver(scores[whole], oracle, Start(*[part[whole] for part in start]), self.max_iter, self.tol)
+        start = _arrays(Start(*[part[whole] for part in start]))
+        found = _on_device(scores, solve_with_oracle(_array(scores[whole]), oracle, start, self.max_iter, self.tol))
         return found if len(whole) == len(scores) else _with_others(found, whole, broken, scores)
 
 
-def _as_arrays(start: Start) -> Start:
-    return Start(*[tensor.contiguous().numpy() for tensor in start])
+def _array(tensor: Tensor) -> Array:
+    return tensor.cpu().contiguous().numpy()
 
 
-def _as_tensors(solution: Solution) -> Solution:
-    return Solution(*[torch.from_numpy(array) for array in solution])
+def _arrays(start: Start) -> Start:
+    return Start(*[_array(tensor) for tensor in start])
 
 
-def _on_cpu(scores: Tensor, oracle: Oracle, start: Start, max_iter: int, tol: float) -> Solution:
-    """Solve by :func:`~lit_sparse.kernels.active_set.batch.solve_with_oracle`; arguments and results hold tensors."""
-
-    def wrapped(residual: Array, index: Array) -> tuple[Array, Array]:
-        found, extra = oracle(torch.from_numpy(residual), torch.from_numpy(index))
-        return found.numpy(), extra.numpy()
-
-    return _as_tensors(solve_with_oracle(scores.contiguous().numpy(), wrapped, _as_arrays(start), max_iter, tol))
+def _on_device(like: Tensor, solution: Solution) -> Solution:
+    return Solution(*[torch.from_numpy(array).to(like.device) for array in solution])
 
 
 def _with_others(found: Solution, whole: Tensor, broken: Tensor, scores: Tensor) -> Solution:

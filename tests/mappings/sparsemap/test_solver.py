@@ -1,4 +1,4 @@
-"""SparseMAP against enumeration and a second solver, its derivatives, its invalid rows, and both of its implementations."""
+"""SparseMAP against enumeration and a second solver, its derivatives, its invalid rows, and both kinds of oracles."""
 
 import warnings
 
@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from lit_sparse.kernels.active_set.torch_loop import solve_in_torch
 from lit_sparse.mappings import SparseMAP, Sparsemax
 from lit_sparse.mappings import functional as F
 from lit_sparse.structures import Assignment, BitVector, Budget, Sequence, Structure, Tree
@@ -39,14 +38,8 @@ def _is_feasible(structure: Structure, out: F.sparsemap, x: Tensor) -> None:  # 
     assert float(out.gap.abs().max()) < 1e-10  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("in_torch", [False, True])
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
-def test_an_oracle_in_python_equals_the_compiled_solver(
-    structure: Structure, in_torch: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """On the CPU with compiled steps, on other devices in torch operations."""
-    if in_torch:
-        monkeypatch.setattr("lit_sparse.mappings.sparsemap.solver._on_cpu", solve_in_torch)
+def test_an_oracle_in_python_equals_the_compiled_solver(structure: Structure) -> None:
     x = draw(30, int(structure.size or 0), seed=2, scale=1.5)
     links = links_for(structure, per_position=True)
     clean = F.sparsemap(x, Plain(structure), potentials=links).marginals
@@ -75,15 +68,12 @@ def test_bits_are_clipped(d: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e-3, 1e3, 1e6, 1e30])
-def test_bits_of_any_scale(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bits_of_any_scale(scale: float) -> None:
     """By the active set too, and together with scores that are much larger."""
     x = draw(20, 30, seed=30)
     x[:, ::3] *= scale
-    for solver in (None, solve_in_torch):
-        if solver is not None:
-            monkeypatch.setattr("lit_sparse.mappings.sparsemap.solver._on_cpu", solver)
-        for structure in (BitVector(), Plain(BitVector())):
-            torch.testing.assert_close(F.sparsemap(x, structure).marginals, x.clamp(0, 1), rtol=0, atol=1e-7)
+    for structure in (BitVector(), Plain(BitVector())):
+        torch.testing.assert_close(F.sparsemap(x, structure).marginals, x.clamp(0, 1), rtol=0, atol=1e-7)
 
 
 def test_one_of_d_is_sparsemax() -> None:
@@ -166,11 +156,9 @@ def test_potentials_of_each_row() -> None:
         torch.testing.assert_close(got[i, 0], torch.autograd.grad(mine.marginals.square().sum(), alone)[0])
 
 
-@pytest.mark.parametrize("way", ["compiled", "oracle", "torch"])
+@pytest.mark.parametrize("way", ["compiled", "oracle"])
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
-def test_degenerate_points_stay_finite_and_right(structure: Structure, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if way == "torch":
-        monkeypatch.setattr("lit_sparse.mappings.sparsemap.solver._on_cpu", solve_in_torch)
+def test_degenerate_points_stay_finite_and_right(structure: Structure, way: str) -> None:
     kind = structure if way == "compiled" else Plain(structure)
     d = int(structure.size or 0)
     points = [
@@ -193,12 +181,10 @@ def test_degenerate_points_stay_finite_and_right(structure: Structure, way: str,
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=repr)
-def test_a_warm_start_gives_the_same_marginals(structure: Structure, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_warm_start_gives_the_same_marginals(structure: Structure) -> None:
     x = draw(20, int(structure.size or 0), seed=14, scale=1.5)
     links = links_for(structure)
-    for kind, solver in ((structure, None), (Plain(structure), None), (Plain(structure), solve_in_torch)):
-        if solver is not None:
-            monkeypatch.setattr("lit_sparse.mappings.sparsemap.solver._on_cpu", solver)
+    for kind in (structure, Plain(structure)):
         cold = F.sparsemap(x, kind, potentials=links)
         again = F.sparsemap(x, kind, potentials=links, start=cold, max_iter=1)  # nothing is left to look for
         torch.testing.assert_close(again.marginals, cold.marginals)
@@ -268,21 +254,17 @@ class _Ising(Structure):
         return every[(scores @ every.T + extra).argmax(-1)]
 
 
-def test_dependent_structures_enter_a_full_support(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dependent_structures_enter_a_full_support() -> None:
     """With potentials d + 1 structures need not be the last word: another takes the place of one."""
     for d in (2, 3, 4):
         x, links = 0.5 + 0.5 * draw(60, d, seed=d), 0.5 * draw(60, seed=d + 40)
-        for solver in (None, solve_in_torch):
-            if solver is not None:
-                monkeypatch.setattr("lit_sparse.mappings.sparsemap.solver._on_cpu", solver)
-            out = F.sparsemap(x, _Ising(), potentials=links)
-            assert float(out.gap.max()) < 1e-12
-            every = _Ising().enumerate(d)
-            extra = every.prod(-1) * links.unsqueeze(-1)
-            residual = x - out.marginals
-            inner = (out.marginals * residual).sum(-1) + (out.probs * out.structures.prod(-1) * links.unsqueeze(-1)).sum(-1)
-            assert float(((residual @ every.T + extra).amax(-1) - inner).max()) < 1e-12
-        monkeypatch.undo()
+        out = F.sparsemap(x, _Ising(), potentials=links)
+        assert float(out.gap.max()) < 1e-12
+        every = _Ising().enumerate(d)
+        extra = every.prod(-1) * links.unsqueeze(-1)
+        residual = x - out.marginals
+        inner = (out.marginals * residual).sum(-1) + (out.probs * out.structures.prod(-1) * links.unsqueeze(-1)).sum(-1)
+        assert float(((residual @ every.T + extra).amax(-1) - inner).max()) < 1e-12
 
 
 def test_a_start_under_another_mask_is_dropped() -> None:
