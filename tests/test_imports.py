@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import lit_sparse
 from tests.support.processes import run_python
 
 
@@ -77,3 +80,11 @@ def test_the_garbage_collector_leaves_out_what_the_command_line_imports() -> Non
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.split()[-3:] == ["True", "True", "True"]
+
+
+def test_no_exported_name_hides_a_module() -> None:
+    """Else ``import lit_sparse.nn.beams as beams`` might give a function of that name."""
+    for file in Path(lit_sparse.__file__).parent.rglob("__init__.py"):
+        names = [node.value for node in ast.parse(file.read_text()).body if "__all__" in ast.unparse(node).partition("=")[0]]
+        exported = {name for value in names for name in ast.literal_eval(value)}
+        assert not exported & {path.stem for path in file.parent.iterdir()}, file

@@ -4,7 +4,7 @@ from lit_sparse.estimators.base import Estimator, Expectation, LatentBatch
 from lit_sparse.estimators.gumbel_softmax import GumbelSoftmax
 from lit_sparse.estimators.latents import LatentDistribution
 from lit_sparse.estimators.leave_one_out import LeaveOneOut
-from lit_sparse.estimators.marginal_likelihood import MarginalLikelihood, marginal_likelihood
+from lit_sparse.estimators.likelihoods import MarginalLikelihood, marginal_likelihood
 from lit_sparse.estimators.marginalize import Marginalize
 from lit_sparse.estimators.running_mean import RunningMean
 from lit_sparse.estimators.sampler import Sampler, with_gradient_of

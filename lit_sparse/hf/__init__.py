@@ -10,13 +10,13 @@ Example:
 """
 
 from lit_sparse.hf.annealed import AnnealedEntmax
+from lit_sparse.hf.attachment import AttentionReport, LayerReport, sparsify
 from lit_sparse.hf.callbacks import AlphaAnnealing, SparsityCallback
 from lit_sparse.hf.layer_mapping import LayerMapping
 from lit_sparse.hf.loss_functions import fenchel_young_loss_func, risk_loss_func
 from lit_sparse.hf.pooling import SparseAttentionPooling
 from lit_sparse.hf.registry import register
 from lit_sparse.hf.saving import from_pretrained
-from lit_sparse.hf.sparsify import AttentionReport, LayerReport, sparsify
 
 __all__ = [
     "AlphaAnnealing",

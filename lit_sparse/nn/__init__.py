@@ -1,7 +1,7 @@
 """Plain torch building blocks, without Lightning."""
 
 from lit_sparse.nn.attend import MultiheadAttention, attention
-from lit_sparse.nn.beam_search import Hypothesis, beam_search
+from lit_sparse.nn.beams import Hypothesis, beam_search
 from lit_sparse.nn.conv import ConvNet
 from lit_sparse.nn.encoder_decoder import EncoderDecoder, RecurrentBody, State, TransformerBody, length_mask
 from lit_sparse.nn.entailment import EntailmentNetwork
