@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.torch_internals import can_read_values
+from lit_sparse.torch_internals import can_read_values, is_fake
 
 __all__ = [
     "FLOATS",
@@ -56,7 +55,7 @@ def _plain(value: Any) -> Any:
 
 def _readable(tensor: Tensor) -> bool:
     """Return whether the values of a tensor can be read: no transform, trace or meta device prevents it."""
-    return can_read_values() and not (tensor.is_meta or isinstance(tensor, FakeTensor))
+    return can_read_values() and not (tensor.is_meta or is_fake(tensor))
 
 
 def check_positive(name: str, value: float) -> float:

@@ -1,4 +1,4 @@
-"""All uses of torch's internal interfaces ``torch._C`` and ``torch._higher_order_ops``, and the conditions that depend on it.
+"""All uses of torch's internal interfaces, such as ``torch._C``, in the mathematics, and the conditions that depend on them.
 
 The conditions describe the running code: whether a functorch transform (``torch.func``) is active, whether a dispatch mode
 records operations, and whether forward-mode derivatives are computed.
@@ -40,7 +40,9 @@ __all__ = [
     "outside_graphs",
     "refuse_vmap",
     "scan",
+    "softmax_backward",
     "transforms_active",
+    "unbound_apply",
     "unwrap_if_dead",
     "vmap_active",
     "while_loop",
@@ -194,6 +196,16 @@ def must_decompose() -> bool:
             " constant. Use vjp, grad or jacrev for all transforms but one."
         )
     return True
+
+
+def unbound_apply(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """Return a function's ``apply`` without the binding of arguments to a signature, which only functorch's transforms need."""
+    return super(torch.autograd.Function, function).apply  # type: ignore[misc, no-any-return]
+
+
+def softmax_backward(grad: Tensor, y: Tensor) -> Tensor:
+    """Return the product of the Jacobian of softmax along the last dimension, at its result y, with a tensor like it."""
+    return torch._softmax_backward_data(grad, y, -1, y.dtype)
 
 
 def call_operator(operator: Any, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""One module depends on torch's internals, and its conditions follow what is active."""
+"""Few modules depend on the internals of other packages, and the conditions on those of torch follow what is active."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.torch_internals import can_read_values, forward_mode_active, must_decompose, no_autograd
 
 
-def test_one_module_depends_on_internals() -> None:
+@pytest.mark.parametrize(
+    ("internals", "modules"),
+    [
+        (r"torch\._(?!dynamo\.reset|utils\._rebuild)[a-zA-Z]", {"torch_internals.py"}),
+        (r"(numba\.(core|np|misc)|llvmlite)\b", {"kernels/cpu/machine.py", "kernels/cpu/cache.py"}),
+        (r"\bctypes\.", {"kernels/cpu/openmp.py"}),
+    ],
+)
+def test_who_depends_on_internals(internals: str, modules: set[str]) -> None:
     package = Path(lit_sparse.__file__).parent
-    users = [path for path in package.rglob("*.py") if re.search(r"torch\._(C|higher_order_ops)\b", path.read_text())]
-    assert [path.relative_to(package).as_posix() for path in users] == ["torch_internals.py"]
+    users = [path for path in package.rglob("*.py") if re.search(internals, path.read_text())]
+    assert {path.relative_to(package).as_posix() for path in users} == modules
 
 
 def test_values_can_be_read_where_nothing_is_active() -> None:

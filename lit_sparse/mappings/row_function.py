@@ -22,6 +22,7 @@ from lit_sparse.torch_internals import (
     must_decompose,
     no_autograd,
     transforms_active,
+    unbound_apply,
     unwrap_if_dead,
 )
 
@@ -198,7 +199,7 @@ class RowFunction:
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         cls._function = type(cls.__name__, (_Derivative,), {"rule": cls})
-        cls._apply = super(torch.autograd.Function, cls._function).apply  # type: ignore[misc]
+        cls._apply = unbound_apply(cls._function)
 
     @classmethod
     def wide_jvp(cls, v: Tensor, *args: Any) -> Tensor:

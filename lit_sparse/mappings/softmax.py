@@ -11,7 +11,7 @@ from lit_sparse.checks import check_positive
 from lit_sparse.mappings.base import SparseMapping
 from lit_sparse.mappings.masking import along_last
 from lit_sparse.mappings.row_function import RowFunction
-from lit_sparse.torch_internals import can_read_values, must_decompose
+from lit_sparse.torch_internals import can_read_values, must_decompose, softmax_backward
 
 __all__ = ["Softmax", "softmax"]
 
@@ -40,7 +40,7 @@ class _Softmax(RowFunction):
             return _Softmax.jvp(v, y, gamma)
         if not (y.is_cpu and can_read_values() and bool(y.amin() > 0)):
             v = torch.where(y != 0, v, 0.0)
-        grad = torch._softmax_backward_data(v, y, -1, y.dtype)
+        grad = softmax_backward(v, y)
         return grad if gamma == 1.0 else grad / gamma
 
 

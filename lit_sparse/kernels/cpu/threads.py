@@ -10,18 +10,17 @@ with two Python threads at once.
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import os
-import re
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import torch
+
+from lit_sparse.kernels.cpu.openmp import Parallel, find_parallel
 
 __all__ = ["over_blocks", "over_rows"]
 
@@ -106,47 +105,28 @@ class _Pool:
 
 
 class _Team:
-    """The threads of the OpenMP library that torch has loaded."""
+    """Torch's own threads."""
 
-    #: Function that OpenMP calls in each thread; ctypes acquires the interpreter lock for it.
-    task: Any = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-    def __init__(self, library: Path) -> None:
-        self.parallel = ctypes.CDLL(str(library)).GOMP_parallel
-        self.parallel.argtypes = (self.task, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint)
-        self.parallel.restype = None
+    def __init__(self, parallel: Parallel) -> None:
+        self.parallel = parallel
 
     def run(self, job: _Job, threads: int) -> None:
         """Run a job on this thread and others."""
 
-        def help_out(_: object) -> None:
+        def help_out() -> None:
             try:
                 job.run()
             except BaseException as error:  # between two blocks: an interrupt
                 job.ended.append(error)
 
-        self.parallel(self.task(help_out), None, threads, 0)
+        self.parallel(help_out, threads)
         job.tell()
         if len(job.ended) < len(job.edges) - 1:  # an interrupt came between OpenMP's call and `try`, and ctypes dropped it
             raise KeyboardInterrupt
 
 
-def _runner() -> _Team | _Pool:
-    """Return torch's own threads if its OpenMP library is found, else a pool."""
-    try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return _Pool()
-    loaded = {Path(path) for path in re.findall(r"(/\S*/lib(?:gomp|iomp5|omp)[\w.-]*\.so[\w.]*)$", maps, re.MULTILINE)}
-    package = Path(torch.__file__).parent
-    own = {path for path in loaded if path.parent in (package / "lib", package.parent / "torch.libs")} or loaded
-    try:
-        return _Team(own.pop()) if len(own) == 1 else _Pool()
-    except (OSError, AttributeError):
-        return _Pool()
-
-
-_threads = _runner()
+_parallel = find_parallel()
+_threads: _Team | _Pool = _Pool() if _parallel is None else _Team(_parallel)
 #: ``in_blocks``: whether this thread works on a block of :func:`over_blocks`.
 _here = threading.local()
 
