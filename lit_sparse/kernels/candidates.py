@@ -11,7 +11,7 @@ sum of ``u^n`` is not larger, and neither is its root s. Newton's method on the 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import LANES, REDUCTION_FLAGS, bits_above, compile_rows, empty, lowest_bit
-from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.cpu.threads import Array, over_rows
 
 __all__ = ["list_candidates_of", "list_rows"]
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 #: Entries of a block. Chunks have a block for each lane of a vector, so neighbours in a block are a vector apart in the row.
 WIDTH = 32

@@ -24,7 +24,7 @@ from lit_sparse.kernels.cpu.rows import (
     write_invalid,
     write_keys,
 )
-from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
+from lit_sparse.kernels.cpu.vector_math import exponentials_around, workspace
 from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
 
@@ -36,15 +36,6 @@ DEEP = 64.0  # range of scores above which float32 loses digits of the small one
 NEAR, FAR = 20.0, 85.0  # how far tau may go from the reference, and where exponents are cut off
 FARTHEST = 1e30  # from the threshold, where a sigmoid is 0 or 1
 ENOUGH = 40.0  # beyond this, a sigmoid differs from its limit by less than rounding
-
-
-@compile_rows()
-def exponentials_around(z: Any, n: Any, reference: Any, work: Any, bits: Any) -> None:
-    """Write ``exp(z - reference)``, exponents cut off at 85, to ``work[0]``."""
-    center, most = z.dtype.type(reference), z.dtype.type(FAR)
-    for j in range(n):
-        work[0, j] = min(z[j] - center, most)
-    exponentials(work, bits, n)
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -90,7 +81,7 @@ def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
     target = rho * n
     tolerance = 1e-4 if z.itemsize == 4 else 1e-10  # of the last step; what it leaves behind is its square
     reference = 0.0
-    exponentials_around(z, n, reference, work, bits)
+    exponentials_around(z, n, reference, FAR, work, bits)
     if near:
         far = ENOUGH + math.log(n / rho)
         lower, upper, offset = -far, far, 0.0
@@ -107,7 +98,7 @@ def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
             slack = 1e-15 * (abs(reference) + abs(moved))  # what rounding takes must not exclude the solution
             lower, upper = lower + (reference - moved) - slack, upper + (reference - moved) + slack
             reference, offset = moved, 0.0
-            exponentials_around(z, n, reference, work, bits)
+            exponentials_around(z, n, reference, FAR, work, bits)
         total, slope = logistic_sums(work, n, math.exp(offset))
         if total >= target:
             lower = offset

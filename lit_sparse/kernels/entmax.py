@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows
-from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.entmax_backward import product_block, root_product_block
 from lit_sparse.kernels.entmax_forward import is_power, map_block, map_powers_block
 from lit_sparse.kernels.entmax_steep import CEILING_DOUBLE, CEILING_SINGLE, map_steep_block, steep_product_block
@@ -45,7 +45,7 @@ def _kind_bits(alphas: Any) -> Any:
     return bits
 
 
-def _kinds(alphas: np.ndarray[Any, Any]) -> tuple[int, ...]:
+def _kinds(alphas: Array) -> tuple[int, ...]:
     """Return the kinds of alpha that there are. The functions of one kind leave out the rows of the others."""
     if len(alphas) == 1:
         alpha = alphas.item()
@@ -53,14 +53,12 @@ def _kinds(alphas: np.ndarray[Any, Any]) -> tuple[int, ...]:
     return KINDS_OF_BITS[_kind_bits(alphas)]
 
 
-def _map_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], alphas: np.ndarray[Any, Any], gamma: float) -> None:
+def _map_cpu(out: Array, x: Array, alphas: Array, gamma: float) -> None:
     for kind in _kinds(alphas):
         over_rows(MAPS[kind], x.shape, SECONDS, out, x, alphas, gamma)
 
 
-def _product_cpu(
-    out: np.ndarray[Any, Any], v: np.ndarray[Any, Any], y: np.ndarray[Any, Any], alphas: np.ndarray[Any, Any], gamma: float
-) -> None:
+def _product_cpu(out: Array, v: Array, y: Array, alphas: Array, gamma: float) -> None:
     for kind in _kinds(alphas):
         over_rows(PRODUCTS[kind], y.shape, PRODUCT_SECONDS, out, v, y, alphas, gamma)
 
@@ -110,7 +108,7 @@ below 1, gives NaN at its allowed entries.
 """
 
 
-def _map_root_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: float) -> None:
+def _map_root_cpu(out: Array, x: Array, gamma: float) -> None:
     _map_cpu(out, x, np.full(1, 1.5), gamma)
 
 

@@ -6,17 +6,15 @@ The same method as in :mod:`lit_sparse.mappings.lp_sparsemap.solver`, which expl
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from lit_sparse.kernels.cholesky import solve
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, zeros
-from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.cpu.threads import Array, over_rows
 
 __all__ = ["Factors", "Options", "Rows", "solve_graphs"]
-
-Array: TypeAlias = np.ndarray[Any, Any]
 
 SECONDS = 1.5e-7  # of one thread for one element of (rows, d, d), about
 #: Rows of a workspace of entries: the anchor, and the nearest point; of one of variables.

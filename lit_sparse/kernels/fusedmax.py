@@ -21,7 +21,7 @@ from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import ends_of, is_broken, plain_top, row_views, write_zeros
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.fusedmax_support import LANES, find_candidates, fits_lanes, lane_workspace, list_candidates
-from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
+from lit_sparse.kernels.gpu.numba_rows import launch_rows
 from lit_sparse.kernels.groups import label_of, write_invalid_labels
 from lit_sparse.kernels.loops import repeat_while
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -405,11 +405,8 @@ def fused_rows(out: Any, labels: Any, x: Any, lams: Any, places: Any, work: Any,
 
 def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float) -> Any:
     """Map rows on a GPU; NotImplemented where numba-cuda is not installed or finds no GPU."""
-    if numba_cuda() is None:
-        return NotImplemented
     d = x.shape[-1]
-    shapes = [((d,), torch.int32), ((WORK_ROWS, 2 * d), torch.float64)]
-    return launch_rows(program_of(fused_rows), x, lam, (float(gamma),), shapes)
+    return launch_rows(fused_rows, x, lam, (float(gamma),), [((d,), torch.int32), ((WORK_ROWS, 2 * d), torch.float64)])
 
 
 map_fused = RowKernel(

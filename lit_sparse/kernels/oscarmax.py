@@ -20,9 +20,9 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import compile_rows, empty
 from lit_sparse.kernels.cpu.rows import is_broken, plain_top, row_views, top_of, unit_of
-from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
-from lit_sparse.kernels.gpu.numba_rows import launch_rows, numba_cuda, program_of
+from lit_sparse.kernels.gpu.numba_rows import launch_rows
 from lit_sparse.kernels.groups import label_of, write_invalid_labels
 from lit_sparse.kernels.isotonic import (
     COUNTS,
@@ -290,14 +290,7 @@ def map_block(start: Any, stop: Any, out: Any, labels: Any, x: Any, lams: Any, g
         write_invalid_labels(x, row, ordinary or is_broken(out, row), out, labels)
 
 
-def _map_cpu(
-    out: np.ndarray[Any, Any],
-    labels: np.ndarray[Any, Any],
-    x: np.ndarray[Any, Any],
-    lams: np.ndarray[Any, Any],
-    gamma: float,
-    exact: bool,
-) -> None:
+def _map_cpu(out: Array, labels: Array, x: Array, lams: Array, gamma: float, exact: bool) -> None:
     over_rows(map_block, x.shape, SECONDS, out, labels, x, lams, gamma, None if exact else True)
 
 
@@ -356,11 +349,9 @@ def oscar_rows(out: Any, labels: Any, x: Any, lams: Any, floats: Any, ints: Any,
 
 def _map_cuda(x: Tensor, lam: float | Tensor, gamma: float, exact: bool) -> Any:
     """Map rows on a GPU; NotImplemented where numba-cuda is not installed or finds no GPU."""
-    if numba_cuda() is None:
-        return NotImplemented
-    d = x.shape[-1]
-    shapes = [((FLOAT_ROWS, max(d + 1, BUCKETS)), torch.float64), ((INT_ROWS, max(d + 1, BUCKETS)), torch.int32)]
-    return launch_rows(program_of(oscar_rows), x, lam, (float(gamma), bool(exact)), shapes)
+    size = max(x.shape[-1] + 1, BUCKETS)
+    shapes = [((FLOAT_ROWS, size), torch.float64), ((INT_ROWS, size), torch.int32)]
+    return launch_rows(oscar_rows, x, lam, (float(gamma), bool(exact)), shapes)
 
 
 map_oscar = RowKernel(

@@ -45,18 +45,10 @@ def _sum_parts(start: int, stop: int, parts: Any, matrix: Any, indices: Any, wei
 @compile_rows(frozenset({"reassoc", "contract"}))
 def _products(start: int, stop: int, out: Any, matrix: Any, indices: Any, direction: Any) -> None:
     for i in range(start, stop):
-        row, product = indices[i], 0.0
-        for j in range(matrix.shape[1]):
-            product += matrix[row, j] * direction[j]
-        out[i] = product
-
-
-@compile_rows(frozenset({"reassoc", "contract"}))
-def _all_products(start: int, stop: int, out: Any, matrix: Any, direction: Any) -> None:
-    for i in range(start, stop):
+        row = i if indices is None else indices[i]  # decided when it is compiled
         product = 0.0
         for j in range(matrix.shape[1]):
-            product += matrix[i, j] * direction[j]
+            product += matrix[row, j] * direction[j]
         out[i] = product
 
 
@@ -123,7 +115,7 @@ def all_products(matrix: Tensor, direction: Tensor, out: Tensor) -> None:
         direction: (S,).
         out: (N,) floating.
     """
-    over_rows(_all_products, tuple(matrix.shape), COST, out.numpy(), matrix.numpy(), direction.double().numpy())
+    over_rows(_products, tuple(matrix.shape), COST, out.numpy(), matrix.numpy(), None, direction.double().numpy())
 
 
 @on_values

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
-from lit_sparse.kernels.cpu.threads import over_rows
-from lit_sparse.kernels.cpu.vector_math import exponentials, workspace
+from lit_sparse.kernels.cpu.threads import Array, over_rows
+from lit_sparse.kernels.cpu.vector_math import exponentials_around, workspace
 from lit_sparse.kernels.row_kernel import RowKernel
 
 __all__ = ["mass_tolerance", "safe_threshold", "weighted_safe_threshold"]
@@ -32,15 +32,6 @@ TOLERANCES = {4: 1e-6, 8: 1e-12}  # by which rounding may make a total mass less
 def mass_tolerance(dtype: torch.dtype) -> float:
     """Return the share of a total mass that counts as rounding."""
     return TOLERANCES[8 if dtype == torch.float64 else 4]
-
-
-@compile_rows()
-def _exponentials(z: Any, n: Any, reference: Any, far: Any, work: Any, bits: Any) -> None:
-    """Write ``exp(z - reference)``, exponents cut off at ``far``, to ``work[0]``."""
-    center, most = z.dtype.type(reference), z.dtype.type(far)
-    for j in range(n):
-        work[0, j] = min(z[j] - center, most)
-    exponentials(work, bits, n)
 
 
 @compile_rows(REDUCTION_FLAGS)
@@ -69,14 +60,14 @@ def _solve(z: Any, w: Any, n: Any, least: Any, rho: Any, mass: Any, work: Any, b
     near, far, tolerance = (20.0, 85.0, 1e-5) if z.itemsize == 4 else (50.0, 600.0, 1e-9)
     room = max(math.log(max(mass - rho, 0.0) / rho), -SATURATED)  # of a row of equal scores
     reference = 0.0
-    _exponentials(z, n, reference, far, work, bits)
+    exponentials_around(z, n, reference, far, work, bits)
     lower = least + room
     upper = max(lower, min(room, math.log(_weighed(work, w, n) / rho)))  # sigma is less than the exponential
     tau = upper
     for i in range(PASSES):
         if abs(tau - reference) > near:
             reference = np.float64(z.dtype.type(tau))
-            _exponentials(z, n, reference, far, work, bits)
+            exponentials_around(z, n, reference, far, work, bits)
         total, slope = _sums(work, w, n, math.exp(tau - reference))
         if total >= rho:
             lower = tau
@@ -175,7 +166,7 @@ def _threshold_block(start: Any, stop: Any, out: Any, x: Any, weights: Any, rho:
             out[row, 0] = top + (tau + math.log(rho))
 
 
-def _cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], rho: float) -> None:
+def _cpu(out: Array, x: Array, rho: float) -> None:
     over_rows(_threshold_block, x.shape, SECONDS, out, x, np.ones((1, x.shape[1])), rho)
 
 

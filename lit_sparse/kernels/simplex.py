@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, bits_of, compile_rows, empty, floats_of, layout_of, zeros
 from lit_sparse.kernels.cpu.rows import choose_largest, key_range, write_invalid, write_keys
-from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_out
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -259,7 +259,7 @@ def settle_block(start: Any, stop: Any, x: Any, y: Any, gamma: Any, k: Any, thre
             settle(x, row, top, thresholds[row], gamma, k, y)
 
 
-def _project_cpu(out: np.ndarray[Any, Any], x: np.ndarray[Any, Any], gamma: float, k: int) -> None:
+def _project_cpu(out: Array, x: Array, gamma: float, k: int) -> None:
     thresholds, d = np.empty(len(x) + 1), x.shape[1]
     thresholds[-1] = 0.0
     length = (d + SIMD_BLOCK - 1) // SIMD_BLOCK * SIMD_BLOCK if d % SIMD_BLOCK and d <= PADDED_LENGTH else None

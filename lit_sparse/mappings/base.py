@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from lit_sparse.arguments import shown_arguments
-from lit_sparse.checks import check_integer, check_positive
+from lit_sparse.checks import check_integer, check_parameter, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.kernels.row_kernel import HALVES, batch_first
 from lit_sparse.mappings.masking import allowed_scores
@@ -104,6 +104,23 @@ class SparseMapping(nn.Module, ABC):
     def examples(cls) -> list[Self]:
         """Return instances that the shared tests run; override it when the constructor needs arguments."""
         return [cls(), cls(gamma=0.5)]
+
+    def keep_parameter(self, name: str, value: float | Tensor, low: float, high: float) -> None:
+        """Keep a number, a parameter to learn, or a buffer as an attribute, with values in ``low .. high``.
+
+        Raises:
+            ConfigurationError: for a value outside of the range.
+        """
+        checked = check_parameter(name, value, low, high)
+        if isinstance(checked, Tensor) and not checked.is_meta:
+            values = checked.detach()
+            if not bool(((values >= low) & (values <= high)).all()):
+                got = values.flatten()[:5].tolist()
+                raise ConfigurationError(f"Expected every `{name}` in {low:g} .. {high:g} but got {got}.")
+        if isinstance(checked, Tensor) and not isinstance(checked, nn.Parameter):
+            self.register_buffer(name, checked, persistent=False)
+        else:
+            setattr(self, name, checked)
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Map scores to sparse points.

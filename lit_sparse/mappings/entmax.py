@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
-from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.entmax import entmax_product, map_entmax, map_entmax_root
 from lit_sparse.mappings.base import SparseMapping, Threshold, with_slope
 from lit_sparse.mappings.row_function import RowFunction
@@ -137,11 +136,7 @@ class Entmax(SparseMapping):
 
     def __init__(self, alpha: float | Tensor = 1.5, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        _check_alpha(alpha)
-        if isinstance(alpha, Tensor) and not isinstance(alpha, nn.Parameter):
-            self.register_buffer("alpha", alpha, persistent=False)
-        else:
-            self.alpha = alpha if isinstance(alpha, Tensor) else float(alpha)
+        self.keep_parameter("alpha", alpha, 1.0, LARGEST)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -255,11 +250,3 @@ def _tsallis_slope(y: Tensor, alpha: Tensor, dim: int) -> Tensor:
     r = _second_remainder(-u)
     f = 1 + u * r
     return (y * log * (log * (f - r) - f / alpha) / alpha).sum(dim, keepdim=True)
-
-
-def _check_alpha(alpha: float | Tensor) -> None:
-    check_parameter("alpha", alpha, 1.0, LARGEST)
-    if isinstance(alpha, Tensor) and not alpha.is_meta:
-        values = alpha.detach()
-        if not bool(((values >= 1) & (values <= LARGEST)).all()):
-            raise ConfigurationError(f"Expected every `alpha` in 1 .. {LARGEST} but got {values.flatten()[:5].tolist()}.")

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from typing_extensions import Self, override
 
 from lit_sparse.checks import check_number, check_parameter, check_positive, check_shape
-from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.fusedmax import map_fused
 from lit_sparse.kernels.groups import code_of, group_product
 from lit_sparse.kernels.simplex import centered
@@ -102,13 +101,7 @@ class Fusedmax(SparseMapping):
 
     def __init__(self, lam: float | Tensor = 0.1, *, gamma: float = 1.0, dim: int = -1) -> None:
         super().__init__(gamma=gamma, dim=dim)
-        checked = check_parameter("lam", lam, 0.0, LARGEST)
-        if isinstance(checked, Tensor) and not checked.is_meta and not bool((checked.detach() >= 0).all()):
-            raise ConfigurationError(f"Expected every `lam` to be at least 0 but got {checked.flatten()[:5].tolist()}.")
-        if isinstance(checked, Tensor) and not isinstance(checked, nn.Parameter):
-            self.register_buffer("lam", checked, persistent=False)
-        else:
-            self.lam = checked
+        self.keep_parameter("lam", lam, 0.0, LARGEST)
 
     @classmethod
     def examples(cls) -> list[Self]:

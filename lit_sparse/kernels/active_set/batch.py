@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -23,12 +23,10 @@ from lit_sparse.kernels.active_set.row import (
     has_room,
 )
 from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
-from lit_sparse.kernels.cpu.threads import over_rows
+from lit_sparse.kernels.cpu.threads import Array, over_rows
 from lit_sparse.kernels.oracles import CompiledOracle, find_best, is_broken, links_of
 
-__all__ = ["Array", "Solution", "Start", "solve_batch", "solve_block", "solve_with_oracle"]
-
-Array: TypeAlias = np.ndarray[Any, Any]
+__all__ = ["Solution", "Start", "solve_batch", "solve_block", "solve_with_oracle"]
 
 SECONDS, STEP_SECONDS = 5e-9, 3e-10  # of one thread for one element of (rows, d, d), about: for all steps, and for one
 WORK_BYTES = 1 << 30  # workspace of a batch whose oracle is not compiled; longer ones are solved in parts

@@ -16,13 +16,16 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 
 from lit_sparse.kernels.cpu.openmp import Parallel, find_parallel
 
-__all__ = ["over_blocks", "over_rows"]
+__all__ = ["Array", "over_blocks", "over_rows"]
+
+Array: TypeAlias = np.ndarray[Any, Any]
 
 # A call that one thread ends within this many seconds stays there: waking a second one takes some 50 microseconds.
 SERIAL_SECONDS = 100e-6

@@ -16,7 +16,7 @@ import numpy as np
 
 from lit_sparse.kernels.cpu.compile import bits_of, choose_by_types, compile_rows, empty
 
-__all__ = ["exponentials", "logarithms", "logarithms_of_one_plus", "workspace"]
+__all__ = ["exponentials", "exponentials_around", "logarithms", "logarithms_of_one_plus", "workspace"]
 
 F = np.float32
 LOG2_E = F(math.log2(math.e))
@@ -123,3 +123,12 @@ def logarithms(work: Any, bits: Any, n: Any) -> Any:
 def logarithms_of_one_plus(work: Any, bits: Any, n: Any) -> Any:
     """Replace x > -1 by log(1 + x), to all its digits for small x."""
     return _logarithms_of_one_plus_double if work.dtype.bitwidth == 64 else _logarithms_of_one_plus
+
+
+@compile_rows()
+def exponentials_around(z: Any, n: Any, reference: Any, far: Any, work: Any, bits: Any) -> None:
+    """Write ``exp(z - reference)``, exponents cut off at ``far``, to ``work[0]``."""
+    center, most = z.dtype.type(reference), z.dtype.type(far)
+    for j in range(n):
+        work[0, j] = min(z[j] - center, most)
+    exponentials(work, bits, n)

@@ -78,22 +78,26 @@ def _compile(function: types.FunctionType, device: bool) -> Any:
 
 
 def launch_rows(
-    program: Any,
+    function: Any,
     x: Tensor,
     parameter: float | Tensor,
     numbers: tuple[Any, ...],
     workspaces: Sequence[ArraySpec],
-) -> tuple[Tensor, Tensor]:
-    """Run a program of rows and a row parameter, and return its result and labels.
+) -> Any:
+    """Run a function of rows and a row parameter as a program, and return its result and labels.
+
+    NotImplemented where numba-cuda is not installed or finds no GPU.
 
     Half types are computed in float32; columns are laid out together, so that neighbouring threads read neighbouring numbers.
     """
+    if numba_cuda() is None:
+        return NotImplemented
     wide = x.detach().reshape(-1, x.shape[-1]).to(torch.float64 if x.dtype == torch.float64 else torch.float32)
     wide = wide.t().contiguous().t()
     out, labels = torch.empty_like(wide), torch.empty_like(wide, dtype=torch.int32)
     column = torch.as_tensor(parameter, dtype=torch.float64, device=x.device).detach()
     column = column.reshape(1) if column.numel() == 1 else column.expand(*x.shape[:-1], 1).reshape(-1).contiguous()
-    launch(program, len(wide), (out, labels, wide, column), workspaces, numbers)
+    launch(program_of(function), len(wide), (out, labels, wide, column), workspaces, numbers)
     return out.contiguous().reshape(x.shape).to(x.dtype), labels.contiguous().reshape(x.shape)
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.func import vjp
 
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.kernels.active_set.batch import Array, Solution, Start, solve_batch, solve_with_oracle
+from lit_sparse.kernels.active_set.batch import Solution, Start, solve_batch, solve_with_oracle
+from lit_sparse.kernels.cpu.threads import Array
 from lit_sparse.kernels.oracles import CompiledOracle
 from lit_sparse.mappings.row_function import constant_in
 from lit_sparse.structures import Structure
