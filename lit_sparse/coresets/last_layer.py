@@ -13,7 +13,7 @@ from typing_extensions import override
 from lit_sparse.checkpoint_files import load_module
 from lit_sparse.checks import check_number, check_positive
 from lit_sparse.coresets.examples import Examples
-from lit_sparse.coresets.projections import Projection, entry
+from lit_sparse.coresets.projections import Projection, entry, fitted
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 
 __all__ = ["LastLayerGradients"]
@@ -96,8 +96,6 @@ class LastLayerGradients(Projection):
     @torch.no_grad()
     @override
     def project(self, batch: Any) -> Tensor:
-        if self._network is None:
-            raise ConfigurationError("Expected `fit` to be called with the examples before `project`.")
         hidden, scores = self._seen(batch)
         label = entry(batch, self.label).to(scores.device)
         wrong = (label < 0) | (label >= scores.shape[1])
@@ -116,17 +114,17 @@ class LastLayerGradients(Projection):
 
     def _seen(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Return the layer's input with a one appended, (B, H + 1), and its output (B, C)."""
-        assert self._network is not None
+        network = fitted(self._network)
         entry(batch, self.label)  # raises the error for batches that are not dicts
         seen: list[tuple[Tensor, Tensor]] = []
         with (
-            _evaluating(self._network),
-            self._found().register_forward_hook(
+            _evaluating(network),
+            self._found(network).register_forward_hook(
                 lambda layer, inputs, output: seen.append((inputs[0].detach().float(), output.detach().float()))
             ),
         ):
-            device = next(self._network.parameters()).device
-            call = getattr(self._network, "class_scores", None) or (lambda some: self._network.predict_step(some, 0))  # type: ignore[operator]
+            device = next(network.parameters()).device
+            call = getattr(network, "class_scores", None) or (lambda some: network.predict_step(some, 0))  # type: ignore[operator]
             call({name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()})
         if len(seen) != 1 or seen[0][0].ndim != 2:
             raise ConfigurationError(
@@ -138,12 +136,11 @@ class LastLayerGradients(Projection):
             raise DataError("Expected finite outputs of the network but got NaN or infinity. Use another checkpoint or model.")
         return torch.cat([hidden, hidden.new_ones(len(hidden), 1)], 1), scores
 
-    def _found(self) -> nn.Linear:
-        assert self._network is not None
-        layers = {name: module for name, module in self._network.named_modules() if isinstance(module, nn.Linear)}
+    def _found(self, network: nn.Module) -> nn.Linear:
+        layers = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
         if not layers or (self.layer is not None and self.layer not in layers):
             raise ConfigurationError(
-                f"Expected argument `layer` to name a torch.nn.Linear of {type(self._network).__name__} but got"
+                f"Expected argument `layer` to name a torch.nn.Linear of {type(network).__name__} but got"
                 f" {self.layer!r}. Available: {', '.join(layers) or 'none'}."
                 " These vectors need a classifier."
             )

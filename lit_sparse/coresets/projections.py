@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,10 +30,12 @@ __all__ = [
     "approximate_linear_vectors",
     "centred",
     "entry",
+    "fitted",
     "linear_covariance",
     "vectors_of_covariance",
 ]
 
+T = TypeVar("T")
 #: Default number of examples per batch.
 BATCH = 4096
 
@@ -154,21 +156,17 @@ class LogLikelihoodVectors(Projection):
 
     def fit(self, examples: Examples) -> None:
         """Compute the Laplace posterior of all examples, and sample from it."""
-        features, target = self._all(examples)
-        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
+        features, target, prior = self._all(examples)
         self.posterior = laplace_posterior(self.likelihood, features, target, prior=prior)
         self._thetas = self.posterior.sample(self.num_samples, torch.Generator().manual_seed(self.seed))
 
     @override
     def project(self, batch: Any) -> Tensor:
-        if self._thetas is None:
-            raise ConfigurationError("Expected `fit` to be called with the examples before `project`.")
-        return self._at(self._thetas, *self._of(batch))
+        return self._at(fitted(self._thetas), *self._of(batch))
 
     @override
     def weighted(self, examples: Examples) -> Callable[[Tensor, Tensor, torch.Generator], Tensor]:
-        features, target = self._all(examples)
-        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
+        features, target, prior = self._all(examples)
         last: tuple[list[int], Tensor] = [], prior.mean  # the last coreset and its mode, which other weights move little
 
         def vectors(indices: Tensor, weights: Tensor, generator: torch.Generator) -> Tensor:
@@ -192,9 +190,11 @@ class LogLikelihoodVectors(Projection):
     def _of(self, batch: Any) -> tuple[Tensor, Tensor]:
         return entry(batch, self.features).double(), self.likelihood.check(entry(batch, self.target).double())
 
-    def _all(self, examples: Examples) -> tuple[Tensor, Tensor]:
+    def _all(self, examples: Examples) -> tuple[Tensor, Tensor, GaussianPosterior]:
+        """Return features and targets of all examples, and the prior."""
         features, target = _all(examples, self.batch_size, self.features, self.target)
-        return features, self.likelihood.check(target)
+        prior = GaussianPosterior.isotropic(features.shape[1], self.prior_variance, self.prior_mean)
+        return features, self.likelihood.check(target), prior
 
 
 class FunctionVectors(Projection):
@@ -251,9 +251,7 @@ class ExactGaussianVectors(Projection):
 
     @override
     def project(self, batch: Any) -> Tensor:
-        if self._known is None:
-            raise ConfigurationError("Expected `fit` to be called with the examples before `project`.")
-        mean, root, last = self._known
+        mean, root, last = fitted(self._known)
         moved = (entry(batch, self.x).double() - mean) @ root
         return torch.cat([moved, moved.new_full((len(moved), 1), last)], dim=1)
 
@@ -323,6 +321,17 @@ def vectors_of_covariance(covariance: Tensor) -> Tensor:
     kept = values > len(values) * torch.finfo(values.dtype).eps * largest
     found: Tensor = turns[:, kept] * values[kept].sqrt()
     return found
+
+
+def fitted(value: T | None) -> T:
+    """Return what :meth:`Projection.fit` computed.
+
+    Raises:
+        ConfigurationError: if it was not called.
+    """
+    if value is None:
+        raise ConfigurationError("Expected `fit` to be called with the examples before `project`.")
+    return value
 
 
 def entry(batch: Any, key: str) -> Tensor:

@@ -74,9 +74,8 @@ class NonnegativeFit:
         """Return an example of the state of a fit of ``size`` vectors, with the support of a stored one."""
         members: Any = state.get("members") if isinstance(state, dict) else None
         n, most = len(members) if isinstance(members, list) else 0, len(self.units)
-        index = Kind(f"an index in 0 .. {size - 1}", lambda its: type(its) is int and 0 <= its < size)
         few = n <= most and n == len(set(map(repr, members if n else ())))
-        fits = ListOf(index) if few else Kind(f"at most {most} different indices", lambda its: False)
+        fits = ListOf(_index(size)) if few else Kind(f"at most {most} different indices", lambda its: False)
         square, units = self.units.new_zeros(n, n), self.units.new_zeros(n, self.units.shape[1])
         vectors = dict.fromkeys(("products", "scaled", "lengths"), self.units.new_zeros(n))
         return {"members": fits, "factor": square, "units": units, "residual": self.residual, **vectors}
@@ -171,6 +170,10 @@ class NonnegativeFit:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.target.device)
 
 
+def _index(size: int) -> Kind:
+    return Kind(f"an index in 0 .. {size - 1}", lambda its: type(its) is int and 0 <= its < size)
+
+
 class Pursuit:
     """Repeatedly adds the vector most aligned with the residual.
 
@@ -239,8 +242,7 @@ class Pursuit:
 
     def state_example(self, state: dict[str, Any], size: int) -> dict[str, Any]:
         """Return an example of the state of a pursuit among ``size`` vectors, with the support of a stored one."""
-        index = Kind(f"an index in 0 .. {size - 1}", lambda its: type(its) is int and 0 <= its < size)
-        return {"fit": self.fit.state_example(state.get("fit"), size), "idle": ListOf(index), "trace": ListOf(NUMBER)}
+        return {"fit": self.fit.state_example(state.get("fit"), size), "idle": ListOf(_index(size)), "trace": ListOf(NUMBER)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a state."""

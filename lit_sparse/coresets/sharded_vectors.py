@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,20 +51,11 @@ class ShardedVectors(Vectors):
 
     @override
     def rows(self, indices: Tensor) -> Tensor:
-        # Each row comes from one process; the others add zeros, which is exact.
-        found = torch.zeros(len(indices), self.shape[1], dtype=self.dtype, device=self.device)
-        mine, own = self._own(indices)
-        if len(mine):
-            found[mine] = self.share.rows(own)
-        return reduce(found, self.group)
+        return self._collected(indices, self.share.rows, self.shape[1])
 
     @override
     def correlate_some(self, indices: Tensor, direction: Tensor) -> Tensor:
-        found = torch.zeros(len(indices), dtype=self.dtype, device=self.device)
-        mine, own = self._own(indices)
-        if len(mine):
-            found[mine] = self.share.correlate_some(own, direction)
-        return reduce(found, self.group)
+        return self._collected(indices, lambda own: self.share.correlate_some(own, direction))
 
     @override
     def combine(self, indices: Tensor, weights: Tensor) -> Tensor:
@@ -101,6 +93,15 @@ class ShardedVectors(Vectors):
         check_indices(indices, self.shape[0])
         mine = ((indices >= self.first) & (indices < self.first + self.share.shape[0])).nonzero().squeeze(-1)
         return mine, indices[mine] - self.first
+
+    def _collected(self, indices: Tensor, of_share: Callable[[Tensor], Tensor], *width: int) -> Tensor:
+        """Return what each process has for those of some indices (n,) that it owns, (n, *width)."""
+        # Each comes from one process; the others add zeros, which is exact.
+        found = torch.zeros(len(indices), *width, dtype=self.dtype, device=self.device)
+        mine, own = self._own(indices)
+        if len(mine):
+            found[mine] = of_share(own)
+        return reduce(found, self.group)
 
     def _joined(self, value: Tensor) -> Tensor:
         """Return the values (n, ...) of all processes, concatenated (N, ...)."""

@@ -249,18 +249,11 @@ class BlockVectors(Vectors):
     @override
     def divided(self, unit: float) -> BlockVectors:
         made, dtype = self._rows, self.dtype
-        return BlockVectors(
-            lambda some: (made(some).double() / unit).to(dtype), self.shape[0], block_size=self.block_size, device=self.device
-        )
+        return self._alike(lambda some: (made(some).double() / unit).to(dtype), self.shape[0])
 
     @override
     def subset(self, indices: Tensor) -> BlockVectors:
-        return BlockVectors(
-            lambda some: self._rows(indices[some]),
-            len(check_indices(indices, self.shape[0])),
-            block_size=self.block_size,
-            device=self.device,
-        )
+        return self._alike(lambda some: self._rows(indices[some]), len(check_indices(indices, self.shape[0])))
 
     @override
     def measure(self) -> tuple[Tensor, Tensor]:
@@ -270,6 +263,9 @@ class BlockVectors(Vectors):
             norms[start : start + len(block)], sum_of_block = DenseVectors(block).measure()
             total += sum_of_block
         return norms, total
+
+    def _alike(self, rows: Callable[[Tensor], Tensor], size: int) -> BlockVectors:
+        return BlockVectors(rows, size, block_size=self.block_size, device=self.device)
 
     def _blocks(self) -> Iterator[tuple[int, Tensor]]:
         """Iterate over all blocks, each with the index of its first vector."""

@@ -19,6 +19,7 @@ from lit_sparse.kernels.cpu.rows import (
     choose_largest,
     ends_of,
     gather_allowed,
+    next_in_bracket,
     row_views,
     spread_allowed,
     write_invalid,
@@ -100,15 +101,9 @@ def solve(z: Any, n: Any, rho: Any, near: Any, work: Any, bits: Any) -> Any:
             reference, offset = moved, 0.0
             exponentials_around(z, n, reference, FAR, work, bits)
         total, slope = logistic_sums(work, n, math.exp(offset))
-        if total >= target:
-            lower = offset
-        else:
-            upper = offset
-        ahead = offset + math.log(total / target) * total / slope if total > 0.0 and slope > 0.0 else upper + 1.0
-        if i > NEWTON_PASSES or not lower <= ahead <= upper:
-            ahead = 0.5 * (lower + upper)
-        step = abs(ahead - offset)
-        offset = ahead
+        ahead = offset + math.log(total / target) * total / slope if total > 0.0 and slope > 0.0 else np.inf
+        lower, upper, ahead = next_in_bracket(offset, total >= target, lower, upper, ahead, i <= NEWTON_PASSES)
+        step, offset = abs(ahead - offset), ahead
         if step <= tolerance or upper - lower <= tolerance:
             break
     return math.exp(offset)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, ends_of, pad, row_views, top_of, write_invalid
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, ends_of, next_in_bracket, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms_of_one_plus, workspace
 from lit_sparse.kernels.exact_support import ROUNDING, SMALLEST, add, add_difference, square
 
@@ -145,15 +145,9 @@ def solve(z: Any, n: Any, eps: Any, work: Any, bits: Any) -> Any:
         if done:
             return t
         total, slope = long_sums(z, work, n, eps, z.dtype.type(t))
-        if total >= 1.0:
-            lower = t
-        else:
-            upper = t
         ahead = t - total / slope * math.expm1(-eps * math.log(total)) / eps
-        if passes > NEWTON_PASSES or not lower <= ahead <= upper:
-            ahead = 0.5 * (lower + upper)
-        step = abs(ahead - t)
-        t = ahead
+        lower, upper, ahead = next_in_bracket(t, total >= 1.0, lower, upper, ahead, passes <= NEWTON_PASSES)
+        step, t = abs(ahead - t), ahead
         passes += 1
         done = step <= tolerance or upper - lower <= 1e-15 * upper or passes == PASSES
 
@@ -235,15 +229,9 @@ def solve_fourths(z: Any, n: Any) -> Any:
     t = 0.5 * upper
     for i in range(PASSES):
         total, slope = long_fourths(z, n, z.dtype.type(t))
-        if total >= 1.0:
-            lower = t
-        else:
-            upper = t
         ahead = t + 4.0 * (total - total / math.sqrt(math.sqrt(total))) / slope
-        if i > NEWTON_PASSES or not lower <= ahead <= upper:
-            ahead = 0.5 * (lower + upper)
-        step = abs(ahead - t)
-        t = ahead
+        lower, upper, ahead = next_in_bracket(t, total >= 1.0, lower, upper, ahead, i <= NEWTON_PASSES)
+        step, t = abs(ahead - t), ahead
         if step <= tolerance or upper - lower <= 1e-15 * upper:
             break
     return t

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty
-from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, pad, row_views, top_of, write_invalid
+from lit_sparse.kernels.cpu.rows import SIMD_BLOCK, gather_above, next_in_bracket, pad, row_views, top_of, write_invalid
 from lit_sparse.kernels.cpu.vector_math import exponentials, logarithms, logarithms_of_one_plus, workspace
 from lit_sparse.kernels.loops import repeat
 from lit_sparse.kernels.row_kernel import RowKernel
@@ -72,16 +72,10 @@ def solve(z: Any, n: Any, size: Any, p: Any, work: Any, bits: Any) -> Any:
         low, total, high = moments(z, n, -tau, work)
         shape = total * math.exp(-(2.0 - p) / p * math.log(high))  # G is depth times this
         value = -tau * shape
-        if value >= 1.0:
-            lower = tau
-        else:
-            upper = tau
         slope = shape * (-r * low / total + (r - 1.0) * total / high)
-        ahead = tau - (value - 1.0) / slope if slope < 0.0 else upper + 1.0
-        if i > NEWTON_PASSES or not lower <= ahead <= upper:
-            ahead = 0.5 * (lower + upper)
-        step = abs(ahead - tau)
-        tau = ahead
+        ahead = tau - (value - 1.0) / slope if slope < 0.0 else np.inf
+        lower, upper, ahead = next_in_bracket(tau, value >= 1.0, lower, upper, ahead, i <= NEWTON_PASSES)
+        step, tau = abs(ahead - tau), ahead
         if step <= tolerance * -tau or upper - lower <= -1e-16 * lower:
             break
     powers(z, n, r, -tau, work, bits)

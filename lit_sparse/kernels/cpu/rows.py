@@ -19,6 +19,7 @@ __all__ = [
     "gather_allowed",
     "is_broken",
     "key_range",
+    "next_in_bracket",
     "pad",
     "plain_top",
     "row_views",
@@ -219,6 +220,27 @@ def spread_allowed(row: Any, n: Any, places: Any, y: Any) -> None:
         inside = n > 0 and places[n - 1] == i
         n -= inside
         y[row, i] = y[row, n] if inside else y.dtype.type(0)
+
+
+@compile_rows()
+def next_in_bracket(t: Any, below: Any, lower: Any, upper: Any, ahead: Any, trusted: Any) -> Any:
+    """Return a bracket of a root after a step of Newton's method inside it, and where to go next.
+
+    Args:
+        t: where the last step led.
+        below: whether it is not above the root.
+        lower: lower end of the bracket.
+        upper: upper end.
+        ahead: where the next step would lead.
+        trusted: whether to go there if that is inside; else bisection takes over.
+    """
+    if below:
+        lower = t
+    else:
+        upper = t
+    if not trusted or not lower <= ahead <= upper:
+        ahead = 0.5 * (lower + upper)
+    return lower, upper, ahead
 
 
 @compile_rows()

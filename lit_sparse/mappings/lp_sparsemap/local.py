@@ -70,10 +70,7 @@ class Local:
             sloped: whether the slopes are wanted; structures have zeros otherwise.
         """
         points, normals, counts, slopes = [], [], [], []
-        for group, part in zip(
-            self.groups, torch.split(z, [group.variables.numel() for group in self.groups], -1), strict=True
-        ):
-            mine = part.reshape(-1, *group.variables.shape)
+        for group, mine in self._parts(z):
             links = potentials[:, group.slots]
             if group.structure is not None and type(group.structure) is not Pair:
                 u, normal, count, slope = self._structures(group, mine, links, sloped)
@@ -148,6 +145,12 @@ class Local:
                 total = total + scores.reshape(len(bits), -1).sum(-1)
         return total
 
+    def _parts(self, entries: Tensor) -> list[tuple[Group, Tensor]]:
+        """Return each group with its entries (B, m, k), of all entries (B, E)."""
+        parts = torch.split(entries, [group.variables.numel() for group in self.groups], -1)
+        pairs = zip(self.groups, parts, strict=True)
+        return [(group, part.reshape(-1, *group.variables.shape)) for group, part in pairs]
+
     def gather(self, variables: Tensor) -> Tensor:
         """Return the entries (B, E) of variables (B, d)."""
         return variables[:, self.index]
@@ -166,11 +169,8 @@ class Local:
 
     def push(self, slopes: list[Tensor], entries: Tensor) -> Tensor:
         """Return the changes (B, P) of the counts for changes of the entries (B, E)."""
-        sizes = [group.variables.numel() for group in self.groups]
-        parts = [
-            torch.einsum("bmpk,bmk->bmp", slope, part.reshape(-1, *group.variables.shape)).flatten(1)
-            for group, slope, part in zip(self.groups, slopes, torch.split(entries, sizes, -1), strict=True)
-        ]
+        pairs = zip(slopes, self._parts(entries), strict=True)
+        parts = [torch.einsum("bmpk,bmk->bmp", slope, part).flatten(1) for slope, (_, part) in pairs]
         return torch.cat(parts, -1)[:, self.order]
 
     def snap(self, variables: Tensor, points: Tensor, open_: Tensor) -> Tensor:
