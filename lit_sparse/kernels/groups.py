@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lit_sparse.kernels.cpu.compile import REDUCTION_FLAGS, compile_rows, empty, zeros
+from lit_sparse.kernels.cpu.compile import compile_rows, empty, zeros
 from lit_sparse.kernels.cpu.rows import write_invalid, write_zeros
 from lit_sparse.kernels.row_kernel import RowKernel
-from lit_sparse.kernels.simplex import centered
+from lit_sparse.kernels.simplex import centered, support_sums
 
 __all__ = ["average_groups", "code_of", "group_product", "label_of", "sign_of", "write_invalid_labels"]
 
@@ -64,18 +64,6 @@ def average_groups(v: Tensor, labels: Tensor, signed: bool) -> Tensor:
     return torch.where(sign != 0, sign * mean.gather(-1, ids), 0.0)
 
 
-@compile_rows(REDUCTION_FLAGS - {"nnan"})
-def support_mean(v: Any, y: Any, row: Any) -> Any:
-    """Return the mean of v over the support of y, NaN for a broken row."""
-    zero = y.dtype.type(0)
-    total, count, mass = 0.0, 0, zero
-    for i in range(y.shape[1]):
-        total += v[row, i] if y[row, i] != zero else zero
-        count += y[row, i] != zero
-        mass += y[row, i]
-    return total / count if mass == mass and count > 0 else np.nan
-
-
 @compile_rows()
 def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, gamma: Any, signed: Any) -> None:
     """Multiply rows ``start .. stop - 1`` of ``v`` by the transposed Jacobian at ``y``."""
@@ -84,8 +72,8 @@ def product_block(start: Any, stop: Any, out: Any, v: Any, y: Any, labels: Any, 
     members, groups = empty(d, np.int32), empty(d, np.int32)
     zero = y.dtype.type(0)
     for row in range(start, stop):
-        mean = support_mean(v, y, row)
-        n = 0
+        total, count, mass = support_sums(y, v, row)
+        mean, n = total / count if mass == mass and count > 0 else np.nan, 0
         for i in range(d):  # without a branch
             out[row, i] = zero
             members[n] = i

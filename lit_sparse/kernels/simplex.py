@@ -21,7 +21,7 @@ from lit_sparse.kernels.exact_support import SMALLEST, add_difference, stands_ou
 from lit_sparse.kernels.gpu import triton_rows
 from lit_sparse.kernels.row_kernel import RowKernel
 
-__all__ = ["center_on_support", "centered", "project_simplex", "project_sorted"]
+__all__ = ["center_on_support", "centered", "project_simplex", "project_sorted", "support_sums"]
 
 SECONDS = 0.4e-9  # for one element, on one thread
 NEWTON_PASSES = 24
