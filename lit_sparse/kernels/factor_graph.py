@@ -249,12 +249,8 @@ def factorize(matrix: Any) -> None:
 def solve_rows(start: Any, stop: Any, rows: Any, factors: Any, x: Any, potentials: Any, options: Any, work: Any) -> None:
     """Solve rows ``start .. stop - 1``, with finite scores or -inf; see :func:`solve_graphs`."""
     d = x.shape[1]
-    mu, base, direction, gradient = (
-        work.variables[POINT],
-        work.variables[BASE],
-        work.variables[DIRECTION],
-        work.variables[GRADIENT],
-    )
+    mu, base = work.variables[POINT], work.variables[BASE]
+    direction, gradient = work.variables[DIRECTION], work.variables[GRADIENT]
     for row in range(start, stop):
         most = 0.0
         for i in range(d):

@@ -27,11 +27,9 @@ def project_counts(z: Tensor, least: Tensor, most: Tensor) -> tuple[Tensor, Tens
     total = boxed.sum(-1)
     goal = torch.minimum(torch.maximum(total, least), most)
     tight = (goal - total).abs() > 0
-    v = (
-        torch.where(tight.unsqueeze(-1), (z - _threshold(z, goal).unsqueeze(-1)).clamp(0.0, 1.0), boxed)
-        if tight.any()
-        else boxed
-    )
+    v = boxed
+    if tight.any():
+        v = torch.where(tight.unsqueeze(-1), (z - _threshold(z, goal).unsqueeze(-1)).clamp(0.0, 1.0), boxed)
     inner = ((v > 0) & (v < 1)).to(z.dtype)
     mean = inner * (tight.to(z.dtype) / inner.sum(-1).clamp_min(1.0)).unsqueeze(-1)
     return v, torch.diag_embed(1.0 - inner) + mean.unsqueeze(-1) * inner.unsqueeze(-2)

@@ -258,9 +258,8 @@ def _project_reference(x: Tensor, sparseness: float | Tensor, norm: float | Tens
     size = torch.where(fits & (count < n), count, torch.inf).amin(-1, keepdim=True)
     size = torch.minimum(size, n.to(x.dtype))
     tied = ties >= ratio.square() - SLACK * n
-    size = torch.where(tied, torch.minimum((ratio.square() - SLACK * n).ceil().clamp_min(1), ties.to(x.dtype)), size).clamp_min(
-        1
-    )
+    few = torch.minimum((ratio.square() - SLACK * n).ceil().clamp_min(1), ties.to(x.dtype))
+    size = torch.where(tied, few, size).clamp_min(1)
     inside = (count <= size) & (ranked > -torch.inf)
     mean = torch.where(inside, value, 0.0).sum(-1, keepdim=True) / size
     centered = torch.where(inside, value - mean, 0.0)

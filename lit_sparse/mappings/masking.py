@@ -36,7 +36,8 @@ def along_last(
     last = dim == -1 or dim == scores.dim() - 1
     for parameter in parameters:
         if isinstance(parameter, Tensor):
-            parameters = tuple([_aligned(parameter, scores, dim) for parameter in parameters])
+            shape = tuple(scores.shape)
+            parameters = tuple([align_parameter(p, shape, dim) if isinstance(p, Tensor) else p for p in parameters])
             break
     if last:
         return function(scores, *parameters)
@@ -65,11 +66,6 @@ def allowed_scores(scores: Tensor, mask: Tensor | None, dim: int = -1) -> Tensor
     if dim != -1:
         check_dim(dim, scores, "scores")
     return scores
-
-
-def _aligned(parameter: float | Tensor, scores: Tensor, dim: int) -> float | Tensor:
-    """Give a parameter as many dimensions as the scores; its size along ``dim`` must be 1."""
-    return align_parameter(parameter, tuple(scores.shape), dim) if isinstance(parameter, Tensor) else parameter
 
 
 def align_parameter(parameter: Tensor, shape: tuple[int, ...], dim: int) -> Tensor:

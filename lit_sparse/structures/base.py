@@ -14,7 +14,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.oracles import FINE, STEP, TIE, CompiledOracle
 from lit_sparse.structures.count import CountConstraint
 
-__all__ = ["Structure", "coarse_scores"]
+__all__ = ["Structure", "as_structure", "coarse_scores"]
 
 
 class Structure(ABC):
@@ -274,6 +274,22 @@ class Structure(ABC):
             raise ConfigurationError(f"Expected the number of entries `d` for {self!r}, which does not fix it, but got None.")
         self.check(d)
         return d
+
+
+def as_structure(structure: object, such_as: str = "BitVector(32),") -> Structure:
+    """Return a structure.
+
+    Args:
+        structure: what should be one.
+        such_as: an example of one for the message, and where it is expected.
+
+    Raises:
+        ConfigurationError: if it is none.
+    """
+    if isinstance(structure, Structure):
+        return structure
+    hint = f" Did you mean {structure.__name__}(...)?" if isinstance(structure, type) else ""
+    raise ConfigurationError(f"Expected a structure, such as {such_as} but got {structure!r}.{hint}")
 
 
 def coarse_scores(scores: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lit_sparse.checks import check_count
 from lit_sparse.errors import ConfigurationError, did_you_mean
-from lit_sparse.structures.base import Structure
+from lit_sparse.structures.base import Structure, as_structure
 from lit_sparse.structures.count import CountConstraint
 from lit_sparse.structures.pair import Pair
 
@@ -41,10 +41,7 @@ class Factor:
     negated: list[int] | tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        structure: object = self.structure
-        if not isinstance(structure, Structure):
-            hint = f" Did you mean {structure.__name__}(...)?" if isinstance(structure, type) else ""
-            raise ConfigurationError(f"Expected a structure, such as Xor(), in a factor but got {structure!r}.{hint}")
+        as_structure(self.structure, "Xor(), in a factor")
         variables = self.variables
         if variables is not None and variables != "neighbours":
             object.__setattr__(self, "variables", _as_groups(variables))

@@ -17,6 +17,7 @@ from lit_sparse.mappings.potentials import PotentialMapping, as_potentials, warn
 from lit_sparse.mappings.sparsemap.solver import StructureProblem, potential_counts
 from lit_sparse.structures import Assignment, BitVector, Budget, Structure
 from lit_sparse.structures import Sequence as TagSequence
+from lit_sparse.structures.base import as_structure
 from lit_sparse.torch_internals import on_batches
 
 __all__ = ["SparseMAP", "SparseMAPOutput", "sparsemap"]
@@ -91,7 +92,7 @@ def sparsemap(
         ([0.55, 0.45, 0.0], [[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]])
     """
     max_iter, tol = check_count("max_iter", max_iter), check_positive("tol", tol)
-    problem = StructureProblem(check_structure(structure), _start_of(start), max_iter, tol, warn_of_iterations)
+    problem = StructureProblem(as_structure(structure), _start_of(start), max_iter, tol, warn_of_iterations)
     links = None if potentials is None else as_potentials(potentials)
     return _distribution(allowed_scores(scores, mask), problem, links, check_positive("gamma", gamma))
 
@@ -131,18 +132,6 @@ def _distribution(x: Tensor, problem: StructureProblem, potentials: Tensor | Non
     )
 
 
-def check_structure(structure: Any) -> Structure:
-    """Return a structure.
-
-    Raises:
-        ConfigurationError: if it is none.
-    """
-    if isinstance(structure, Structure):
-        return structure
-    hint = f" Did you mean {structure.__name__}(...)?" if isinstance(structure, type) else ""
-    raise ConfigurationError(f"Expected a structure, such as BitVector(32), but got {structure!r}.{hint}")
-
-
 class SparseMAP(PotentialMapping):
     """Marginals of a sparse distribution over structures, as a layer: the nearest point of their convex hull.
 
@@ -180,7 +169,7 @@ class SparseMAP(PotentialMapping):
         max_iter: int = 100,
         tol: float = 1e-6,
     ) -> None:
-        structure = check_structure(structure)
+        structure = as_structure(structure)
         values = None if potentials is None else structure.check_potentials(as_potentials(potentials))
         super().__init__(structure, values, learn_potentials, gamma=gamma, dim=dim, max_iter=max_iter, tol=tol)
         self.structure = structure

@@ -112,10 +112,9 @@ def _start_of(given: tuple[Tensor, Tensor] | Tensor | None, structure: Structure
         )
     entries, probs = entries.reshape(size, -1, d), probs.reshape(size, -1)
     allowed = (scores != -torch.inf).unsqueeze(1)
+    everything = torch.ones_like(allowed)
     fits = structure.fits(entries, allowed)
-    if isinstance(given, Tensor) and not bool(
-        (fits | structure.fits(entries, torch.ones_like(allowed))).all()
-    ):  # except for the mask
+    if isinstance(given, Tensor) and not bool((fits | structure.fits(entries, everything)).all()):  # except for the mask
         raise ConfigurationError(
             f"Expected argument `start` to hold structures of {structure!r} but got others. Start from structures."
         )
