@@ -14,9 +14,8 @@ from lit_sparse.checks import MOST_EXAMPLES, MOST_INPUTS, check_choice, check_co
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.distributed import reduce
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_entries, has_rows
-from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.random import seeded_normal
 from lit_sparse.risks import Mean
 

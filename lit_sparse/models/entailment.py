@@ -15,10 +15,8 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import rank_zero_info
-from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.stage_metrics import mean_metrics
+from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EntailmentNetwork, EntailmentPredictor, WordVectors
 from lit_sparse.random import seeded_uniform
@@ -103,10 +101,10 @@ class EntailmentClassifier(TextModule):
         self.words = WordVectors(len(text), self.vector_size, text.pad)
 
     def setup(self, stage: str) -> None:
-        """Set the vocabulary, and take the data's word vectors when training begins.
+        """Set the vocabulary.
 
         Raises:
-            ConfigurationError: if the labels or the width of the vectors differ from the data's.
+            ConfigurationError: if the labels differ from the data's.
         """
         data = getattr(self.trainer, "datamodule", None)
         labels = tuple(getattr(data, "labels", self.labels))
@@ -116,11 +114,10 @@ class EntailmentClassifier(TextModule):
                 " Give the model and the data the same labels in the same order."
             )
         super().setup(stage)
-        if stage == "fit" and self._training_seed is None and not self.initial_weights and isinstance(data, _HasVectors):
-            after_restore(self.trainer, lambda: self._use_vectors_of(data))
 
-    def _use_vectors_of(self, data: _HasVectors) -> None:
-        vectors = data.vectors()
+    def initialize(self, data: Any) -> None:
+        """Take the data's word vectors, if they have any."""
+        vectors = data.vectors() if isinstance(data, _HasVectors) else None
         if vectors is not None:
             self.use_vectors(*vectors)
 

@@ -17,8 +17,7 @@ from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import AGREED, rank_zero_info
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
-from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.stage_metrics import mean_metrics
+from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, Seq2SeqPredictor, State, beam_search, length_mask
 from lit_sparse.nn.linear_losses import layer_losses

@@ -14,9 +14,8 @@ from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_co
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, RunningMean, with_gradient_of
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_features
-from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import Receiver, Sender
 
 __all__ = ["SignalingGame"]

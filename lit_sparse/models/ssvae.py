@@ -17,9 +17,8 @@ from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_num
 from lit_sparse.distributed import world_size
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_features
-from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import MLP, ClassPredictor
 from lit_sparse.random import seeded_normal
 from lit_sparse.risks import Mean

@@ -16,7 +16,6 @@ from lit_sparse.lightning_internals import after_restore, copy_averages
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
 from lit_sparse.models.base import LitSparseModule
-from lit_sparse.models.resuming import is_fitting
 from lit_sparse.text import Vocabulary
 
 __all__ = ["TextModule", "check_lines", "check_parts", "count_groups"]
@@ -76,7 +75,7 @@ class TextModule(LitSparseModule):
         self.vocabularies = dict(vocabularies)
         self.make_layers()
         self.to(self.device)
-        if is_fitting(self):
+        if self._is_fitting:
             copy_averages(self.trainer)
         return self
 
