@@ -293,9 +293,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             outputs[-1]["per_example"]["risk"] = outputs[-1]["loss"].detach().reshape(1)
         output = outputs[0] if len(outputs) == 1 else joined(outputs)
         self.stage_metrics("train").measure(output["per_example"])
-        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
-        logged = every > 0 and ((self.global_step + 1) % every == 0 or self.trainer.should_stop)  # as Lightning decides it
-        if logged or batch_idx % SHOWN_EVERY == 0:  # for the logger, or for the progress bar
+        if self._shows(batch_idx):
             self.log("train/loss_step", output["loss"].detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         return output
 
@@ -438,6 +436,12 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             prepare_to_continue(self.trainer, checkpoint, self._limits)
             self._resumed = checkpoint
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
+
+    def _shows(self, batch_idx: int) -> bool:
+        """Return whether this step logs its loss, for the logger or for the progress bar."""
+        every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
+        logged = every > 0 and ((self.global_step + 1) % every == 0 or self.trainer.should_stop)  # as Lightning decides it
+        return batch_idx % SHOWN_EVERY == 0 or logged
 
     def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Run the step and update the means; a process without examples has one batch, and this batch is empty."""

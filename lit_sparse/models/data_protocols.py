@@ -12,6 +12,7 @@ from lit_sparse.errors import ConfigurationError
 __all__ = [
     "Batch",
     "HasRows",
+    "check_columns",
     "check_entries",
     "check_features",
     "check_keys",
@@ -26,17 +27,17 @@ Batch: TypeAlias = dict[str, Any]
 
 
 class HasRows(Protocol):
-    """A data module with access to its training rows."""
+    """A data module with access to its rows."""
 
-    def size(self, split: Literal["train"]) -> int:
+    def size(self, split: Literal["train", "test"]) -> int:
         """Return the number of rows."""
 
-    def fetch(self, split: Literal["train"], epoch: int, indices: Tensor) -> Batch:
+    def fetch(self, split: Literal["train", "test"], epoch: int, indices: Tensor) -> Batch:
         """Return the rows at some indices."""
 
 
 def has_rows(data: object) -> TypeGuard[HasRows]:
-    """Return whether a data module gives access to its training rows."""
+    """Return whether a data module gives access to its rows."""
     return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))
 
 
@@ -66,10 +67,19 @@ def check_entries(batch: Batch, in_features: int) -> None:
         ConfigurationError: if an entry is missing, or D is not ``in_features``.
     """
     check_keys(batch, ["features", "target"], "Use a RegressionDataModule.")
-    if batch["features"].shape[-1] != in_features:
+    check_columns(batch["features"], in_features)
+
+
+def check_columns(features: Tensor, in_features: int) -> None:
+    """Check the number of columns of features (B, D) of a regression.
+
+    Raises:
+        ConfigurationError: if D is not ``in_features``.
+    """
+    if features.shape[-1] != in_features:
         raise ConfigurationError(
-            f"Expected in_features={in_features} features but got {batch['features'].shape[-1]}. Set `in_features` to their"
-            " number, including the intercept."
+            f"Expected in_features={in_features} features but got {features.shape[-1]}. Set `in_features` to their number,"
+            " including the intercept."
         )
 
 

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
-from torch.nn.utils.rnn import pad_sequence
 from torchmetrics import Metric
 from typing_extensions import override
 
@@ -224,31 +223,19 @@ class EntailmentClassifier(TextModule):
             ConfigurationError: for a batch size below 1, or for other objects than pairs of text.
         """
         self._check_built()
-        check_count("batch_size", batch_size)
         if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
             raise ConfigurationError(
                 "Expected argument `pairs` to be a list of pairs of text but got others. Write [(premise, hypothesis), ...]."
             )
         for i, name in enumerate(("premises", "hypotheses")):
             check_lines(name, [pair[i] for pair in pairs])
-        text, training = self.vocabularies["text"], self.training
-        sides = [[torch.tensor(row, dtype=torch.int64) for row in text.encode([pair[i] for pair in pairs])] for i in (0, 1)]
-        labels: list[str] = [""] * len(pairs)
-        order = sorted(range(len(pairs)), key=lambda i: -sum(len(side[i]) for side in sides))
-        self.eval()
-        try:
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
-                inputs: list[Tensor] = []
-                for side in sides:
-                    padded = pad_sequence([side[i] for i in rows], batch_first=True, padding_value=text.pad)
-                    padded = padded if padded.shape[1] else padded.new_full((len(rows), 1), text.pad)
-                    inputs += [padded.to(self.device), torch.tensor([len(side[i]) for i in rows], device=self.device)]
-                for i, label in zip(rows, self(*inputs)[0].argmax(-1).tolist(), strict=True):
-                    labels[i] = self.labels[label]
-        finally:
-            self.train(training)
-        return labels
+        text = self.vocabularies["text"]
+        sides = [text.encode([pair[i] for pair in pairs]) for i in (0, 1)]
+
+        def best(_: list[int], *inputs: Tensor) -> list[str]:
+            return [self.labels[label] for label in self(*inputs)[0].argmax(-1).tolist()]
+
+        return self.in_batches(best, sides, text.pad, batch_size)
 
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         scores, weights = self(batch["premise"], batch["premise_length"], batch["hypothesis"], batch["hypothesis_length"])
@@ -261,9 +248,8 @@ class EntailmentClassifier(TextModule):
 
     def _drawn(self, batch: Batch, weights: Tensor, predicted: Tensor) -> dict[str, Any]:
         """Return attention (B, 1, S), the tokens of the premise and the predicted label."""
-        rows = zip(batch["premise"].tolist(), batch["premise_length"].tolist(), strict=True)
         return {
             "attention": weights.unsqueeze(1),
-            "source_tokens": [self.vocabularies["text"].lookup_tokens(row[:length]) for row, length in rows],
+            "source_tokens": self.tokens_in("text", batch["premise"], batch["premise_length"]),
             "output_tokens": [[self.labels[label]] for label in predicted.tolist()],
         }

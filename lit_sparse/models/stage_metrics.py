@@ -31,14 +31,7 @@ def group_metrics(declared: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 class StageMetrics(nn.ModuleDict):
-    """Metrics of one stage by name.
-
-    Args:
-        metrics: name -> metric.
-    """
-
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        super().__init__(metrics)
+    """Metrics of one stage by name."""
 
     def __getitem__(self, name: str) -> Any:
         """Return a metric."""
