@@ -31,12 +31,12 @@ from lit_sparse.lightning_internals import after_restore, given_hyperparameters,
 from lit_sparse.lightning_restoring import guard_restoring, prepare_to_continue, start_training, store_training
 from lit_sparse.lightning_states import is_tuning, unmask
 from lit_sparse.models.data_protocols import Batch, column_of, place_of, rows_of, size_of
+from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
 from lit_sparse.models.schedulers import check_end, describe_scheduler
 from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
 from lit_sparse.models.step_output import StepOutput
 from lit_sparse.models.updates import check_updates, first_update, joined, make_update, updates_of
-from lit_sparse.models.weights import load_initial_weights, match_risk, not_given
 from lit_sparse.random import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
