@@ -14,6 +14,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -27,7 +28,7 @@ from lit_sparse.errors import CheckpointError, did_you_mean
 from lit_sparse.structures import Factor, FactorGraph, Structure
 from lit_sparse.trust import find_imported, is_allowed, trusted
 
-__all__ = ["Plan", "build", "class_path", "describe", "plan", "plan_arguments"]
+__all__ = ["Plan", "build", "class_path", "describe", "describe_all", "plan", "plan_arguments"]
 
 _MISSING = object()
 #: Largest number of values, and largest depth, of a description; a larger one may contain itself.
@@ -62,6 +63,15 @@ def describe(value: Any) -> Any:
     if isinstance(value, nn.Module | Structure | FactorGraph | Factor):
         return {"class_path": class_path(type(value)), "init_args": _init_args(value)}
     raise TypeError(f"{value!r} has no description in numbers, strings and class names")
+
+
+def describe_all(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe values by name; one without a description, such as a lambda, is left out."""
+    described = {}
+    for name, value in values.items():
+        with suppress(TypeError):
+            described[name] = describe(value)
+    return described
 
 
 class Plan(NamedTuple):

@@ -19,7 +19,23 @@ from torch import Tensor
 
 from lit_sparse.checkpoint_files import check_finite, check_removable, check_resumable, restoring_error
 from lit_sparse.lightning import EarlyStoppingReason, pl, rank_zero_warn
-from lit_sparse.lightning_states import check_schedulers, is_tuning, steps_in
+from lit_sparse.lightning_internals import (
+    continue_training,
+    describe_end,
+    describe_progress,
+    restore_end,
+    settle_counters,
+    skip_sanity_check,
+    use_settings,
+)
+from lit_sparse.lightning_states import (
+    begin_training,
+    check_continues,
+    check_schedulers,
+    describe_states,
+    is_tuning,
+    steps_in,
+)
 from lit_sparse.state_checks import (
     AMOUNT,
     ANY,
@@ -43,7 +59,7 @@ from lit_sparse.state_checks import (
     same,
 )
 
-__all__ = ["guard_restoring", "restoring"]
+__all__ = ["guard_restoring", "prepare_to_continue", "start_training", "store_training"]
 
 State = dict[str, Any]
 #: Options of a group of parameters that schedulers and callbacks change; without a scheduler, only the first five.
@@ -92,6 +108,44 @@ def restoring(trainer: pl.Trainer, what: str) -> Iterator[None]:
         if found is error:
             raise
         raise found from error
+
+
+def store_training(trainer: pl.Trainer, checkpoint: State, limits: State) -> None:
+    """Add what continues a training from any step to a checkpoint of Lightning; call it on all processes.
+
+    Args:
+        trainer: the trainer that writes the checkpoint.
+        checkpoint: the checkpoint; its counters change.
+        limits: result of :func:`lit_sparse.lightning_internals.limits_of`.
+    """
+    checkpoint["end"] = describe_end(trainer, limits)
+    settle_counters(trainer, checkpoint["loops"]["fit_loop"])
+    checkpoint["progress"] = describe_progress(trainer)
+    checkpoint["states"] = describe_states(trainer)
+
+
+def prepare_to_continue(trainer: pl.Trainer, checkpoint: State, limits: State) -> None:
+    """Prepare a trainer to continue from a checkpoint of :func:`store_training`; call it when the model is restored.
+
+    Raises:
+        CheckpointError: if the run cannot be continued from it.
+    """
+    check_continues(trainer, checkpoint)
+    skip_sanity_check(trainer)
+    restore_end(trainer, checkpoint["end"], limits)
+
+
+def start_training(trainer: pl.Trainer, checkpoint: State | None, limits: State) -> None:
+    """Begin to train, or continue from a checkpoint; call it when training starts, after the callbacks' own hook.
+
+    Raises:
+        CheckpointError: if the run cannot be continued from it.
+    """
+    with restoring(trainer, "states"):
+        begin_training(trainer, checkpoint)
+        if checkpoint is not None:
+            use_settings(trainer, limits)
+            continue_training(trainer, checkpoint["progress"])
 
 
 def guard_restoring(trainer: pl.Trainer) -> None:

@@ -16,7 +16,7 @@ from lit_sparse.checkpoint_files import read_checkpoint
 from lit_sparse.cli import main
 from lit_sparse.errors import CheckpointError
 from lit_sparse.models import SemiSupervisedVAE
-from lit_sparse.models.warm_start import read_weights
+from lit_sparse.models.loaded_weights import read_weights
 
 from .conftest import CONFIGS
 

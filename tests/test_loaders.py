@@ -23,8 +23,8 @@ from lit_sparse.data.readers.arrays import open_arrays
 from lit_sparse.data.readers.word_vectors import _from_arrays, read_vectors
 from lit_sparse.data.transport_samples import _from_file
 from lit_sparse.errors import DataError, LitSparseError
+from lit_sparse.models.loaded_weights import read_weights
 from lit_sparse.models.text import _kept_vocabularies
-from lit_sparse.models.warm_start import read_weights
 from lit_sparse.text import Vocabulary
 
 from .conftest import ROOT

@@ -20,7 +20,7 @@ from lit_sparse.checkpoint_files import read_checkpoint, read_torch_file
 from lit_sparse.data.readers.joblib_arrays import read_joblib_array
 from lit_sparse.data.readers.word_vectors import read_vectors
 from lit_sparse.errors import CheckpointError, DataError
-from lit_sparse.models.warm_start import read_weights
+from lit_sparse.models.loaded_weights import read_weights
 from lit_sparse.pickles import check_pickle
 
 START, BIG = b"\x80\x02", b"J" + struct.pack("<i", 2**29)

@@ -1,7 +1,7 @@
 """LightningModules, one model per file, with injected mapping, estimator and optimizer."""
 
 from lit_sparse import train_extra  # noqa: F401
-from lit_sparse.models.base import LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.bayesian_regression import BayesianRegression
 from lit_sparse.models.bitvector_vae import BitVectorVAE
 from lit_sparse.models.entailment import EntailmentClassifier
@@ -12,7 +12,6 @@ from lit_sparse.models.seq2seq import Seq2Seq
 from lit_sparse.models.signaling_game import SignalingGame
 from lit_sparse.models.soae import SupervisedOnlineAutoencoder
 from lit_sparse.models.ssvae import SemiSupervisedVAE
-from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.models.text import TextModule
 from lit_sparse.models.transport import EntropicTransport
 

@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from typing_extensions import Self, override
 
-from lit_sparse.arguments import KeepsArguments
+from lit_sparse.arguments import KeepsArguments, constructor_parameters
 from lit_sparse.checkpoint_files import check_kinds, load_module
+from lit_sparse.descriptions import class_path, describe_all
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import (
+    NAME,
     DoublePrecision,
     GradClipAlgorithmType,
     LRSchedulerCallable,
@@ -25,34 +27,22 @@ from lit_sparse.lightning import (
     check_pairing,
     pl,
 )
-from lit_sparse.lightning_internals import (
-    after_restore,
-    continue_training,
-    given_hyperparameters,
-    limits_of,
-    restore_end,
-    sets_rates,
-    skip_sanity_check,
-    use_settings,
-)
-from lit_sparse.lightning_restoring import guard_restoring, restoring
-from lit_sparse.lightning_states import begin_training, check_continues, is_tuning, unmask
-from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
-from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
+from lit_sparse.lightning_internals import after_restore, given_hyperparameters, limits_of, sets_rates
+from lit_sparse.lightning_restoring import guard_restoring, prepare_to_continue, start_training, store_training
+from lit_sparse.lightning_states import is_tuning, unmask
+from lit_sparse.models.data_protocols import Batch, column_of, place_of, rows_of, size_of
+from lit_sparse.models.loaded_weights import load_initial_weights, match_risk, not_given
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
-from lit_sparse.models.resuming import is_fitting, match_risk, not_given, store_progress
 from lit_sparse.models.schedulers import check_end, describe_scheduler
 from lit_sparse.models.stage_metrics import StageMetrics, group_metrics, mean_metrics
 from lit_sparse.models.step_output import StepOutput
 from lit_sparse.models.updates import check_updates, first_update, joined, make_update, updates_of
-from lit_sparse.models.warm_start import load_initial_weights
 from lit_sparse.random import seed_generator
 from lit_sparse.risks import BrokenLossError, Mean, Risk
 
-__all__ = ["LitSparseModule", "Stage", "StepOutput"]
+__all__ = ["Batch", "LitSparseModule", "Stage", "StepOutput", "mean_metrics"]
 
 Stage: TypeAlias = Literal["train", "val", "test"]
-Batch: TypeAlias = dict[str, Any]
 
 #: Number of steps between updates of the progress bar's loss; logging costs about as much as a small layer.
 SHOWN_EVERY = 10
@@ -101,7 +91,9 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.initial_weights = initial_weights
-        described = {**given_hyperparameters(), **describe_arguments(self, self._arguments)}
+        # In the form of Lightning's command line, also for a model that is built in Python: Lightning would store the objects.
+        kind = {"_class_path": class_path(type(self)), "_instantiator": f"{NAME}.cli.instantiate_module"}
+        described = {**given_hyperparameters(), **kind, **describe_all(self._arguments)}
         self.save_hyperparameters(described, logger=False)
         self._undescribed = [
             name for name, value in self._arguments.items() if isinstance(value, nn.Module) and name not in described
@@ -292,15 +284,15 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     @override
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         outputs: list[dict[str, Any]] = []
-        for number, examples in enumerate(updates_of(batch), first_update(batch, batch_idx)):
+        for number, examples in updates_of(batch, batch_idx):
             if outputs:
                 make_update(self, outputs[-1])
                 self._seed(number)
             rows = self.risk.draw_rows(size_of(examples))
             outputs.append(self.run_step(examples if rows is None else rows_of(examples, rows), number, "train"))
             outputs[-1]["per_example"]["risk"] = outputs[-1]["loss"].detach().reshape(1)
-        output = joined(outputs)
-        self.stage_metrics("train").update_means(output["per_example"])
+        output = outputs[0] if len(outputs) == 1 else joined(outputs)
+        self.stage_metrics("train").measure(output["per_example"])
         if self._shows(batch_idx):
             self.log("train/loss_step", output["loss"].detach(), prog_bar=True, on_step=True, on_epoch=False, batch_size=1)
         return output
@@ -337,17 +329,43 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def setup(self, stage: str) -> None:
-        """Log the hyper-parameters, and read the initial weights of a warm start."""
+        """Log the hyper-parameters, and prepare the initial weights of a new run."""
         if stage == "fit":
             self._limits = limits_of(self.trainer)
             guard_restoring(self.trainer)
-            described = describe_parts(self.hparams, getattr(self.trainer, "datamodule", None))
             for logger in self.trainer.loggers:
-                logger.log_hyperparams(described)
+                logger.log_hyperparams(self._described())
             self.stage_metrics("train")
-            path = self.initial_weights
-            if path:
-                after_restore(self.trainer, lambda: load_initial_weights(self, path))
+            after_restore(self.trainer, self._begin_weights)
+
+    def _begin_weights(self) -> None:
+        if self.initial_weights:
+            load_initial_weights(self, self.initial_weights)
+        elif self._training_seed is None:
+            self.initialize(getattr(self.trainer, "datamodule", None))
+
+    def initialize(self, data: Any) -> None:
+        """Set weights from the data when a new model begins to train, without ``initial_weights``; by default none.
+
+        Args:
+            data: data module of the training, or None.
+        """
+
+    def _described(self) -> dict[str, Any]:
+        """Describe the model and its data module for a logger, each with ``class_path`` and ``init_args``."""
+        arguments = {name: value for name, value in self.hparams.items() if not name.startswith("_")}
+        described = {"model": {"class_path": class_path(type(self)), "init_args": arguments}}
+        data = getattr(self.trainer, "datamodule", None)
+        if data is not None:
+            kept = vars(data)  # not getattr: a property may compute, e.g. select a coreset
+            arguments = describe_all({name: kept[name] for name in constructor_parameters(type(data)) if name in kept})
+            described["data"] = {"class_path": class_path(type(data)), "init_args": arguments}
+        return described
+
+    @property
+    def _is_fitting(self) -> bool:
+        """Whether a trainer is training this model."""
+        return self._trainer is not None and self._trainer.state.fn == "fit"
 
     @override
     def on_train_start(self) -> None:
@@ -359,11 +377,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         if not sets_rates(self.trainer):
             renew_dual_rates(self.trainer.optimizers, self.risk)
         resumed, self._resumed = self._resumed, None
-        with restoring(self.trainer, "states"):
-            begin_training(self.trainer, resumed)
-            if resumed is not None:
-                use_settings(self.trainer, self._limits)
-                continue_training(self.trainer, resumed["progress"])
+        start_training(self.trainer, resumed, self._limits)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         """Seed torch for this batch, and reset the means at the first batch of an epoch."""
@@ -383,16 +397,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             self.log(f"train/{name}", value, sync_dist=True)
 
     @override
-    def on_validation_epoch_start(self) -> None:
-        self.stage_metrics("val").reset()
-
-    @override
     def on_validation_epoch_end(self) -> None:
         self._log_metrics("val")
-
-    @override
-    def on_test_epoch_start(self) -> None:
-        self.stage_metrics("test").reset()
 
     @override
     def on_test_epoch_end(self) -> None:
@@ -401,7 +407,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Store the training seed, the position, and the means of the epoch so far, summed over processes."""
         checkpoint["training_seed"] = self._training_seed
-        store_progress(self, checkpoint, self._limits)
+        if self._is_fitting:
+            store_training(self.trainer, checkpoint, self._limits)
         checkpoint["undescribed"] = self._undescribed
         checkpoint["train_means"] = self.stage_metrics("train").sums()
         weights = checkpoint.get("state_dict", {})
@@ -415,7 +422,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         Raises:
             CheckpointError: if the checkpoint cannot describe a part that was built in Python, and the part is not given.
         """
-        match_risk(self, checkpoint)
+        match_risk(self, checkpoint, continues=self._is_fitting)
         unknown = [name for name in checkpoint.get("undescribed", ()) if name not in self._undescribed]
         if unknown:
             raise not_given(type(self), unknown)
@@ -425,11 +432,9 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         unmask(checkpoint)
         check_kinds(self, checkpoint)
         self._resumed = None
-        if is_fitting(self) and not is_tuning(self.trainer):
-            check_continues(self.trainer, checkpoint)
+        if self._is_fitting and not is_tuning(self.trainer):
+            prepare_to_continue(self.trainer, checkpoint, self._limits)
             self._resumed = checkpoint
-            skip_sanity_check(self.trainer)
-            restore_end(self.trainer, checkpoint["end"], self._limits)
         self.stage_metrics("train").restore(checkpoint.get("train_means", {}))
 
     def _shows(self, batch_idx: int) -> bool:
@@ -440,14 +445,13 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
 
     def _measured(self, batch: Batch, batch_idx: int, stage: Stage) -> dict[str, Any]:
         """Run the step and update the means; a process without examples has one batch, and this batch is empty."""
+        metrics = self.stage_metrics(stage)
+        if batch_idx == 0:
+            metrics.reset()
         if not batch:
             return {}
         output = self.run_step(batch, batch_idx, stage)
-        metrics = self.stage_metrics(stage)
-        metrics.update_means(output["per_example"])
-        groups = column_of(self.risk.group_key or GROUP, batch, output["example_index"])
-        if groups is not None:
-            metrics.update_groups(output["per_example"], groups)
+        metrics.measure(output["per_example"], column_of(self.risk.group_key or GROUP, batch, output["example_index"]))
         return output
 
     def _log_metrics(self, stage: Stage) -> None:

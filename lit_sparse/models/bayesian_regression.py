@@ -14,9 +14,8 @@ from lit_sparse.checks import MOST_EXAMPLES, MOST_INPUTS, check_choice, check_co
 from lit_sparse.coresets import GaussianPosterior, Likelihood, LogisticLikelihood
 from lit_sparse.distributed import reduce
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
-from lit_sparse.models.data_protocols import check_entries, has_rows
-from lit_sparse.models.stage_metrics import mean_metrics
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
+from lit_sparse.models.data_protocols import check_columns, check_entries, has_rows
 from lit_sparse.random import seeded_normal
 from lit_sparse.risks import Mean
 
@@ -86,6 +85,7 @@ class BayesianRegression(LitSparseModule):
                 f"Expected no risk with `fit: laplace` but got {type(self.risk).__name__}. Use `fit: map` with a risk."
             )
         self.likelihood = likelihood
+        self._classes = isinstance(likelihood, LogisticLikelihood)
         self.in_features = check_count("in_features", in_features, most=MOST_INPUTS)
         self.fit = check_choice("fit", fit, FITS)
         self.prior_mean = float(prior_mean)
@@ -119,11 +119,7 @@ class BayesianRegression(LitSparseModule):
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the predictor (B,) at the mean of the coefficients, for features (B, D)."""
-        if features.shape[-1] != self.in_features:
-            raise ConfigurationError(
-                f"Expected in_features={self.in_features} features but got {features.shape[-1]}. Set `in_features` to their"
-                " number, including the intercept."
-            )
+        check_columns(features, self.in_features)
         return features @ self.mean
 
     @override
@@ -207,10 +203,6 @@ class BayesianRegression(LitSparseModule):
         posterior = GaussianPosterior.from_precision(precision, torch.zeros_like(precision[0]))
         self.covariance.copy_(posterior.covariance)
 
-    @property
-    def _classes(self) -> bool:
-        return isinstance(self.likelihood, LogisticLikelihood)
-
     def _covariance(self) -> Tensor:
         if self.fit == "laplace":
             return self.covariance
@@ -224,15 +216,12 @@ class BayesianRegression(LitSparseModule):
             return deviation
         return ((features @ self._covariance()) * features).sum(1).clamp_min(0).sqrt()
 
-    def _drawn(self, features: Tensor, eta: Tensor, index: Tensor) -> Tensor:
-        """Return samples (B, num_samples) of the predictor, as a function of (seed, index)."""
-        if self.fit == "map":
-            return eta.unsqueeze(1)
-        noise = seeded_normal(self.sample_seed, index, (self.num_samples,)).to(eta)
-        return eta.unsqueeze(1) + self._deviation(features).unsqueeze(1) * noise
-
     def _predictive_nll(self, features: Tensor, eta: Tensor, target: Tensor, index: Tensor) -> Tensor:
-        drawn = self._drawn(features, eta, index)
+        """Return the negative log-likelihood (B,) of targets over samples of the predictor, a function of (seed, index)."""
+        drawn = eta.unsqueeze(1)
+        if self.fit != "map":
+            noise = seeded_normal(self.sample_seed, index, (self.num_samples,)).to(eta)
+            drawn = drawn + self._deviation(features).unsqueeze(1) * noise
         return math.log(drawn.shape[1]) - self.likelihood.log_prob(drawn, target.unsqueeze(1)).logsumexp(1)
 
     def _penalty(self) -> Tensor:

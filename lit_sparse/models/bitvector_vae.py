@@ -15,9 +15,8 @@ from lit_sparse.checks import MOST_EXAMPLES, MOST_FEATURES, MOST_INPUTS, check_c
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, Sampler, marginal_likelihood
 from lit_sparse.metrics import BitsPerDim
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_features
-from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import MLP, SharedCategorical
 
 __all__ = ["BitVectorVAE"]

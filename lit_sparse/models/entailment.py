@@ -8,17 +8,14 @@ from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 from torch.nn import functional as nnf
-from torch.nn.utils.rnn import pad_sequence
 from torchmetrics import Metric
 from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import rank_zero_info
-from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.stage_metrics import mean_metrics
+from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
 from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
 from lit_sparse.nn import EntailmentNetwork, EntailmentPredictor, WordVectors
 from lit_sparse.random import seeded_uniform
@@ -103,10 +100,10 @@ class EntailmentClassifier(TextModule):
         self.words = WordVectors(len(text), self.vector_size, text.pad)
 
     def setup(self, stage: str) -> None:
-        """Set the vocabulary, and take the data's word vectors when training begins.
+        """Set the vocabulary.
 
         Raises:
-            ConfigurationError: if the labels or the width of the vectors differ from the data's.
+            ConfigurationError: if the labels differ from the data's.
         """
         data = getattr(self.trainer, "datamodule", None)
         labels = tuple(getattr(data, "labels", self.labels))
@@ -116,11 +113,10 @@ class EntailmentClassifier(TextModule):
                 " Give the model and the data the same labels in the same order."
             )
         super().setup(stage)
-        if stage == "fit" and self._training_seed is None and not self.initial_weights and isinstance(data, _HasVectors):
-            after_restore(self.trainer, lambda: self._use_vectors_of(data))
 
-    def _use_vectors_of(self, data: _HasVectors) -> None:
-        vectors = data.vectors()
+    def initialize(self, data: Any) -> None:
+        """Take the data's word vectors, if they have any."""
+        vectors = data.vectors() if isinstance(data, _HasVectors) else None
         if vectors is not None:
             self.use_vectors(*vectors)
 
@@ -227,31 +223,19 @@ class EntailmentClassifier(TextModule):
             ConfigurationError: for a batch size below 1, or for other objects than pairs of text.
         """
         self._check_built()
-        check_count("batch_size", batch_size)
         if any(isinstance(pair, str) or len(pair) != 2 for pair in pairs):
             raise ConfigurationError(
                 "Expected argument `pairs` to be a list of pairs of text but got others. Write [(premise, hypothesis), ...]."
             )
         for i, name in enumerate(("premises", "hypotheses")):
             check_lines(name, [pair[i] for pair in pairs])
-        text, training = self.vocabularies["text"], self.training
-        sides = [[torch.tensor(row, dtype=torch.int64) for row in text.encode([pair[i] for pair in pairs])] for i in (0, 1)]
-        labels: list[str] = [""] * len(pairs)
-        order = sorted(range(len(pairs)), key=lambda i: -sum(len(side[i]) for side in sides))
-        self.eval()
-        try:
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
-                inputs: list[Tensor] = []
-                for side in sides:
-                    padded = pad_sequence([side[i] for i in rows], batch_first=True, padding_value=text.pad)
-                    padded = padded if padded.shape[1] else padded.new_full((len(rows), 1), text.pad)
-                    inputs += [padded.to(self.device), torch.tensor([len(side[i]) for i in rows], device=self.device)]
-                for i, label in zip(rows, self(*inputs)[0].argmax(-1).tolist(), strict=True):
-                    labels[i] = self.labels[label]
-        finally:
-            self.train(training)
-        return labels
+        text = self.vocabularies["text"]
+        sides = [text.encode([pair[i] for pair in pairs]) for i in (0, 1)]
+
+        def best(_: list[int], *inputs: Tensor) -> list[str]:
+            return [self.labels[label] for label in self(*inputs)[0].argmax(-1).tolist()]
+
+        return self.in_batches(best, sides, text.pad, batch_size)
 
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
         scores, weights = self(batch["premise"], batch["premise_length"], batch["hypothesis"], batch["hypothesis_length"])
@@ -264,9 +248,8 @@ class EntailmentClassifier(TextModule):
 
     def _drawn(self, batch: Batch, weights: Tensor, predicted: Tensor) -> dict[str, Any]:
         """Return attention (B, 1, S), the tokens of the premise and the predicted label."""
-        rows = zip(batch["premise"].tolist(), batch["premise_length"].tolist(), strict=True)
         return {
             "attention": weights.unsqueeze(1),
-            "source_tokens": [self.vocabularies["text"].lookup_tokens(row[:length]) for row, length in rows],
+            "source_tokens": self.tokens_in("text", batch["premise"], batch["premise_length"]),
             "output_tokens": [[self.labels[label]] for label in predicted.tolist()],
         }

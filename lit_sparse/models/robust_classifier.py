@@ -11,10 +11,8 @@ from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
-from lit_sparse.models.batches import rows_of
-from lit_sparse.models.data_protocols import check_features, check_keys
-from lit_sparse.models.stage_metrics import mean_metrics
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
+from lit_sparse.models.data_protocols import check_features, check_keys, rows_of
 from lit_sparse.nn import ConvNet
 
 __all__ = ["RobustClassifier"]

@@ -11,11 +11,9 @@ from typing_extensions import override
 
 from lit_sparse.checks import MOST_INPUTS, check_choice, check_count, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
-from lit_sparse.lightning_internals import after_restore
 from lit_sparse.metrics import LogMeanExp
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_entries, has_rows
-from lit_sparse.models.stage_metrics import mean_metrics
 
 __all__ = ["RobustRegressor"]
 
@@ -72,23 +70,19 @@ class RobustRegressor(LitSparseModule):
             nn.init.zeros_(network.weight)
         self.network: nn.Module = network
 
-    def setup(self, stage: str) -> None:
-        """Initialize with the least-squares solution, if requested, when training begins.
+    def initialize(self, data: Any) -> None:
+        """Set the least-squares solution of the training data, if requested.
 
         Raises:
             ConfigurationError: if the solution needs a data module but there is none.
         """
-        super().setup(stage)
-        begins = stage == "fit" and self._training_seed is None and not self.initial_weights
-        if begins and self.linear and self.initialization == "least_squares":
-            data = getattr(self.trainer, "datamodule", None)
+        if self.linear and self.initialization == "least_squares":
             if not has_rows(data):
                 raise ConfigurationError(
                     "Expected a data module of lit_sparse with `initialization: least_squares`, which reads all training"
                     " data, but got none. Train with one, or use `initialization: zeros`."
                 )
-            rows = data
-            after_restore(self.trainer, lambda: self.start_from(rows.fetch("train", 0, torch.arange(rows.size("train")))))
+            self.start_from(data.fetch("train", 0, torch.arange(data.size("train"))))
 
     @torch.no_grad()
     def start_from(self, batch: Batch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -14,21 +13,19 @@ from typing_extensions import override
 
 from lit_sparse.checks import MOST_FEATURES, check_choice, check_count, check_number
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import AGREED, rank_zero_info
+from lit_sparse.lightning import AGREED
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
 from lit_sparse.metrics import Bleu, ChrF, TextMetric
-from lit_sparse.models.base import Batch, Stage, StepOutput
-from lit_sparse.models.stage_metrics import mean_metrics
-from lit_sparse.models.text import TextModule, check_lines, check_parts, count_groups
+from lit_sparse.models.base import Batch, Stage, StepOutput, mean_metrics
+from lit_sparse.models.generation import GeneratingModule, check_keys
+from lit_sparse.models.text import check_lines, check_parts, count_groups
 from lit_sparse.nn import EncoderDecoder, Hypothesis, RecurrentBody, Seq2SeqPredictor, State, beam_search, length_mask
 from lit_sparse.nn.linear_losses import layer_losses
-from lit_sparse.runs import replaced
-from lit_sparse.text import EOS
 
 __all__ = ["Seq2Seq"]
 
 
-class Seq2Seq(TextModule):
+class Seq2Seq(GeneratingModule):
     """Generate a sequence from another one, with attention by any mapping.
 
     Logged are per token ``loss``, the minimized loss, ``nll``, the negative log-likelihood, ``perplexity``, and ``accuracy``,
@@ -114,9 +111,7 @@ class Seq2Seq(TextModule):
         self.length_penalty = check_number("length_penalty", length_penalty, 0.0, 10.0)
         self.max_output = check_count("max_output", max_output, most=MOST_FEATURES)
         self.replace_unknown = replace_unknown
-        self.metrics: list[TextMetric] = [Bleu(), ChrF()] if metrics is None else metrics
-        _check_keys(self.metrics)
-        self._written, self._empty = 0, 0  # numbers of a test's outputs
+        self.metrics = check_keys([Bleu(), ChrF()] if metrics is None else metrics)
         self.validation_beam_size = check_count("validation_beam_size", validation_beam_size, 0, MOST_FEATURES)
         self.fenchel_young = (
             None
@@ -133,12 +128,7 @@ class Seq2Seq(TextModule):
         if self.tied_embeddings:
             self.output.weight = self.target_embedding.weight
         if self.init_range is not None:
-            learnt = {
-                id(parameter)
-                for module in self.modules()
-                if isinstance(module, SparseMapping)
-                for parameter in module.parameters()
-            }
+            learnt = {id(it) for part in self.modules() if isinstance(part, SparseMapping) for it in part.parameters()}
             with torch.no_grad():
                 for parameter in self.parameters():
                     if id(parameter) not in learnt:
@@ -149,17 +139,6 @@ class Seq2Seq(TextModule):
                 if self.init_range is None and embedding.weight is self.output.weight:
                     embedding.weight.normal_(0.0, self.body.width**-0.5)
                 embedding.weight[its.pad] = 0.0
-
-    def setup(self, stage: str) -> None:
-        """Set the vocabularies, and report lower-cased outputs with case-sensitive metrics."""
-        super().setup(stage)
-        cased = [str(metric.name) for metric in self.metrics if getattr(metric, "lowercase", True) is False]
-        target = self.vocabularies.get("target")
-        if stage in ("validate", "test") and cased and target is not None and target.lowercase:
-            rank_zero_info(
-                f"note: outputs are lower-cased but {' and '.join(cased)} depend on case; score with `lowercase: true`, or"
-                " keep the case in the target vocabulary"
-            )
 
     def encode(self, source: Tensor, lengths: Tensor) -> State:
         """Return the memory of sources (B, S) with lengths (B,)."""
@@ -212,7 +191,7 @@ class Seq2Seq(TextModule):
             output.groups = count_groups(self.mapping, weights).flatten()
             beam = self.beam_size if stage == "test" else self.validation_beam_size
             if beam and "references" in batch:
-                output.artifacts = self._score(batch, memory, beam, stage)
+                output.artifacts = self.scored(batch, self.search(memory, lengths, beam), stage)
         return output
 
     def search(self, memory: State, lengths: Tensor, beam_size: int | None = None) -> list[list[Hypothesis]]:
@@ -227,7 +206,7 @@ class Seq2Seq(TextModule):
         target = self.vocabularies["target"]
         limits = torch.where(lengths > 0, (3 * lengths + 10).clamp(max=self.max_output), 0)
         return beam_search(
-            self._next,
+            self.configure_predictor(),
             self.body.prepare(memory),
             self.body.start(memory),
             bos=target.bos,
@@ -251,65 +230,25 @@ class Seq2Seq(TextModule):
             ConfigurationError: for a batch size below 1, or for another object than a list of text.
         """
         self._check_built()
-        check_count("batch_size", batch_size)
         check_lines("lines", lines)
-        vocabulary, training = self.vocabularies["source"], self.training
-        encoded = vocabulary.encode(list(lines))
-        outputs: list[str] = [""] * len(encoded)
-        self.eval()
-        try:
-            order = sorted(range(len(encoded)), key=lambda i: -len(encoded[i]))
-            for start in range(0, len(order), batch_size):
-                rows = order[start : start + batch_size]
-                lengths = torch.tensor([len(encoded[i]) for i in rows])
-                source = torch.full((len(rows), max(1, int(lengths.max()))), vocabulary.pad)
-                for row, i in enumerate(rows):
-                    source[row, : len(encoded[i])] = torch.tensor(encoded[i], dtype=torch.int64)
-                source, lengths = source.to(self.device), lengths.to(self.device)
-                for i, best in zip(rows, self.search(self.encode(source, lengths), lengths), strict=True):
-                    outputs[i] = self._text(best[0], lines[i])
-        finally:
-            self.train(training)
-        return outputs
+
+        def best(rows: list[int], source: Tensor, lengths: Tensor) -> list[str]:
+            found = self.search(self.encode(source, lengths), lengths)
+            return [self.text_of(some[0], lines[row]) for row, some in zip(rows, found, strict=True)]
+
+        source = self.vocabularies["source"]
+        return self.in_batches(best, [source.encode(list(lines))], source.pad, batch_size)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Any]:
         """Return ``index`` (B,), the best output ``lines`` (B), ``candidates`` with their scores, and the attention."""
-        memory = self.encode(batch["source"], batch["source_length"])
-        hypotheses = self.search(memory, batch["source_length"])
-        drawn = self._drawn(batch, [best[0] for best in hypotheses])
+        found = self.search(self.encode(batch["source"], batch["source_length"]), batch["source_length"])
         candidates = [
-            [{"text": self._text(one, text), "score": one.score} for one in best]
-            for best, text in zip(hypotheses, batch["source_text"], strict=True)
+            [{"text": self.text_of(one, text), "score": one.score} for one in some]
+            for some, text in zip(found, batch["source_text"], strict=True)
         ]
-        lines = [best[0]["text"] for best in candidates]
+        lines = [some[0]["text"] for some in candidates]
+        drawn = self.drawn(batch, found)
         return {**drawn, "index": batch["index"], "lines": lines, "candidates": candidates, "source": batch["source_text"]}
-
-    @override
-    def on_test_epoch_start(self) -> None:
-        super().on_test_epoch_start()
-        self._written, self._empty = 0, 0
-
-    def on_test_epoch_end(self) -> None:
-        """Log the scores, and report if most outputs are empty."""
-        super().on_test_epoch_end()
-        if 2 * self._empty > self._written:
-            rank_zero_info(
-                f"note: {self._empty} of {self._written} outputs are empty, because an immediate end is more probable than any"
-                " sentence. Train longer, or use greedy search, --model.init_args.beam_size 1, which gives longer outputs."
-            )
-
-    def on_test_end(self) -> None:
-        """Write the signatures of the scores, which list all settings that they depend on."""
-        signatures = [metric.signature for metric in self._text_metrics("test")]
-        folder = self.trainer.log_dir
-        if folder is not None and self.trainer.loggers and self.trainer.is_global_zero:
-            with replaced(Path(folder) / "signatures.txt", "w") as file:
-                for metric, signature in zip(self.metrics, signatures, strict=True):
-                    file.write(f"{metric.name}: {signature}\n")
-
-    def _text_metrics(self, stage: Stage) -> list[TextMetric]:
-        """Return the metrics that score the outputs of a stage."""
-        return [metric for metric in self.stage_metrics(stage).values() if isinstance(metric, TextMetric)]
 
     @override
     def _log_metrics(self, stage: Stage) -> None:
@@ -333,65 +272,3 @@ class Seq2Seq(TextModule):
         with torch.no_grad():
             right = scores.gather(-1, gold.unsqueeze(-1)).squeeze(-1) >= scores.amax(-1)
         return losses, nll.detach(), right
-
-    def _next(self, tokens: Tensor, memory: State, state: State) -> tuple[Tensor, Tensor, State]:
-        """Return log-probabilities (R, V) of the tokens after tokens (R,), attention and state."""
-        hidden, weights, state = self.body.step(self.target_embedding(tokens), memory, state)
-        scores = self.output(hidden).float()
-        if self.output_mapping is None:
-            return scores.log_softmax(-1), weights, state
-        return self.output_mapping.map(scores, None, -1).log(), weights, state
-
-    def _score(self, batch: Batch, memory: State, beam_size: int, stage: Stage) -> dict[str, Any]:
-        """Generate outputs, update the metrics, and return the artifacts for pictures."""
-        hypotheses = [best[0] for best in self.search(memory, batch["source_length"], beam_size)]
-        lines = [self._text(hypothesis, text) for hypothesis, text in zip(hypotheses, batch["source_text"], strict=True)]
-        for metric in self._text_metrics(stage):
-            metric.update(lines, batch["references"])
-        if stage == "test":
-            self._written += len(lines)
-            self._empty += sum(not line for line in lines)
-        return {**self._drawn(batch, hypotheses), "index": batch["index"]}
-
-    def _text(self, hypothesis: Hypothesis, source: str) -> str:
-        return self.vocabularies["target"].join(self._tokens(hypothesis, source))
-
-    def _tokens(self, hypothesis: Hypothesis, source: str) -> list[str]:
-        target = self.vocabularies["target"]
-        tokens = target.lookup_tokens(hypothesis.tokens)
-        if self.replace_unknown and target.unk in hypothesis.tokens:
-            written = self.vocabularies["source"].tokenize(source)
-            for place, number in enumerate(hypothesis.tokens):
-                if number == target.unk and place < hypothesis.attention.shape[1]:
-                    best = int(hypothesis.attention[:, place].mean(0).argmax())
-                    tokens[place] = written[best] if best < len(written) else tokens[place]
-        return tokens
-
-    def _drawn(self, batch: Batch, hypotheses: list[Hypothesis]) -> dict[str, Any]:
-        """Return the zero-padded mean attention (B, T, S) of all heads, with source and output tokens."""
-        steps = max(max(hypothesis.attention.shape[1] for hypothesis in hypotheses), 1)
-        attention = torch.zeros(len(hypotheses), steps, batch["source"].shape[1])
-        outputs = []
-        for row, hypothesis in enumerate(hypotheses):
-            _, length, width = hypothesis.attention.shape
-            attention[row, :length, :width] = hypothesis.attention.mean(0)
-            outputs.append([*self._tokens(hypothesis, batch["source_text"][row]), EOS][:length])
-        lengths = batch["source_length"].tolist()
-        sources = [
-            self.vocabularies["source"].lookup_tokens(row[:length].tolist())
-            for row, length in zip(batch["source"], lengths, strict=True)
-        ]
-        return {"attention": attention, "source_tokens": sources, "output_tokens": outputs}
-
-
-def _check_keys(metrics: Sequence[TextMetric]) -> None:
-    """Check that all metrics log under different names."""
-    known: dict[str, TextMetric] = {}
-    for metric in metrics:
-        for key in metric.scores(metric.totals.cpu(), 1):
-            if key in known:
-                raise ConfigurationError(
-                    f"Expected `metrics` with different names but got {key!r} twice, for {type(known[key]).__name__} and"
-                    f" {type(metric).__name__}. Set a `name` in the init_args of one."
-                )
-            known[key] = metric

@@ -14,9 +14,8 @@ from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_choice, check_co
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.estimators import Estimator, Expectation, LatentBatch, RunningMean, with_gradient_of
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_features
-from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import Receiver, Sender
 
 __all__ = ["SignalingGame"]
@@ -210,15 +209,15 @@ def _successes(out: Expectation, heard: LatentBatch, right: Tensor) -> tuple[Ten
         heard: decoded messages (R, V).
         right: (R,) whether the receiver picked the target.
     """
-    size = len(out.loss)
-    weights = (out.probs.detach()[heard.example_index] * heard.values.detach()).sum(-1).nan_to_num(0.0).clamp_min(0.0)
+    rows, size = heard.example_index, len(out.loss)
+    weights = (out.probs.detach()[rows] * heard.values.detach()).sum(-1).nan_to_num(0.0).clamp_min(0.0)
     best = torch.full((size,), -math.inf, dtype=weights.dtype, device=weights.device)
-    best = best.scatter_reduce(0, heard.example_index, weights, "amax")
+    best = best.scatter_reduce(0, rows, weights, "amax")
     # Several symbols of the same probability count alike.
-    most = (weights == best[heard.example_index]).to(right.dtype)
-    zeros = torch.zeros(size, dtype=right.dtype, device=right.device)
-    number = zeros.index_add(0, heard.example_index, most).clamp_min(1.0)
-    success = zeros.index_add(0, heard.example_index, most * right) / number
-    total = zeros.index_add(0, heard.example_index, weights.to(right.dtype))
-    share = zeros.index_add(0, heard.example_index, weights.to(right.dtype) * right)
-    return success, share / total.clamp_min(torch.finfo(right.dtype).tiny)
+    most, weights = (weights == best[rows]).to(right.dtype), weights.to(right.dtype)
+
+    def sums(values: Tensor) -> Tensor:
+        return Estimator.sum_by_example(values, rows, size)
+
+    success = sums(most * right) / sums(most).clamp_min(1.0)
+    return success, sums(weights * right) / sums(weights).clamp_min(torch.finfo(right.dtype).tiny)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol, TypeGuard
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,27 +15,15 @@ from typing_extensions import override
 from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_number
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import OptimizerCallable, rank_zero_info
-from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
-from lit_sparse.models.data_protocols import check_features
-from lit_sparse.models.stage_metrics import mean_metrics
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
+from lit_sparse.models.data_protocols import check_features, has_rows
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
 
 __all__ = ["SupervisedOnlineAutoencoder"]
 
 #: How many images of a batch are drawn.
 DRAWN = 16
-
-
-class _HasExamples(Protocol):
-    """A data module with access to its training examples."""
-
-    seed: int
-
-    def size(self, split: Literal["train"]) -> int: ...
-
-    def fetch(self, split: Literal["train"], epoch: int, indices: Tensor) -> Batch: ...
 
 
 @dataclass(frozen=True)
@@ -189,24 +177,19 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         self.encoder.weight.copy_(drawn)
         self._started = True
 
-    def setup(self, stage: str) -> None:
-        """Draw the bases from the training data, unless they are restored or were drawn before.
+    def initialize(self, data: Any) -> None:
+        """Draw the bases from the training data, unless they were drawn or loaded before.
 
         Raises:
             ConfigurationError: if the bases need a data module but there is none.
         """
-        if stage == "fit" and not self._started and not self.initial_weights:
-            data = getattr(self.trainer, "datamodule", None)
-            if not _has_examples(data):
-                raise ConfigurationError(
-                    f"Expected a data module of lit_sparse for {type(self.initial_bases).__name__} but got none. Use one,"
-                    " call `model.start_from(examples)` first, or use `initial_bases: NoiseBases`."
-                )
-            examples = data
-            after_restore(self.trainer, lambda: self._start_from_data(examples))
-        super().setup(stage)
-
-    def _start_from_data(self, data: _HasExamples) -> None:
+        if self._started:
+            return
+        if not has_rows(data):
+            raise ConfigurationError(
+                f"Expected a data module of lit_sparse for {type(self.initial_bases).__name__} but got none. Use one,"
+                " call `model.start_from(examples)` first, or use `initial_bases: NoiseBases`."
+            )
         size = data.size("train")
         number = min(size, self.initial_bases.examples(self.width))
         order = torch.randperm(size)[:number].sort().values
@@ -231,14 +214,12 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
         """Check that a sparse gradient can be used."""
         super().on_train_start()
         if self.sparse_gradient:
-            states = [
-                group for group in self.trainer.optimizers[0].param_groups if group.get("momentum") or group["weight_decay"]
-            ]
+            optimizer = self.trainer.optimizers[0]
             hindrance = {
                 "several processes": self.trainer.world_size > 1,
                 "trainer.gradient_clip_val": bool(self.trainer.gradient_clip_val),
-                "an optimizer other than torch.optim.SGD": not isinstance(self.trainer.optimizers[0], torch.optim.SGD),
-                "momentum or weight decay": bool(states),
+                "an optimizer other than torch.optim.SGD": not isinstance(optimizer, torch.optim.SGD),
+                "momentum or weight decay": any(it.get("momentum") or it["weight_decay"] for it in optimizer.param_groups),
             }
             hindrances = [name for name, there in hindrance.items() if there]
             if hindrances:
@@ -363,7 +344,3 @@ def _as_bright(made: Tensor, images: Tensor) -> Tensor:
 def _keep_loaded(model: SupervisedOnlineAutoencoder, keys: Any) -> None:
     """Mark the loaded bases, so that training does not draw new ones."""
     model._started |= not any(key.endswith("encoder.weight") for key in keys.missing_keys)
-
-
-def _has_examples(data: object) -> TypeGuard[_HasExamples]:
-    return callable(getattr(data, "size", None)) and callable(getattr(data, "fetch", None))

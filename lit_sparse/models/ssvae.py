@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import torch
 from torch import Tensor
@@ -17,9 +16,8 @@ from lit_sparse.checks import MOST_FEATURES, MOST_INPUTS, check_count, check_num
 from lit_sparse.distributed import world_size
 from lit_sparse.estimators import Estimator, LatentBatch
 from lit_sparse.mappings import FenchelYoungLoss, SparseMapping
-from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput, mean_metrics
 from lit_sparse.models.data_protocols import check_features
-from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import MLP, ClassPredictor
 from lit_sparse.random import seeded_normal
 from lit_sparse.risks import Mean
@@ -30,34 +28,8 @@ __all__ = ["SemiSupervisedVAE"]
 DRAWN = 16
 
 
-class Counts(TypedDict, total=False):
-    """Counts of the expectations of a batch, per example; see :class:`StepOutput`."""
-
-    decoder_calls: Tensor
-    support_size: Tensor | None
-    num_allowed: Tensor
-
-
-@dataclass
-class Decoding:
-    """Inputs and losses of one decoding pass.
-
-    Attributes:
-        pixels: (R, D) images.
-        values: (R, K) classes, one-hot or relaxed.
-        noise: (R, H) standard normal noise of the style.
-        losses: (R,) l(z), set when the values are decoded.
-    """
-
-    pixels: Tensor
-    values: Tensor
-    noise: Tensor
-    losses: Tensor | None = None
-
-    def and_also(self, other: Decoding) -> Decoding:
-        """Concatenate the rows of both."""
-        pairs = ((self.pixels, other.pixels), (self.values, other.values), (self.noise, other.noise))
-        return Decoding(*(torch.cat(pair) for pair in pairs))
+#: Rows to decode: images (R, D), their classes (R, K), one-hot or relaxed, and standard normal noise (R, H) of the style.
+Rows: TypeAlias = tuple[Tensor, Tensor, Tensor]
 
 
 class SemiSupervisedVAE(LitSparseModule):
@@ -166,11 +138,11 @@ class SemiSupervisedVAE(LitSparseModule):
         check_features(pixels, self.in_features)
         scores = self(pixels)
         if stage == "train":
-            return self._training_loss(batch, scores)
+            return self._training_output(batch, scores)
         noise = seeded_normal(self.sample_seed, batch["index"], (self.classes, self.style_features)).to(pixels.dtype)
-        nelbo, counts = self._unlabelled_loss(pixels, scores, noise)
+        nelbo, counts, _ = self._unlabelled(pixels, scores, noise)
         accuracy = (scores.argmax(-1) == label).to(pixels.dtype)
-        per_example = {"nelbo": nelbo, "accuracy": accuracy, "classification": self._classify(scores, label)}
+        per_example = {"nelbo": nelbo, "accuracy": accuracy, "classification": self.classification_loss(scores, label)}
         artifacts = self._drawn(pixels[:DRAWN], scores[:DRAWN]) if batch_idx == 0 else {}
         return StepOutput(nelbo, per_example=per_example, artifacts=artifacts, **counts)
 
@@ -180,29 +152,27 @@ class SemiSupervisedVAE(LitSparseModule):
         probabilities = self.mapping.map(scores, None, -1)
         return {"index": batch["index"], "class": scores.argmax(-1), "probabilities": probabilities}
 
-    def _training_loss(self, batch: Batch, scores: Tensor) -> StepOutput:
+    def _training_output(self, batch: Batch, scores: Tensor) -> StepOutput:
         pixels, label = batch["pixels"], batch["label"]
-        has_label = label >= 0
-        labelled, unlabelled = has_label.nonzero().squeeze(-1), (~has_label).nonzero().squeeze(-1)
+        labelled, unlabelled = (label >= 0).nonzero().squeeze(-1), (label < 0).nonzero().squeeze(-1)
         per_example: dict[str, Tensor] = {}
         parts: list[tuple[float, Tensor, Tensor]] = []
-        counts: Counts = {}
-        known: Decoding | None = None
+        counts: dict[str, Any] = {}
+        known, supervised = None, None
         if len(labelled):
             x, s, y = (values.index_select(0, labelled) for values in (pixels, scores, label))
-            classification = self._classify(s, y)
-            noise = torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype)
-            known = Decoding(x, nnf.one_hot(y, self.classes).to(x.dtype), noise)
-            per_example["classification"] = classification
+            per_example["classification"] = self.classification_loss(s, y)
             per_example["accuracy"] = (s.argmax(-1) == y).to(x.dtype)
+            noise = torch.randn(len(x), self.style_features, device=x.device, dtype=x.dtype)
+            known = (x, nnf.one_hot(y, self.classes).to(x.dtype), noise)
         if len(unlabelled) or world_size() > 1:  # other processes may wait for this one in a baseline's reduction
             x, s = pixels.index_select(0, unlabelled), scores.index_select(0, unlabelled)
             noise = torch.randn(len(x), self.classes, self.style_features, device=x.device, dtype=x.dtype)
-            nelbo, counts = self._unlabelled_loss(x, s, noise, beside=known)
+            nelbo, counts, supervised = self._unlabelled(x, s, noise, known)
             per_example["nelbo"] = nelbo
             parts.append((self.unlabelled_weight, nelbo, unlabelled))
         if known is not None:
-            supervised = self._losses(known) if known.losses is None else known.losses
+            supervised = self._losses(*known) if supervised is None else supervised
             parts.append((1.0, supervised + per_example["classification"], labelled))
         return StepOutput(objective=self._of_kinds(parts, batch), per_example=per_example, **counts)
 
@@ -224,44 +194,41 @@ class SemiSupervisedVAE(LitSparseModule):
             losses, rows, shares = losses[order], rows[order], shares[order]
         return total * self.objective(losses, batch, "train", rows, shares)
 
-    def _unlabelled_loss(
-        self, pixels: Tensor, scores: Tensor, noise: Tensor, beside: Decoding | None = None
-    ) -> tuple[Tensor, Counts]:
-        """Return the negative ELBO (B,) with the class summed out or sampled, and its counts.
+    def _unlabelled(
+        self, pixels: Tensor, scores: Tensor, noise: Tensor, known: Rows | None = None
+    ) -> tuple[Tensor, dict[str, Any], Tensor | None]:
+        """Return the negative ELBO (B,) with the class summed out or sampled, its counts, and the losses of ``known`` rows.
 
         Args:
             pixels: (B, D) images.
             scores: (B, K) scores of the classes.
             noise: (B, K, H) standard normal, one draw per example and class.
-            beside: other rows to decode in the same pass; their losses are set.
+            known: other rows, which are decoded in the same pass; their losses are None if nothing was decoded.
         """
+        beside: list[Tensor] = []
 
         def loss_fn(latent: LatentBatch) -> Tensor:
-            chosen = noise[latent.example_index, latent.values.argmax(-1)]
-            rows = Decoding(pixels.index_select(0, latent.example_index), latent.values, chosen)
-            if beside is None or beside.losses is not None:
-                return self._losses(rows)
-            found = self._losses(rows.and_also(beside))  # the networks run once for both
-            beside.losses = found[len(latent.example_index) :]
-            return found[: len(latent.example_index)]
+            at, values = latent.example_index, latent.values
+            rows = (pixels.index_select(0, at), values, noise[at, values.argmax(-1)])
+            if known is None or beside:
+                return self._losses(*rows)
+            losses = self._losses(*map(torch.cat, zip(rows, known, strict=True)))  # the networks run once for both
+            beside.append(losses[len(at) :])
+            return losses[: len(at)]
 
         out = self.estimator(scores, loss_fn, context=pixels)
         allowed = torch.full_like(out.decoder_calls, self.classes)
-        counts = Counts(decoder_calls=out.decoder_calls, support_size=out.support_size, num_allowed=allowed)
-        return out.loss - out.entropy(), counts
+        counts = {"decoder_calls": out.decoder_calls, "support_size": out.support_size, "num_allowed": allowed}
+        return out.loss - out.entropy(), counts, beside[0] if beside else None
 
-    def _losses(self, rows: Decoding) -> Tensor:
-        """Return l(z) (R,)."""
-        mean, log_variance = self.inference(torch.cat([rows.pixels, rows.values], -1)).chunk(2, -1)
-        style = mean + torch.exp(0.5 * log_variance) * rows.noise
-        logits = self.generator(torch.cat([style, rows.values], -1))
-        reconstruction = nnf.binary_cross_entropy_with_logits(logits, rows.pixels, reduction="none").sum(-1)
+    def _losses(self, pixels: Tensor, values: Tensor, noise: Tensor) -> Tensor:
+        """Return l(z) (R,) of :data:`Rows`."""
+        mean, log_variance = self.inference(torch.cat([pixels, values], -1)).chunk(2, -1)
+        style = mean + torch.exp(0.5 * log_variance) * noise
+        logits = self.generator(torch.cat([style, values], -1))
+        reconstruction = nnf.binary_cross_entropy_with_logits(logits, pixels, reduction="none").sum(-1)
         divergence = 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).sum(-1)
         losses: Tensor = reconstruction + divergence + math.log(self.classes)
-        return losses
-
-    def _classify(self, scores: Tensor, label: Tensor) -> Tensor:
-        losses: Tensor = self.classification_loss(scores, label)
         return losses
 
     def _drawn(self, pixels: Tensor, scores: Tensor) -> dict[str, Tensor]:

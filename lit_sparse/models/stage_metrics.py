@@ -31,14 +31,7 @@ def group_metrics(declared: Mapping[str, Metric]) -> dict[str, Metric]:
 
 
 class StageMetrics(nn.ModuleDict):
-    """Metrics of one stage by name.
-
-    Args:
-        metrics: name -> metric.
-    """
-
-    def __init__(self, metrics: Mapping[str, Metric]) -> None:
-        super().__init__(metrics)
+    """Metrics of one stage by name."""
 
     def __getitem__(self, name: str) -> Any:
         """Return a metric."""
@@ -49,28 +42,21 @@ class StageMetrics(nn.ModuleDict):
         for metric in self.values():
             cast(Metric, metric).reset()
 
-    def update_means(self, per_example: Mapping[str, Tensor]) -> None:
-        """Update the means over examples.
+    def measure(self, per_example: Mapping[str, Tensor], groups: Tensor | None = None) -> None:
+        """Update the means over examples, and the means by group.
 
         Args:
             per_example: name -> (M,) values; names without a mean are ignored.
+            groups: (M,) group of each value; values of another number are ignored.
         """
-        for name, metric in self._means().items():
-            if name in per_example:
-                metric.update(per_example[name])
-
-    def update_groups(self, per_example: Mapping[str, Tensor], groups: Tensor) -> None:
-        """Update the means by group.
-
-        Args:
-            per_example: name -> (M,) values; names without such a mean, or with another number of values, are ignored.
-            groups: (M,) group of each value.
-        """
-        for metric in self.values():
-            if isinstance(metric, GroupMeans) and metric.value in per_example:
-                values = per_example[metric.value]
-                if values.shape == groups.shape:
-                    metric.update(values, groups)
+        for name, metric in self.items():
+            values = per_example.get(metric.value if isinstance(metric, GroupMeans) else name)
+            if values is None:
+                continue
+            if isinstance(metric, MeanOverExamples):
+                metric.update(values)
+            elif isinstance(metric, GroupMeans) and groups is not None and groups.shape == values.shape:
+                metric.update(values, groups)
 
     def log(self, model: pl.LightningModule, stage: str, count_name: str) -> None:
         """Log the metrics of an epoch, except means without values.

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeGuard, get_args
 
+import torch
 from torch import Tensor
 from typing_extensions import Self, override
 
 from lit_sparse.checkpoint_files import read_torch_file
+from lit_sparse.checks import check_count
 from lit_sparse.errors import CheckpointError, ConfigurationError
 from lit_sparse.lightning_internals import after_restore, copy_averages
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import group_counts, tied_groups
 from lit_sparse.models.base import LitSparseModule
-from lit_sparse.models.resuming import is_fitting
 from lit_sparse.text import Vocabulary
 
 __all__ = ["TextModule", "check_lines", "check_parts", "count_groups"]
@@ -76,7 +77,7 @@ class TextModule(LitSparseModule):
         self.vocabularies = dict(vocabularies)
         self.make_layers()
         self.to(self.device)
-        if is_fitting(self):
+        if self._is_fitting:
             copy_averages(self.trainer)
         return self
 
@@ -118,18 +119,49 @@ class TextModule(LitSparseModule):
 
     @override
     def on_validation_start(self) -> None:
-        super().on_validation_start()
         self._check_built()
 
-    @override
-    def on_test_start(self) -> None:
-        super().on_test_start()
-        self._check_built()
+    on_test_start = on_predict_start = on_validation_start
 
-    @override
-    def on_predict_start(self) -> None:
-        super().on_predict_start()
-        self._check_built()
+    def in_batches(
+        self, call: Callable[..., Sequence[str]], sides: Sequence[list[list[int]]], pad: int, batch_size: int
+    ) -> list[str]:
+        """Return the results of a function of padded batches of examples, the longest first, in evaluation.
+
+        Args:
+            call: function from the numbers of some examples, and for each side their tokens (B, S) and lengths (B,), to a
+                result for each of them.
+            sides: for each side, such as premise and hypothesis, the tokens of each example.
+            pad: number of the token that pads.
+            batch_size: number of examples per batch.
+
+        Raises:
+            ConfigurationError: for a batch size below 1.
+        """
+        check_count("batch_size", batch_size)
+        results, training = [""] * len(sides[0]), self.training
+        order = sorted(range(len(results)), key=lambda i: -sum(len(side[i]) for side in sides))
+        self.eval()
+        try:
+            for start in range(0, len(order), batch_size):
+                rows = order[start : start + batch_size]
+                inputs: list[Tensor] = []
+                for side in sides:
+                    lengths = [len(side[i]) for i in rows]
+                    tokens = torch.full((len(rows), max(1, *lengths)), pad)
+                    for row, i in enumerate(rows):
+                        tokens[row, : lengths[row]] = torch.tensor(side[i], dtype=torch.int64)
+                    inputs += [tokens.to(self.device), torch.tensor(lengths, device=self.device)]
+                for i, result in zip(rows, call(rows, *inputs), strict=True):
+                    results[i] = result
+        finally:
+            self.train(training)
+        return results
+
+    def tokens_in(self, name: str, rows: Tensor, lengths: Tensor) -> list[list[str]]:
+        """Return the tokens, by the vocabulary of this name, of rows (B, S) of numbers with lengths (B,)."""
+        pairs = zip(rows.tolist(), lengths.tolist(), strict=True)
+        return [self.vocabularies[name].lookup_tokens(row[:length]) for row, length in pairs]
 
     def _check_built(self) -> None:
         if not self.vocabularies:

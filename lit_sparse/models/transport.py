@@ -14,6 +14,7 @@ from lit_sparse.distributed import gather_unequal
 from lit_sparse.errors import ConfigurationError, DataError
 from lit_sparse.lightning import AGREED, LRSchedulerCallable, OptimizerCallable
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
+from lit_sparse.models.data_protocols import check_keys, has_rows
 from lit_sparse.transport import KernelPotentials, MLPPotentials, Potentials
 from lit_sparse.transport.dual import (
     TransportObjective,
@@ -162,6 +163,7 @@ class EntropicTransport(LitSparseModule):
             )
         return tensor.to(next((parameter.dtype for parameter in self.potentials.parameters()), torch.float64))
 
+    @torch.no_grad()
     def dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
         """Return the training objective over all pairs of source (n, d) and target points (m, d).
 
@@ -170,22 +172,22 @@ class EntropicTransport(LitSparseModule):
             target: (m, d) points.
             weights: weights (n,) and (m,) of the points, each with sum 1; None for equal weights.
         """
-        a, b = (None, None) if weights is None else weights
+        a, b = weights or (None, None)
         source, target = self._given(source), self._given(target)
-        with torch.no_grad():
-            u, v = self.potentials.source_potential(source), self.potentials.target_potential(target)
-        options: dict[str, Any] = {"eps": self.eps, "rho": self.rho, "objective": self.form}
-        return dual_value(u, v, source, target, source_weights=a, target_weights=b, **options)
+        u, v = self.potentials.source_potential(source), self.potentials.target_potential(target)
+        return dual_value(
+            u, v, source, target, eps=self.eps, rho=self.rho, objective=self.form, source_weights=a, target_weights=b
+        )
 
+    @torch.no_grad()
     def semi_dual(self, source: Tensor, target: Tensor, weights: tuple[Tensor, Tensor] | None = None) -> float:
         """Return S(u) over all pairs, a lower bound of the transport cost between the empirical measures.
 
         The arguments are those of :meth:`dual`.
         """
-        a, b = (None, None) if weights is None else weights
+        a, b = weights or (None, None)
         source, target = self._given(source), self._given(target)
-        with torch.no_grad():
-            u = self.potentials.source_potential(source)
+        u = self.potentials.source_potential(source)
         return semi_dual_value(u, source, target, eps=self.eps, source_weights=a, target_weights=b)
 
     def optimality_gap(
@@ -226,7 +228,7 @@ class EntropicTransport(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         x, y = self._points(batch)
         if stage != "train":
-            self._held.append((x, y))
+            self._held = [*(self._held if batch_idx else ()), (x, y)]
             sums = self.potentials.source_potential(x) + self.potentials.target_potential(y)
             losses = self._losses(sums, (x - y).square().sum(1))
             return StepOutput(losses)
@@ -263,26 +265,23 @@ class EntropicTransport(LitSparseModule):
 
     def setup(self, stage: str) -> None:
         """Refuse several processes, and a loss scale, for kernel potentials."""
-        if stage == "fit" and isinstance(self.potentials, KernelPotentials):
-            self._check_trainer()
-        super().setup(stage)
-
-    def _check_trainer(self) -> None:
-        if self.trainer.world_size > 1:
+        kernels = stage == "fit" and isinstance(self.potentials, KernelPotentials)
+        if kernels and self.trainer.world_size > 1:
             raise ConfigurationError(
                 "Expected one process for kernel potentials, which are trained pair by pair, but got"
                 f" {self.trainer.world_size}. Use --trainer.devices 1, or MLPPotentials."
             )
-        if getattr(self.trainer.precision_plugin, "scaler", None) is not None:
+        if kernels and getattr(self.trainer.precision_plugin, "scaler", None) is not None:
             raise ConfigurationError(
                 "Expected a precision without a loss scale for kernel potentials, which have no gradient, but got"
                 f" {self.trainer.precision}. Use --trainer.precision 32-true."
             )
+        super().setup(stage)
 
     def on_predict_start(self) -> None:
         """Collect all target points of the test as the pool."""
-        data: Any = getattr(self.trainer, "datamodule", None)
-        if callable(getattr(data, "fetch", None)) and callable(getattr(data, "size", None)):
+        data = getattr(self.trainer, "datamodule", None)
+        if has_rows(data):
             self._pool = data.fetch("test", 0, torch.arange(data.size("test")))["target"].to(self.device)
 
     def on_predict_end(self) -> None:
@@ -290,34 +289,15 @@ class EntropicTransport(LitSparseModule):
         self._pool = None
 
     @override
-    def on_validation_epoch_start(self) -> None:
-        super().on_validation_epoch_start()
-        self._held = self._none()
-
-    @override
-    def on_validation_epoch_end(self) -> None:
-        super().on_validation_epoch_end()
-        self._log_values("val")
-
-    @override
-    def on_test_epoch_start(self) -> None:
-        super().on_test_epoch_start()
-        self._held = self._none()
-
-    @override
-    def on_test_epoch_end(self) -> None:
-        super().on_test_epoch_end()
-        self._log_values("test")
-
-    def _none(self) -> list[tuple[Tensor, Tensor]]:
-        """Return a list of no points, to which batches are added; a process may get none."""
-        empty = torch.empty(0, self.dim, device=self.device)
-        return [(empty, empty)]
-
-    def _log_values(self, stage: Stage) -> None:
-        """Log the values over all pairs, which differ from a mean over batches."""
-        source, target = (torch.cat(gather_unequal(torch.cat(points))) for points in zip(*self._held, strict=True))
+    def _log_metrics(self, stage: Stage) -> None:
+        super()._log_metrics(stage)
+        if stage == "train":
+            return
+        none = torch.empty(0, self.dim, device=self.device)  # a process may get no batch
+        held = zip((none, none), *self._held, strict=True)
+        source, target = (torch.cat(gather_unequal(torch.cat(points))) for points in held)
         self._held, self.held_out = [], (source, target)
+        # Over all pairs, which differs from a mean over batches.
         for name, value in (("objective", self.dual(source, target)), ("semi_dual", self.semi_dual(source, target))):
             self.log(f"{stage}/{name}", torch.tensor(value, dtype=torch.float64), prog_bar=True, **AGREED)
 
@@ -331,12 +311,7 @@ class EntropicTransport(LitSparseModule):
         return plan_penalty((sums - cost) / self.eps, self.eps, self.rho, self.form) - sums - self.eps
 
     def _points(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        missing = [name for name in ("source", "target") if name not in batch]
-        if missing:
-            raise ConfigurationError(
-                f"Expected batches with {' and '.join(missing)} but got {', '.join(batch)}, from the data of another kind of"
-                " model. Use a TransportDataModule."
-            )
+        check_keys(batch, ["source", "target"], "Use a TransportDataModule.")
         x, y = batch["source"], batch["target"]
         if x.shape[-1] != self.dim or y.shape != x.shape:
             raise ConfigurationError(

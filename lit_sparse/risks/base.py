@@ -66,6 +66,8 @@ class Risk(nn.Module, ABC):
     adversary: InputAdversary | None = None
     #: Whether infinite losses, besides NaN, are an error.
     finite: ClassVar[bool] = True
+    #: Whether losses are checked on an accelerator, too, which synchronizes it.
+    synchronizes: ClassVar[bool] = True
     #: Entry of a batch with the group (B,) of each example, which models pass on; None for a risk without groups.
     group_key: str | None = None
 
@@ -98,13 +100,14 @@ class Risk(nn.Module, ABC):
             )
         if losses.shape[0] == 0:
             raise ConfigurationError("Expected the loss of at least one example but the batch is empty.")
-        columns = self._columns(groups, losses)
+        columns, readable = self._columns(groups, losses), can_read_values()
         losses = losses.to(torch.promote_types(losses.dtype, torch.float32))
         if weights is not None:
-            weights = self._weights(weights, losses)
+            weights = self._weights(weights, losses, readable)
             if losses.is_leaf:  # in a graph, a NaN of weight 0 would still reach the network's gradient
                 losses = torch.where(weights > 0, losses, 0.0)
-        self._check_losses(losses)
+        if readable and not losses.is_meta and (self.synchronizes or losses.device.type == "cpu"):
+            self._check_losses(losses)
         if weights is not None:
             losses = torch.where(weights > 0, losses, 0.0)
         if not self.unbiased and self.training and losses.requires_grad and world_size() > 1:
@@ -173,12 +176,12 @@ class Risk(nn.Module, ABC):
         """Return whether the objective is undefined where all weights are 0."""
         return not self.unbiased
 
-    def _weights(self, weights: Tensor, losses: Tensor) -> Tensor:
+    def _weights(self, weights: Tensor, losses: Tensor, readable: bool) -> Tensor:
         if not isinstance(weights, Tensor) or weights.shape != losses.shape:
             got = tuple(weights.shape) if isinstance(weights, Tensor) else full_name(weights)
             raise ConfigurationError(f"Expected one weight per example, of shape {tuple(losses.shape)}, but got {got}.")
         weights = weights.to(losses.dtype)
-        if can_read_values() and losses.device.type == "cpu":
+        if readable and losses.device.type == "cpu":
             wrong = ~((weights >= 0) & (weights < torch.inf))
             if bool(wrong.any()):
                 row = int(wrong.nonzero()[0])
@@ -202,8 +205,6 @@ class Risk(nn.Module, ABC):
         return (groups.to(losses.device),)
 
     def _check_losses(self, losses: Tensor) -> None:
-        if not can_read_values() or losses.is_meta:
-            return
         wrong = ~losses.detach().isfinite() if self.finite else losses.detach().isnan()
         if bool(wrong.any()):
             row = int(wrong.nonzero()[0])

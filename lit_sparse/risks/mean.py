@@ -8,7 +8,6 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.risks.base import Risk
-from lit_sparse.torch_internals import can_read_values
 
 __all__ = ["Mean", "mean_of"]
 
@@ -31,11 +30,8 @@ class Mean(Risk):
 
     unbiased: ClassVar[bool] = True
     finite: ClassVar[bool] = False
+    synchronizes: ClassVar[bool] = False
 
     @override
     def measure(self, losses: Tensor, weights: Tensor | None) -> Tensor:
         return mean_of(losses, weights)
-
-    def _check_losses(self, losses: Tensor) -> None:
-        if can_read_values() and losses.device.type == "cpu":
-            super()._check_losses(losses)

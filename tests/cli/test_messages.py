@@ -12,7 +12,7 @@ import torch
 
 from lit_sparse.cli import main
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError, LitSparseError, did_you_mean
-from lit_sparse.models.resuming import not_given
+from lit_sparse.models.loaded_weights import not_given
 from tests.conftest import CONFIGS
 from tests.support.processes import run_python
 

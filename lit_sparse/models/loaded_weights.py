@@ -1,15 +1,17 @@
-"""Initial weights of a run from the checkpoint of another run."""
+"""What of a checkpoint a model takes: the initial weights of a run, the state of its risk, and parts that it must be given."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from torch import Tensor, nn
 
 from lit_sparse.checkpoint_files import check_finite, read_torch_file
 from lit_sparse.errors import CheckpointError
 from lit_sparse.estimators import Sampler
-from lit_sparse.lightning import rank_zero_info
+from lit_sparse.lightning import pl, rank_zero_info
 
-__all__ = ["RISK", "load_initial_weights", "read_weights"]
+__all__ = ["load_initial_weights", "match_risk", "not_given", "read_weights"]
 
 #: Prefixes of an estimator's and a risk's state in the state of a model.
 ESTIMATOR, RISK = "estimator.", "risk."
@@ -63,3 +65,34 @@ def read_weights(path: str) -> dict[str, Tensor]:
         raise CheckpointError(f"Expected {source} to be a checkpoint but got a file without state_dict. Give another.")
     check_finite(source, {"state_dict": state})
     return state
+
+
+def match_risk(model: pl.LightningModule, checkpoint: dict[str, Any], *, continues: bool) -> None:
+    """Drop the state of another risk from a checkpoint.
+
+    Raises:
+        CheckpointError: if a run is to be continued with another risk.
+    """
+    if "state_dict" not in checkpoint:  # a strategy that shards models has already restored and checked it
+        return
+    state = checkpoint["state_dict"]
+    theirs = {name for name in state if name.startswith(RISK)}
+    own = {name: value for name, value in model.state_dict().items() if name.startswith(RISK)}
+    if theirs == own.keys():
+        return
+    if continues:
+        raise CheckpointError(
+            f"Expected the risk that the run was trained with but got {type(model.risk).__name__}. Use that risk, or start"
+            " a new run from the weights: --model.init_args.initial_weights CHECKPOINT"
+        )
+    checkpoint["state_dict"] = {name: value for name, value in state.items() if name not in theirs} | own
+
+
+def not_given(model: type, names: list[str]) -> CheckpointError:
+    """Return the error for parts that were built in Python, which a checkpoint cannot build."""
+    parts = ", ".join(f"{name}=..." for name in names)
+    return CheckpointError(
+        f"Expected {' and '.join(f'`{name}`' for name in names)} as arguments but got none, and the checkpoint cannot build"
+        f" these parts. Give them, as in {model.__name__}.load_from_checkpoint(path, {parts}). A module that stores its"
+        " arguments as attributes of the same names is built automatically."
+    )
