@@ -19,7 +19,6 @@ from typing_extensions import override
 from lit_sparse.callbacks.pictures.base import new_figure
 from lit_sparse.checks import check_count
 from lit_sparse.cli.app import LitSparseCLI
-from lit_sparse.cli.arguments import model_named_by_user, with_config_files
 from lit_sparse.cli.stopping import quiet
 from lit_sparse.coresets import Coreset, CoresetSelector, Examples, SelectionState, Uniform, VectorSource
 from lit_sparse.data import CoresetDataModule
@@ -58,14 +57,12 @@ class SelectCLI(LitSparseCLI):
     shown = "select"
 
     def __init__(self, args: Sequence[str]) -> None:
-        args = with_config_files(list(args))
-        if model_named_by_user(args) is None:
-            args.append(f"--model={NoModel.__module__}.{NoModel.__name__}")
         super().__init__(["fit", *args], execute=False)
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
+        parser.set_defaults({"model": {"class_path": f"{NoModel.__module__}.{NoModel.__name__}"}})
         group = parser.add_argument_group("selection")
         parser.add_subclass_arguments(CoresetSelector, "selector", required=False, help="Class of the selector.")
         group.add_argument("--k", type=float | None, default=None, help="Number of examples; a fraction if below 1.")
@@ -114,7 +111,7 @@ class SelectCLI(LitSparseCLI):
         Raises:
             ConfigurationError: if there is none to resume, or it has another config.
         """
-        parent = self._experiment(self._args[1:]) / "select"
+        parent = self._experiment() / "select"
         folder = None
         if is_first():
             folder = (
