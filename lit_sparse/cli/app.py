@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -274,11 +273,13 @@ class LitSparseCLI(LightningCLI):
             except (MisconfigurationException, ValueError, TypeError) as error:
                 raise ConfigurationError(f"The trainer does not accept its arguments: {error}") from error
             except RuntimeError as error:
-                duplicate = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
-                if duplicate is None:
+                callbacks = self._get(self.config_init, "trainer").get("callbacks") or ()
+                keys = [callback.state_key for callback in callbacks] if isinstance(callbacks, list) else []
+                twice = next((type(callback).__name__ for callback in callbacks if keys.count(callback.state_key) > 1), None)
+                if twice is None:
                     raise
                 raise ConfigurationError(
-                    f"Expected different callbacks in `trainer.callbacks` but got two equal {duplicate[1]}. To change the last"
+                    f"Expected different callbacks in `trainer.callbacks` but got two equal {twice}. To change the last"
                     " callback of a config, set its options by --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
                 ) from error
 
@@ -377,12 +378,14 @@ class LitSparseCLI(LightningCLI):
                     reason = f"Expected to write to {str(self.run_folder)!r} but got: {error}. Free space on the disk."
                     raise DiskError(f"{own or reason} {self._next('fit', 'last')}".rstrip()) from error
                 if is_lost(error):
-                    reason = re.sub(r"^\[\S*/gloo/\S*\] ", "", str(error)).partition(". ")[0]
+                    reason = (str(error).partition("] ")[2] or str(error)).partition(". ")[
+                        0
+                    ]  # without the place in gloo's source
                     raise LitSparseError(
                         f"Expected an answer of all processes of this run but got: {reason}. The output of the process that"
                         f" ended first has the cause. {self._next('fit', 'last')}".rstrip()
                     ) from error
-                if (refused := refusal(error)) is None:
+                if (refused := refusal(error, self.trainer.callback_metrics)) is None:
                     raise
                 raise refused from error
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from jsonargparse import Namespace
@@ -13,6 +14,10 @@ from lit_sparse.lightning import MisconfigurationException
 
 __all__ = ["build_error", "check_numbers", "refusal"]
 
+#: The command in an ImportError, and the package that it installs.
+INSTALL = re.compile(r"(pip install (?:-\S+ )*['\"]?([\w.-]+)[^`]*)`")
+#: Endings of the names of a count's statistics.
+STATISTICS = ("_mean", "_p10", "_median", "_p90", "_total", "_step")
 LIGHTNING = ("pytorch_lightning", "lightning_fabric", "lightning")
 #: Options that Lightning does not check -> their smallest value.
 LEAST = {
@@ -51,13 +56,14 @@ def check_numbers(options: Namespace) -> None:
             )
 
 
-def refusal(error: Exception) -> ConfigurationError | None:
+def refusal(error: Exception, logged: Collection[str] = ()) -> ConfigurationError | None:
     """Return the message for a setting that Lightning refuses; None for an error of another cause.
 
     Lightning checks some settings only after data and optimizers are built: shares of batches, intervals, monitored metrics.
 
     Args:
         error: exception of a command.
+        logged: names of the logged metrics.
 
     Example:
         >>> print(refusal(MisconfigurationException("No `val_dataloader()`.")))
@@ -72,30 +78,19 @@ def refusal(error: Exception) -> ConfigurationError | None:
             "Expected an optimizer with a learning rate `lr` for StochasticWeightAveraging but the model's optimizer has none."
             " Leave out the callback."
         )
-    raised_by = callers[-1].split(".")[0] if callers else ""
-    own = isinstance(error, RuntimeError | TypeError | ValueError) and raised_by in LIGHTNING
+    own = isinstance(error, RuntimeError | TypeError | ValueError) and callers and callers[-1].split(".")[0] in LIGHTNING
     if not own and not isinstance(error, MisconfigurationException):
         return None
-    text = " ".join(str(error).split())
-    return ConfigurationError(_not_logged(text) or f"Lightning refuses this run: {text}")
-
-
-def _not_logged(text: str) -> str | None:
-    """Return the message for a monitored metric that is not logged."""
-    patterns = (
-        r"(?P<part>Early stopping|ReduceLROnPlateau) conditioned on metric `?(?P<name>[^\s`]+)`?"
-        r" which is not available(?P<rest>.*)",
-        r"`(?P<part>ModelCheckpoint)\(monitor='(?P<name>[^']+)'\)` could not find the monitored key[^:]*: (?P<rest>\[.*?\])",
-    )
-    match = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
-    if match is None:
-        return None
-    logged = [name for name in re.findall(r"[`']([^`']+)[`']", match["rest"]) if "/" in name]
-    shown = [name for name in logged if not re.search(r"_(mean|p10|median|p90|total|step)$", name)]
-    part = "EarlyStopping" if match["part"] == "Early stopping" else match["part"]
-    return (
-        f"Expected {part} to monitor a logged metric but got {match['name']!r}.{did_you_mean(match['name'], logged)}"
-        f" Choose from: {', '.join(sorted(shown))}."
+    found = {name: value for frame, _ in traceback.walk_tb(error.__traceback__) for name, value in frame.f_locals.items()}
+    part, monitor = "ReduceLROnPlateau", found.get("monitor_key")  # of Lightning's loop
+    if monitor is None:
+        part, monitor = type(found.get("self")).__name__, getattr(found.get("self"), "monitor", None)
+    if monitor is None or monitor in logged:
+        return ConfigurationError(f"Lightning refuses this run: {' '.join(str(error).split())}")
+    shown = [name for name in sorted(logged) if "/" in name and not name.endswith(STATISTICS)]
+    return ConfigurationError(
+        f"Expected {part} to monitor a logged metric but got {monitor!r}.{did_you_mean(monitor, logged)}"
+        f" Choose from: {', '.join(shown)}."
     )
 
 
@@ -111,11 +106,8 @@ def build_error(error: Exception, config: Namespace) -> Exception:
         if isinstance(cause, LitSparseError):
             return cause
     for cause in causes:
-        hint = re.search(r"`?(pip install [^`]+)`", str(cause))
-        if isinstance(cause, ImportError) and hint:
-            missing = re.search(r"'([\w.-]+)|`([\w.-]+)` logger", str(cause))
-            name = (missing[1] or missing[2]) if missing else hint[1].split()[-1]
-            return ConfigurationError(f"Expected the package {name!r} but it is not installed. Install it with: {hint[1]}")
+        if isinstance(cause, ImportError) and (hint := INSTALL.search(str(cause))):
+            return ConfigurationError(f"Expected the package {hint[2]!r} but it is not installed. Install it with: {hint[1]}")
     first = causes[-1]
     modules = _modules(first)
     own = next((name.split(".")[0] for name in reversed(modules) if name.split(".")[0] != "torch"), "")
@@ -145,8 +137,4 @@ def _sizes(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 def _modules(error: BaseException) -> list[str]:
     """Return the modules of an error's traceback; the last module raised it."""
-    names, traceback = [], error.__traceback__
-    while traceback is not None:
-        names.append(str(traceback.tb_frame.f_globals.get("__name__", "")))
-        traceback = traceback.tb_next
-    return names
+    return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]
