@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import Namespace, capture_parser
 
 import lit_sparse.data
 import lit_sparse.estimators
@@ -27,23 +27,21 @@ from lit_sparse.cli.files import DiskError, WholeFiles
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
 from lit_sparse.cli.parser import Parser
-from lit_sparse.cli.refusals import build_error, check_numbers, refusal
+from lit_sparse.cli.refusals import build_error, check_numbers, refusal, told_as, trainer_error
 from lit_sparse.cli.stopping import (
     DrawWhenStopped,
     NoteEnd,
-    own_error,
     quiet,
     stop_status,
     stoppable,
     why_interrupted,
 )
 from lit_sparse.distributed import group_for_run, is_lost
-from lit_sparse.errors import DISK_IS_FULL, CheckpointError, ConfigurationError, LitSparseError, printable
+from lit_sparse.errors import DISK_IS_FULL, CheckpointError, LitSparseError, cause_of, printable
 from lit_sparse.lightning import (
     LightningArgumentParser,
     LightningCLI,
     LightningEnvironment,
-    MisconfigurationException,
     RichProgressBar,
     TorchCheckpointIO,
     pl,
@@ -110,7 +108,7 @@ class LitSparseCLI(LightningCLI):
         self._limits: Limits | None = None
         self._optimizer_options: dict[str, Any] = {}
         self.run_folder: Path | None = None
-        with trusting(self._given.texts):
+        with trusting(self._given.names):
             super().__init__(
                 model_class=pl.LightningModule,
                 datamodule_class=pl.LightningDataModule,
@@ -123,6 +121,14 @@ class LitSparseCLI(LightningCLI):
                 auto_configure_optimizers=False,
                 args=[self.command, *self._given.words],
             )
+
+    @classmethod
+    def parser_of(cls, *args: Any) -> Any:
+        """Return the parser of a command, for the arguments of this class."""
+        root = capture_parser(lambda: cls(*args))
+        return next(
+            parser for action in root._actions if isinstance(action.choices, dict) for parser in action.choices.values()
+        )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return only this command: describing the arguments of all four takes four times as long."""
@@ -249,16 +255,9 @@ class LitSparseCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build the parts, with the checkpoint's weights if the command is not run; report a bad argument in one message."""
-        try:
-            with nullcontext() if self._limits is None else self._limits.kept():
-                super().instantiate_classes()
-        except LitSparseError:
-            raise
-        except Exception as error:
-            refused = build_error(error, self._options())
-            if refused is error:
-                raise
-            raise refused from error
+        limited = nullcontext() if self._limits is None else self._limits.kept()
+        with told_as(lambda error: build_error(error, self._options())), limited:
+            super().instantiate_classes()
         if not self._execute and self.command != "fit" and self._checkpoint is not None:
             load_weights(self.model, self._checkpoint)
 
@@ -266,22 +265,9 @@ class LitSparseCLI(LightningCLI):
         """Build the trainer, with the package's loggers and callbacks unless the config sets them."""
         with self.folder_if_used():
             self._choose_folder()  # only after all parts were built
-            try:
+            callbacks = self._get(self.config_init, "trainer").get("callbacks")
+            with told_as(lambda error: trainer_error(error, callbacks)):
                 return self._build_trainer(**kwargs)
-            except LitSparseError:
-                raise
-            except (MisconfigurationException, ValueError, TypeError) as error:
-                raise ConfigurationError(f"The trainer does not accept its arguments: {error}") from error
-            except RuntimeError as error:
-                callbacks = self._get(self.config_init, "trainer").get("callbacks") or ()
-                keys = [callback.state_key for callback in callbacks] if isinstance(callbacks, list) else []
-                twice = next((type(callback).__name__ for callback in callbacks if keys.count(callback.state_key) > 1), None)
-                if twice is None:
-                    raise
-                raise ConfigurationError(
-                    f"Expected different callbacks in `trainer.callbacks` but got two equal {twice}. To change the last"
-                    " callback of a config, set its options by --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
-                ) from error
 
     def _build_trainer(self, **kwargs: Any) -> pl.Trainer:
         asked = self._get(self.config_init, "trainer")
@@ -364,30 +350,28 @@ class LitSparseCLI(LightningCLI):
 
     def _run_or_refuse(self, subcommand: str) -> None:
         """Run the command; raise errors that the user can correct as one message."""
-        with warnings.catch_warnings(), self.folder_if_used():
+        with warnings.catch_warnings(), self.folder_if_used(), told_as(self._run_error):
             if subcommand != "fit":  # the callbacks of training are not needed for scoring
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
-            try:
-                super()._run_subcommand(subcommand)
-                self.finish()
-            except Exception as error:
-                if self._checkpoint is not None and not isinstance(error, LitSparseError) and is_restoring(error):
-                    raise restoring_error(repr(str(self._checkpoint)), error) from None
-                own = own_error(error)
-                if isinstance(error, OSError) and (isinstance(own, DiskError) or error.errno in DISK_IS_FULL):
-                    reason = f"Expected to write to {str(self.run_folder)!r} but got: {error}. Free space on the disk."
-                    raise DiskError(f"{own or reason} {self._next('fit', 'last')}".rstrip()) from error
-                if is_lost(error):
-                    reason = (str(error).partition("] ")[2] or str(error)).partition(". ")[
-                        0
-                    ]  # without the place in gloo's source
-                    raise LitSparseError(
-                        f"Expected an answer of all processes of this run but got: {reason}. The output of the process that"
-                        f" ended first has the cause. {self._next('fit', 'last')}".rstrip()
-                    ) from error
-                if (refused := refusal(error, self.trainer.callback_metrics)) is None:
-                    raise
-                raise refused from error
+            super()._run_subcommand(subcommand)
+            self.finish()
+
+    def _run_error(self, error: Exception) -> LitSparseError | None:
+        """Return the message for an error of a command, or None for one that has its traceback."""
+        if self._checkpoint is not None and is_restoring(error):
+            return restoring_error(repr(str(self._checkpoint)), error)
+        text, continued = str(error), self._next("fit", "last")
+        own = cause_of(error, DiskError)
+        if isinstance(error, OSError) and (own is not None or error.errno in DISK_IS_FULL):
+            reason = f"Expected to write to {str(self.run_folder)!r} but got: {text}. Free space on the disk."
+            return DiskError(f"{own or reason} {continued}".rstrip())
+        if is_lost(error):
+            reason = (text.partition("] ")[2] or text).partition(". ")[0]  # without the place in gloo's source
+            return LitSparseError(
+                f"Expected an answer of all processes of this run but got: {reason}. The output of the process that ended first"
+                f" has the cause. {continued}".rstrip()
+            )
+        return refusal(error, self.trainer.callback_metrics)
 
     def _next(self, command: str, *names: str) -> str:
         if self.run_folder is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection, Iterator
+import json
+import re
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -15,6 +16,9 @@ from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError
 
 __all__ = ["Given"]
+
+#: Text without spaces, quotes and signs of YAML.
+WORD = re.compile(r"""[^\s"'{}\[\],=\\]+""")
 
 
 class Given(NamedTuple):
@@ -48,22 +52,23 @@ class Given(NamedTuple):
         parser.add_argument("--ckpt_path")
         parser.add_argument("--trust", action="append", default=[])
         found, options = parser.parse_known_args(words)
-        paths, configs, contents, checkpoint = [], [], [], None
-        names: list[Any] = []
+        configs, paths, contents = [], [], []
         for value in found.config:
-            content = None if value.endswith(ENDINGS) else _in_yaml(value)
-            given = isinstance(content, dict)
-            paths.append(value if given else str(find_config(value)))
-            text = value if given else read_config(paths[-1])
-            configs.append(text if given or not Path(paths[-1]).is_file() else paths[-1])  # a pipe can be read only once
-            contents.append(content := load_yaml(text))
-            checkpoint = content.get("ckpt_path", checkpoint)
-            names.append(content.get("trust"))
-        names += [_in_yaml(name) or name for name in found.trust]
-        trusted = [str(name) for some in names if some for name in (some if isinstance(some, list) else [some])]
-        options = [with_full_name(word) for word in options]
+            inline = not value.endswith(ENDINGS) and isinstance(_in_yaml(value), dict)
+            paths.append(value if inline else str(find_config(value)))
+            text = value if inline else read_config(paths[-1])
+            configs.append(text if inline or not Path(paths[-1]).is_file() else paths[-1])  # a pipe can be read only once
+            contents.append(load_yaml(text))
+        checkpoint = next((content["ckpt_path"] for content in contents[::-1] if "ckpt_path" in content), None)
+        some = [*(content.get("trust") or () for content in contents), *(_in_yaml(name) or name for name in found.trust)]
+        trusted = dict.fromkeys(str(name) for names in some for name in ([names] if isinstance(names, str) else names))
         return cls(
-            next(iter(paths), None), configs, contents, options, found.ckpt_path or checkpoint, list(dict.fromkeys(trusted))
+            next(iter(paths), None),
+            configs,
+            contents,
+            [with_full_name(word) for word in options],
+            found.ckpt_path or checkpoint,
+            [*trusted],
         )
 
     @property
@@ -84,10 +89,11 @@ class Given(NamedTuple):
         return found
 
     @property
-    def texts(self) -> set[str]:
-        """All texts in the configs, in the options and in YAML that these hold or name."""
-        values = [word.partition("=")[2] if word.startswith("--") else word for word in self.options]
-        return {*_texts_in(self.contents), *_texts_in(values), *self.trusted}
+    def names(self) -> set[str]:
+        """All words in the configs, in the options, and in the YAML files that options of the model name."""
+        files = [word.rpartition("=")[2] for word in self.model_options if word.endswith(ENDINGS)]
+        values = [self.contents, self.options, *(_in_yaml(file) for file in files)]
+        return {*WORD.findall(json.dumps(values, default=str, ensure_ascii=False).replace("\\n", " ")), *self.trusted}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -96,16 +102,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a ConfigurationError."""
         raise ConfigurationError(message)
-
-
-def _texts_in(value: Any, seen: Collection[int] = ()) -> Iterator[str]:
-    """Yield all texts in a value, also those in YAML that a text is or names."""
-    if isinstance(value, str):
-        yield value
-        value = _in_yaml(value)
-    if isinstance(value, dict | list) and id(value) not in seen:
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts_in(item, (*seen, id(value)))
 
 
 def _in_yaml(text: str) -> Any:

@@ -22,7 +22,7 @@ import yaml
 from lit_sparse.cli.configs import ENDINGS, load_yaml, read_config, unreadable
 from lit_sparse.coresets import CoresetSelector
 from lit_sparse.data import LabelNoise
-from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, error_chain
+from lit_sparse.errors import ConfigurationError, LitSparseError, cause_of, did_you_mean, error_chain
 from lit_sparse.estimators import Estimator
 from lit_sparse.lightning import pl
 from lit_sparse.mappings import SparseMapping
@@ -70,25 +70,23 @@ def explained(parser: Any, message: str, error: BaseException | None, owner: typ
         owner: class whose arguments it parses; None for a command.
         imports: whether modules that a value names may be imported to find what is wrong.
     """
-    causes = list(error_chain(error))
-    own = next((str(cause) for cause in causes if isinstance(cause, LitSparseError)), None)
+    own = cause_of(error, LitSparseError)
     said = min((text for text in SAID if text in message), key=message.index, default=None)
-    found = own or said or _refusal(causes, imports)
+    found = (own and str(own)) or said or _refusal(error, imports)
     if found is None and (unknown := UNKNOWN.search(message)):
         found = _unknown_option(parser, unknown[1] or unknown[2], owner)
     if found is None and (missing := MISSING.search(message)):
         found = _missing(missing[1])
-    unread = next((cause for cause in causes if isinstance(cause, UnicodeDecodeError | yaml.YAMLError)), None)
-    if found is None and unread is not None:
+    if found is None and (unread := cause_of(error, UnicodeDecodeError) or cause_of(error, yaml.YAMLError)):
         found = unreadable(unread, "a config")
     SAID.append(found or " ".join(message.split()))
     return SAID[-1]
 
 
-def _refusal(causes: list[BaseException], imports: bool) -> str | None:
+def _refusal(error: BaseException | None, imports: bool) -> str | None:
     """Return what is wrong with the value that an option refused, or None if no option did, or nothing is found."""
     refused: tuple[argparse.Action, Any] | None = None
-    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(cause.__traceback__) for cause in causes):
+    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(cause.__traceback__) for cause in error_chain(error)):
         action, local = frame.f_locals.get("self"), frame.f_locals
         if isinstance(action, argparse.Action) and ("value" in local or "orig_val" in local):
             refused = action, local.get("orig_val", local.get("value"))

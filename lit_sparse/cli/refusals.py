@@ -1,18 +1,19 @@
-"""Messages for Lightning's errors about the settings of a run, and for errors while its parts are built."""
+"""Messages for errors while the parts of a run are built, and for what Lightning refuses of its settings."""
 
 from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, error_chain
+from lit_sparse.errors import ConfigurationError, LitSparseError, cause_of, did_you_mean, error_chain
 from lit_sparse.lightning import MisconfigurationException
 
-__all__ = ["build_error", "check_numbers", "refusal"]
+__all__ = ["build_error", "check_numbers", "refusal", "told_as", "trainer_error"]
 
 #: The command in an ImportError, and the package that it installs.
 INSTALL = re.compile(r"(pip install (?:-\S+ )*['\"]?([\w.-]+)[^`]*)`")
@@ -94,6 +95,38 @@ def refusal(error: Exception, logged: Collection[str] = ()) -> ConfigurationErro
     )
 
 
+@contextmanager
+def told_as(explain: Callable[[Exception], Exception | None]) -> Iterator[None]:
+    """Raise an error of the block as what a function makes of it, or as it is if that is None."""
+    try:
+        yield
+    except Exception as error:
+        if (told := explain(error)) is None or told is error:
+            raise
+        raise told from error
+
+
+def trainer_error(error: Exception, callbacks: Any) -> ConfigurationError | None:
+    """Return the message if the trainer cannot be built.
+
+    Args:
+        error: the error.
+        callbacks: value of ``trainer.callbacks``.
+    """
+    if isinstance(error, LitSparseError):
+        return None
+    if isinstance(error, MisconfigurationException | ValueError | TypeError):
+        return ConfigurationError(f"The trainer does not accept its arguments: {error}")
+    keys = [callback.state_key for callback in callbacks] if isinstance(callbacks, list) else []
+    twice = next((type(one).__name__ for one, key in zip(callbacks, keys, strict=True) if keys.count(key) > 1), None)
+    if not isinstance(error, RuntimeError) or twice is None:
+        return None
+    return ConfigurationError(
+        f"Expected different callbacks in `trainer.callbacks` but got two equal {twice}. To change the last callback of a"
+        " config, set its options by --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
+    )
+
+
 def build_error(error: Exception, config: Namespace) -> Exception:
     """Return the error to raise if parts cannot be built: one message, or the error of the user's own class.
 
@@ -101,25 +134,20 @@ def build_error(error: Exception, config: Namespace) -> Exception:
         error: exception while the parts were built.
         config: options of the command.
     """
-    causes = list(error_chain(error))
-    for cause in causes:
-        if isinstance(cause, LitSparseError):
-            return cause
-    for cause in causes:
-        if isinstance(cause, ImportError) and (hint := INSTALL.search(str(cause))):
-            return ConfigurationError(f"Expected the package {hint[2]!r} but it is not installed. Install it with: {hint[1]}")
-    first = causes[-1]
-    modules = _modules(first)
-    own = next((name.split(".")[0] for name in reversed(modules) if name.split(".")[0] != "torch"), "")
-    if not isinstance(first, RuntimeError | ValueError | TypeError | MemoryError | OverflowError) or own != "lit_sparse":
-        return error if len(causes) == 1 or not isinstance(first, Exception) else first
+    if (own := cause_of(error, LitSparseError)) is not None:
+        return own
+    missing = cause_of(error, ImportError)
+    if missing is not None and (hint := INSTALL.search(str(missing))):
+        return ConfigurationError(f"Expected the package {hint[2]!r} but it is not installed. Install it with: {hint[1]}")
+    *_, first = error_chain(error)
+    roots = [name.split(".")[0] for name in _modules(first)]
+    raised_by = next((root for root in reversed(roots) if root != "torch"), "")
+    if not isinstance(first, RuntimeError | ValueError | TypeError | MemoryError | OverflowError) or raised_by != "lit_sparse":
+        return first if isinstance(first, Exception) else error
     reason = " ".join(str(first).split())[:200] or type(first).__name__
     sizes = [f"{key} = {value}" for key, value in _sizes(config) if value < 1 or value > 10**6]
-    return ConfigurationError(
-        f"The parts cannot be built: {reason.rstrip('.')}. Change "
-        + (", ".join(sizes) if sizes else "the sizes of the model")
-        + "."
-    )
+    change = ", ".join(sizes) or "the sizes of the model"
+    return ConfigurationError(f"The parts cannot be built: {reason.rstrip('.')}. Change {change}.")
 
 
 def _sizes(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:

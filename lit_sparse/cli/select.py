@@ -12,7 +12,6 @@ from statistics import median
 from typing import Any
 
 import yaml
-from jsonargparse import capture_parser
 from torch import Tensor
 from typing_extensions import override
 
@@ -146,8 +145,7 @@ def _has_begun(folder: Path) -> bool:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    root = capture_parser(lambda: SelectCLI([]))
-    return next(action.choices["fit"] for action in root._actions if isinstance(action.choices, dict))  # type: ignore[no-any-return]
+    return SelectCLI.parser_of([])  # type: ignore[no-any-return]
 
 
 def main(arguments: Sequence[str]) -> int:
