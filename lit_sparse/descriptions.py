@@ -14,6 +14,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from contextlib import suppress
 from dataclasses import is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
@@ -173,11 +174,8 @@ class _Reader:
         if origin in (Union, UnionType):
             return self.first(value, members, place)
         if origin is Literal:
-            return (
-                value
-                if any(value == one and type(value) is type(one) for one in members)
-                else self.refuse(place, f"one of {', '.join(map(repr, members))}", value)
-            )
+            right = any(value == one and type(value) is type(one) for one in members)
+            return value if right else self.refuse(place, f"one of {', '.join(map(repr, members))}", value)
         if origin in (Callable, typing.Callable) or hint in (Callable, typing.Callable):
             return self.callable(value, members, place)
         if origin is type:
@@ -377,18 +375,12 @@ def _signature(owner: type) -> tuple[dict[str, inspect.Parameter], dict[str, Any
 
 def _hints(constructor: Any) -> dict[str, Any]:
     """Return the annotations of a constructor; one that cannot be evaluated here is left out."""
-    try:
-        return get_type_hints(constructor)
-    except Exception:  # names that only a type checker imports
-        found = {}
-        for name, hint in inspect.get_annotations(constructor).items():
-            try:
-                found[name] = get_type_hints(
-                    type("", (), {"__annotations__": {name: hint}, "__module__": constructor.__module__})
-                )[name]
-            except Exception:
-                continue
-        return found
+    found = {}
+    for name, hint in inspect.get_annotations(constructor).items():
+        with suppress(Exception):  # a name that only a type checker imports
+            owner = type("", (), {"__annotations__": {name: hint}, "__module__": constructor.__module__})
+            found[name] = get_type_hints(owner)[name]
+    return found
 
 
 def _is_part(hint: Any) -> bool:

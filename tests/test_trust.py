@@ -367,6 +367,7 @@ def test_what_only_the_checkpoint_names_is_not_imported(
     assert not (tmp_path / "imported").exists()
     (tmp_path / "mine.yaml").write_text("model: {init_args: {mapping: {class_path: own_parts_7.Mine}}}")
     for chosen in (["-c", "mine.yaml"], ["--model.init_args.mapping=own_parts_7.Mine"], ["--trust", "own_parts_7.Mine"]):
+        sys.modules.pop("own_parts_7", None)
         model = build_cli(["test", *DIGITS, "--ckpt_path", named, *chosen]).model
         assert type(model.mapping).__name__ == "Mine"
     assert (tmp_path / "imported").exists()

@@ -71,7 +71,7 @@ def explained(parser: Any, message: str, error: BaseException | None, owner: typ
         imports: whether modules that a value names may be imported to find what is wrong.
     """
     own = cause_of(error, LitSparseError)
-    said = min((text for text in SAID if text in message), key=message.index, default=None)
+    said = min((text for text in SAID if text and text in message), key=message.index, default=None)
     found = (own and str(own)) or said or _refusal(error, imports)
     if found is None and (unknown := UNKNOWN.search(message)):
         found = _unknown_option(parser, unknown[1] or unknown[2], owner)
@@ -178,7 +178,7 @@ def _word(member: Any) -> str:
 def _class_trouble(name: str, path: str, bases: tuple[type, ...], imports: bool) -> str | None:
     """Return why a class cannot stand for an option, or None if it can; without bases, other values than classes can, too."""
     module, _, short = path.rpartition(".")
-    parts = [kind for kind in _subclasses(bases) if kind.__name__ == short] if bases and not module else []
+    parts: list[Any] = [] if module else [kind for kind in {*_subclasses(bases)} if kind.__name__ == short]
     if module and (imports or module in sys.modules) and all(part.isidentifier() for part in path.split(".")):
         try:
             imported = importlib.import_module(module)
@@ -208,18 +208,20 @@ def _class_trouble(name: str, path: str, bases: tuple[type, ...], imports: bool)
         return f"Expected `{name}` to be a number, or a class or function by its full path, but got {path!r}."
     if bases[0] is torch.nn.Module:
         return f"There is no {path!r} for `{name}`. Name a module by its full path, as in lit_sparse.nn.MLP or my_module.MyOwn."
-    known = {kind.__name__ for kind in _subclasses(bases) if not inspect.isabstract(kind) and kind.__name__[0] != "_"}
-    shown = f"Known: {_known(bases)}."
-    if other := next((kind for kind in KINDS if any(cls.__name__ == short for cls in _subclasses((kind,)))), None):
-        return f"Expected `{name}` to be of the kind {bases[0].__name__} but got the {other.__name__} {path!r}. {shown}"
-    return f"There is no class {path!r} for `{name}`.{did_you_mean(short, known - {short})} {shown}"
+    if other := next((kind for kind in KINDS if short in _named((kind,))), None):
+        return f"Expected `{name}` to be of the kind {bases[0].__name__} but got the {other.__name__} {path!r}. {_known(bases)}"
+    return f"There is no class {path!r} for `{name}`.{did_you_mean(short, _named(bases))} {_known(bases)}"
+
+
+def _named(bases: Iterable[type]) -> dict[str, type]:
+    """Return the subclasses that an option can name."""
+    return {kind.__name__: kind for kind in _subclasses(bases) if not inspect.isabstract(kind) and kind.__name__[0] != "_"}
 
 
 def _known(bases: tuple[type, ...]) -> str:
     """List this package's subclasses, or the first of other packages."""
-    built = [kind for kind in _subclasses(bases) if not inspect.isabstract(kind) and not kind.__name__.startswith("_")]
-    own = {kind.__name__ for kind in built if kind.__module__.startswith("lit_sparse.") and {*bases} & {*KINDS}}
-    return ", ".join(sorted(own) or sorted({kind.__name__ for kind in built})[:12])
+    own = [name for name, kind in _named(bases).items() if kind.__module__.startswith("lit_sparse.") and {*bases} & {*KINDS}]
+    return f"Known: {', '.join(sorted(own) or sorted(_named(bases))[:12])}."
 
 
 def _no_module(name: str, path: str, missing: str) -> str:
@@ -240,7 +242,7 @@ def _is_part(value: Any, bases: tuple[type, ...]) -> bool:
 def _subclasses(bases: Iterable[type]) -> Iterator[type]:
     for base in bases:
         below: list[type] = base.__subclasses__()
-        yield from below
+        yield from (kind for kind in below if "<locals>" not in kind.__qualname__)
         yield from _subclasses(below)
 
 
@@ -254,15 +256,14 @@ def _unknown_option(parser: Any, name: str, owner: type | None) -> str:
         return f"Expected options but got {name!r}. Give a config with -c: lit-sparse COMMAND -c {name}"
     commands = next((action.choices.values() for action in parser._actions if isinstance(action.choices, dict)), [parser])
     tops = {action.dest.partition(".")[0] for command in commands for action in command._actions}
-    top, _, short = plain.partition(".")[0], "", plain.rpartition(".")[2]
+    top, short = plain.partition(".")[0], plain.rpartition(".")[2]
     if "." in plain and top not in tops and (meant := did_you_mean(top, tops)):
         return f"There is no option {top!r}.{meant} `lit-sparse COMMAND --help` lists the options."
     kinds = [kind for kind in _subclasses(KINDS) if kind.__module__.startswith("lit_sparse.")]
     names = tops.union(*(inspect.signature(kind).parameters for kind in [*kinds, pl.Trainer]))
     if short in names:
-        return (
-            f"The option {name!r} belongs to a class that is not given. Give the class first, as in -c CONFIG or --model CLASS."
-        )
+        which = f"The option {name!r} belongs to a class that is not given."
+        return f"{which} Give the class first, as in -c CONFIG or --model CLASS."
     return f"There is no option {name!r}.{did_you_mean(short, sorted(names))} `lit-sparse COMMAND --help` lists the options."
 
 
@@ -271,5 +272,5 @@ def _missing(names: str) -> str:
     if {"model", "data"} & {*missing}:
         return f"Missing: {', '.join(missing)}. Give a config, as in -c ssvae/digits, or the options one by one."
     example = STRUCTURES.get(missing[0])
-    where = f", as in `{example}`. Known: {_known((Structure,))}." if example else "."
+    where = f", as in `{example}`. {_known((Structure,))}" if example else "."
     return f"Missing: {', '.join(missing)}, which has no default. Set it in the init_args of the class{where}"

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
 from jsonargparse import get_loader
 
-from lit_sparse.cli import main
+from lit_sparse.cli import build_cli, main
 from lit_sparse.cli.configs import read_config
 from lit_sparse.errors import ConfigurationError
 from tests.conftest import CONFIGS
@@ -87,3 +88,10 @@ def test_a_config_of_holes_does_not_fill_the_memory(tmp_path: Path, capsys: pyte
     os.truncate(path, 2**40)
     assert main(["fit", "-c", str(path)]) == 2
     assert "holes, which take no space on the disk" in capsys.readouterr().err
+
+
+def test_a_config_from_a_pipe_is_read_once(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    Thread(target=path.write_text, args=(f"{DIGITS}\ntrust: a.b\n",)).start()
+    cli = build_cli(["fit", "-c", str(path), "--trainer.fast_dev_run=true"])
+    assert (type(cli.model).__name__, cli.config["fit"]["trust"]) == ("SemiSupervisedVAE", ["a.b"])
