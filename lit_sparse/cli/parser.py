@@ -92,9 +92,8 @@ def _integers_first(hint: Any) -> Any:
         return hint
     inner = [_integers_first(arg) for arg in args]
     is_union = origin in (Union, UnionType)
-    if is_union and {int, float} <= {*inner} and inner.index(float) < inner.index(int):
-        inner.remove(int)
-        inner.insert(inner.index(float), int)
+    if is_union and {int, float} <= {*inner}:
+        inner.sort(key=lambda kind: kind is not int)
     if all(new is old for new, old in zip(inner, args, strict=True)):
         return hint
     return reduce(or_, inner) if is_union else origin[tuple(inner)]
