@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
@@ -14,6 +13,7 @@ from typing_extensions import Self
 from lit_sparse.cli.configs import ENDINGS, load_yaml, read_config, with_full_name
 from lit_sparse.config_files import find_config
 from lit_sparse.errors import ConfigurationError
+from lit_sparse.stored import is_file
 
 __all__ = ["Given"]
 
@@ -57,7 +57,7 @@ class Given(NamedTuple):
             inline = not value.endswith(ENDINGS) and isinstance(_in_yaml(value), dict)
             paths.append(value if inline else str(find_config(value)))
             text = value if inline else read_config(paths[-1])
-            configs.append(text if inline or not Path(paths[-1]).is_file() else paths[-1])  # a pipe can be read only once
+            configs.append(text if inline or not is_file(paths[-1]) else paths[-1])  # a pipe can be read only once
             contents.append(load_yaml(text))
         checkpoint = next((content["ckpt_path"] for content in contents[::-1] if "ckpt_path" in content), None)
         some = [*(content.get("trust") or () for content in contents), *(_in_yaml(name) or name for name in found.trust)]
@@ -107,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
 def _in_yaml(text: str) -> Any:
     """Return the list or dict that a text is in YAML, or that is in the file that it names; else None."""
     try:
-        if text.endswith(ENDINGS) and Path(text).is_file():
+        if text.endswith(ENDINGS) and is_file(text):
             text = read_config(text)
         found = load_yaml(text) if any(sign in text for sign in "{[:-\n") else None
     except (yaml.YAMLError, ValueError, OSError, RecursionError):

@@ -117,8 +117,8 @@ class StoredModel:
             CheckpointError: if the configs or options name another class.
             ConfigurationError: if the options change what may not differ.
         """
-        asked, kept = (str(model["class_path"]) for model in (configured, self.saved))
-        if asked.rpartition(".")[2] != kept.rpartition(".")[2]:
+        kept, asked = str(self.saved["class_path"]), str(configured["class_path"]).rpartition(".")[2]
+        if asked != kept.rpartition(".")[2]:
             raise CheckpointError(
                 f"Expected a checkpoint of a {asked}, as in the config, but got {str(self.path)!r} of a {kept}. Give the config"
                 " that it was trained with, e.g. config.yaml of its run folder."

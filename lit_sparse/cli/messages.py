@@ -29,6 +29,7 @@ from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import TextMetric
 from lit_sparse.nn import EncoderDecoder
 from lit_sparse.risks import Risk
+from lit_sparse.stored import is_file
 from lit_sparse.structures import Structure
 from lit_sparse.transport import Measure, Potentials
 
@@ -134,7 +135,7 @@ def misfit(name: str, hint: Any, given: Any, imports: bool) -> str | None:
 def _plain(value: Any) -> Any:
     """Return a value of the command line or of a config as numbers, texts, lists and dicts; a YAML file is read."""
     if isinstance(value, str):
-        named = value.endswith(ENDINGS) and Path(value).is_file()
+        named = value.endswith(ENDINGS) and is_file(value)
         try:
             found = load_yaml(read_config(value) if named else value)
         except yaml.YAMLError:
@@ -252,7 +253,7 @@ def _unknown_option(parser: Any, name: str, owner: type | None) -> str:
     if owner is not None and options:
         listed = ", ".join(options)
         return f"There is no option {plain!r} in {owner.__name__}.{did_you_mean(plain, options)} The options are: {listed}."
-    if not name.startswith("-") and (name.endswith(ENDINGS) or Path(name).is_file()):
+    if not name.startswith("-") and (name.endswith(ENDINGS) or is_file(name)):
         return f"Expected options but got {name!r}. Give a config with -c: lit-sparse COMMAND -c {name}"
     commands = next((action.choices.values() for action in parser._actions if isinstance(action.choices, dict)), [parser])
     tops = {action.dest.partition(".")[0] for command in commands for action in command._actions}
