@@ -127,8 +127,9 @@ class StoredModel:
         if not options:
             return used
         changed = _parser(Parser).parse_args(options, namespace=nested(model=used))["model"]
-        for name in self.inference & {*vars(used["init_args"])}:
-            used["init_args"][name] = changed["init_args"][name]
+        for key in (f"init_args.{name}" for name in self.inference):
+            if key in changed:
+                used[key] = changed[key]
         if command != "fit" and (refused := differences(used, changed)):
             key, old, new = refused[0]
             may = f" These may differ: {', '.join(sorted(self.inference))}." if self.inference else ""
