@@ -90,10 +90,11 @@ class Given(NamedTuple):
 
     @property
     def names(self) -> set[str]:
-        """All words in the configs, in the options, and in the YAML files that options of the model name."""
-        files = [word.rpartition("=")[2] for word in self.model_options if word.endswith(ENDINGS)]
-        values = [self.contents, self.options, *(_in_yaml(file) for file in files)]
-        return {*WORD.findall(json.dumps(values, default=str, ensure_ascii=False).replace("\\n", " ")), *self.trusted}
+        """What a checkpoint may name: words of the configs' models and of the model's options, and modules of all configs."""
+        files = [_in_yaml(word.rpartition("=")[2]) for word in self.model_options if word.endswith(ENDINGS)]
+        models = [*(content.get("model") for content in self.contents), self.model_options, files]
+        modules = {f"{word.rpartition('.')[0]}." for word in _words_in(self.contents)}
+        return {*_words_in(models), *self.trusted, *modules}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -102,6 +103,10 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise a ConfigurationError."""
         raise ConfigurationError(message)
+
+
+def _words_in(values: list[Any]) -> list[str]:
+    return WORD.findall(json.dumps(values, default=str, ensure_ascii=False).replace("\\n", " "))
 
 
 def _in_yaml(text: str) -> Any:
