@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lit_sparse.allocation import Limits
 from lit_sparse.descriptions import Plan, plan, plan_arguments
-from lit_sparse.errors import CheckpointError, ConfigurationError, LitSparseError, error_chain
+from lit_sparse.errors import CheckpointError, LitSparseError, cause_of
 from lit_sparse.pickles import check_torch_file
 from lit_sparse.state_checks import ANY, COUNT, SCALAR, DictOf, ListOf, at_most, check_state, is_of_kind
 from lit_sparse.stored import NotPlainError, open_inside, open_plain
@@ -335,16 +335,9 @@ def restoring_error(source: str, error: BaseException, what: str = "") -> LitSpa
         error: the error.
         what: name of the state that was being restored.
     """
-    for cause in error_chain(error):
-        if isinstance(cause, LitSparseError):
-            return cause
+    if (own := cause_of(error, LitSparseError)) is not None:
+        return own
     reason = " ".join(str(error).split())[:300]
-    fewer = re.search(r"current_epoch=(\d+), but .*max_epochs=(\d+)", reason)
-    if fewer:
-        return ConfigurationError(
-            f"Expected `max_epochs` to be at least {fewer[1]}, the epochs that {source} has behind it, but got {fewer[2]}."
-            " Increase it, or start a new run from the weights: --model.init_args.initial_weights CHECKPOINT"
-        )
     where = f"`{what}`: " if what else ""
     return CheckpointError(
         f"{source} does not fit the model, or is damaged: {where}{type(error).__name__}: {reason}. {SUGGESTION}"

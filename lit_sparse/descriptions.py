@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
 from lit_sparse.errors import CheckpointError, did_you_mean
+from lit_sparse.stored import is_file
 from lit_sparse.structures import Factor, FactorGraph, Structure
 from lit_sparse.trust import find_imported, is_allowed, trusted
 
@@ -121,7 +122,7 @@ def build(source: str, description: Any, base: type) -> Any:
 
 def plan(source: str, description: Any, base: type, longest: int = MOST_VALUES) -> Plan:
     """Check a description as :func:`build` does, and build nothing; a list has at most ``longest`` integers."""
-    return _Reader(source, longest).part(description, base, ())
+    return _Reader(source, longest).part(description, (base,), ())
 
 
 def plan_arguments(source: str, arguments: Mapping[Any, Any], owner: type, longest: int = MOST_VALUES) -> Plan:
@@ -146,17 +147,17 @@ class _Reader:
         self.trusted = trusted()
         self.left = MOST_VALUES
 
-    def part(self, value: Any, base: type, place: tuple[str, ...]) -> Plan:
-        """Return the plan of an instance of ``base``."""
+    def part(self, value: Any, bases: tuple[type, ...], place: tuple[str, ...], later: bool = False) -> Plan:
+        """Return the plan of an instance of one of these classes."""
         if isinstance(value, str):
-            return Plan(self.named(value, (base,), place), {})
+            return Plan(self.named(value, bases, place), {})
         if not isinstance(value, Mapping) or "class_path" not in value:
-            self.refuse(place, f"a {base.__name__}", value)
+            self.refuse(place, f"a {bases[0].__name__}", value)
         for key in value:
             if key not in ("class_path", "init_args"):
                 self.refuse((*place, str(key)), "only `class_path` and `init_args`", value[key])
-        found = self.named(value["class_path"], (base,), (*place, "class_path"))
-        return Plan(found, self.arguments(found, value.get("init_args") or {}, place))
+        found = self.named(value["class_path"], bases, (*place, "class_path"))
+        return Plan(found, self.arguments(found, value.get("init_args") or {}, place), later)
 
     def arguments(self, owner: type, given: Any, place: tuple[str, ...]) -> dict[str, Any]:
         """Return the arguments of a class, each as its annotation declares it."""
@@ -183,11 +184,8 @@ class _Reader:
         if origin in (Union, UnionType):
             return self.first(value, members, place)
         if origin is Literal:
-            return (
-                value
-                if any(value == one and type(value) is type(one) for one in members)
-                else self.refuse(place, f"one of {', '.join(map(repr, members))}", value)
-            )
+            right = any(value == one and type(value) is type(one) for one in members)
+            return value if right else self.refuse(place, f"one of {', '.join(map(repr, members))}", value)
         if origin in (Callable, typing.Callable) or hint in (Callable, typing.Callable):
             return self.callable(value, members, place)
         if origin is type:
@@ -221,7 +219,7 @@ class _Reader:
             return self.tensor(value, place)
         if is_dataclass(hint) and isinstance(value, Mapping) and "class_path" not in value:
             return Plan(hint, self.arguments(hint, value, place))
-        return self.part(value, hint, place)
+        return self.part(value, (hint,), place)
 
     def first(self, value: Any, members: Collection[Any], place: tuple[str, ...]) -> Any:
         """Return a value as the first member of a union that accepts it; tensors come last, since they take any numbers."""
@@ -274,10 +272,7 @@ class _Reader:
         later = tuple(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BUILT_LATER))
         if isinstance(value, str):
             return self.named(value, later or (nn.Module,), place)
-        if not isinstance(value, Mapping) or not later:
-            return self.part(value, nn.Module, place)
-        found = self.named(value.get("class_path"), later, (*place, "class_path"))
-        return Plan(found, self.arguments(found, value.get("init_args") or {}, place), later=True)
+        return self.part(value, later or (nn.Module,), place, bool(later))
 
     def plain(self, value: Any, place: tuple[str, ...]) -> Any:
         """Return a value of an argument without annotation: numbers, words, and lists and dicts of them, never a part."""
@@ -302,7 +297,7 @@ class _Reader:
         """Return a text that stands for itself, also where a parser reads it."""
         if isinstance(text, str) and text in self.trusted:
             return text
-        if not isinstance(text, str) or not WORD.fullmatch(text) or "." in text.strip(".0123456789eE+-") or _is_file(text):
+        if not isinstance(text, str) or not WORD.fullmatch(text) or "." in text.strip(".0123456789eE+-") or is_file(text):
             self.refuse(place, "a word or a number", text)
         return text
 
@@ -387,30 +382,17 @@ def _signature(owner: type) -> tuple[dict[str, inspect.Parameter], dict[str, Any
 
 def _hints(constructor: Any) -> dict[str, Any]:
     """Return the annotations of a constructor; one that cannot be evaluated here is left out."""
-    try:
-        return get_type_hints(constructor)
-    except Exception:  # names that only a type checker imports
-        found = {}
-        for name, hint in inspect.get_annotations(constructor).items():
-            try:
-                found[name] = get_type_hints(
-                    type("", (), {"__annotations__": {name: hint}, "__module__": constructor.__module__})
-                )[name]
-            except Exception:
-                continue
-        return found
+    found = {}
+    for name, hint in inspect.get_annotations(constructor).items():
+        with suppress(Exception):  # a name that only a type checker imports
+            owner = type("", (), {"__annotations__": {name: hint}, "__module__": constructor.__module__})
+            found[name] = get_type_hints(owner)[name]
+    return found
 
 
 def _is_part(hint: Any) -> bool:
     """Return whether a text could name an object where this annotation is declared."""
     return hint not in (None, NoneType, str, bool, int, float, Path) and get_origin(hint) not in (Literal, list, tuple)
-
-
-def _is_file(text: str) -> bool:
-    try:
-        return Path(text).is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def _init_args(part: nn.Module | Structure | FactorGraph | Factor) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "DISK_IS_FULL",
@@ -23,6 +23,7 @@ __all__ = [
     "LitSparseError",
     "MissingExtraError",
     "Terminated",
+    "cause_of",
     "did_you_mean",
     "error_chain",
     "full_name",
@@ -33,6 +34,7 @@ __all__ = [
 
 #: Errors of the operating system after which nothing more can be written.
 DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+Caught = TypeVar("Caught", bound=BaseException)
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
 #: Characters that are printed as they are, beside letters, marks and the usual space.
@@ -165,6 +167,11 @@ def did_you_mean(name: str, allowed: Iterable[str]) -> str:
     by_lower = {candidate.lower(): candidate for candidate in allowed if candidate != name}
     close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.6)
     return f" Did you mean '{by_lower[close[0]]}'?" if close else ""
+
+
+def cause_of(error: BaseException | None, kind: type[Caught]) -> Caught | None:
+    """Return the first of an error and its causes that is of a kind, or None."""
+    return next((cause for cause in error_chain(error) if isinstance(cause, kind)), None)
 
 
 def error_chain(error: BaseException | None) -> Iterator[BaseException]:

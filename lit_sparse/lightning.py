@@ -109,6 +109,8 @@ def choose() -> str:
 
 #: ``"pytorch_lightning"`` or ``"lightning.pytorch"``.
 NAME = choose()
+#: The other one.
+OTHER = next(name for name in NAMES.values() if name != NAME)
 
 if not TYPE_CHECKING:
     pl = import_module(NAME)
@@ -123,17 +125,15 @@ if not TYPE_CHECKING:
 
 def chosen_path(path: str) -> str:
     """Return the path of a class of either Lightning as that of the chosen one; other texts are returned as they are."""
-    other = next(name for name in NAMES.values() if name != NAME)
-    return NAME + path.removeprefix(other) if path.startswith(f"{other}.") else path
+    return NAME + path.removeprefix(OTHER) if path.startswith(f"{OTHER}.") else path
 
 
 def check_pairing() -> None:
     """Warn, once a place, if the other Lightning is imported too: its Trainer refuses models and data modules of this one."""
-    other = next(name for name in NAMES.values() if name != NAME)
-    if other in sys.modules:
+    if OTHER in sys.modules:
         warnings.warn(
-            f"lit_sparse uses `{NAME}`, and `{other}` is imported, too, whose Trainer refuses models and data modules of"
-            f" lit_sparse. Import the Trainer from `{NAME}`, or import `{other}` before lit_sparse, or set"
-            f" {VARIABLE}={other.partition('.')[0]}.",
+            f"lit_sparse uses `{NAME}`, and `{OTHER}` is imported, too, whose Trainer refuses models and data modules of"
+            f" lit_sparse. Import the Trainer from `{NAME}`, or import `{OTHER}` before lit_sparse, or set"
+            f" {VARIABLE}={OTHER.partition('.')[0]}.",
             stacklevel=3,
         )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from lit_sparse.checkpoint_files import check_finite, check_removable, check_resumable, restoring_error
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.lightning import EarlyStoppingReason, pl, rank_zero_warn
 from lit_sparse.lightning_internals import (
     continue_training,
@@ -324,6 +325,12 @@ def _check_loops(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     )
     check_state(source, "global_step", checkpoint["global_step"], equal_to(steps["total"]["completed"]))
     ended = epochs["current"]["processed"]
+    if trainer.max_epochs is not None and -1 != trainer.max_epochs < ended:
+        raise ConfigurationError(
+            f"Expected `max_epochs` to be at least {ended}, the epochs that {source} has behind it, but got"
+            f" {trainer.max_epochs}. Increase it, or start a new run from the weights: --model.init_args.initial_weights"
+            " CHECKPOINT"
+        )
     if checkpoint["epoch"] not in (ended - 1, ended, ended + 1):  # Lightning counts an epoch between the hooks at its end
         check_state(source, "epoch", checkpoint["epoch"], equal_to(ended))
 

@@ -24,6 +24,7 @@ __all__ = [
         "RATIO",
         "NotPlainError",
         "check_members",
+        "is_file",
         "largest_unpacked",
         "open_inside",
         "open_plain",
@@ -65,6 +66,11 @@ class NotPlainError(OSError):
     def __init__(self, mode: int) -> None:
         self.kind = KINDS.get(stat.S_IFMT(mode), "special file")
         super().__init__(errno.EINVAL, f"it is a {self.kind} and not a plain file")
+
+
+def is_file(path: str | Path) -> bool:
+    """Return whether there is a file; also for a name that the system refuses, such as a long one."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def open_plain(path: str | Path, within: Path | None = None, buffering: int = -1) -> IO[bytes]:

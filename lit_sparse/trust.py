@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from importlib import import_module
 from types import ModuleType
@@ -83,17 +83,16 @@ def is_allowed(found: type) -> bool:
 
 
 def find_imported(name: str) -> Any:
-    """Return the object at a path whose module is imported or holds parts of this package; else None."""
+    """Return the object at a path, or None if its module is neither imported, nor one of this package's parts or the user's."""
     parts = name.split(".")
     if not all(part.isidentifier() for part in parts):
         return None
     for end in range(len(parts) - 1, 0, -1):
         module = ".".join(parts[:end])
-        if module not in sys.modules and f"{module}.".startswith(tuple(f"{part}." for part in PARTS)):
-            try:
+        known = f"{module}.".startswith(tuple(f"{part}." for part in PARTS))
+        if module not in sys.modules and (known or any(text.startswith(f"{module}.") for text in trusted())):
+            with suppress(Exception):  # of the user's module; what reads the config has reported it
                 import_module(module)
-            except ImportError:
-                continue
         if module in sys.modules:
             found: Any = sys.modules[module]
             for part in parts[end:]:  # not getattr, which imports submodules in some packages

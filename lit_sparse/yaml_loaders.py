@@ -6,10 +6,23 @@ from typing import Any
 
 import yaml
 
-__all__ = ["Loader", "StoredLoader"]
+__all__ = ["Loader", "SecondKeyError", "StoredLoader"]
 
 #: Largest number of characters of a number.
 MAX_DIGITS = 100
+
+
+class SecondKeyError(yaml.constructor.ConstructorError):
+    """A mapping has a key twice.
+
+    Args:
+        node: the second key.
+        first: line of the first one, from 0.
+    """
+
+    def __init__(self, node: yaml.ScalarNode, first: int) -> None:
+        super().__init__(None, None, f"a second key {node.value[:80]!r}", node.start_mark)
+        self.key, self.first, self.second = node.value, first, node.start_mark.line
 
 
 class Loader(yaml.SafeLoader):
@@ -18,12 +31,12 @@ class Loader(yaml.SafeLoader):
     def compose_mapping_node(self, anchor: Any) -> Any:
         """Read keys and values, and check the keys."""
         node: Any = super().compose_mapping_node(anchor)
-        seen = set()
+        lines: dict[str, int] = {}
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.value != "<<":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(None, None, f"a second key {key.value[:80]!r}", key.start_mark)
-                seen.add(key.value)
+                if key.value in lines:
+                    raise SecondKeyError(key, lines[key.value])
+                lines[key.value] = key.start_mark.line
         return node
 
 

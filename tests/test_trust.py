@@ -21,7 +21,8 @@ from torch import Tensor, nn
 import lit_sparse
 from lit_sparse import checkpoint_files
 from lit_sparse.cli import build_cli, main
-from lit_sparse.cli.messages import about_checkpoint, plain_message
+from lit_sparse.cli.messages import explained, misfit
+from lit_sparse.cli.parser import StoredParser
 from lit_sparse.coresets.last_layer import LastLayerGradients
 from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import CheckpointError
@@ -171,9 +172,12 @@ def test_no_message_imports_what_a_checkpoint_names(trained: Path, tmp_path: Pat
         {"estimator": "Problem with given class_path own_parts_8.Foo"},
     ):
         assert main(["test", *DIGITS, "--ckpt_path", changed(trained, tmp_path / "evil.ckpt", **arguments)]) == 2
-    with about_checkpoint():
-        plain_message("No module named own_parts_8.Foo", None, [])
+    assert not StoredParser.imports
+    explained(StoredParser(), "No module named own_parts_8.Foo", None, None, imports=False)
+    assert misfit("mapping", Softmax, "own_parts_8.Foo", imports=False)
     assert not (tmp_path / "imported").exists()
+    assert misfit("mapping", Softmax, "own_parts_8.Foo", imports=True)
+    assert (tmp_path / "imported").exists()
 
 
 def test_what_is_built_is_what_was_checked(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -363,6 +367,7 @@ def test_what_only_the_checkpoint_names_is_not_imported(
     assert not (tmp_path / "imported").exists()
     (tmp_path / "mine.yaml").write_text("model: {init_args: {mapping: {class_path: own_parts_7.Mine}}}")
     for chosen in (["-c", "mine.yaml"], ["--model.init_args.mapping=own_parts_7.Mine"], ["--trust", "own_parts_7.Mine"]):
+        sys.modules.pop("own_parts_7", None)
         model = build_cli(["test", *DIGITS, "--ckpt_path", named, *chosen]).model
         assert type(model.mapping).__name__ == "Mine"
     assert (tmp_path / "imported").exists()

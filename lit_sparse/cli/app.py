@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import Namespace
+from jsonargparse import Namespace, capture_parser
 
 import lit_sparse.data
 import lit_sparse.estimators
@@ -21,39 +19,29 @@ import lit_sparse.models
 import lit_sparse.risks  # noqa: F401  (imported so that bare class names are found)
 from lit_sparse.allocation import Limits
 from lit_sparse.checkpoint_files import restoring_error
-from lit_sparse.cli.arguments import (
-    configs_first,
-    model_named_by_user,
-    named_by_user,
-    value_of,
-    with_config_files,
-    without,
-)
+from lit_sparse.cli.arguments import Given
 from lit_sparse.cli.best_metrics import best_metrics
 from lit_sparse.cli.callbacks import OptimizerOptions, SaveConfig, checkpoints, measures, monitor_of, not_named, pictures
-from lit_sparse.cli.checkpoints import MergedModel, changes_of_run, check_model, is_restoring, load_weights, read_for
+from lit_sparse.cli.checkpoints import StoredModel, changes_of_run, is_restoring, load_weights, nested, read_for
 from lit_sparse.cli.files import DiskError, WholeFiles
 from lit_sparse.cli.help import USAGES
 from lit_sparse.cli.loggers import ROWS, RowsBeforeCheckpoint, run_loggers
-from lit_sparse.cli.messages import about_checkpoint
 from lit_sparse.cli.parser import Parser
-from lit_sparse.cli.refusals import build_error, check_numbers, refusal
+from lit_sparse.cli.refusals import build_error, check_numbers, refusal, told_as, trainer_error
 from lit_sparse.cli.stopping import (
     DrawWhenStopped,
     NoteEnd,
-    own_error,
     quiet,
     stop_status,
     stoppable,
     why_interrupted,
 )
 from lit_sparse.distributed import group_for_run, is_lost
-from lit_sparse.errors import DISK_IS_FULL, CheckpointError, ConfigurationError, LitSparseError, printable
+from lit_sparse.errors import DISK_IS_FULL, CheckpointError, LitSparseError, cause_of, printable
 from lit_sparse.lightning import (
     LightningArgumentParser,
     LightningCLI,
     LightningEnvironment,
-    MisconfigurationException,
     RichProgressBar,
     TorchCheckpointIO,
     pl,
@@ -111,9 +99,8 @@ class LitSparseCLI(LightningCLI):
     _status: RunStatus | None = None
 
     def __init__(self, args: list[str], execute: bool = True) -> None:
-        args = [args[0], *with_config_files(args[1:])]
         self.command = args[0]
-        self._args = args
+        self._given = Given.of(args[1:])
         self._execute = execute
         self._checkpoint: Path | None = None
         self._resumed_step: int | None = None
@@ -121,8 +108,7 @@ class LitSparseCLI(LightningCLI):
         self._limits: Limits | None = None
         self._optimizer_options: dict[str, Any] = {}
         self.run_folder: Path | None = None
-        self._trusted, texts, self._classes = named_by_user(args[1:])
-        with trusting(texts):
+        with trusting(self._given.names):
             super().__init__(
                 model_class=pl.LightningModule,
                 datamodule_class=pl.LightningDataModule,
@@ -133,8 +119,16 @@ class LitSparseCLI(LightningCLI):
                 subclass_mode_model=True,
                 subclass_mode_data=True,
                 auto_configure_optimizers=False,
-                args=args,
+                args=[self.command, *self._given.words],
             )
+
+    @classmethod
+    def parser_of(cls, *args: Any) -> Any:
+        """Return the parser of a command, for the arguments of this class."""
+        root = capture_parser(lambda: cls(*args))
+        return next(
+            parser for action in root._actions if isinstance(action.choices, dict) for parser in action.choices.values()
+        )
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
         """Return only this command: describing the arguments of all four takes four times as long."""
@@ -165,60 +159,49 @@ class LitSparseCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse the arguments, and merge them with the checkpoint."""
-        rest = configs_first(without(args[1:], "--trust"))
-        if self._trusted:
-            rest.append(f"--trust={json.dumps(self._trusted)}")
-        wanted = value_of(rest, "--ckpt_path")
-        if "--help" in rest or "-h" in rest:
-            parser.parse_args([self.command, *rest])
-        if wanted is None:
-            self.config = parser.parse_args([self.command, *rest])
-            wanted = self._options().get("ckpt_path")
-        elif wanted in ("last", "best"):
-            self.config = parser.parse_args([self.command, *rest])
-        if wanted is None:
-            if self.command != "fit":
-                raise CheckpointError(
-                    f"`{self.command}` needs the checkpoint of a trained model: --ckpt_path PATH, or --ckpt_path best for the"
-                    " best of the newest run."
-                )
-            return
-        parent = self._experiment(rest) if wanted in ("last", "best") else Path()
-        config = value_of(rest, "-c") or value_of(rest, "--config")
-        self._checkpoint = find_checkpoint(wanted, parent, config, self._note)
-        self._stamp = _stamp(self._checkpoint)
-        rest = without(rest, "--ckpt_path")
-        within = self._checkpoint.parents[1] if wanted in ("last", "best") else None
-        checkpoint = read_for(self.command, self._checkpoint, self._classes, within)
-        self._resumed_step = checkpoint.get("global_step")
-        self._kept_rows = checkpoint.get(ROWS)
-        self._limits = Limits.of(repr(str(self._checkpoint)), checkpoint["state_dict"])
-        with about_checkpoint():
-            self._merge(parser, rest, checkpoint.get("hyper_parameters") or {}, checkpoint.get("state_dict") or {})
-        self._options()["ckpt_path"] = str(self._checkpoint)
-
-    def _merge(
-        self, parser: LightningArgumentParser, rest: list[str], hyperparameters: dict[str, Any], state: dict[str, Any]
-    ) -> None:
-        """Merge the model of a checkpoint with the options: changed for `fit`, as it was trained for other commands."""
-        if "_class_path" not in hyperparameters:
-            self.config = parser.parse_args([self.command, *rest])
-            return
-        assert self._checkpoint is not None
-        check_model(model_named_by_user(rest), hyperparameters["_class_path"], self._checkpoint)
-        merged = MergedModel.parse(parser, self.command, rest, hyperparameters, self._checkpoint)
-        notes = []
-        if (run := run_of(self._checkpoint)) is not None:
-            now = yaml.safe_load(parser.dump(merged.configured, skip_validation=True))[self.command]
-            notes = changes_of_run(run / "config.yaml", self.command, now)
-        if self.command != "fit":
-            self.config, changes = merged.for_scoring()
-        else:
-            self._optimizer_options = merged.optimizer_options()
-            self.config, changes = merged.for_fit(state)
-        for note in notes + changes:
+        """Parse the configs and options, over the model of the checkpoint if there is one."""
+        given, wanted, notes = self._given, self._given.checkpoint, list[str]()
+        if wanted in (None, "last", "best") or {"-h", "--help"} & {*given.options}:
+            self.config = parser.parse_args(args)
+        if wanted is None and self.command != "fit":
+            raise CheckpointError(
+                f"`{self.command}` needs the checkpoint of a trained model: --ckpt_path PATH, or --ckpt_path best for the best"
+                " of the newest run."
+            )
+        if wanted is not None:
+            newest = wanted in ("last", "best")
+            self._checkpoint = find_checkpoint(wanted, self._experiment() if newest else Path(), given.config, notes.append)
+            self._stamp = _stamp(self._checkpoint)
+            checkpoint = read_for(self.command, self._checkpoint, self._checkpoint.parents[1] if newest else None)
+            self._resumed_step = checkpoint.get("global_step")
+            self._kept_rows = checkpoint.get(ROWS)
+            self._limits = Limits.of(repr(str(self._checkpoint)), checkpoint["state_dict"])
+            notes += self._merge(parser, args, self._checkpoint, checkpoint)
+            self._options()["ckpt_path"] = str(self._checkpoint)
+        self._options()["trust"] = given.trusted or None
+        for note in notes:
             self._note(note)
+
+    def _merge(self, parser: LightningArgumentParser, args: Any, path: Path, checkpoint: dict[str, Any]) -> list[str]:
+        """Parse the configs and options over the model of a checkpoint, and return notes on what they change."""
+        described = checkpoint.get("hyper_parameters") or {}
+        if "_class_path" not in described:
+            self.config = parser.parse_args(args)
+            return []
+        stored = StoredModel.of(described, path)
+        base = nested(**{self.command: nested(model=stored.saved)})
+        self.config = parser.parse_args(args, namespace=base)
+        configured = self._options()["model"]
+        used = stored.used_in(self.command, configured, self._given.model_options)
+        notes = []
+        if (run := run_of(path)) is not None:
+            now = yaml.safe_load(parser.dump(self.config, skip_validation=True))[self.command]
+            notes = changes_of_run(run / "config.yaml", self.command, now)
+        if self.command == "fit":
+            self._optimizer_options, changes = stored.continued(used, configured, checkpoint["state_dict"])
+        else:
+            self._options()["model"], changes = used, stored.scored(used, configured)
+        return notes + changes
 
     def _note(self, text: str) -> None:
         """Print a note, once for all processes."""
@@ -232,12 +215,11 @@ class LitSparseCLI(LightningCLI):
         options: Namespace = self.config[self.command]
         return options
 
-    def _experiment(self, rest: list[str]) -> Path:
+    def _experiment(self) -> Path:
         """Return the folder of all runs of this experiment, and note its name in the config."""
         options = self._options()
         if options.get("name") is None:
-            config = value_of(rest, "-c") or value_of(rest, "--config")
-            options["name"] = experiment_name(config, str(options["model"]["class_path"]))
+            options["name"] = experiment_name(self._given.config, str(options["model"]["class_path"]))
         return experiment_folder(str(options["output_dir"]), str(options["name"]))
 
     def _is_first(self) -> bool:
@@ -250,7 +232,7 @@ class LitSparseCLI(LightningCLI):
 
     def _choose_folder(self) -> None:
         """Choose the run folder: a new one, the continued run's, or a new one next to the scored checkpoint."""
-        parent = self._experiment(self._args[1:])
+        parent = self._experiment()
         if not self._execute or self._options()["trainer"].get("fast_dev_run"):
             return
         first = self._is_first()
@@ -273,16 +255,9 @@ class LitSparseCLI(LightningCLI):
 
     def instantiate_classes(self) -> None:
         """Build the parts, with the checkpoint's weights if the command is not run; report a bad argument in one message."""
-        try:
-            with nullcontext() if self._limits is None else self._limits.kept():
-                super().instantiate_classes()
-        except LitSparseError:
-            raise
-        except Exception as error:
-            refused = build_error(error, self._options())
-            if refused is error:
-                raise
-            raise refused from error
+        limited = nullcontext() if self._limits is None else self._limits.kept()
+        with told_as(lambda error: build_error(error, self._options())), limited:
+            super().instantiate_classes()
         if not self._execute and self.command != "fit" and self._checkpoint is not None:
             load_weights(self.model, self._checkpoint)
 
@@ -290,20 +265,9 @@ class LitSparseCLI(LightningCLI):
         """Build the trainer, with the package's loggers and callbacks unless the config sets them."""
         with self.folder_if_used():
             self._choose_folder()  # only after all parts were built
-            try:
+            callbacks = self._get(self.config_init, "trainer").get("callbacks")
+            with told_as(lambda error: trainer_error(error, callbacks)):
                 return self._build_trainer(**kwargs)
-            except LitSparseError:
-                raise
-            except (MisconfigurationException, ValueError, TypeError) as error:
-                raise ConfigurationError(f"The trainer does not accept its arguments: {error}") from error
-            except RuntimeError as error:
-                duplicate = re.search(r"more than one stateful callback of type `(\w+)`", str(error))
-                if duplicate is None:
-                    raise
-                raise ConfigurationError(
-                    f"Expected different callbacks in `trainer.callbacks` but got two equal {duplicate[1]}. To change the last"
-                    " callback of a config, set its options by --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
-                ) from error
 
     def _build_trainer(self, **kwargs: Any) -> pl.Trainer:
         asked = self._get(self.config_init, "trainer")
@@ -386,28 +350,28 @@ class LitSparseCLI(LightningCLI):
 
     def _run_or_refuse(self, subcommand: str) -> None:
         """Run the command; raise errors that the user can correct as one message."""
-        with warnings.catch_warnings(), self.folder_if_used():
+        with warnings.catch_warnings(), self.folder_if_used(), told_as(self._run_error):
             if subcommand != "fit":  # the callbacks of training are not needed for scoring
                 warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks used to create")
-            try:
-                super()._run_subcommand(subcommand)
-                self.finish()
-            except Exception as error:
-                if self._checkpoint is not None and not isinstance(error, LitSparseError) and is_restoring(error):
-                    raise restoring_error(repr(str(self._checkpoint)), error) from None
-                own = own_error(error)
-                if isinstance(error, OSError) and (isinstance(own, DiskError) or error.errno in DISK_IS_FULL):
-                    reason = f"Expected to write to {str(self.run_folder)!r} but got: {error}. Free space on the disk."
-                    raise DiskError(f"{own or reason} {self._next('fit', 'last')}".rstrip()) from error
-                if is_lost(error):
-                    reason = re.sub(r"^\[\S*/gloo/\S*\] ", "", str(error)).partition(". ")[0]
-                    raise LitSparseError(
-                        f"Expected an answer of all processes of this run but got: {reason}. The output of the process that"
-                        f" ended first has the cause. {self._next('fit', 'last')}".rstrip()
-                    ) from error
-                if (refused := refusal(error)) is None:
-                    raise
-                raise refused from error
+            super()._run_subcommand(subcommand)
+            self.finish()
+
+    def _run_error(self, error: Exception) -> LitSparseError | None:
+        """Return the message for an error of a command, or None for one that has its traceback."""
+        if self._checkpoint is not None and is_restoring(error):
+            return restoring_error(repr(str(self._checkpoint)), error)
+        text, continued = str(error), self._next("fit", "last")
+        own = cause_of(error, DiskError)
+        if isinstance(error, OSError) and (own is not None or error.errno in DISK_IS_FULL):
+            reason = f"Expected to write to {str(self.run_folder)!r} but got: {text}. Free space on the disk."
+            return DiskError(f"{own or reason} {continued}".rstrip())
+        if is_lost(error):
+            reason = (text.partition("] ")[2] or text).partition(". ")[0]  # without the place in gloo's source
+            return LitSparseError(
+                f"Expected an answer of all processes of this run but got: {reason}. The output of the process that ended first"
+                f" has the cause. {continued}".rstrip()
+            )
+        return refusal(error, self.trainer.callback_metrics)
 
     def _next(self, command: str, *names: str) -> str:
         if self.run_folder is None:

@@ -1,207 +1,120 @@
-"""Functions of the command line's arguments and configs, called before anything is built."""
+"""Splits the words of a command: configs and a checkpoint, which its options change, and the options."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
-import tempfile
-from collections.abc import Collection, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
+from typing_extensions import Self
 
+from lit_sparse.cli.configs import ENDINGS, load_yaml, read_config, with_full_name
 from lit_sparse.config_files import find_config
-from lit_sparse.stored import open_plain
+from lit_sparse.errors import ConfigurationError
+from lit_sparse.stored import is_file
 
-__all__ = [
-    "as_yaml_file",
-    "chosen_options",
-    "configs_first",
-    "model_named_by_user",
-    "named_by_user",
-    "split_model_options",
-    "value_of",
-    "values_of",
-    "with_config_files",
-    "without",
-]
+__all__ = ["Given"]
+
+#: Text without spaces, quotes and signs of YAML.
+WORD = re.compile(r"""[^\s"'{}\[\],=\\]+""")
 
 
-def value_of(args: list[str], option: str) -> str | None:
-    """Return the first value of an option, given as ``--option value`` or ``--option=value``."""
-    for i, arg in enumerate(args):
-        if arg == option and i + 1 < len(args):
-            return args[i + 1]
-        if arg.startswith(f"{option}="):
-            return arg.split("=", 1)[1]
-    return None
+class Given(NamedTuple):
+    """The words of a command, apart.
 
-
-def values_of(args: list[str], option: str) -> list[str]:
-    """Return all values of an option."""
-    values = []
-    while (value := value_of(args, option)) is not None:
-        values.append(value)
-        place = next(i for i, arg in enumerate(args) if arg == option or arg.startswith(f"{option}="))
-        args = args[place + (2 if args[place] == option else 1) :]
-    return values
-
-
-def without(args: list[str], option: str) -> list[str]:
-    """Return the arguments without an option and its value."""
-    kept, skip = [], False
-    for arg in args:
-        if skip:
-            skip = False
-        elif arg == option:
-            skip = True
-        elif not arg.startswith(f"{option}="):
-            kept.append(arg)
-    return kept
-
-
-def configs_first(args: list[str]) -> list[str]:
-    """Move configs before the options, so that options override them in any order."""
-    configs: list[str] = []
-    others: list[str] = []
-    waiting = list(args)
-    while waiting:
-        arg = waiting.pop(0)
-        named = arg in ("-c", "--config")
-        chosen = configs if named or arg.startswith(("-c=", "--config=")) else others
-        chosen.append(arg)
-        if named and waiting:
-            chosen.append(waiting.pop(0))
-    return configs + others
-
-
-def with_config_files(args: list[str]) -> list[str]:
-    """Return the arguments with the files of configs in place of their names.
-
-    Args:
-        args: arguments after the command. The value of ``-c`` may also be the content of a config.
-
-    Raises:
-        ConfigurationError: for an unknown name.
+    Attributes:
+        config: the first config, after which runs are named; None without one.
+        configs: paths of configs, or contents in their place.
+        contents: what the configs hold.
+        options: the other options.
+        checkpoint: path of a checkpoint, ``"last"`` or ``"best"``; None without one.
+        trusted: names that a checkpoint may use.
     """
-    found, named = [], False
-    for arg in args:
-        sign = next((sign for sign in ("-c=", "--config=") if arg.startswith(sign)), "")
-        value = arg.removeprefix(sign)
-        if (named or sign) and not _is_content(value):
-            arg = f"{sign}{find_config(value)}"
-        found.append(arg)
-        named = arg in ("-c", "--config")
-    return found
+
+    config: str | None
+    configs: list[str]
+    contents: list[dict[str, Any]]
+    options: list[str]
+    checkpoint: str | None
+    trusted: list[str]
+
+    @classmethod
+    def of(cls, words: list[str]) -> Self:
+        """Split the words after the name of a command.
+
+        Raises:
+            ConfigurationError: for an unknown config, or one that cannot be read.
+        """
+        parser = _Parser(add_help=False, allow_abbrev=False)
+        parser.add_argument("-c", "--config", action="append", default=[])
+        parser.add_argument("--ckpt_path")
+        parser.add_argument("--trust", action="append", default=[])
+        found, options = parser.parse_known_args(words)
+        configs, paths, contents = [], [], []
+        for value in found.config:
+            inline = not value.endswith(ENDINGS) and isinstance(_in_yaml(value), dict)
+            paths.append(value if inline else str(find_config(value)))
+            text = value if inline else read_config(paths[-1])
+            configs.append(text if inline or not is_file(paths[-1]) else paths[-1])  # a pipe can be read only once
+            contents.append(load_yaml(text))
+        checkpoint = next((content["ckpt_path"] for content in contents[::-1] if "ckpt_path" in content), None)
+        some = [*(content.get("trust") or () for content in contents), *(_in_yaml(name) or name for name in found.trust)]
+        trusted = dict.fromkeys(str(name) for names in some for name in ([names] if isinstance(names, str) else names))
+        return cls(
+            next(iter(paths), None),
+            configs,
+            contents,
+            [with_full_name(word) for word in options],
+            found.ckpt_path or checkpoint,
+            [*trusted],
+        )
+
+    @property
+    def words(self) -> list[str]:
+        """The configs, and then the options, which override them wherever they stood."""
+        return [*(word for path in self.configs for word in ("-c", path)), *self.options]
+
+    @property
+    def model_options(self) -> list[str]:
+        """The options of the model."""
+        found, chosen = [], False
+        for word in self.options:
+            if word.startswith("-"):
+                name = word.partition("=")[0]
+                chosen = name == "--model" or name.startswith("--model.")
+            if chosen:
+                found.append(word)
+        return found
+
+    @property
+    def names(self) -> set[str]:
+        """What a checkpoint may name: words of the configs' models and of the model's options, and modules of all configs."""
+        files = [_in_yaml(word.rpartition("=")[2]) for word in self.model_options if word.endswith(ENDINGS)]
+        models = [*(content.get("model") for content in self.contents), self.model_options, files]
+        modules = {f"{word.rpartition('.')[0]}." for word in _words_in(self.contents)}
+        return {*_words_in(models), *self.trusted, *modules}
 
 
-def _is_content(value: str) -> bool:
-    """Return whether a text is YAML of a mapping, not a name."""
+class _Parser(argparse.ArgumentParser):
+    """Parser whose errors are the package's."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise a ConfigurationError."""
+        raise ConfigurationError(message)
+
+
+def _words_in(values: list[Any]) -> list[str]:
+    return WORD.findall(json.dumps(values, default=str, ensure_ascii=False).replace("\\n", " "))
+
+
+def _in_yaml(text: str) -> Any:
+    """Return the list or dict that a text is in YAML, or that is in the file that it names; else None."""
     try:
-        return isinstance(yaml.safe_load(value), dict)
-    except (yaml.YAMLError, RecursionError):
-        return False
-
-
-def split_model_options(args: list[str]) -> tuple[list[str], list[str]]:
-    """Split arguments into options of the model and all others."""
-    model: list[str] = []
-    others: list[str] = []
-    chosen = others
-    for arg in args:
-        if arg.startswith("-"):
-            name = arg.split("=", 1)[0]
-            chosen = model if name == "--model" or name.startswith("--model.") else others
-        chosen.append(arg)
-    return model, others
-
-
-def chosen_options(args: list[str], names: Collection[str]) -> list[str]:
-    """Return the model's options that set an argument of the given names, or a part of it."""
-    kept: list[str] = []
-    chosen = False
-    for arg in args:
-        if arg.startswith("--"):
-            option = arg.split("=", 1)[0].removeprefix("--model.").removeprefix("init_args.").rstrip("+")
-            chosen = option.split(".")[0] in names
-        if chosen:
-            kept.append(arg)
-    return kept
-
-
-def named_by_user(args: list[str]) -> tuple[list[str], set[str], set[str]]:
-    """Return the names by ``--trust``, the names in configs and options of the model, and the classes of all parts.
-
-    Args:
-        args: arguments after the command.
-    """
-    trusted: list[str] = []
-    texts: set[str] = set()
-    classes: set[str] = set()
-    for config in (_yaml_of(path) for path in values_of(args, "-c") + values_of(args, "--config")):
-        if isinstance(config, dict):
-            trusted += _listed(config.get("trust"))
-            texts |= set(_texts_in(config.get("model")))
-            classes |= {text for text in _texts_in(config) if re.fullmatch(r"\w+(\.\w+)+", text)}
-    for value in values_of(args, "--trust"):
-        trusted += _listed(yaml.safe_load(value) if value.startswith("[") else value)
-    for arg in (arg.partition("=")[2] if arg.startswith("--") else arg for arg in split_model_options(args)[0]):
-        texts |= set(_texts_in(arg))
-        if arg.endswith((".yaml", ".yml", ".json")):
-            texts |= set(_texts_in(_yaml_of(arg)))
-    return list(dict.fromkeys(trusted)), texts | set(trusted), classes
-
-
-def _texts_in(value: Any, seen: Collection[int] = ()) -> Iterator[str]:
-    """Yield all texts in the user's description, also those inside YAML texts."""
-    if isinstance(value, str):
-        yield value
-        value = _as_yaml(value)
-    if isinstance(value, dict | list) and id(value) not in seen:
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _texts_in(item, (*seen, id(value)))
-
-
-def _as_yaml(text: str) -> Any:
-    """Return the list or dict that a text is in YAML, or None."""
-    try:
-        found = yaml.safe_load(text) if any(sign in text for sign in "{[:-\n") else None
-    except (yaml.YAMLError, ValueError, RecursionError):
+        if text.endswith(ENDINGS) and is_file(text):
+            text = read_config(text)
+        found = load_yaml(text) if any(sign in text for sign in "{[:-\n") else None
+    except (yaml.YAMLError, ValueError, OSError, RecursionError):
         return None
     return found if isinstance(found, dict | list) else None
-
-
-def _listed(value: Any) -> list[str]:
-    return [str(item) for item in value] if isinstance(value, list) else [] if value is None else [str(value)]
-
-
-def model_named_by_user(args: list[str]) -> str | None:
-    """Return the last class of the model that configs and options name, or None."""
-    name: Any = None
-    for path in values_of(args, "-c") + values_of(args, "--config"):
-        config = _yaml_of(path)
-        model = config.get("model") if isinstance(config, dict) else None
-        name = (model.get("class_path") if isinstance(model, dict) else model) or name
-    for option in ("--model", "--model.class_path"):
-        name = ([name, *values_of(args, option)])[-1]
-    return name if isinstance(name, str) and re.fullmatch(r"[\w.]+", name) and not name.endswith(".yaml") else None
-
-
-def _yaml_of(path: str) -> Any:
-    """Return the content of a config, or None if the parser will refuse it."""
-    try:
-        with open_plain(path) as file:
-            return yaml.safe_load(file)
-    except (OSError, ValueError, yaml.YAMLError, RecursionError):
-        return None
-
-
-@contextmanager
-def as_yaml_file(content: dict[str, Any]) -> Iterator[str]:
-    """Write a temporary YAML file with this content and give its path."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "checkpoint.yaml"
-        path.write_text(yaml.safe_dump(json.loads(json.dumps(content))))  # only plain dicts and lists
-        yield str(path)

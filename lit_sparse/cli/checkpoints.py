@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import traceback
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,33 +21,27 @@ from lit_sparse.checkpoint_files import (
     read_checkpoint,
     restoring_error,
 )
-from lit_sparse.cli.arguments import as_yaml_file, chosen_options, split_model_options
+from lit_sparse.cli.parser import Parser, StoredParser
 from lit_sparse.errors import CheckpointError, ConfigurationError
-from lit_sparse.lightning import LightningArgumentParser, pl
+from lit_sparse.lightning import pl
 from lit_sparse.runs import differences
 from lit_sparse.stored import read_yaml
 from lit_sparse.trust import find_imported
 
-__all__ = ["MergedModel", "changes_of_run", "check_model", "is_restoring", "load_weights", "read_for"]
-
-Change = tuple[str, Any, Any]
+__all__ = ["StoredModel", "changes_of_run", "is_restoring", "load_weights", "nested", "read_for"]
 
 
-def read_for(command: str, path: Path, classes: Collection[str], within: Path | None = None) -> dict[str, Any]:
+def read_for(command: str, path: Path, within: Path | None = None) -> dict[str, Any]:
     """Return a checkpoint that a command can use.
 
     Args:
         command: name of the command; ``"fit"`` also needs the state of the optimizer.
         path: path of the checkpoint.
-        classes: classes that the user names; the checkpoint may name others of their modules.
         within: folder out of which no link may lead; None for a file that the user names.
 
     Raises:
         CheckpointError: if it is not a checkpoint, names a class that is not allowed, or holds NaN.
     """
-    for module in {name.rpartition(".")[0] for name in classes} - {""}:
-        with suppress(Exception):  # the parser reports the error
-            import_module(module)
     source = repr(str(path))
     checkpoint = read_checkpoint(path, within=within)
     described = checkpoint.get("hyper_parameters")
@@ -60,19 +52,6 @@ def read_for(command: str, path: Path, classes: Collection[str], within: Path | 
     check_written(source, checkpoint)
     check_finite(source, checkpoint)
     return checkpoint
-
-
-def check_model(asked: str | None, kept: str, path: Path) -> None:
-    """Check that the class of a checkpoint's model is the class that the config names.
-
-    Raises:
-        CheckpointError: if the classes differ.
-    """
-    if asked is not None and asked.rpartition(".")[2] != kept.rpartition(".")[2]:
-        raise CheckpointError(
-            f"Expected a checkpoint of a {asked}, as in the config, but got {str(path)!r} of a {kept}. Give the config that it"
-            " was trained with, e.g. config.yaml of its run folder."
-        )
 
 
 def load_weights(model: pl.LightningModule, path: Path) -> None:
@@ -100,118 +79,120 @@ def is_restoring(error: BaseException) -> bool:
 
 
 @dataclass(frozen=True)
-class MergedModel:
-    """A command over the model of a checkpoint, parsed in four steps with more and more of the user's options.
+class StoredModel:
+    """The model of a checkpoint, under the options of a command.
 
     Attributes:
         path: path of the checkpoint.
-        command: name of the command.
-        saved: config with the model of the checkpoint.
-        used: the same with the inference arguments of the command line.
-        asked: the same with all model options of the command line.
-        configured: the same with the model of the config as well.
-        inference: names of the inference arguments of the model.
+        saved: the model as the checkpoint describes it.
+        inference: names of the inference arguments of the model, which may differ in every command.
     """
 
     path: Path
-    command: str
     saved: Namespace
-    used: Namespace
-    asked: Namespace
-    configured: Namespace
     inference: frozenset[str]
 
     @classmethod
-    def parse(
-        cls, parser: LightningArgumentParser, command: str, options: list[str], described: dict[str, Any], path: Path
-    ) -> Self:
-        """Parse the options of a command over the model of a checkpoint.
+    def of(cls, described: dict[str, Any], path: Path) -> Self:
+        """Read a description whose classes and values were checked.
 
         Args:
-            parser: parser of the command line.
-            command: name of the command.
-            options: arguments after the command.
             described: hyper-parameters of the checkpoint, ``_class_path`` among them.
             path: path of the checkpoint.
         """
-        class_path = described["_class_path"]
         init_args = {name: value for name, value in described.items() if not name.startswith("_")}
-        inference: frozenset[str] = getattr(find_imported(class_path), "inference_arguments", frozenset())
-        asked, others = split_model_options(options)
-        with as_yaml_file({"model": {"class_path": class_path, "init_args": init_args}}) as model:
-            parsed = cache(lambda *words: parser.parse_args([command, *words]))  # most commands have no model options
-            return cls(
-                path=path,
-                command=command,
-                saved=parsed(*others, "-c", model),
-                used=parsed(*others, "-c", model, *chosen_options(asked, inference)),
-                asked=parsed(*others, "-c", model, *asked),
-                configured=parsed("-c", model, *options),
-                inference=inference,
-            )
+        plain = json.loads(json.dumps({"class_path": described["_class_path"], "init_args": init_args}))  # dicts and lists
+        inference: frozenset[str] = getattr(find_imported(described["_class_path"]), "inference_arguments", frozenset())
+        return cls(path, _parser(StoredParser).parse_object({"model": plain})["model"], inference)
 
-    def for_fit(self, state: Collection[str]) -> tuple[Namespace, list[str]]:
-        """Return the config of a continued run, and notes on its changes.
+    def used_in(self, command: str, configured: Namespace, options: list[str]) -> Namespace:
+        """Return the model as it was trained, with the inference arguments of the options: for commands that do not train it.
 
         Args:
-            state: names in the state of the checkpoint's model.
+            command: name of the command.
+            configured: the model with all that configs and options change.
+            options: options of the model.
 
         Raises:
-            ConfigurationError: if an argument differs whose value is part of the trained state.
+            CheckpointError: if the configs or options name another class.
+            ConfigurationError: if the options change what may not differ.
         """
-        changes = self._changes(self.used, self.configured)
-        for key, old, new in changes:
-            if key.replace("init_args.", "") in state:
-                raise ConfigurationError(
-                    f"Expected model.{key} = {old}, which is part of the trained state, but got {new}. Leave it out, or"
-                    " start a new run from the weights: --model.init_args.initial_weights CHECKPOINT"
-                )
-        notes = [f"model.{key} was {old} when {self.path} was written and is {new} from here on" for key, old, new in changes]
-        return self.configured, notes
-
-    def for_scoring(self) -> tuple[Namespace, list[str]]:
-        """Return the config that scores the model as it was trained, and notes on ignored values of the config.
-
-        Raises:
-            ConfigurationError: if the command line contradicts the checkpoint.
-        """
-        if refused := self._changes(self.used, self.asked):
+        kept, asked = str(self.saved["class_path"]), str(configured["class_path"]).rpartition(".")[2]
+        if asked != kept.rpartition(".")[2]:
+            raise CheckpointError(
+                f"Expected a checkpoint of a {asked}, as in the config, but got {str(self.path)!r} of a {kept}. Give the config"
+                " that it was trained with, e.g. config.yaml of its run folder."
+            )
+        used = self.saved.clone()
+        if not options:
+            return used
+        changed = _parser(Parser).parse_args(options, namespace=nested(model=used))["model"]
+        for key in (f"init_args.{name}" for name in self.inference):
+            if key in changed:
+                used[key] = changed[key]
+        if command != "fit" and (refused := differences(used, changed)):
             key, old, new = refused[0]
             may = f" These may differ: {', '.join(sorted(self.inference))}." if self.inference else ""
             raise ConfigurationError(
                 f"Expected model.{key} = {old}, with which the checkpoint was trained, but got --model.{key} {new}."
-                f" `{self.command}` uses a model as it was trained: leave the option out.{may}"
+                f" `{command}` uses a model as it was trained: leave the option out.{may}"
             )
-        notes = [
-            f"model.{key} was {old} when {self.path} was written and is {new} here"
-            for key, old, new in self._changes(self.saved, self.used)
-        ]
-        notes += [
-            f"the config has model.{key} = {new}; the checkpoint was trained with {old}, which is used"
-            for key, old, new in self._changes(self.used, self.configured)
-        ]
-        return self.used, notes
+        return used
 
-    def optimizer_options(self) -> dict[str, Any]:
-        """Return the changed options of the optimizer, which would be lost when its state is restored.
+    def scored(self, used: Namespace, configured: Namespace) -> list[str]:
+        """Return notes on what a command that scores the model changes, and on ignored values of the config."""
+        return [
+            *(
+                f"model.{key} was {old} when {self.path} was written and is {new} here"
+                for key, old, new in differences(self.saved, used)
+            ),
+            *(
+                f"the config has model.{key} = {new}; the checkpoint was trained with {old}, which is used"
+                for key, old, new in differences(used, configured)
+            ),
+        ]
+
+    def continued(self, used: Namespace, configured: Namespace, state: Collection[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return the changed options of the optimizer, which are lost when its state is restored, and notes on all changes.
+
+        Args:
+            used: see :meth:`used_in`.
+            configured: the model with all that configs and options change.
+            state: names in the state of the checkpoint's model.
 
         Raises:
-            ConfigurationError: if the optimizer or the scheduler has another class.
+            ConfigurationError: if a value differs that is part of the trained state, or the class of optimizer or scheduler.
         """
-        changed = {}
-        for key, old, new in self._changes(self.used, self.configured):
+        changes, options = differences(used, configured), {}
+        for key, old, new in changes:
             part, _, option = key.removeprefix("init_args.").partition(".")
             if part == "optimizer" and option.startswith("init_args."):
-                changed[option.removeprefix("init_args.")] = new
+                options[option.removeprefix("init_args.")] = new
             elif part in ("optimizer", "lr_scheduler"):
                 raise ConfigurationError(
                     f"Expected model.{key} = {old}, whose state the checkpoint holds, but got {new}."
                     " Start a new run from the weights instead: --model.init_args.initial_weights CHECKPOINT"
                 )
-        return changed
+            elif key.replace("init_args.", "") in state:
+                raise ConfigurationError(
+                    f"Expected model.{key} = {old}, which is part of the trained state, but got {new}. Leave it out, or"
+                    " start a new run from the weights: --model.init_args.initial_weights CHECKPOINT"
+                )
+        return options, [
+            f"model.{key} was {old} when {self.path} was written and is {new} from here on" for key, old, new in changes
+        ]
 
-    def _changes(self, old: Namespace, new: Namespace) -> list[Change]:
-        return differences(old[self.command]["model"], new[self.command]["model"])
+
+def nested(**values: Any) -> Namespace:
+    """Return a namespace of the parser with copies of others."""
+    return Namespace({name: value.clone() for name, value in values.items()})  # type: ignore[no-untyped-call]
+
+
+def _parser(kind: type[Parser]) -> Parser:
+    """Return a parser of a model alone."""
+    parser = kind(exit_on_error=False)
+    parser.add_subclass_arguments(pl.LightningModule, "model")
+    return parser
 
 
 def changes_of_run(config: Path, command: str, now: dict[str, Any]) -> list[str]:

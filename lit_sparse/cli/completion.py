@@ -6,8 +6,6 @@ import argparse
 from collections.abc import Sequence
 from importlib import import_module
 
-from jsonargparse import capture_parser
-
 from lit_sparse.cli import COMMANDS, MODULES
 from lit_sparse.cli.app import LitSparseCLI
 from lit_sparse.cli.show_parts import KINDS, described
@@ -57,7 +55,7 @@ def _everything() -> argparse.ArgumentParser:
     parts = {option.split()[0]: list(described(room, base)) for option, room, base in KINDS.values() if room}
     for name, what in COMMANDS.items():
         own = name in MODULES
-        options = import_module(MODULES[name]).parser() if own else _options_of(name)
+        options = import_module(MODULES[name]).parser() if own else LitSparseCLI.parser_of([name])
         command = commands.add_parser(name, help=what, parents=[options], add_help=False)
         if not own:
             for option, names in parts.items():
@@ -66,12 +64,6 @@ def _everything() -> argparse.ArgumentParser:
         for action in command._actions:
             _complete(action, name, parts)
     return root
-
-
-def _options_of(command: str) -> argparse.ArgumentParser:
-    """Return the parser of a command that runs a model."""
-    root = capture_parser(lambda: LitSparseCLI([command]))
-    return next(action.choices[command] for action in root._actions if isinstance(action.choices, dict))  # type: ignore[no-any-return]
 
 
 def _complete(action: argparse.Action, command: str, parts: dict[str, list[str]]) -> None:

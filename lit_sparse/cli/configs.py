@@ -9,15 +9,21 @@ import yaml
 from jsonargparse import get_loader, set_loader
 
 from lit_sparse.errors import ConfigurationError
-from lit_sparse.lightning import NAME, chosen_path
+from lit_sparse.lightning import NAME, OTHER, chosen_path
 from lit_sparse.stored import open_plain
+from lit_sparse.yaml_loaders import Loader, SecondKeyError
 
-__all__ = ["MODE", "read_config", "with_full_name"]
+__all__ = ["ENDINGS", "MODE", "load_yaml", "read_config", "unreadable", "with_full_name"]
 
+#: Endings of the names of YAML files.
+ENDINGS = (".yaml", ".yml", ".json")
 #: Name of the parser mode that loads values by :func:`_load`. The mode "yaml" stays unchanged for the user's own parsers.
 MODE = "lit_sparse_yaml"
 #: A name that is short for two classes, of which Lightning's has a ``monitor``; torch's class cannot be used without it.
 FULL_NAMES = {"ReduceLROnPlateau": f"{NAME}.cli.ReduceLROnPlateau"}
+
+#: The loader of jsonargparse, without its checks.
+load_yaml = get_loader("yaml")
 
 
 def read_config(path: str | Path) -> str:
@@ -31,35 +37,33 @@ def read_config(path: str | Path) -> str:
     """
     name = repr(str(path))
     try:
-        with open_plain(path) as file:
-            raw = file.read()
+        with open_plain(path) if Path(path).is_file() else Path(path).open("rb") as file:  # a pipe is read, too
+            text = file.read().decode("utf-8-sig")
+        content = _loaded(text, name)
     except OSError as error:
         raise ConfigurationError(
             f"Expected to read the config {name} but got: {error.strerror}. Check the path and its permissions."
         ) from error
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"Expected a config in UTF-8 but got byte {hex(raw[error.start])} at position {error.start} of {name}."
-            " Save the file as UTF-8, or check the path."
-        ) from error
-    if not isinstance(_described(text, name), dict):
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(unreadable(error, name)) from error
+    if not isinstance(content, dict):
         raise ConfigurationError(f"Expected lines of `key: value` but got none in {name}. Check the path, or add the keys.")
     return text
 
 
-def _described(text: str, name: str) -> Any:
-    """Load YAML; raise each error as one message."""
-    try:
-        return _loaded(text, name)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f"line {mark.line + 1}, column {mark.column + 1} of " if mark else ""
-        raise ConfigurationError(f"Expected YAML but got, in {where}{name}: {error.problem}. Correct the line.") from error
-    except yaml.YAMLError as error:
-        reason = " ".join(str(error).split())
-        raise ConfigurationError(f"Expected YAML but got, in {name}: {reason}. Check the path.") from error
+def unreadable(error: UnicodeDecodeError | yaml.YAMLError, name: str) -> str:
+    """Return the message for a text that is not YAML in UTF-8."""
+    if isinstance(error, UnicodeDecodeError):
+        byte = hex(error.object[error.start])
+        return (
+            f"Expected a config in UTF-8 but got byte {byte} at position {error.start} of {name}. Save the file as UTF-8, or"
+            " check the path."
+        )
+    if not isinstance(error, yaml.MarkedYAMLError):
+        return f"Expected YAML but got, in {name}: {' '.join(str(error).split())}. Check the path."
+    mark = error.problem_mark or error.context_mark
+    where = f"line {mark.line + 1}, column {mark.column + 1} of " if mark else ""
+    return f"Expected YAML but got, in {where}{name}: {error.problem}. Correct the line."
 
 
 def _loaded(text: str, name: str) -> Any:
@@ -69,37 +73,18 @@ def _loaded(text: str, name: str) -> Any:
         ConfigurationError: if a mapping has a key twice, or a value contains itself.
     """
     try:
-        _check_keys(yaml.compose(text, yaml.SafeLoader), name)
-        return _with_full_names(get_loader("yaml")(text))
+        yaml.compose(text, Loader)
+        return _with_full_names(load_yaml(text))
+    except SecondKeyError as error:
+        raise ConfigurationError(
+            f"Expected each key once but got {error.key!r} in line {error.first + 1} and in line {error.second + 1} of {name}."
+            " Remove one of the two."
+        ) from error
     except RecursionError as error:
         raise ConfigurationError(
             f"Expected values with an end but got one that contains itself by an alias, or is nested too deeply, in {name}."
             " Write the value instead of the alias."
         ) from error
-
-
-def _check_keys(root: yaml.Node | None, name: str) -> None:
-    """Refuse a key that a mapping has twice."""
-    pending, seen = [root], set()
-    while pending:
-        node = pending.pop()
-        if id(node) in seen or not isinstance(node, yaml.CollectionNode):
-            continue
-        seen.add(id(node))
-        if isinstance(node, yaml.SequenceNode):
-            pending += node.value
-            continue
-        lines: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in lines:
-                    raise ConfigurationError(
-                        f"Expected each key once but got {key.value!r} in line {lines[key.value]} and in line {line} of {name}."
-                        " Remove one of the two."
-                    )
-                lines[key.value] = line
-            pending.append(value)
 
 
 def _load(text: str) -> Any:
@@ -108,12 +93,14 @@ def _load(text: str) -> Any:
 
 
 def _with_full_names(value: Any) -> Any:
-    """Replace short class names that belong to two classes."""
+    """Replace short class names that belong to two classes, and names of classes of the other Lightning."""
     if isinstance(value, dict):
         return {key: _with_full_names(entry) for key, entry in value.items()}
     if isinstance(value, list):
         return [_with_full_names(entry) for entry in value]
-    return chosen_path(FULL_NAMES.get(value, value)) if isinstance(value, str) else value
+    if isinstance(value, str) and (value in FULL_NAMES or value.startswith(f"{OTHER}.")):
+        return FULL_NAMES.get(value, chosen_path(value))
+    return value
 
 
 def with_full_name(arg: str) -> str:
@@ -124,7 +111,7 @@ def with_full_name(arg: str) -> str:
         '--model.init_args.lr_scheduler=pytorch_lightning'
     """
     option, sign, value = arg.rpartition("=")
-    return option + sign + chosen_path(FULL_NAMES.get(value, value))
+    return f"{option}{sign}{_with_full_names(value)}"
 
 
 set_loader(MODE, _load, (yaml.YAMLError,))

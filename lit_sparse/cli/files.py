@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from lit_sparse.checkpoint_files import check_written, read_checkpoint
-from lit_sparse.errors import LitSparseError
+from lit_sparse.errors import LitSparseError, cause_of
 from lit_sparse.lightning import TorchCheckpointIO
 from lit_sparse.runs import replaced
 
@@ -36,9 +36,10 @@ class WholeFiles(TorchCheckpointIO):
             with replaced(target, "wb") as file:
                 torch.save(checkpoint, file)
         except (OSError, RuntimeError) as error:
+            reason = " ".join(str(cause_of(error, OSError) or error).split()).rstrip(".")  # torch's error hides the system's
             earlier = " The earlier file of that name is unchanged." if target.is_file() else ""
             raise DiskError(
-                f"Expected to write the checkpoint {str(target)!r} but got: {_reason(error)}.{earlier} Free space on the disk."
+                f"Expected to write the checkpoint {str(target)!r} but got: {reason}.{earlier} Free space on the disk."
             ) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
@@ -48,11 +49,3 @@ class WholeFiles(TorchCheckpointIO):
         checkpoint = read_checkpoint(path)
         check_written(repr(str(path)), checkpoint)
         return checkpoint
-
-
-def _reason(error: BaseException) -> str:
-    """Return the message of the operating system's error behind torch's error."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__ or cause.__context__
-    return " ".join(str(cause or error).split()).rstrip(".")

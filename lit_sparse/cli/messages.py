@@ -1,298 +1,277 @@
-"""Shortens the parser's messages about unions and subclasses to one sentence with the next step."""
+"""Explains what the parser refuses, with the next step: by an option's type, its value, and the causes of the error."""
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import inspect
+import itertools
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, get_origin
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import torch
+import yaml
 
+from lit_sparse.cli.configs import ENDINGS, load_yaml, read_config, unreadable
 from lit_sparse.coresets import CoresetSelector
 from lit_sparse.data import LabelNoise
-from lit_sparse.errors import LitSparseError, did_you_mean, error_chain
+from lit_sparse.errors import ConfigurationError, LitSparseError, cause_of, did_you_mean, error_chain
 from lit_sparse.estimators import Estimator
 from lit_sparse.lightning import pl
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.metrics import TextMetric
 from lit_sparse.nn import EncoderDecoder
 from lit_sparse.risks import Risk
+from lit_sparse.stored import is_file
 from lit_sparse.structures import Structure
 from lit_sparse.transport import Measure, Potentials
 
-__all__ = ["about_checkpoint", "plain_message", "started_in"]
+__all__ = ["START", "explained", "misfit"]
 
-BASES: dict[str, type] = {
-    "mapping": SparseMapping,
-    "output_mapping": SparseMapping,
-    "estimator": Estimator,
-    "risk": Risk,
-    "body": EncoderDecoder,
-    "metrics": TextMetric,
-    "structure": Structure,
-    "selector": CoresetSelector,
-    "model": pl.LightningModule,
-    "data": pl.LightningDataModule,
-    "label_noise": LabelNoise,
-    "source": Measure,
-    "target": Measure,
-    "potentials": Potentials,
-    "callbacks": pl.Callback,
-    "sender": torch.nn.Module,
-    "receiver": torch.nn.Module,
-    "optimizer": torch.optim.Optimizer,
-    "lr_scheduler": torch.optim.lr_scheduler.LRScheduler,
+#: Bases of the parts that an option may name by mistake.
+KINDS = (
+    *(SparseMapping, Estimator, Risk, EncoderDecoder, TextMetric, Structure, CoresetSelector, pl.LightningModule),
+    *(pl.LightningDataModule, LabelNoise, Measure, Potentials, pl.Callback, torch.optim.Optimizer),
+    torch.optim.lr_scheduler.LRScheduler,
+)
+#: Types in messages, those with subclasses among the others last.
+WORDS: dict[Any, str] = {
+    **{bool: "true or false", int: "an integer", float: "a number", str: "text", NoneType: "null"},
+    **{Mapping: "a dict", Iterable: "a list"},
 }
-
 #: Examples of arguments of mappings by structures.
 STRUCTURES = {
     "structure": "structure: {class_path: Budget, init_args: {budget: 2}}",
     "factors": "graph: {class_path: lit_sparse.structures.FactorGraph, init_args: {variables: 9, factors: [{structure: Xor}]}}",
 }
-#: Names of the parser's types in messages.
-KINDS = {"int": "an integer", "float": "a number", "bool": "true or false", "str": "text", "NoneType": "null", "list": "a list"}
+#: jsonargparse's and argparse's errors that name an option alone.
+UNKNOWN = re.compile(r"(?:[Oo]ption|Key) '([^']+)'|unrecognized arguments: (\S+)")
+MISSING = re.compile(r"arguments are required: (.*)")
+
+#: The current folder at the start: the parser changes to the config's folder while it reads a config.
+START: ContextVar[Path | None] = ContextVar("START", default=None)
+#: What parsers of classes have said: the error of a union has the other members' errors as text alone.
+SAID: deque[str] = deque(maxlen=100)
 
 
-_start: ContextVar[Path | None] = ContextVar("_start", default=None)
-_of_checkpoint: ContextVar[bool] = ContextVar("_of_checkpoint", default=False)
-
-
-@contextmanager
-def about_checkpoint() -> Iterator[None]:
-    """Import nothing for messages within this block: their names may come from a checkpoint."""
-    token = _of_checkpoint.set(True)
-    try:
-        yield
-    finally:
-        _of_checkpoint.reset(token)
-
-
-@contextmanager
-def started_in() -> Iterator[None]:
-    """Store the current folder for messages: the parser changes to the config's folder while it reads a config."""
-    token = _start.set(_start.get() or Path.cwd())
-    try:
-        yield
-    finally:
-        _start.reset(token)
-
-
-def plain_message(message: str, error: BaseException | None = None, options: Sequence[str] = (), owner: str = "") -> str:
-    """Return a parser's message, shortened.
+def explained(parser: Any, message: str, error: BaseException | None, owner: type | None, imports: bool) -> str:
+    """Return the message for an error of a parser.
 
     Args:
-        message: the parser's own message.
+        parser: the parser.
+        message: its own message.
         error: cause of the message.
-        options: names of the options of this parser.
-        owner: class or command that has these options.
+        owner: class whose arguments it parses; None for a command.
+        imports: whether modules that a value names may be imported to find what is wrong.
     """
-    for cause in error_chain(error):
-        if isinstance(cause, LitSparseError):
-            return str(cause)
-    refused = re.fullmatch(r"Option '([^']+)' is not accepted", message)
-    if refused and options:
-        name = refused.group(1)
-        return f"There is no option {name!r} in {owner}.{did_you_mean(name, options)} The options are: {', '.join(options)}."
-    for pattern, describe in PATTERNS:
-        match = re.search(pattern, message, re.DOTALL)
-        if match:
-            return describe(_key(message), *match.groups())
-    return _shortened(message)
+    own = cause_of(error, LitSparseError)
+    said = min((text for text in SAID if text and text in message), key=message.index, default=None)
+    found = (own and str(own)) or said or _refusal(error, imports)
+    if found is None and (unknown := UNKNOWN.search(message)):
+        found = _unknown_option(parser, unknown[1] or unknown[2], owner)
+    if found is None and (missing := MISSING.search(message)):
+        found = _missing(missing[1])
+    if found is None and (unread := cause_of(error, UnicodeDecodeError) or cause_of(error, yaml.YAMLError)):
+        found = unreadable(unread, "a config")
+    SAID.append(found or " ".join(message.split()))
+    return SAID[-1]
 
 
-def _shortened(message: str) -> str:
-    """Shorten a parser's message about a value that fits no type of a union: drop the types and the value."""
-    errors = re.search(r"Errors:\s*\n(.*?)\n\s*Given value type:", message, re.DOTALL)
-    if errors is None:
-        return re.sub(r"\s*\n\s*", " ", message.strip())
-    reasons = [" ".join(line.split()) for line in re.split(r"^\s*- ", errors[1], flags=re.MULTILINE)]
-    reasons = [line for line in reasons if line and not line.startswith(("Expected a <class", "Not a valid subclass"))]
-    own = [line for line in reasons if line.startswith(("Missing: ", "Expected `", "There is no "))]
-    return (
-        f"`{_key(message)}` is not accepted: {' '.join(own[:1] or reasons[:2])[:400]}"
-        if reasons
-        else f"`{_key(message)}` is not accepted."
-    )
-
-
-def _unknown_class(key: str, name: str) -> str:
-    path, base = name.strip(), BASES.get(key)
-    module, _, short = path.rpartition(".")
-    if module:
-        trouble = _trouble_with(path, module, short, key, base)
-        if trouble is not None:
-            return trouble
-    if key and base is None:
-        return f"Expected `{key}` to be a number, or a class or function by its full path, but got {path!r}."
-    if base is torch.nn.Module:
-        return f"There is no {path!r} for `{key}`. Name a module by its full path, as in lit_sparse.nn.MLP or my_module.MyOwn."
-    others = [kind for kind in BASES.values() if kind is not torch.nn.Module and short in set(_class_names(kind))]
-    if base and others:
-        return f"Expected `{key}` to be of the kind {base.__name__} but got the {others[0].__name__} {path!r}. {_known(base)}"
-    classes = sorted(set(_class_names(base)) if base else {n for b in BASES.values() for n in _class_names(b)})
-    near = did_you_mean(short, [name for name in classes if name != short])
-    known = _known(base) if base else f"Known: {', '.join(classes[:12])}."
-    return f"There is no class {path!r} for `{key}`.{near} {known}"
-
-
-def _known(base: type) -> str:
-    """List this package's subclasses of a base, or the first of other packages."""
-    shown = sorted(set(_class_names(base, "lit_sparse"))) or sorted(set(_class_names(base)))[:12]
-    return f"Known: {', '.join(shown)}."
-
-
-def _trouble_with(path: str, module: str, short: str, key: str, base: type | None) -> str | None:
-    """Return a message about a class with a full path, or None if no cause is found."""
-    if _of_checkpoint.get() and module not in sys.modules:  # names of a checkpoint are never imported
+def _refusal(error: BaseException | None, imports: bool) -> str | None:
+    """Return what is wrong with the value that an option refused, or None if no option did, or nothing is found."""
+    refused: tuple[argparse.Action, Any] | None = None
+    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(cause.__traceback__) for cause in error_chain(error)):
+        action, local = frame.f_locals.get("self"), frame.f_locals
+        if isinstance(action, argparse.Action) and ("value" in local or "orig_val" in local):
+            refused = action, local.get("orig_val", local.get("value"))
+    if refused is None:
         return None
+    action, value = refused
+    name = action.dest.removesuffix(".help").rpartition(".")[2]
     try:
-        imported: Any = importlib.import_module(module)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing is None or not (module == missing or module.startswith(f"{missing}.")):
-            return f"{path!r} for `{key}` cannot be imported: {type(error).__name__}: {error}"
-        if base is None:
-            return None
-        start = _start.get() or Path.cwd()
-        message = f"There is no module {missing!r} for `{key}` {path!r}, neither installed nor in the folder {str(start)!r}."
-        if start != Path.cwd() and (Path.cwd() / f"{missing}.py").is_file():
-            message += f" It is in the config's folder: start the command in {str(Path.cwd())!r}, or add this to PYTHONPATH."
-        return message
-    part = getattr(imported, short, None)
-    if part is None:
-        names = [name for name, value in vars(imported).items() if _fits(value, base)]
-        own = [name for name in names if str(vars(imported)[name].__module__).startswith(module)]
-        listed = f" It defines: {', '.join(own[:12])}." if own else ""
-        return f"There is no {short!r} in {module!r} for `{key}`.{did_you_mean(short, names)}{listed}"
-    if base is not None and not (isinstance(part, type) and issubclass(part, base)):
-        return f"Expected `{key}` to be a subclass of {base.__module__.split('.')[0]}'s {base.__name__} but got {path!r}."
-    if inspect.isabstract(part):
-        missing_methods = ", ".join(sorted(part.__abstractmethods__))
-        return f"{path!r} for `{key}` cannot be built: it does not define {missing_methods}."
-    return None
+        return misfit(name, getattr(action, "_typehint", dict[str, Any]), value, imports)
+    except ConfigurationError as unread:
+        return str(unread)
 
 
-def _fits(value: Any, base: type | None) -> bool:
-    """Return whether a module's member is a subclass of a base, or any class or function if the base is None."""
+def misfit(name: str, hint: Any, given: Any, imports: bool) -> str | None:
+    """Return what is wrong with a value of a type, or None if nothing is found.
+
+    Raises:
+        ConfigurationError: if the value names a file that cannot be read.
+    """
+    value, members = _plain(given), _members(hint)
+    items: list[tuple[Any, Any]] = []
+    for origin, inner in [(get_origin(member), get_args(member)) for member in members]:
+        if isinstance(value, dict) and _is_of(origin, Mapping) and "class_path" not in value:
+            items += ((inner[1], item) for item in value.values())
+        elif isinstance(value, list) and _is_of(origin, Iterable) and not _is_of(origin, Mapping):
+            fixed = origin is tuple and Ellipsis not in inner
+            if fixed and len(inner) != len(value):
+                return f"Expected `{name}` to be {len(inner)} values but got {str(value)!r}."
+            items += zip(inner if fixed else inner[:1] * len(value), value, strict=True)
+    if found := next((found for kind, item in items if (found := misfit(name, kind, item, imports))), None):
+        return found
+    bases, path = _bases(members), value.get("class_path") if isinstance(value, dict) else value
+    if bases and isinstance(path, str | int | float):
+        takes_more = {int, float} & {*members} or any(get_origin(one) is Callable and not _bases([one]) for one in members)
+        return _class_trouble(name, str(path).strip(), () if takes_more else bases, imports)
+    if items or Any in members or type(value) in members or (type(value), float) == (int, members[0]):
+        return None
+    choices = [choice for one in members if get_origin(one) is Literal for choice in get_args(one)]
+    words = ["one of " + ", ".join(map(repr, choices)), *map(_word, members)] if choices else map(_word, members)
+    expected = " or ".join(word for word in dict.fromkeys(words) if word)
+    shown = given if isinstance(given, str) else str(value)
+    return f"Expected `{name}` to be {expected} but got {shown!r}.{did_you_mean(shown, map(str, choices))}"
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of the command line or of a config as numbers, texts, lists and dicts; a YAML file is read."""
+    if isinstance(value, str):
+        named = value.endswith(ENDINGS) and is_file(value)
+        try:
+            found = load_yaml(read_config(value) if named else value)
+        except yaml.YAMLError:
+            return value
+        return value if isinstance(found, str) else found
+    if hasattr(value, "key"):  # jsonargparse's option of an option
+        return {value.key: value.val}
+    return vars(value) if isinstance(value, argparse.Namespace) else value
+
+
+def _members(hint: Any) -> list[Any]:
+    """Return the members of a union, or the one type."""
+    return [*get_args(hint)] if get_origin(hint) in (Union, UnionType) else [hint]
+
+
+def _is_of(origin: Any, kind: Any) -> bool:
+    return isinstance(origin, type) and issubclass(origin, kind)
+
+
+def _bases(members: Iterable[Any]) -> tuple[type, ...]:
+    """Return the classes that types name: themselves, or as what they return or hold."""
+    found: tuple[type, ...] = ()
+    for member in members:
+        origin, inner = get_origin(member), get_args(member)
+        if origin is Callable or (_is_of(origin, Iterable) and not _is_of(origin, Mapping)):
+            found += _bases(_members(inner[-1 if origin is Callable else 0])) if inner else ()
+        elif origin is None and isinstance(member, type) and member.__module__ not in ("builtins", "typing", "pathlib"):
+            found += (member,)
+    return found
+
+
+def _word(member: Any) -> str:
+    """Return a type in words; an empty text for a Literal, whose choices are listed."""
+    origin = get_origin(member) or member
+    if origin in (Callable, Literal):
+        return "a function" if origin is Callable else ""
+    kind = next((kind for kind in WORDS if _is_of(origin, kind)), None)
+    return f"a {getattr(origin, '__name__', origin)}" if kind is None else WORDS[kind]
+
+
+def _class_trouble(name: str, path: str, bases: tuple[type, ...], imports: bool) -> str | None:
+    """Return why a class cannot stand for an option, or None if it can; without bases, other values than classes can, too."""
+    module, _, short = path.rpartition(".")
+    parts: list[Any] = [] if module else [kind for kind in {*_subclasses(bases)} if kind.__name__ == short]
+    if module and (imports or module in sys.modules) and all(part.isidentifier() for part in path.split(".")):
+        try:
+            imported = importlib.import_module(module)
+        except Exception as error:
+            missing = error.name if isinstance(error, ModuleNotFoundError) and error.name else " "
+            if not f"{module}.".startswith(f"{missing}."):
+                return f"{path!r} for `{name}` cannot be imported: {type(error).__name__}: {error}"
+            if bases:
+                return _no_module(name, path, missing)
+        else:
+            if not hasattr(imported, short):
+                names = [key for key, value in vars(imported).items() if _is_part(value, bases)]
+                own = [key for key in names if str(vars(imported)[key].__module__).startswith(module)]
+                listed = f" It defines: {', '.join(own[:12])}." if own else ""
+                return f"There is no {short!r} in {module!r} for `{name}`.{did_you_mean(short, names)}{listed}"
+            parts = [getattr(imported, short)]
+            if bases and not _is_of(parts[0], bases):
+                package = bases[0].__module__.partition(".")[0]
+                return f"Expected `{name}` to be a subclass of {package}'s {bases[0].__name__} but got {path!r}."
+    if len(built := [part for part in parts if not inspect.isabstract(part)]) > 1:
+        places = " or ".join(sorted(f"{part.__module__}.{short}" for part in built))
+        return f"Expected `{name}` to name one class but {short!r} may be {places}. Give the full path."
+    if parts:
+        methods = ", ".join(sorted(getattr(parts[0], "__abstractmethods__", ()))) if not built else ""
+        return None if built else f"{path!r} for `{name}` cannot be built: it does not define {methods}."
+    if not bases:
+        return f"Expected `{name}` to be a number, or a class or function by its full path, but got {path!r}."
+    if bases[0] is torch.nn.Module:
+        return f"There is no {path!r} for `{name}`. Name a module by its full path, as in lit_sparse.nn.MLP or my_module.MyOwn."
+    if other := next((kind for kind in KINDS if short in _named((kind,))), None):
+        return f"Expected `{name}` to be of the kind {bases[0].__name__} but got the {other.__name__} {path!r}. {_known(bases)}"
+    return f"There is no class {path!r} for `{name}`.{did_you_mean(short, _named(bases))} {_known(bases)}"
+
+
+def _named(bases: Iterable[type]) -> dict[str, type]:
+    """Return the subclasses that an option can name."""
+    return {kind.__name__: kind for kind in _subclasses(bases) if not inspect.isabstract(kind) and kind.__name__[0] != "_"}
+
+
+def _known(bases: tuple[type, ...]) -> str:
+    """List this package's subclasses, or the first of other packages."""
+    own = [name for name, kind in _named(bases).items() if kind.__module__.startswith("lit_sparse.") and {*bases} & {*KINDS}]
+    return f"Known: {', '.join(sorted(own) or sorted(_named(bases))[:12])}."
+
+
+def _no_module(name: str, path: str, missing: str) -> str:
+    start = START.get() or Path.cwd()
+    message = f"There is no module {missing!r} for `{name}` {path!r}, neither installed nor in the folder {str(start)!r}."
+    if start != Path.cwd() and Path(f"{missing}.py").is_file():
+        message += f" It is in the config's folder: start the command in {str(Path.cwd())!r}, or add this to PYTHONPATH."
+    return message
+
+
+def _is_part(value: Any, bases: tuple[type, ...]) -> bool:
+    """Return whether a module's member is a class of these bases; without bases, any class or function."""
     if not inspect.isclass(value) or get_origin(value) is not None:  # Python 3.10 counts dict[str, int] as a class
-        return base is None and inspect.isfunction(value)
-    return base is None or issubclass(value, base)
+        return not bases and inspect.isfunction(value)
+    return not bases or issubclass(value, bases)
 
 
-def _unknown_option(key: str, name: str) -> str:
-    if not name.startswith("-") and (name.endswith((".yaml", ".yml")) or Path(name).is_file()):
+def _subclasses(bases: Iterable[type]) -> Iterator[type]:
+    for base in bases:
+        below: list[type] = base.__subclasses__()
+        yield from (kind for kind in below if "<locals>" not in kind.__qualname__)
+        yield from _subclasses(below)
+
+
+def _unknown_option(parser: Any, name: str, owner: type | None) -> str:
+    options = [action.dest for action in parser._actions if action.default is not argparse.SUPPRESS]
+    plain = name.lstrip("-").partition("=")[0]
+    if owner is not None and options:
+        listed = ", ".join(options)
+        return f"There is no option {plain!r} in {owner.__name__}.{did_you_mean(plain, options)} The options are: {listed}."
+    if not name.startswith("-") and (name.endswith(ENDINGS) or is_file(name)):
         return f"Expected options but got {name!r}. Give a config with -c: lit-sparse COMMAND -c {name}"
-    top = name.lstrip("-").split(".", 1)[0].split("=")[0]
-    if "." in name and top not in TOP and not name.startswith(tuple(f"--{key}" for key in TOP)) and did_you_mean(top, TOP):
-        return f"There is no option {top!r}.{did_you_mean(top, TOP)} `lit-sparse COMMAND --help` lists the options."
-    short = name.split("=")[0].lstrip("-").rsplit(".", 1)[-1]
-    if short in _option_names():
-        return (
-            f"The option {name!r} belongs to a class that is not given. Give the class first, as in -c CONFIG or --model CLASS."
-        )
-    return f"There is no option {name!r}.{did_you_mean(short, _option_names())} `lit-sparse COMMAND --help` lists the options."
+    commands = next((action.choices.values() for action in parser._actions if isinstance(action.choices, dict)), [parser])
+    tops = {action.dest.partition(".")[0] for command in commands for action in command._actions}
+    top, short = plain.partition(".")[0], plain.rpartition(".")[2]
+    if "." in plain and top not in tops and (meant := did_you_mean(top, tops)):
+        return f"There is no option {top!r}.{meant} `lit-sparse COMMAND --help` lists the options."
+    kinds = [kind for kind in _subclasses(KINDS) if kind.__module__.startswith("lit_sparse.")]
+    names = tops.union(*(inspect.signature(kind).parameters for kind in [*kinds, pl.Trainer]))
+    if short in names:
+        which = f"The option {name!r} belongs to a class that is not given."
+        return f"{which} Give the class first, as in -c CONFIG or --model CLASS."
+    return f"There is no option {name!r}.{did_you_mean(short, sorted(names))} `lit-sparse COMMAND --help` lists the options."
 
 
-def _wrong_type(key: str, kind: str, value: str) -> str:
-    return f"Expected `{key}` to be {KINDS.get(kind, kind)} but got {value.strip()!r}."
-
-
-def _not_allowed(key: str, allowed: str, value: str) -> str:
-    names = re.findall(r"'([^']*)'", allowed)
-    return f"Expected `{key}` to be one of {allowed} but got {value!r}.{did_you_mean(value, names)}"
-
-
-def _no_union_member(key: str, kinds: str, value: str) -> str:
-    names = [name.rpartition(".")[2] for name in re.findall(r"<class '([^']+)'>", kinds)]
-    return f"Expected `{key}` to be {' or '.join(KINDS.get(name, name) for name in names)} but got {value.strip()!r}."
-
-
-def _missing(key: str, names: str) -> str:
-    missing = ", ".join(name.split(".", 1)[-1] for name in names.strip().split(", "))
-    if {"model", "data"} & set(missing.split(", ")):
-        return f"Missing: {missing}. Give a config, as in -c ssvae/digits, or the options one by one."
-    example = STRUCTURES.get(missing)
-    where = f", as in `{example}`. {_known(Structure)}" if example else "."
-    return f"Missing: {missing}, which has no default. Set it in the init_args of the class{where}"
-
-
-def _not_utf8(key: str, byte: str, position: str) -> str:
-    place = f" in `{key}`" if key else ""
-    return f"Expected a config in UTF-8 but got byte {byte} at position {position} of the file{place}. Save it as UTF-8."
-
-
-def _not_yaml(key: str, name: str, reason: str) -> str:
-    where = re.search(r'(.*?)\s*in "[^"]*", line (\d+), column (\d+)\s*(.*?)(?:\s*in "|\n|$)', reason, re.DOTALL)
-    line = f" in line {where[2]}" if where else ""
-    what = (where[4] or where[1]) if where else reason
-    return f"Expected {name.strip(chr(39))!r} to be YAML but got{line}: {what}. Correct it."
-
-
-def _unknown_key(_: str, name: str) -> str:
-    return _unknown_option("", name)
-
-
-#: Options of a command with nested options, and options without.
-TOP = ("model", "data", "trainer", "optimizer", "seed_everything", "output_dir", "name", "ckpt_path", "config")
-
-
-def _several(key: str, name: str, paths: str) -> str:
-    candidates = " or ".join(paths.rstrip(".").split(", "))
-    return f"Expected `{key}` to name one class but {name!r} may be {candidates}. Give the full path."
-
-
-PATTERNS: list[tuple[str, Callable[..., str]]] = [
-    (r"Multiple subclasses with name (\w+)\. Give the full class path to avoid ambiguity: ([\w., ]+)", _several),
-    (r"codec can't decode byte (\w+) in position (\d+)", _not_utf8),
-    (r"Invalid content in sub-config file (\S+): (.*)", _not_yaml),
-    (r"Unable to load config ('[^']*')\s*-?\s*(.*)", _not_yaml),
-    (r"Expected a dot import path string: (\S+)", _unknown_class),
-    (r"module '[\w.]+' has no attribute '[^']+'\. Got value: ([^\n]+)", _unknown_class),
-    (r"Problem with given class_path ['\"]?([\w.]+)", _unknown_class),
-    (r"Import path (?!does )['\"]?([\w.]+)", _unknown_class),
-    (r"No module named ['\"]?([\w.]+)", _unknown_class),
-    (r"Got value: (\S+)\s+.*?class_path.*?not.*?subclass", _unknown_class),
-    (r"Option '([^']+)' is not accepted", _unknown_option),
-    (r"[Ss]ubcommand '\w+' does not accept option '([^']+)'", _unknown_key),
-    (r"[Uu]nrecognized arguments: (\S+)", _unknown_option),
-    (r"Key '([^']+)' is not expected", _unknown_option),
-    (r"Expected a <class '(\w+)'>\. Got value: ([^\n]+)", _wrong_type),
-    (r"Expected a typing\.Literal\[([^\]]*)\]\. Got value: (\S+)", _not_allowed),
-    (r"but [\w.]+ either not accessible.*Expected an instantiatable class, but (\S+) is abstract", _unknown_class),
-    (r"Expected '([\w.]+)' to be a subclass of", _unknown_class),
-    (r"\([\w.]+\.py, line \d+\).*?key='(?:[\w.]+\.)?(\w+)', val='([\w.]+)'", lambda _, key, name: _unknown_class(key, name)),
-    (r"Subtypes: [\[(]((?:<class '\w+'>,? ?)+)[\])].*Given value: ([^\n]+)", _no_union_member),
-    (r"the following arguments are required: ([\w., ]+)", _missing),
-]
-
-
-def _key(message: str) -> str:
-    keys = re.findall(r'Parser key "([\w.]+)"|^--([\w.]+)\.help: ', message)
-    return "".join(keys[-1]).rsplit(".", 1)[-1] if keys else ""
-
-
-def _class_names(base: type, package: str | None = None) -> Iterator[str]:
-    subclasses: list[type] = base.__subclasses__()
-    for cls in subclasses:
-        inside = package is None or cls.__module__.split(".")[0] == package
-        if inside and not inspect.isabstract(cls) and not cls.__name__.startswith("_"):
-            yield cls.__name__
-        yield from _class_names(cls, package)
-
-
-def _option_names() -> list[str]:
-    names = {"output_dir", "name", "ckpt_path", "config", "seed_everything", "checkpoint_every_n_steps"}
-    for base in (SparseMapping, Estimator, Risk, Structure, pl.LightningModule, pl.LightningDataModule):
-        waiting: list[type] = [base]
-        while waiting:
-            cls = waiting.pop()
-            waiting += cls.__subclasses__()
-            if cls.__module__.startswith("lit_sparse"):
-                names |= set(inspect.signature(cls).parameters)
-    return sorted(names | set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})
+def _missing(names: str) -> str:
+    missing = [name.partition(".")[2] or name for name in names.split(", ")]
+    if {"model", "data"} & {*missing}:
+        return f"Missing: {', '.join(missing)}. Give a config, as in -c ssvae/digits, or the options one by one."
+    example = STRUCTURES.get(missing[0])
+    where = f", as in `{example}`. {_known((Structure,))}" if example else "."
+    return f"Missing: {', '.join(missing)}, which has no default. Set it in the init_args of the class{where}"

@@ -1,18 +1,24 @@
-"""Messages for Lightning's errors about the settings of a run, and for errors while its parts are built."""
+"""Messages for errors while the parts of a run are built, and for what Lightning refuses of its settings."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from jsonargparse import Namespace
 
-from lit_sparse.errors import ConfigurationError, LitSparseError, did_you_mean, error_chain
+from lit_sparse.errors import ConfigurationError, LitSparseError, cause_of, did_you_mean, error_chain
 from lit_sparse.lightning import MisconfigurationException
 
-__all__ = ["build_error", "check_numbers", "refusal"]
+__all__ = ["build_error", "check_numbers", "refusal", "told_as", "trainer_error"]
 
+#: The command in an ImportError, and the package that it installs.
+INSTALL = re.compile(r"(pip install (?:-\S+ )*['\"]?([\w.-]+)[^`]*)`")
+#: Endings of the names of a count's statistics.
+STATISTICS = ("_mean", "_p10", "_median", "_p90", "_total", "_step")
 LIGHTNING = ("pytorch_lightning", "lightning_fabric", "lightning")
 #: Options that Lightning does not check -> their smallest value.
 LEAST = {
@@ -51,13 +57,14 @@ def check_numbers(options: Namespace) -> None:
             )
 
 
-def refusal(error: Exception) -> ConfigurationError | None:
+def refusal(error: Exception, logged: Collection[str] = ()) -> ConfigurationError | None:
     """Return the message for a setting that Lightning refuses; None for an error of another cause.
 
     Lightning checks some settings only after data and optimizers are built: shares of batches, intervals, monitored metrics.
 
     Args:
         error: exception of a command.
+        logged: names of the logged metrics.
 
     Example:
         >>> print(refusal(MisconfigurationException("No `val_dataloader()`.")))
@@ -72,30 +79,51 @@ def refusal(error: Exception) -> ConfigurationError | None:
             "Expected an optimizer with a learning rate `lr` for StochasticWeightAveraging but the model's optimizer has none."
             " Leave out the callback."
         )
-    raised_by = callers[-1].split(".")[0] if callers else ""
-    own = isinstance(error, RuntimeError | TypeError | ValueError) and raised_by in LIGHTNING
+    own = isinstance(error, RuntimeError | TypeError | ValueError) and callers and callers[-1].split(".")[0] in LIGHTNING
     if not own and not isinstance(error, MisconfigurationException):
         return None
-    text = " ".join(str(error).split())
-    return ConfigurationError(_not_logged(text) or f"Lightning refuses this run: {text}")
-
-
-def _not_logged(text: str) -> str | None:
-    """Return the message for a monitored metric that is not logged."""
-    patterns = (
-        r"(?P<part>Early stopping|ReduceLROnPlateau) conditioned on metric `?(?P<name>[^\s`]+)`?"
-        r" which is not available(?P<rest>.*)",
-        r"`(?P<part>ModelCheckpoint)\(monitor='(?P<name>[^']+)'\)` could not find the monitored key[^:]*: (?P<rest>\[.*?\])",
+    found = {name: value for frame, _ in traceback.walk_tb(error.__traceback__) for name, value in frame.f_locals.items()}
+    part, monitor = "ReduceLROnPlateau", found.get("monitor_key")  # of Lightning's loop
+    if monitor is None:
+        part, monitor = type(found.get("self")).__name__, getattr(found.get("self"), "monitor", None)
+    if monitor is None or monitor in logged:
+        return ConfigurationError(f"Lightning refuses this run: {' '.join(str(error).split())}")
+    shown = [name for name in sorted(logged) if "/" in name and not name.endswith(STATISTICS)]
+    return ConfigurationError(
+        f"Expected {part} to monitor a logged metric but got {monitor!r}.{did_you_mean(monitor, logged)}"
+        f" Choose from: {', '.join(shown)}."
     )
-    match = next((match for pattern in patterns if (match := re.search(pattern, text))), None)
-    if match is None:
+
+
+@contextmanager
+def told_as(explain: Callable[[Exception], Exception | None]) -> Iterator[None]:
+    """Raise an error of the block as what a function makes of it, or as it is if that is None."""
+    try:
+        yield
+    except Exception as error:
+        if (told := explain(error)) is None or told is error:
+            raise
+        raise told from error
+
+
+def trainer_error(error: Exception, callbacks: Any) -> ConfigurationError | None:
+    """Return the message if the trainer cannot be built.
+
+    Args:
+        error: the error.
+        callbacks: value of ``trainer.callbacks``.
+    """
+    if isinstance(error, LitSparseError):
         return None
-    logged = [name for name in re.findall(r"[`']([^`']+)[`']", match["rest"]) if "/" in name]
-    shown = [name for name in logged if not re.search(r"_(mean|p10|median|p90|total|step)$", name)]
-    part = "EarlyStopping" if match["part"] == "Early stopping" else match["part"]
-    return (
-        f"Expected {part} to monitor a logged metric but got {match['name']!r}.{did_you_mean(match['name'], logged)}"
-        f" Choose from: {', '.join(sorted(shown))}."
+    if isinstance(error, MisconfigurationException | ValueError | TypeError):
+        return ConfigurationError(f"The trainer does not accept its arguments: {error}")
+    keys = [callback.state_key for callback in callbacks] if isinstance(callbacks, list) else []
+    twice = next((type(one).__name__ for one, key in zip(callbacks, keys, strict=True) if keys.count(key) > 1), None)
+    if not isinstance(error, RuntimeError) or twice is None:
+        return None
+    return ConfigurationError(
+        f"Expected different callbacks in `trainer.callbacks` but got two equal {twice}. To change the last callback of a"
+        " config, set its options by --trainer.callbacks.NAME VALUE, without `--trainer.callbacks+`."
     )
 
 
@@ -106,28 +134,20 @@ def build_error(error: Exception, config: Namespace) -> Exception:
         error: exception while the parts were built.
         config: options of the command.
     """
-    causes = list(error_chain(error))
-    for cause in causes:
-        if isinstance(cause, LitSparseError):
-            return cause
-    for cause in causes:
-        hint = re.search(r"`?(pip install [^`]+)`", str(cause))
-        if isinstance(cause, ImportError) and hint:
-            missing = re.search(r"'([\w.-]+)|`([\w.-]+)` logger", str(cause))
-            name = (missing[1] or missing[2]) if missing else hint[1].split()[-1]
-            return ConfigurationError(f"Expected the package {name!r} but it is not installed. Install it with: {hint[1]}")
-    first = causes[-1]
-    modules = _modules(first)
-    own = next((name.split(".")[0] for name in reversed(modules) if name.split(".")[0] != "torch"), "")
-    if not isinstance(first, RuntimeError | ValueError | TypeError | MemoryError | OverflowError) or own != "lit_sparse":
-        return error if len(causes) == 1 or not isinstance(first, Exception) else first
+    if (own := cause_of(error, LitSparseError)) is not None:
+        return own
+    missing = cause_of(error, ImportError)
+    if missing is not None and (hint := INSTALL.search(str(missing))):
+        return ConfigurationError(f"Expected the package {hint[2]!r} but it is not installed. Install it with: {hint[1]}")
+    *_, first = error_chain(error)
+    roots = [name.split(".")[0] for name in _modules(first)]
+    raised_by = next((root for root in reversed(roots) if root != "torch"), "")
+    if not isinstance(first, RuntimeError | ValueError | TypeError | MemoryError | OverflowError) or raised_by != "lit_sparse":
+        return first if isinstance(first, Exception) else error
     reason = " ".join(str(first).split())[:200] or type(first).__name__
     sizes = [f"{key} = {value}" for key, value in _sizes(config) if value < 1 or value > 10**6]
-    return ConfigurationError(
-        f"The parts cannot be built: {reason.rstrip('.')}. Change "
-        + (", ".join(sizes) if sizes else "the sizes of the model")
-        + "."
-    )
+    change = ", ".join(sizes) or "the sizes of the model"
+    return ConfigurationError(f"The parts cannot be built: {reason.rstrip('.')}. Change {change}.")
 
 
 def _sizes(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
@@ -145,8 +165,4 @@ def _sizes(config: Any, prefix: str = "") -> Iterator[tuple[str, int]]:
 
 def _modules(error: BaseException) -> list[str]:
     """Return the modules of an error's traceback; the last module raised it."""
-    names, traceback = [], error.__traceback__
-    while traceback is not None:
-        names.append(str(traceback.tb_frame.f_globals.get("__name__", "")))
-        traceback = traceback.tb_next
-    return names
+    return [str(frame.f_globals.get("__name__", "")) for frame, _ in traceback.walk_tb(error.__traceback__)]

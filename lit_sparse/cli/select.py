@@ -12,14 +12,12 @@ from statistics import median
 from typing import Any
 
 import yaml
-from jsonargparse import capture_parser
 from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.callbacks.pictures.base import new_figure
 from lit_sparse.checks import check_count
 from lit_sparse.cli.app import LitSparseCLI
-from lit_sparse.cli.arguments import model_named_by_user, with_config_files
 from lit_sparse.cli.stopping import quiet
 from lit_sparse.coresets import Coreset, CoresetSelector, Examples, SelectionState, Uniform, VectorSource
 from lit_sparse.data import CoresetDataModule
@@ -58,14 +56,12 @@ class SelectCLI(LitSparseCLI):
     shown = "select"
 
     def __init__(self, args: Sequence[str]) -> None:
-        args = with_config_files(list(args))
-        if model_named_by_user(args) is None:
-            args.append(f"--model={NoModel.__module__}.{NoModel.__name__}")
         super().__init__(["fit", *args], execute=False)
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         super().add_arguments_to_parser(parser)
+        parser.set_defaults({"model": {"class_path": f"{NoModel.__module__}.{NoModel.__name__}"}})
         group = parser.add_argument_group("selection")
         parser.add_subclass_arguments(CoresetSelector, "selector", required=False, help="Class of the selector.")
         group.add_argument("--k", type=float | None, default=None, help="Number of examples; a fraction if below 1.")
@@ -114,7 +110,7 @@ class SelectCLI(LitSparseCLI):
         Raises:
             ConfigurationError: if there is none to resume, or it has another config.
         """
-        parent = self._experiment(self._args[1:]) / "select"
+        parent = self._experiment() / "select"
         folder = None
         if is_first():
             folder = (
@@ -149,8 +145,7 @@ def _has_begun(folder: Path) -> bool:
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command."""
-    root = capture_parser(lambda: SelectCLI([]))
-    return next(action.choices["fit"] for action in root._actions if isinstance(action.choices, dict))  # type: ignore[no-any-return]
+    return SelectCLI.parser_of([])  # type: ignore[no-any-return]
 
 
 def main(arguments: Sequence[str]) -> int:

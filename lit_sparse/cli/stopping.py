@@ -12,12 +12,12 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any
 
 from lit_sparse.callbacks.pictures.base import Picture
-from lit_sparse.errors import DISK_IS_FULL, INTERRUPTED, LitSparseError, Terminated, terminable
+from lit_sparse.errors import DISK_IS_FULL, INTERRUPTED, Terminated, terminable
 from lit_sparse.lightning import NAME, SIGTERMException, SLURMEnvironment, pl, rank_zero_warn
 from lit_sparse.lightning_internals import averaging, limits_of, why_ended
 from lit_sparse.run_status import RunStatus
 
-__all__ = ["DrawWhenStopped", "NoteEnd", "own_error", "quiet", "stop_status", "stoppable", "why_interrupted"]
+__all__ = ["DrawWhenStopped", "NoteEnd", "quiet", "stop_status", "stoppable", "why_interrupted"]
 
 
 def stoppable() -> AbstractContextManager[None]:
@@ -133,14 +133,6 @@ class DrawWhenStopped(pl.Callback):
                     callback.on_train_end(trainer, module)
                 except Exception as error:
                     rank_zero_warn(f"{type(callback).__name__} could not draw: {error}")
-
-
-def own_error(error: BaseException) -> LitSparseError | None:
-    """Return this package's error among the causes of another package's error, or None."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, LitSparseError):
-        cause = cause.__cause__ or cause.__context__
-    return cause
 
 
 def _is_no_hint(record: logging.LogRecord) -> bool:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
 from jsonargparse import get_loader
 
-from lit_sparse.cli import main
+from lit_sparse.cli import build_cli, main
+from lit_sparse.cli.arguments import Given
 from lit_sparse.cli.configs import read_config
 from lit_sparse.errors import ConfigurationError
 from tests.conftest import CONFIGS
@@ -87,3 +90,22 @@ def test_a_config_of_holes_does_not_fill_the_memory(tmp_path: Path, capsys: pyte
     os.truncate(path, 2**40)
     assert main(["fit", "-c", str(path)]) == 2
     assert "holes, which take no space on the disk" in capsys.readouterr().err
+
+
+def test_a_config_from_a_pipe_is_read_once(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "pipe")
+    Thread(target=path.write_text, args=(f"{DIGITS}\ntrust: a.b\n",)).start()
+    cli = build_cli(["fit", "-c", str(path), "--trainer.fast_dev_run=true"])
+    assert (type(cli.model).__name__, cli.config["fit"]["trust"]) == ("SemiSupervisedVAE", ["a.b"])
+
+
+def test_a_checkpoint_may_name_what_models_name_and_use_modules_of_all_configs(tmp_path: Path) -> None:
+    (tmp_path / "part.yaml").write_text("class_path: in_a_file.Part\n", encoding="utf-8")
+    config = json.dumps(
+        {"model": {"a": "of_model.f", "b": "c: in.text\nd: in.line"}, "data": "of_data.Data", "trust": ["by.config", "by.list"]}
+    )
+    options = ["--model.x", "{class_path: of_option.Mine}", "--data.y=of_data.option", "--trust=by.option"]
+    given = Given.of(["-c", config, *options, f"--model.z={tmp_path / 'part.yaml'}"])
+    assert given.trusted == ["by.config", "by.list", "by.option"]
+    assert {"of_model.f", "in.text", "in.line", "of_option.Mine", "in_a_file.Part", "of_data.", *given.trusted} <= given.names
+    assert not {"of_data.Data", "of_data.option"} & given.names

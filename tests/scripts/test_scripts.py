@@ -383,3 +383,12 @@ def test_language_models_are_trained_and_drawn(tmp_path: Path, capsys: pytest.Ca
     assert [script.at(curve, 0, 5.0), script.at(curve, 1, 6.0), script.at(curve, 0, 99.0)] == [7.0, 5.5, 5.0]
     with pytest.raises(SystemExit, match="Expected files of text"):
         script.main(["train"])
+
+
+def test_walks_count_hops_and_returns(capsys: pytest.CaptureFixture[str]) -> None:
+    script = load("walks")
+    assert script.hops_in(["a", "a", "b", "a", "c", "b"]) == (["b", "a", "c", "b"], ["a", "b"])
+    script.main(["entmax", "--show"])
+    printed = capsys.readouterr().out
+    assert re.search(r"\| scores through `Entmax\(1.5\)`, forward \| \d+ \| \d+ \| \d+ \| \d+ \|", printed)
+    assert re.search(r"\| mappings/base.py \| \d+ \| \d+ \|", printed)
