@@ -299,8 +299,17 @@ def _check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> No
             check_state(source, f"{place}.state.{key}", entry, expected[key])
         if type(optimizer).step.__module__.startswith("torch.optim"):
             check_apart(source, f"{place}.state", state["state"])
-        if not state["state"] and checkpoint["global_step"] and any(isinstance(one, dict) and one for one in expected.values()):
+        weights = [value for group in optimizer.param_groups for value in group["params"]]
+        fill = [
+            key
+            for key, value in zip(expected, weights, strict=False)
+            if value.requires_grad and isinstance(expected[key], dict)
+        ]
+        absent = [key for key in fill if checkpoint["global_step"] and expected[key] and key not in state["state"]]
+        if absent and not state["state"]:
             check_state(source, f"{place}.state", None, DictOf(ANY))
+        if absent:  # a weight without gradient has no entry either
+            rank_zero_warn(f"`{place}.state` has no entry {absent[0]} in {source}. The optimizer begins anew with that weight.")
 
 
 def _check_group(source: str, place: str, group: State, fresh: State, scheduled: bool) -> None:

@@ -101,10 +101,10 @@ class Sweep:
                     " --output."
                 )
             self.params(trial, whole=trial.state.name == "COMPLETE")
-            numbers = [value for value in trial.values or () if isinstance(value, int | float)]
+            numbers = [value for value in trial.values or () if isinstance(value, int | float) and not math.isnan(value)]
             if trial.state.name == "COMPLETE" and len(numbers) != len(self.metrics):
                 raise ConfigurationError(
-                    f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have {len(self.metrics)} values"
+                    f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have {len(self.metrics)} numbers"
                     f" but got {trial.values!r:.80}. The storage was changed: choose another --output."
                 )
         if sampler == "grid":

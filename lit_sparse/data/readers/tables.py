@@ -26,6 +26,8 @@ __all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_o
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 #: Digits of the longest integer that a float can hold.
 LONGEST = 308
+#: Bytes that each level of nesting takes for a value of a Parquet file.
+NESTED = 64
 #: Number of rows of a Parquet file that are converted at once.
 BATCH = 1024
 #: Position of a row, such as "line 3", and its values by column.
@@ -217,7 +219,8 @@ def _unpacked(path: Path, file: IO[bytes], table: Any, kept: Sequence[str]) -> i
                 continue
             if "DELTA_BYTE_ARRAY" in leaf.encodings:  # each text may repeat the one before it
                 raise DataError(f"Expected no DELTA_BYTE_ARRAY in column {name!r} of {str(path)!r}. Write it without.")
-            size += max(8, kind.length or 0) * leaf.num_values + leaf.total_uncompressed_size
+            each = 8 + NESTED * name.count(".")
+            size += max(each, kind.length or 0) * leaf.num_values + leaf.total_uncompressed_size
             if leaf.physical_type == "BYTE_ARRAY" and leaf.has_dictionary_page:
                 rows = parquet.ParquetFile(file, read_dictionary=[name]).iter_batches(1, [place], [name])
                 size += leaf.num_values * next(filter(None, map(_longest, rows)), 0)

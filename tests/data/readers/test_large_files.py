@@ -88,6 +88,7 @@ BOMBS: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
             "list": (lambda: pyarrow.array([[], [TEXT] * 8]), {}),
             "map": (lambda: pyarrow.array([[(TEXT, "a")]] * 8, pyarrow.map_(pyarrow.string(), pyarrow.string())), {}),
             "numbers": (lambda: pyarrow.array([[1] * (ZEROS // 8)]), {}),
+            "numbers in structs": (lambda: pyarrow.array([[{"a": 1}] * (ZEROS // 100)]), {}),
             "plain": (lambda: pyarrow.array([TEXT * 8]), {"use_dictionary": False, "compression": "zstd"}),
         }.items()
     },
