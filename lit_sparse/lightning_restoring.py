@@ -52,6 +52,7 @@ SCHEDULED = (*RATES, "momentum", "betas", "base_momentum", "max_momentum")
 #: Order of the counters of a progress.
 COUNTERS = ("ready", "started", "processed", "completed")
 SCORE = Kind("a score", lambda value: SCALAR.holds(value) and not bool(value.isnan()))
+MEAN = {"total": torch.zeros(()), "count": torch.zeros((), dtype=torch.int64)}
 REASON = Kind(
     "a reason to stop", lambda value: type(value) is int and value in {reason.value for reason in EarlyStoppingReason}
 )
@@ -126,7 +127,7 @@ def _check_model(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     if "state_dict" in checkpoint:  # else a strategy that shards models has restored it
         check_finite(source, checkpoint)
     model: Any = trainer.lightning_module
-    check_state(source, "train_means", checkpoint.get("train_means"), DictOf(DictOf(SCALAR)))
+    check_state(source, "train_means", checkpoint.get("train_means"), DictOf(MEAN))
     limits, theirs = model._limits, checkpoint["end"]["limits"]
     setting = OneOf("", OneOf(True, OneOf(NUMBER)))
     check_state(source, "end.limits", theirs, {**dict.fromkeys(limits, OneOf(WHOLE)), "callbacks": ListOf(DictOf(setting))})

@@ -325,6 +325,8 @@ WRONG: dict[str, tuple[str, Place, Any]] = {
     "a parameter as a state": ("stopping", (*ENTRY, "exp_avg"), torch.nn.Parameter),
     "two states in one memory": ("stopping", ENTRY, lambda entry: {**entry, "exp_avg": entry["exp_avg_sq"]}),
     "a reason that acts on a terminal": ("stopping", ("callbacks", "EarlyStopping", "stopping_reason_message"), "\x1b[2J"),
+    "fewer examples than none": ("stopping", ("train_means", "loss", "count"), torch.tensor(-1)),
+    "a mean of half examples": ("stopping", ("train_means", "loss", "count"), torch.tensor(0.5)),
     "a state of another shape": ("one cycle", (*ENTRY, "row_var"), lambda value: value.new_zeros(7, 5)),
     "no state of a kind": ("restarts", ENTRY, lambda entry: {name: entry[name] for name in entry if name != "ax"}),
     "a direction of another length": ("lbfgs", (*ENTRY, "d"), lambda value: value[1:].clone()),

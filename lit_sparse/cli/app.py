@@ -396,8 +396,10 @@ class LitSparseCLI(LightningCLI):
                 if self._checkpoint is not None and not isinstance(error, LitSparseError) and is_restoring(error):
                     raise restoring_error(repr(str(self._checkpoint)), error) from None
                 own = own_error(error)
-                if isinstance(error, OSError) and (isinstance(own, DiskError) or error.errno in DISK_IS_FULL):
-                    reason = f"Expected to write to {str(self.run_folder)!r} but got: {error}. Free space on the disk."
+                if isinstance(error, OSError) and (isinstance(own, DiskError) or self._is_ours(error)):
+                    reason = (
+                        f"Expected to write to {str(self.run_folder)!r} but got: {error}. Free space, or move what is there."
+                    )
                     raise DiskError(f"{own or reason} {self._next('fit', 'last')}".rstrip()) from error
                 if is_lost(error):
                     reason = re.sub(r"^\[\S*/gloo/\S*\] ", "", str(error)).partition(". ")[0]
@@ -408,6 +410,12 @@ class LitSparseCLI(LightningCLI):
                 if (refused := refusal(error)) is None:
                     raise
                 raise refused from error
+
+    def _is_ours(self, error: OSError) -> bool:
+        """Return whether the disk is full, or a file of the run folder cannot be written, as where a folder has its name."""
+        names = [name for name in (error.filename, error.filename2) if isinstance(name, str | Path)]
+        folder = None if self.run_folder is None else self.run_folder.resolve()
+        return error.errno in DISK_IS_FULL or any(folder in Path(name).resolve().parents for name in names)
 
     def _next(self, command: str, *names: str) -> str:
         if self.run_folder is None:

@@ -56,6 +56,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "models": ({"model_type": ["llama"]}, r"a model of transformers but got \['llama'\]"),
     "root": ({"lit_sparse": {"": SPARSEMAX}}, "layers of LlamaForCausalLM but got ''"),
     "base": ({"lit_sparse": {"model": SPARSEMAX}}, "layers of LlamaForCausalLM but got 'model'"),
+    "another layer": ({"lit_sparse": {"model.layers.0.mlp": SPARSEMAX}}, "mlp.lit_sparse.attends.* but it is missing"),
     "mapping": ({"lit_sparse": {"model.layers.0.self_attn": LARGE}}, "a tensor of 1,000,000,000,000 elements"),
 }
 

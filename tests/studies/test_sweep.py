@@ -379,6 +379,10 @@ CHANGES = {
         "insert into trial_system_attributes (trial_id, key, value_json) values (1, 'fixed_params', '5')",
         "to be one of a sweep",
     ),
+    "reported": (
+        "insert into trial_intermediate_values values (null, 1, 0, 'x', 'FINITE')",
+        "to be one of a sweep",
+    ),
     "rows": (
         f"{COUNTED} insert into trials (trial_id, number, study_id, state) select i, i, 1, 'FAIL' from n",
         "at most 100,000",

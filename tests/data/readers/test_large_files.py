@@ -153,6 +153,17 @@ LONG: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
 }
 
 
+def test_few_columns_are_read(tmp_path: Path) -> None:
+    arrow, parquet = pyarrow, pytest.importorskip("pyarrow.parquet")
+    wide = arrow.array([{f"a{number}": "b" for number in range(1001)}])
+    parquet.write_table(arrow.table({f"c{number}": wide.slice(0, 1) for number in range(2)}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="at most 1,000 values in a row"):
+        read_split(None, str(tmp_path / "a.parquet"), {"x": "c0.a7"})
+    with pytest.raises(DataError, match=r"no column 'none'\. Its columns are x0, .*, x99\.$"):
+        parquet.write_table(arrow.table({f"x{number}": ["b"] for number in range(150)}), tmp_path / "a.parquet")
+        read_split(None, str(tmp_path / "a.parquet"), {"x": "none"})
+
+
 @pytest.mark.cases(quick=6, gate=99)
 @pytest.mark.parametrize("case", LONG)
 def test_a_small_file_of_many_lines_or_rows_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
