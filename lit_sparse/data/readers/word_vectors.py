@@ -164,6 +164,8 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
             else:
                 *parts, numbers = line.split(b" ", spaces - width + 1)
                 word = b" ".join(parts)
+                if lines == 2 and wanted.width is None and FLOAT.fullmatch(parts[-1]):  # the first line may be damaged
+                    raise DataError(f"Lines 1 and 2 of {where} may have vectors of different widths. Give the width.")
             takers = wanted.takers(word)
             if takers:
                 wanted.take(takers, _parsed(numbers, f"Line {number} of {where}"))

@@ -115,6 +115,7 @@ def test_one_number_a_word(tmp_path: Path) -> None:
             None,
             r"Line 2 of '.*some\.txt' is not a vector: expected a word and 2 numbers but got 'b 1' with 1\.",
         ),
+        ("a 1_0 2\nb 1 2\n", None, "Lines 1 and 2 .* different widths"),
         ("a 1 2\nb\n", None, "Line 2 .* got 'b' with 0"),
         ("a 1 2\nb 1 x\n", None, "Line 2 .* is not a vector: could not convert"),
         ("a 1 2\nb  2\n", None, "Line 2 .* is not a vector: could not convert"),
