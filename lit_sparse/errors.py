@@ -37,6 +37,8 @@ DISK_IS_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 Caught = TypeVar("Caught", bound=BaseException)
 #: Exit status after Ctrl-C.
 INTERRUPTED = 130
+#: Largest number of characters of a message, which may have values from files in it.
+LONGEST = 20_000
 #: Characters that are printed as they are, beside letters, marks and the usual space.
 KEPT = "\n\t\u00a0\u202f\u3000"
 
@@ -71,8 +73,9 @@ class LitSparseError(Exception):
     """Base of every error that the command line prints as one message, without a traceback."""
 
     def __str__(self) -> str:
-        """Return the message, in which names and values from files cannot act on a terminal."""
-        return printable(super().__str__())
+        """Return the message, cut if it is long, in which names and values from files cannot act on a terminal."""
+        text = super().__str__()
+        return printable(text if len(text) <= LONGEST else f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}")
 
 
 class ConfigurationError(LitSparseError, ValueError):

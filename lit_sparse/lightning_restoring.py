@@ -69,6 +69,7 @@ SCHEDULED = (*RATES, "momentum", "betas", "base_momentum", "max_momentum")
 #: Order of the counters of a progress.
 COUNTERS = ("ready", "started", "processed", "completed")
 SCORE = Kind("a score", lambda value: SCALAR.holds(value) and not bool(value.isnan()))
+MEAN = {"total": torch.zeros(()), "count": torch.zeros((), dtype=torch.int64)}
 REASON = Kind(
     "a reason to stop", lambda value: type(value) is int and value in {reason.value for reason in EarlyStoppingReason}
 )
@@ -181,7 +182,7 @@ def _check_model(source: str, trainer: pl.Trainer, checkpoint: State) -> None:
     if "state_dict" in checkpoint:  # else a strategy that shards models has restored it
         check_finite(source, checkpoint)
     model: Any = trainer.lightning_module
-    check_state(source, "train_means", checkpoint.get("train_means"), DictOf(DictOf(SCALAR)))
+    check_state(source, "train_means", checkpoint.get("train_means"), DictOf(MEAN))
     limits, theirs = model._limits, checkpoint["end"]["limits"]
     setting = OneOf("", OneOf(True, OneOf(NUMBER)))
     check_state(source, "end.limits", theirs, {**dict.fromkeys(limits, OneOf(WHOLE)), "callbacks": ListOf(DictOf(setting))})
@@ -360,8 +361,17 @@ def _check_optimizers(source: str, trainer: pl.Trainer, checkpoint: State) -> No
             check_state(source, f"{place}.state.{key}", entry, expected[key])
         if type(optimizer).step.__module__.startswith("torch.optim"):
             check_apart(source, f"{place}.state", state["state"])
-        if not state["state"] and checkpoint["global_step"] and any(isinstance(one, dict) and one for one in expected.values()):
+        weights = [value for group in optimizer.param_groups for value in group["params"]]
+        fill = [
+            key
+            for key, value in zip(expected, weights, strict=False)
+            if value.requires_grad and isinstance(expected[key], dict)
+        ]
+        absent = [key for key in fill if checkpoint["global_step"] and expected[key] and key not in state["state"]]
+        if absent and not state["state"]:
             check_state(source, f"{place}.state", None, DictOf(ANY))
+        if absent:  # a weight without gradient has no entry either
+            rank_zero_warn(f"`{place}.state` has no entry {absent[0]} in {source}. The optimizer begins anew with that weight.")
 
 
 def _check_group(source: str, place: str, group: State, fresh: State, scheduled: bool) -> None:

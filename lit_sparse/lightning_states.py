@@ -368,16 +368,17 @@ def _example_of_process(trainer: pl.Trainer) -> dict[str, Any]:
     model = trainer.lightning_module
     text, flag = "", True
     meta: dict[str, Any] = dict.fromkeys(META, flag) | {"fx": text, "name": text, "metric_attribute": None}
+    values = dict.fromkeys(VALUES, SCALAR) | {VALUES[1]: torch.zeros((), dtype=torch.int64)}
     logged = {
         "meta": meta,
         "sync": {"sync_dist": flag, "rank_zero_only": flag},
         "reduce_fx": Kind("the number of a function", lambda found: type(found) is int and 0 <= found < len(REDUCTIONS)),
-        "values": Some(dict.fromkeys(VALUES, SCALAR)),
+        "values": Some(values),
     }
     metrics = [name for name, module in model.named_modules() if isinstance(module, Metric)]
     of_metric = logged | {
         "meta": meta | {"metric_attribute": one_of("the metrics of the model", metrics)},
-        "values": Some(dict.fromkeys(VALUES[1:], SCALAR)),
+        "values": Some({name: values[name] for name in VALUES[1:]}),
     }
     return {
         "gradients": Some({name: weight.detach() for name, weight in model.named_parameters()}),

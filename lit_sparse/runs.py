@@ -202,7 +202,7 @@ def open_to_append(path: Path) -> IO[str]:
     try:
         file = open(path, "a", newline="", encoding="utf-8", opener=lambda name, mode: os.open(name, mode | flags, 0o666))  # noqa: SIM115
     except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENXIO):
+        if error.errno in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
             raise _not_plain(path) from error
         raise
     found = os.fstat(file.fileno())
@@ -214,7 +214,7 @@ def open_to_append(path: Path) -> IO[str]:
 
 def _not_plain(path: Path) -> ConfigurationError:
     return ConfigurationError(
-        f"Expected {str(path)!r} to be a plain file with one name but it is a link, a pipe or a device. Remove it."
+        f"Expected {str(path)!r} to be a plain file with one name but it is a folder, a link, a pipe or a device. Remove it."
     )
 
 
@@ -240,6 +240,9 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
     Args:
         path: file to write or replace.
         mode: ``"w"`` for text in UTF-8, ``"wb"`` for bytes.
+
+    Raises:
+        ConfigurationError: if a folder has the name of the file.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}{PART}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -250,6 +253,9 @@ def replaced(path: Path, mode: str) -> Iterator[IO[Any]]:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+    except IsADirectoryError as error:
+        part.unlink(missing_ok=True)
+        raise _not_plain(path) from error
     except BaseException:
         part.unlink(missing_ok=True)
         raise

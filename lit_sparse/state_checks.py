@@ -2,6 +2,7 @@
 
 An example of a dict, list or tuple has examples of its entries. One of a number, a text or a tensor stands for values of its
 type, and for tensors of its shape. Integers count something: they are at most ``MOST``, and not negative unless the example is.
+Those in tensors are not negative. Texts have printable characters, since some of them are printed.
 """
 
 from __future__ import annotations
@@ -236,8 +237,13 @@ def _mismatch(place: str, found: Any, example: Any) -> tuple[str, str, Any] | No
             return _first(place, found.items(), [example[key] for key in found])
         case Tensor():
             fits = is_plain(found) and found.shape == example.shape and is_of_kind(found, example)
+            if fits and not (found.is_floating_point() or found.is_complex() or bool((found >= 0).all())):
+                return place, "a tensor of integers >= 0", found
             return None if fits else (place, _shown(example), found)
-        case bool() | str() | None:
+        case str():
+            fits = type(found) is str and found.isprintable()
+            return None if fits else (place, "a text of printable characters", found)
+        case bool() | None:
             return None if type(found) is type(example) else (place, f"of type {type(example).__name__}", found)
         case int():
             least = min(0, example)

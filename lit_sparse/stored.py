@@ -47,6 +47,8 @@ MAX_PIXELS = 2**26
 TOO_MANY = f"more than {MAX_VALUES:,} values or {MAX_DEPTH} levels, with aliases written out"
 #: Largest finite number. Sums, squares and axes of larger ones overflow.
 LARGEST = 1e100
+#: Largest weight of attention; it has few digits.
+LARGEST_WEIGHT = 1e6
 INTEGER = re.compile(r"-?[0-9]{1,19}")
 REPAIR, ORIGIN = "Correct or restore the file", "Check where the file comes from"
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -359,9 +361,14 @@ def _is_attention(content: Any) -> bool:
     if not isinstance(source, list) or not isinstance(output, list) or not isinstance(heads, list):
         return False
     return all(isinstance(word, str) for word in (*source, *output)) and all(
-        _has_length(head, output) and all(_has_length(row, source) and {*map(type, row)} <= {int, float} for row in head)
+        _has_length(head, output) and all(_has_length(row, source) and all(map(_is_weight, row)) for row in head)
         for head in heads
     )
+
+
+def _is_weight(value: Any) -> bool:
+    """Return whether AttentionPlot writes such a number: exact zeros are integers."""
+    return value == 0 if type(value) is int else type(value) is float and not abs(value) > LARGEST_WEIGHT
 
 
 def _has_length(some: Any, of: list[Any]) -> bool:

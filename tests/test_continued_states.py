@@ -23,6 +23,7 @@ from lit_sparse.data import DigitsDataModule
 from lit_sparse.errors import CheckpointError, LitSparseError
 from lit_sparse.lightning_restoring import _check_optimizers
 from lit_sparse.models import StepwiseLR
+from lit_sparse.state_checks import check_state
 
 from .conftest import ROOT
 from .test_kill_matrix import flat, same
@@ -323,6 +324,9 @@ WRONG: dict[str, tuple[str, Place, Any]] = {
     "a state with a gradient": ("stopping", (*ENTRY, "exp_avg"), lambda value: value.clone().requires_grad_()),
     "a parameter as a state": ("stopping", (*ENTRY, "exp_avg"), torch.nn.Parameter),
     "two states in one memory": ("stopping", ENTRY, lambda entry: {**entry, "exp_avg": entry["exp_avg_sq"]}),
+    "a reason that acts on a terminal": ("stopping", ("callbacks", "EarlyStopping", "stopping_reason_message"), "\x1b[2J"),
+    "fewer examples than none": ("stopping", ("train_means", "loss", "count"), torch.tensor(-1)),
+    "a mean of half examples": ("stopping", ("train_means", "loss", "count"), torch.tensor(0.5)),
     "a state of another shape": ("one cycle", (*ENTRY, "row_var"), lambda value: value.new_zeros(7, 5)),
     "no state of a kind": ("restarts", ENTRY, lambda entry: {name: entry[name] for name in entry if name != "ax"}),
     "a direction of another length": ("lbfgs", (*ENTRY, "d"), lambda value: value[1:].clone()),
@@ -360,6 +364,19 @@ def test_a_state_that_no_run_has_is_refused(case: str, checkpoints: Any, tmp_pat
     value = value(at(checkpoint, place)) if callable(value) else value
     with pytest.raises(CheckpointError, match="Expected"):
         run(name, tmp_path, resumed=changed(checkpoint, place, value))
+
+
+def test_integers_in_a_state_count_something() -> None:
+    with pytest.raises(CheckpointError, match="`counts` in x to be a tensor of integers >= 0"):
+        check_state("x", "counts", torch.tensor([3, -1]), torch.zeros(2, dtype=torch.int64))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_missing_entry_of_an_optimizer_is_told(checkpoints: Any, tmp_path: Path) -> None:
+    checkpoint = copy.deepcopy(checkpoints("stopping"))
+    del checkpoint["optimizer_states"][0]["state"][1]
+    with pytest.warns(UserWarning, match="`optimizer_states.0.state` has no entry 1"):
+        run("stopping", tmp_path, resumed=checkpoint)
 
 
 @pytest.mark.filterwarnings("ignore")

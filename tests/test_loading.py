@@ -13,6 +13,7 @@ import lit_sparse
 from lit_sparse.cli import build_cli, main
 from lit_sparse.data import DigitsDataModule, TranslationDataModule
 from lit_sparse.errors import CheckpointError
+from lit_sparse.lightning import pl
 from lit_sparse.models import SemiSupervisedVAE, Seq2Seq
 
 from .conftest import CONFIGS, ROOT
@@ -47,6 +48,15 @@ def test_a_run_folder_gives_the_trained_model(run: Path) -> None:
         assert_trained(lit_sparse.load(run, which), run / "checkpoints" / f"{which}.ckpt")
     assert_trained(lit_sparse.load(str(run)), run / "checkpoints" / "best.ckpt")
     assert_trained(lit_sparse.load(run / "checkpoints" / "last.ckpt"), run / "checkpoints" / "last.ckpt")
+
+
+def test_a_loaded_model_reads_no_file_that_its_checkpoint_names(run: Path, tmp_path: Path) -> None:
+    checkpoint = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+    checkpoint["hyper_parameters"]["initial_weights"] = str(tmp_path / "other.ckpt")
+    torch.save(checkpoint, tmp_path / "changed.ckpt")
+    model = lit_sparse.load(tmp_path / "changed.ckpt")
+    pl.Trainer(max_epochs=0, accelerator="cpu", logger=False, enable_checkpointing=False).fit(model, DigitsDataModule())
+    assert all(torch.equal(value, checkpoint["state_dict"][name]) for name, value in model.state_dict().items())
 
 
 @pytest.mark.gate

@@ -19,13 +19,15 @@ def test_text_is_appended_to_plain_files(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "a\nb\n"
 
 
-@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "device"])
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe", "device", "folder"])
 def test_nothing_is_appended_through_links_pipes_and_devices(kind: str, tmp_path: Path) -> None:
     path, victim = tmp_path / "log", tmp_path / "victim"
     if kind == "pipe":
         os.mkfifo(path)
     elif kind == "device":
         path = Path("/dev/null")
+    elif kind == "folder":
+        path.mkdir()
     else:
         path.symlink_to(victim)
         if kind == "link":
@@ -44,6 +46,13 @@ def test_a_file_is_replaced_without_following_a_link(tmp_path: Path) -> None:
         file.write("new")
     assert path.read_text() == "new"
     assert victim.read_text() == "precious"
+
+
+def test_a_folder_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    with pytest.raises(ConfigurationError, match="but it is a folder"), replaced(tmp_path / "log", "w"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["log"]
 
 
 def test_numbered_folders_have_names_of_decimal_digits(tmp_path: Path) -> None:

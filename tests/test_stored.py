@@ -51,6 +51,8 @@ BAD: dict[str, tuple[Callable[..., Any], bytes, str]] = {
     "json, list": (read_json, b"[]", "keys and values in .* but got list"),
     "json, utf-16": (read_json, "{}".encode("utf-16"), "text in UTF-8"),
     "attention, word": (read_attention, json.dumps(ATTENTION | {"heads": [[["x", 1]]]}).encode(), "a row of weights"),
+    "attention, whole": (read_attention, json.dumps(ATTENTION | {"heads": [[[1, 0]]]}).encode(), "a row of weights"),
+    "attention, large": (read_attention, json.dumps(ATTENTION | {"heads": [[[1e300, 0]]]}).encode(), "a row of weights"),
     "attention, row": (read_attention, json.dumps(ATTENTION | {"heads": [[[0.5]]]}).encode(), "a row of weights"),
     "attention, rows": (read_attention, json.dumps(ATTENTION | {"heads": [[]]}).encode(), "a row of weights"),
     "attention, heads": (read_attention, json.dumps(ATTENTION | {"heads": 3}).encode(), "a row of weights"),
@@ -176,7 +178,8 @@ def test_columns_have_printable_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"epoch,step\n0,1,2\n", b"epoch,step\n\xff,1\n", b'epoch,step\n"' + b"a" * 200_000 + b"\n"]
+    "content",
+    [b"epoch,step\n0,x\n", b"epoch,step\n0,1,2\n", b"epoch,step\n\xff,1\n", b'epoch,step\n"' + b"a" * 200_000 + b"\n"],
 )
 def test_a_continued_run_reads_its_metrics_with_the_same_checks(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "metrics.csv").write_bytes(content)

@@ -362,8 +362,8 @@ class LitSparseCLI(LightningCLI):
             return restoring_error(repr(str(self._checkpoint)), error)
         text, continued = str(error), self._next("fit", "last")
         own = cause_of(error, DiskError)
-        if isinstance(error, OSError) and (own is not None or error.errno in DISK_IS_FULL):
-            reason = f"Expected to write to {str(self.run_folder)!r} but got: {text}. Free space on the disk."
+        if isinstance(error, OSError) and (own is not None or self._is_ours(error)):
+            reason = f"Expected to write to {str(self.run_folder)!r} but got: {text}. Free space, or move what is there."
             return DiskError(f"{own or reason} {continued}".rstrip())
         if is_lost(error):
             reason = (text.partition("] ")[2] or text).partition(". ")[0]  # without the place in gloo's source
@@ -372,6 +372,12 @@ class LitSparseCLI(LightningCLI):
                 f" has the cause. {continued}".rstrip()
             )
         return refusal(error, self.trainer.callback_metrics)
+
+    def _is_ours(self, error: OSError) -> bool:
+        """Return whether the disk is full, or a file of the run folder cannot be written, as where a folder has its name."""
+        names = [name for name in (error.filename, error.filename2) if isinstance(name, str | Path)]
+        folder = None if self.run_folder is None else self.run_folder.resolve()
+        return error.errno in DISK_IS_FULL or any(folder in Path(name).resolve().parents for name in names)
 
     def _next(self, command: str, *names: str) -> str:
         if self.run_folder is None:

@@ -54,7 +54,7 @@ class _Continued(ExperimentWriter):
         if Path(self.metrics_file_path).is_file():
             _, rows = self._read()
             if kept is None and before is not None:
-                rows = [row for row in rows if (row.get("step") or "").isdecimal() and int(row["step"]) < before]
+                rows = [row for row in rows if row.get("step") and float(row["step"]) < before]
             self._rewrite(rows if kept is None else rows[:kept])
 
     def save(self) -> None:
@@ -81,7 +81,7 @@ class _Continued(ExperimentWriter):
 
     def _read(self) -> tuple[list[str], list[Row]]:
         path = Path(self.metrics_file_path)
-        rows: list[Row] = [*read_table(path, path.parent)]
+        rows: list[Row] = [*read_table(path, path.parent, numbers=("step",))]
         if not self.metrics_keys:
             self.metrics_keys = list(rows[0]) if rows else []
         return self.metrics_keys, rows

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import Any
 
 from lit_sparse.callbacks.pictures.base import Picture
-from lit_sparse.errors import DISK_IS_FULL, INTERRUPTED, Terminated, terminable
+from lit_sparse.errors import DISK_IS_FULL, INTERRUPTED, Terminated, printable, terminable
 from lit_sparse.lightning import NAME, SIGTERMException, SLURMEnvironment, pl, rank_zero_warn
 from lit_sparse.lightning_internals import averaging, limits_of, why_ended
 from lit_sparse.run_status import RunStatus
@@ -90,7 +90,7 @@ class NoteEnd(pl.Callback):
         if trainer.is_global_zero and not self._trains and trainer.global_step and why:
             limit = why.split()[0]
             raised = f"--trainer.{limit}" if limit.startswith("max_") else f"the limits of {limit.rstrip(':')}"
-            print(f"note: this run had ended: {why}. Raise {raised} to continue.", file=sys.stderr)
+            print(printable(f"note: this run had ended: {why}. Raise {raised} to continue."), file=sys.stderr)
 
     def _write(self, trainer: pl.Trainer, **changes: Any) -> None:
         self._written = time.monotonic()

@@ -38,7 +38,7 @@ class Coreset:
         size: N, number of examples in the data set.
 
     Raises:
-        DataError: if the attributes do not fit together, a weight is negative or not finite, or the objective is not finite.
+        DataError: if the attributes do not fit together, or a weight or the objective is negative or not finite.
 
     Example:
         >>> coreset = Coreset(torch.tensor([2, 7]), torch.tensor([3.0, 5.0]), objective=0.1, size=8)
@@ -57,8 +57,8 @@ class Coreset:
             raise DataError("Expected tensors of indices, weights and objectives.")
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
             raise DataError(f"Expected the size to be a whole number, at least 0, but got {self.size!r}.")
-        if not isinstance(self.objective, int | float) or not math.isfinite(self.objective):
-            raise DataError(f"Expected the objective to be a finite number but got {self.objective!r}.")
+        if not isinstance(self.objective, int | float) or not 0 <= self.objective < math.inf:
+            raise DataError(f"Expected the objective to be a finite number of at least 0 but got {self.objective!r}.")
         for name, numbers in (("weights", self.weights), ("objectives", self.trace)):
             if numbers.dtype == torch.bool or numbers.is_complex():
                 raise DataError(f"Expected {name} that are real numbers but got {numbers.dtype}.")

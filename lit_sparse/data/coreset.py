@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from copy import copy
 from pathlib import Path
@@ -362,6 +363,8 @@ class CoresetDataModule(ResumableDataModule):
                 f"Expected {coreset.size} training examples, from which the coreset was selected, but got {len(self._source)}."
                 " Use the data of the coreset, or select another coreset."
             )
+        if not 0 < (total := float(coreset.weights.float().sum())) < math.inf:
+            raise DataError(f"Expected weights of a positive, finite sum but got {total}. Select another coreset.")
         return coreset
 
 

@@ -25,7 +25,7 @@ __all__ = ["SavedFiles", "unreadable"]
 #: Keys that choose code or files; keys that start with an underscore are transformers' own, and dropped.
 ACTING = {
     *("attn_implementation", "backbone", "custom_pipelines", "distributed_config", "experts_implementation", "fusion_config"),
-    *("kernel_config", "quantization_config", "transformers_weights", "trust_remote_code", "use_kernels"),
+    *("kernel_config", "model_args", "quantization_config", "transformers_weights", "trust_remote_code", "use_kernels"),
     "use_pretrained_backbone",
 }
 #: Largest number of layers, labels and the like, for each of which a config makes an entry.
@@ -99,7 +99,8 @@ class SavedFiles:
             return [whole]
         places = content.get("weight_map")
         names = sorted({str(name)[:200] for name in places.values()}) if isinstance(places, dict) else [""]
-        if odd := [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]:
+        inside = (Path(name).name == name and name.endswith(".safetensors") and self._file(name) for name in names)
+        if odd := [name for name, file in zip(names, inside, strict=True) if not file]:
             raise CheckpointError(f"{index} in {self.path!r} names the weights {odd[0]!r}, which are not a file beside it.")
         return names
 
@@ -129,6 +130,8 @@ def _plain(content: dict[Any, Any], source: str) -> dict[Any, Any]:
     for key, value in content.items():
         wrong = key in ACTING and value is not None and value is not False
         if key == "backbone_config" and isinstance(value, str):
+            wrong = True
+        if key == "architecture" and ":" in str(value):  # timm's name of a place
             wrong = True
         if key == "architectures" and value is not None:
             wrong = not isinstance(value, list) or not all(isinstance(name, str) for name in value)
@@ -175,6 +178,8 @@ def _sizes(file: Path) -> list[int]:
     safetensors = import_module("safetensors")
     try:
         with open_plain(file), safetensors.safe_open(file, "pt") as opened:
+            if not "".join(opened.keys()).isprintable():  # transformers prints those that it does not know
+                raise OSError("the name of a tensor has characters that cannot be printed")
             return [math.prod(opened.get_slice(name).get_shape()) for name in opened.keys()]  # noqa: SIM118
     except (OSError, safetensors.SafetensorError) as error:
         raise unreadable(f"The weights {str(file)!r}", error) from error

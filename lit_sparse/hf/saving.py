@@ -10,7 +10,7 @@ from torch import nn
 from lit_sparse.checkpoint_files import restoring_error
 from lit_sparse.errors import CheckpointError, ConfigurationError, full_name
 from lit_sparse.hf.attachment import ATTRIBUTE, attach
-from lit_sparse.hf.layer_mapping import LayerMapping
+from lit_sparse.hf.layer_mapping import CHILD, LayerMapping
 from lit_sparse.hf.requirement import import_transformers
 from lit_sparse.hf.saved_files import SavedFiles, unreadable
 from lit_sparse.trust import trusting
@@ -69,7 +69,10 @@ def from_pretrained(model_class: Any, path: Any, *args: Any, trust: Collection[s
     with trusting(trust):
         try:
             with limits.kept():
-                model: Any = _with_mappings(concrete, described, source).from_pretrained(path, *args, config=config, **options)
+                kind, options = _with_mappings(concrete, described, source), {**options, "output_loading_info": True}
+                model, info = kind.from_pretrained(path, *args, config=config, **options)
+            if missing := [name for name in sorted(info["missing_keys"]) if CHILD in name.split(".")]:
+                raise CheckpointError(f"Expected {missing[0]!r} among the weights of {str(path)!r} but it is missing.")
             model.__class__ = concrete
             # Loading starts on the meta device, where tensors that are not saved get no values: rebuild, and keep the loaded.
             loaded = {name: part.state_dict() for name, part in model.named_modules() if isinstance(part, LayerMapping)}

@@ -423,6 +423,7 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
             CheckpointError: if the checkpoint cannot describe a part that was built in Python, and the part is not given.
         """
         match_risk(self, checkpoint, continues=self._is_fitting)
+        self.initial_weights = None  # a file that the checkpoint names, whose weights it already replaces
         unknown = [name for name in checkpoint.get("undescribed", ()) if name not in self._undescribed]
         if unknown:
             raise not_given(type(self), unknown)

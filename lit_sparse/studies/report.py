@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import base64
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -31,7 +30,7 @@ __all__ = ["main", "page_of", "parser"]
 FREE = ("output_dir", "name", "ckpt_path")
 #: Largest number of bytes of all pictures of a page.
 MOST = 2**27
-#: Number of bytes that a weight of attention takes in it.
+#: Number of bytes that a cell of attention takes in it.
 CELL = 50
 #: In place of the settings of rows that neither the study nor a run folder has.
 UNKNOWN = "Not known: the rows have other settings than the study has now, or none, and their run folders are gone."
@@ -147,8 +146,10 @@ def _runs(pairs: Sequence[tuple[str, Path]]) -> list[Run]:
                 pictures.append({"name": picture.stem.replace("_", " "), "data": data})
                 left -= len(data)
             else:
-                maps.append(read_attention(picture, folder))
-                left -= CELL * sum(map(len, itertools.chain(*maps[-1]["heads"])))
+                maps.append(found_map := read_attention(picture, folder))
+                source, output = (["", *found_map[side]] for side in ("source", "output"))
+                words = len(found_map["title"]) + 2 * sum(map(len, source)) + sum(map(len, output))
+                left -= len(found_map["heads"]) * (words + CELL * len(source) * len(output))
             if left < 0:
                 raise ConfigurationError(
                     f"Expected pictures of at most {MOST:,} bytes in all but got more, up to {str(picture)!r}. Remove some."

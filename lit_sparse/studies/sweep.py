@@ -94,17 +94,18 @@ class Sweep:
         for place, trial in enumerate(self.study.get_trials(deepcopy=False)):
             fixed = trial.system_attrs.get("fixed_params", {})
             bounded = any(key.startswith("constraints") for key in trial.system_attrs)  # a sweep has none
-            if trial.number != place or bounded or not isinstance(fixed, dict):
+            reported = all(isinstance(value, int | float) for value in trial.intermediate_values.values())
+            if trial.number != place or bounded or not isinstance(fixed, dict) or not reported:
                 raise ConfigurationError(
                     f"Expected trial {place} in {self.storage or str(self.folder)!r} to be one of a sweep but got number"
                     f" {trial.number!r:.80} with {reprlib.repr(trial.system_attrs)}. The storage was changed: choose another"
                     " --output."
                 )
             self.params(trial, whole=trial.state.name == "COMPLETE")
-            numbers = [value for value in trial.values or () if isinstance(value, int | float)]
+            numbers = [value for value in trial.values or () if isinstance(value, int | float) and not math.isnan(value)]
             if trial.state.name == "COMPLETE" and len(numbers) != len(self.metrics):
                 raise ConfigurationError(
-                    f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have {len(self.metrics)} values"
+                    f"Expected trial {trial.number} in {self.storage or str(self.folder)!r} to have {len(self.metrics)} numbers"
                     f" but got {trial.values!r:.80}. The storage was changed: choose another --output."
                 )
         if sampler == "grid":

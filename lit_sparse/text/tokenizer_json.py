@@ -95,7 +95,12 @@ def tokenizer_of(described: Any) -> Tokenizer:
         _check_step(step, key, allowed, described.get(step))
     kept = {"version": "1.0", "added_tokens": added, "model": _model(described["model"])}
     with guarded("This is no vocabulary"):
-        return Tokenizer.from_str(json.dumps({**kept, **{step: described.get(step) for step in STEPS}}))
+        tokenizer = Tokenizer.from_str(json.dumps({**kept, **{step: described.get(step) for step in STEPS}}))
+    for one in added:  # the package numbers them anew, in their order
+        if tokenizer.token_to_id(one["content"]) != one.get("id"):
+            name, number = reprlib.repr(one["content"]), reprlib.repr(one.get("id"))
+            raise DataError(f"Expected the added token {name} to have the next number but got {number}. Correct it.")
+    return tokenizer
 
 
 def _check_step(step: str, key: str, allowed: list[str], described: Any) -> None:

@@ -15,7 +15,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from lit_sparse.cli import build_cli, main
 from lit_sparse.cli.app import LitSparseCLI
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, LitSparseError
 from lit_sparse.version import __version__
 from tests.conftest import CONFIGS, metrics_of
 
@@ -430,3 +430,14 @@ def test_exit_status_of_the_process(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_an_error_of_a_file_in_the_run_folder_is_one_message(tmp_path: Path) -> None:
+    run, place = cast(LitSparseCLI, SimpleNamespace(run_folder=tmp_path)), str(tmp_path / "hparams.yaml")
+    assert LitSparseCLI._is_ours(run, IsADirectoryError(21, "Is a directory", place))
+    assert not LitSparseCLI._is_ours(run, FileNotFoundError(2, "No such file", str(tmp_path.parent / "data.csv")))
+
+
+def test_a_message_is_cut_in_its_middle() -> None:
+    assert len(text := str(LitSparseError(f"Expected {'x' * 10**6}. Correct it."))) < 21_000
+    assert (text[:8], text[-11:]) == ("Expected", "Correct it.")

@@ -83,6 +83,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"indices": np.array([1, 4, 6], dtype=np.int32)}, "int64 and as many weights"),
     ({"indices": np.array([1.0, 4.0, 6.0])}, "int64"),
     ({"indices": np.array([[1, 4, 6]])}, "int64"),
+    ({"objective": -1.0}, "at least 0 but got -1.0"),
     ({"size": 6}, r"in 0 \.\. 5"),
     ({"size": 0}, "ascending indices"),
 ]

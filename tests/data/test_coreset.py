@@ -216,6 +216,11 @@ def test_a_saved_coreset_is_taken_in_place_of_a_selection(tmp_path: Path) -> Non
     other.setup("fit")
     with pytest.raises(DataError, match=r"5000 training examples, .* but got 1257"):
         other.size("train")
+    Coreset(torch.arange(2), torch.zeros(2), 0.0, size=1257).save(tmp_path / "nothing.npz")
+    nothing = CoresetDataModule(base, coreset=str(tmp_path / "nothing.npz"))
+    nothing.setup("fit")
+    with pytest.raises(DataError, match=r"a positive, finite sum but got 0\.0"):
+        nothing.size("train")
 
 
 def test_bad_arguments() -> None:

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 transformers = pytest.importorskip("transformers", reason="needs transformers")
+
+from safetensors.torch import save_file  # noqa: E402
 
 from lit_sparse.errors import CheckpointError  # noqa: E402
 from lit_sparse.hf import from_pretrained, sparsify  # noqa: E402
@@ -41,6 +44,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "architectures": ({"architectures": 5}, "'architectures' = 5"),
     "backbone": ({"backbone": "some/model"}, "'backbone' = 'some/model'"),
     "backbone weights": ({"use_pretrained_backbone": True}, "'use_pretrained_backbone' = True"),
+    "timm": ({"vision_config": {"model_args": {"checkpoint_path": "x.pth"}}}, "'model_args' = "),
+    "timm's places": ({"architecture": "local-dir:/tmp"}, "'architecture' = 'local-dir:/tmp'"),
     "layers": ({"num_hidden_layers": 10**6}, "more than 546 parameters"),
     "width": ({"hidden_size": 10**8}, "a tensor of 5,000,000,000 elements"),
     "words": ({"vocab_size": 10**12}, "elements"),
@@ -51,6 +56,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "models": ({"model_type": ["llama"]}, r"a model of transformers but got \['llama'\]"),
     "root": ({"lit_sparse": {"": SPARSEMAX}}, "layers of LlamaForCausalLM but got ''"),
     "base": ({"lit_sparse": {"model": SPARSEMAX}}, "layers of LlamaForCausalLM but got 'model'"),
+    "another layer": ({"lit_sparse": {"model.layers.0.mlp": SPARSEMAX}}, "mlp.lit_sparse.attends.* but it is missing"),
     "mapping": ({"lit_sparse": {"model.layers.0.self_attn": LARGE}}, "a tensor of 1,000,000,000,000 elements"),
 }
 
@@ -71,6 +77,11 @@ def listed(path: Path, names: Any) -> None:
     path.write_text(json.dumps({"metadata": {}, "weight_map": names}))
 
 
+def piped(path: Path) -> None:
+    listed(path, {"a": "b.safetensors"})
+    os.mkfifo(path.with_name("b.safetensors"))
+
+
 #: Changes of files that are refused.
 FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "config, deep": ("config.json", lambda path: path.write_text("[" * 10**5), "JSON in"),
@@ -88,7 +99,9 @@ FILES: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "weights, none": (WEIGHTS, Path.unlink, "The weights of .* no file named"),
     "weights, pipe": (WEIGHTS, pipe, "no file named"),
     "weights, pickle": (WEIGHTS, lambda path: path.rename(path.with_name("a.bin")), "no file named"),
-    "index, missing": (INDEX, lambda path: listed(path, {"a": "b.safetensors"}), "No such file .*b.safe"),
+    "index, missing": (INDEX, lambda path: listed(path, {"a": "b.safetensors"}), "not a file beside it"),
+    "index, pipe": (INDEX, piped, "not a file beside it"),
+    "weights, names": (WEIGHTS, lambda path: save_file({"\x1b[2J": torch.zeros(1)}, path), "cannot be printed"),
 }
 
 

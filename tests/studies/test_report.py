@@ -152,6 +152,9 @@ def test_weights_of_attention_are_bounded(
         (written(str(size)) / "pictures/attention/0.json").write_text(json.dumps(attention.numbers()))
         assert main(["report", str(size)]) == status
     assert "pictures of at most 10,000 bytes" in capsys.readouterr().err
+    attention = {"title": "a" * 2000, "source": [], "output": [], "heads": [[]] * 9}  # the title of each head
+    (tmp_path / "10" / "pictures/attention/0.json").write_text(json.dumps(attention))
+    assert main(["report", "10"]) == 2
 
 
 def test_odd_columns_of_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -379,6 +379,10 @@ CHANGES = {
         "insert into trial_system_attributes (trial_id, key, value_json) values (1, 'fixed_params', '5')",
         "to be one of a sweep",
     ),
+    "reported": (
+        "insert into trial_intermediate_values values (null, 1, 0, 'x', 'FINITE')",
+        "to be one of a sweep",
+    ),
     "rows": (
         f"{COUNTED} insert into trials (trial_id, number, study_id, state) select i, i, 1, 'FAIL' from n",
         "at most 100,000",
@@ -405,17 +409,18 @@ def test_a_changed_database_is_refused(name: str, tmp_path: Path) -> None:
         Sweep(*options, storage=f"sqlite:///{path}")
 
 
-def test_a_stored_trial_has_a_value_for_each_metric(tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", ["[1.0,2.0]", "[NaN]"])
+def test_a_stored_trial_has_a_value_for_each_metric(values: str, tmp_path: Path) -> None:
     options = ([CONFIG], {K: [2]}, ["val/nelbo"], ["minimize"], tmp_path / "sweep")
     study = Sweep(*options).study
     choices = {K: optuna.distributions.CategoricalDistribution([2])}
     study.add_trial(optuna.trial.create_trial(params={K: 2}, distributions=choices, value=1.0))
     journal = tmp_path / "sweep" / "journal.log"
     text = journal.read_text()
-    changed = re.sub(r'"values?":(\[1\.0\]|1\.0)', '"values":[1.0,2.0]', text)
+    changed = re.sub(r'"values?":(\[1\.0\]|1\.0)', f'"values":{values}', text)
     assert changed != text
     journal.write_text(changed)
-    with pytest.raises(ConfigurationError, match=r"to have 1 values but got|cannot be used"):
+    with pytest.raises(ConfigurationError, match=r"to have 1 numbers but got|cannot be used"):
         Sweep(*options)
 
 

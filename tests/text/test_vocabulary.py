@@ -263,6 +263,9 @@ def test_a_missing_token_for_unknown_words_is_refused(tmp_path: Path) -> None:
         Vocabulary.load(tmp_path / "a.json")
 
 
+FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
+
+
 def _described(**steps: Any) -> str:
     described = json.loads(Vocabulary.build(["a b c"]).to_json())
     kind = steps.pop("kind", described["kind"])
@@ -300,6 +303,10 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"model": {"type": "BPE", "continuing_subword_prefix": "x" * 10**4}}, "`continuing_subword_prefix` in the model BPE"),
     ({"model": {"type": "Other"}}, "Expected a model BPE"),
     ({"added_tokens": [{"content": ""}]}, "added tokens"),
+    (
+        {"added_tokens": [{"id": 9, "content": "d", **dict.fromkeys(FLAGS, False)}]},
+        "token 'd' to have the next number but got 9",
+    ),
 ]
 
 

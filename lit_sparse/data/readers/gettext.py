@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import struct
 from collections import Counter
@@ -17,6 +18,8 @@ __all__ = ["clean_pair", "read_catalogues"]
 
 #: First bytes of a compiled catalogue, and the byte order of its integers.
 MAGIC = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}
+#: Python's codecs of text that are no character sets; some take quadratic time.
+NO_CHARSETS = {"idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape"}
 LANGUAGE = re.compile(r"[A-Za-z]{2,3}([_-][A-Za-z0-9]{2,4})*(@[A-Za-z]+)?")
 #: Format placeholders, and HTML tags (compared by name).
 PLACEHOLDER = re.compile(
@@ -204,10 +207,12 @@ def _from_mo(file: Path) -> Iterator[tuple[list[str], list[str]]]:
         header = dict(raw).get(b"", b"").decode("ascii", "replace")
         charset = re.search(r"charset=([\w:.-]+)", header)
         encoding = charset[1] if charset and charset[1] != "CHARSET" else "utf-8"
+        if codecs.lookup(encoding).name in NO_CHARSETS:
+            raise LookupError(f"{encoding} is no character set")
         for pair in raw:
             message, translation = (side.decode(encoding).split("\0") for side in pair)
             yield message, translation
-    except (struct.error, UnicodeDecodeError, LookupError) as error:
+    except (struct.error, UnicodeError, LookupError) as error:
         raise DataError(f"{str(file)!r} is not a whole catalogue ({error}). Install or fetch it again.") from error
 
 

@@ -26,6 +26,10 @@ __all__ = ["TABLES", "Row", "brief", "collect", "from_tables", "needed", "rows_o
 NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?")
 #: Digits of the longest integer that a float can hold.
 LONGEST = 308
+#: Bytes that each level of nesting takes for a value of a Parquet file, and largest number of leaves of the nested columns.
+NESTED, MOST_LEAVES = 64, 1000
+#: Largest number of columns that an error lists.
+LISTED = 100
 #: Number of rows of a Parquet file that are converted at once.
 BATCH = 1024
 #: Position of a row, such as "line 3", and its values by column.
@@ -209,17 +213,22 @@ def _parquet_rows(path: Path, columns: Mapping[str, str]) -> Iterator[Row]:
 def _unpacked(path: Path, file: IO[bytes], table: Any, kept: Sequence[str]) -> int:
     """Return the largest number of bytes that columns may take: a text is stored once for all entries that have it."""
     parquet, size = import_module("pyarrow.parquet"), 8 * int(table.metadata.num_rows) * len(kept)
+    kinds, tops = [table.schema.column(number) for number in range(table.metadata.num_columns)], {*kept}
+    leaves = [(number, kind) for number, kind in enumerate(kinds) if kind.path.partition(".")[0] in tops]
+    if len(leaves) > MOST_LEAVES:
+        raise DataError(f"Expected at most {MOST_LEAVES:,} values in a row of {str(path)!r} but got more. Leave columns out.")
+    texts = [kind.path for _, kind in leaves if kind.physical_type == "BYTE_ARRAY"]
+    reader = parquet.ParquetFile(file, read_dictionary=texts)
     for place in range(table.metadata.num_row_groups):
         group = table.metadata.row_group(place)
-        for leaf, kind in ((group.column(number), table.schema.column(number)) for number in range(group.num_columns)):
+        for leaf, kind in ((group.column(number), kind) for number, kind in leaves):
             name = leaf.path_in_schema
-            if name.partition(".")[0] not in kept:
-                continue
             if "DELTA_BYTE_ARRAY" in leaf.encodings:  # each text may repeat the one before it
                 raise DataError(f"Expected no DELTA_BYTE_ARRAY in column {name!r} of {str(path)!r}. Write it without.")
-            size += max(8, kind.length or 0) * leaf.num_values + leaf.total_uncompressed_size
+            each = 8 + NESTED * name.count(".")
+            size += max(each, kind.length or 0) * leaf.num_values + leaf.total_uncompressed_size
             if leaf.physical_type == "BYTE_ARRAY" and leaf.has_dictionary_page:
-                rows = parquet.ParquetFile(file, read_dictionary=[name]).iter_batches(1, [place], [name])
+                rows = reader.iter_batches(1, [place], [name])
                 size += leaf.num_values * next(filter(None, map(_longest, rows)), 0)
     return size
 
@@ -244,9 +253,11 @@ def rows_of(batches: Iterable[Mapping[str, list[Any]]]) -> Iterator[Row]:
 
 
 def needed(columns: Mapping[str, str], names: Sequence[str]) -> list[str]:
-    """Return the columns to read: all of them if one is nested, or if one is missing and the error lists the others."""
-    wanted = set(columns.values())
-    return [name for name in names if name in wanted] if wanted <= set(names) else list(names)
+    """Return the columns to read: some others, too, if one is nested or missing, whose error lists them."""
+    wanted = {*columns.values()}
+    if not wanted <= {*names}:
+        wanted |= {column.partition(".")[0] for column in wanted} | {*names[:LISTED]}
+    return [name for name in names if name in wanted]
 
 
 def brief(error: Exception) -> str:

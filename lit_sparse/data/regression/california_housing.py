@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +13,8 @@ import torch
 from lit_sparse.checks import check_choice
 from lit_sparse.data.base import Split
 from lit_sparse.data.readers.joblib_arrays import read_joblib_array
-from lit_sparse.data.readers.tables import brief, from_tables
-from lit_sparse.data.readers.text_files import ending_of, numbered_lines
+from lit_sparse.data.readers.tables import TABLES, brief, from_tables
+from lit_sparse.data.readers.text_files import ending_of
 from lit_sparse.data.regression.base import RegressionDataModule, Table
 from lit_sparse.errors import ConfigurationError, DataError, did_you_mean
 
@@ -104,8 +103,8 @@ class CaliforniaHousingDataModule(RegressionDataModule):
         path = Path(str(self.path)).expanduser()
         if ending_of(path) != ".csv":
             raise DataError(f"Expected a .csv file, gzipped or not, but got {str(path)!r}. Convert or rename it.")
-        header = next((cells for cells in csv.reader(line for _, line in numbered_lines(path)) if cells), [])
-        names = _naming(header)
+        _, first = next(iter(TABLES[".csv"](path, {})), ("", {}))
+        names = _naming([*first])
         return _prepared(from_tables([path], {name: name for name in names}), names, repr(str(path)))
 
     def _from_sklearn(self) -> tuple[np.ndarray, np.ndarray]:

@@ -22,6 +22,7 @@ from numba.core.caching import CompileResultCacheImpl
 from numba.core.caching import _Cache as NumbaCache
 from numba.misc.appdirs import AppDirs
 
+from lit_sparse.errors import ConfigurationError
 from lit_sparse.kernels.cpu.compile import Choice, Kernel, references
 from lit_sparse.runs import replaced
 from lit_sparse.stored import open_plain
@@ -108,7 +109,7 @@ class MachineCode(NumbaCache):
         """Keep what was compiled for a signature; a full disk keeps nothing."""
         if refusal(cache_folder()) or not self.results.check_cachable(data):
             return
-        with suppress(OSError), replaced(self._file(sig, data.target_context), "wb") as file:
+        with suppress(OSError, ConfigurationError), replaced(self._file(sig, data.target_context), "wb") as file:
             content = packed(self.results.reduce(data))
             file.write(hashlib.sha256(content).digest() + content)
 

@@ -88,6 +88,7 @@ BOMBS: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
             "list": (lambda: pyarrow.array([[], [TEXT] * 8]), {}),
             "map": (lambda: pyarrow.array([[(TEXT, "a")]] * 8, pyarrow.map_(pyarrow.string(), pyarrow.string())), {}),
             "numbers": (lambda: pyarrow.array([[1] * (ZEROS // 8)]), {}),
+            "numbers in structs": (lambda: pyarrow.array([[{"a": 1}] * (ZEROS // 100)]), {}),
             "plain": (lambda: pyarrow.array([TEXT * 8]), {"use_dictionary": False, "compression": "zstd"}),
         }.items()
     },
@@ -150,6 +151,17 @@ LONG: dict[str, tuple[Use, str, Callable[[], bytes]]] = {
     "vectors-pt": (vectors, "a.pt", lambda: deflated(cached(["a"] * MANY, torch.zeros(2, 2)))),
     "labels": (labels, "a.txt.gz", lambda: gzip.compress(b"1\n" * MANY)),
 }
+
+
+def test_few_columns_are_read(tmp_path: Path) -> None:
+    arrow, parquet = pyarrow, pytest.importorskip("pyarrow.parquet")
+    wide = arrow.array([{f"a{number}": "b" for number in range(1001)}])
+    parquet.write_table(arrow.table({f"c{number}": wide.slice(0, 1) for number in range(2)}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="at most 1,000 values in a row"):
+        read_split(None, str(tmp_path / "a.parquet"), {"x": "c0.a7"})
+    with pytest.raises(DataError, match=r"no column 'none'\. Its columns are x0, .*, x99\.$"):
+        parquet.write_table(arrow.table({f"x{number}": ["b"] for number in range(150)}), tmp_path / "a.parquet")
+        read_split(None, str(tmp_path / "a.parquet"), {"x": "none"})
 
 
 @pytest.mark.cases(quick=6, gate=99)

@@ -98,9 +98,9 @@ def test_its_own_vector_comes_before_that_of_the_lower_cased_word(tmp_path: Path
 
 
 def test_one_number_a_word(tmp_path: Path) -> None:
-    path = as_text(tmp_path / "some.txt", "12 1\nx 2\n")
-    assert read_vectors(str(path), ["12", "x"], 1)[0].tolist() == [[1], [2]]
-    assert read_vectors(str(path), ["12", "x"])[0].tolist() == [[0], [2]], "12 words of width 1"
+    path = as_text(tmp_path / "some.txt", "1 1\nx 2\n")
+    assert read_vectors(str(path), ["1", "x"], 1)[0].tolist() == [[1], [2]]
+    assert read_vectors(str(path), ["1", "x"])[0].tolist() == [[0], [2]], "a word of width 1"
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,7 @@ def test_one_number_a_word(tmp_path: Path) -> None:
             None,
             r"Line 2 of '.*some\.txt' is not a vector: expected a word and 2 numbers but got 'b 1' with 1\.",
         ),
+        ("a 1_0 2\nb 1 2\n", None, "Lines 1 and 2 .* different widths"),
         ("a 1 2\nb\n", None, "Line 2 .* got 'b' with 0"),
         ("a 1 2\nb 1 x\n", None, "Line 2 .* is not a vector: could not convert"),
         ("a 1 2\nb  2\n", None, "Line 2 .* is not a vector: could not convert"),
@@ -123,7 +124,8 @@ def test_one_number_a_word(tmp_path: Path) -> None:
         ("once upon a time\n", None, "holds no word vectors: line 1 is 'once upon a time' with 0 numbers"),
         ("a\t1\t2\n", None, "holds no word vectors"),
         ("", None, r"some\.txt' holds no word vectors\. Fetch"),
-        ("7 3\n", None, "holds no word vectors"),
+        ("7 3\n", None, "holds 0 of the 7 word vectors that it declares"),
+        (f"99 3\n{TEXT}", None, "of the 99 word vectors that it declares"),
     ],
 )
 def test_text_that_holds_no_vectors(tmp_path: Path, content: str, width: int | None, words: str) -> None:

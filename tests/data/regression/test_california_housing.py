@@ -192,6 +192,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "another table": ("a,b\n1,2\n", "no column 'medianIncome'"),
     "no rows": (",".join(RAW) + "\n", "holds no rows"),
     "empty": ("", "holds no rows"),
+    "other ends of lines": ("a,b\r1,2\r", "is not a table in line 1"),
 }
 
 

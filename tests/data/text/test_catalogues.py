@@ -140,6 +140,8 @@ def test_broken_catalogues(tmp_path: Path, size: int) -> None:
         compiled({"a": "b"})[:8] + b"\xff" * 20,
         compiled({"A caf\u00e9": "Un caf\u00e9"}, encoding="iso-8859-1", header="charset=utf-8"),
         compiled({"a": "b"}, header="charset=none-such"),
+        compiled({"a": "b"}, header="charset=undefined"),
+        compiled({"a": "b"}, header="charset=punycode"),
     ],
 )
 def test_catalogues_of_nonsense(tmp_path: Path, content: bytes) -> None:
