@@ -19,6 +19,7 @@ __all__ = [
     "MOST_FEATURES",
     "MOST_INPUTS",
     "MOST_LAYERS",
+    "MOST_SEED",
     "check_choice",
     "check_count",
     "check_dim",
@@ -38,6 +39,8 @@ FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 #: Largest numbers of layers (Python objects), of features or draws, of numbers per example, and of generated examples.
 #: Larger numbers are mistakes that would end in a hang or run out of memory.
 MOST_LAYERS, MOST_FEATURES, MOST_INPUTS, MOST_EXAMPLES = 1_000, 1_000_000, 10_000_000, 100_000_000
+#: Largest size of a seed from which others are made, of epochs for example, that are numbers of 64 bits.
+MOST_SEED = 2**32
 # Smallest and largest strengths that float32 can divide by and multiply with.
 LEAST, MOST = 1e-30, 1e30
 
@@ -220,8 +223,8 @@ def check_mask(mask: Tensor, meaning: str) -> Tensor:
     Raises:
         ConfigurationError: if it is not a boolean tensor.
     """
-    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
-        got = mask.dtype if isinstance(mask, Tensor) else full_name(mask)
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or mask.layout != torch.strided or mask.is_nested:
+        got = f"{mask.dtype} {mask.layout}" if isinstance(mask, Tensor) else full_name(mask)
         advice = " Convert it with `.bool()`." if isinstance(mask, Tensor) and not mask.is_floating_point() else ""
         raise ConfigurationError(f"Expected a boolean mask in a torch tensor, True where {meaning}, but got {got}.{advice}")
     return mask

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import inspect
 import pickle
+from dataclasses import is_dataclass
 from typing import Any
 
 import pytest
 
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
+from lit_sparse.errors import ConfigurationError, LitSparseError
+from lit_sparse.mappings import HoyerProjection
+
+SUBPACKAGES = ["callbacks", "coresets", "data", "estimators", "hf", "mappings", "metrics", "models", "nn", "risks", "transport"]
 
 
 class Base(KeepsArguments):
@@ -69,3 +76,26 @@ def test_a_constructor_that_takes_anything_keeps_its_options() -> None:
         def __init__(self, **options: Any) -> None: ...
 
     assert "kwargs" in constructor_parameters(Anything)
+
+
+def public_constructors() -> list[type]:
+    """Return the public classes that can be built; dataclasses check their own fields."""
+    modules = [importlib.import_module(f"lit_sparse.{name}") for name in SUBPACKAGES]
+    made = dict.fromkeys(getattr(module, name) for module in modules for name in module.__all__)
+    built = (cls for cls in made if isinstance(cls, type) and cls.__init__ is not object.__init__)  # type: ignore[misc]
+    return [cls for cls in built if not inspect.isabstract(cls) and not is_dataclass(cls)]
+
+
+@pytest.mark.parametrize("cls", public_constructors(), ids=lambda cls: cls.__name__)
+def test_public_constructors_refuse_arguments_of_another_type(cls: type) -> None:
+    for name, parameter in inspect.signature(cls).parameters.items():  # those of bases are tested with them
+        if parameter.kind is parameter.VAR_KEYWORD or "Any" in str(parameter.annotation):
+            continue
+        with pytest.raises(LitSparseError):
+            cls(**{name: object()})
+
+
+@pytest.mark.parametrize("value", ["false", None, 1.5, [True]])
+def test_flags_are_not_read_as_truths(value: Any) -> None:
+    with pytest.raises(ConfigurationError, match="Expected argument `nonneg` to be True or False but got"):
+        HoyerProjection(0.5, nonneg=value)

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import load_module
-from lit_sparse.checks import check_count
+from lit_sparse.checks import MOST_SEED, check_count
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
@@ -122,6 +122,7 @@ class ResumableDataModule(pl.LightningDataModule, ABC):
             ("updates_per_batch", updates_per_batch, 1),
         ):
             check_count(name, value, least)
+        check_count("seed", seed, -MOST_SEED, MOST_SEED)
         self.batch_size = batch_size
         self.eval_batch_size = eval_batch_size
         self.num_workers = num_workers

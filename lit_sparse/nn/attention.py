@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, check_count
+from lit_sparse.checks import MOST_FEATURES, check_count, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping
@@ -91,15 +91,14 @@ class MultiheadAttention(nn.MultiheadAttention):
         method: Method = "auto",
     ) -> None:
         for name, size in (("embed_dim", embed_dim), ("num_heads", num_heads), ("kdim", kdim), ("vdim", vdim)):
-            if size is not None or name == "embed_dim":
+            if size is not None or name in ("embed_dim", "num_heads"):
                 check_count(name, size, most=MOST_FEATURES)  # type: ignore[arg-type]
         if embed_dim % num_heads:
             divisors = [n for n in range(1, embed_dim + 1) if embed_dim % n == 0]
             raise ConfigurationError(
                 f"Expected `num_heads` to divide `embed_dim`={embed_dim} but got {num_heads}. Allowed: {divisors}."
             )
-        if not 0.0 <= dropout <= 1.0:
-            raise ConfigurationError(f"Expected argument `dropout` to be a probability in 0 .. 1 but got {dropout!r}.")
+        dropout = check_number("dropout", dropout, 0.0, 1.0)
         if mapping is not None:
             check_mapping(mapping)
             warn_off_simplex(mapping)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
-from lit_sparse.checks import FLOATS, MOST_FEATURES, check_count
+from lit_sparse.checks import FLOATS, MOST_FEATURES, MOST_INPUTS, check_count
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
 from lit_sparse.nn.linear_losses import linear_losses, list_alpha, needs_all_scores
@@ -72,7 +72,9 @@ class LinearFenchelYoungLoss(nn.Linear):
         reduction: Literal["mean", "sum", "none"] = "mean",
         label_smoothing: float = 0.0,
     ) -> None:
-        super().__init__(check_count("in_features", in_features, most=MOST_FEATURES), check_count("classes", classes), bias)
+        super().__init__(
+            check_count("in_features", in_features, most=MOST_FEATURES), check_count("classes", classes, most=MOST_INPUTS), bias
+        )
         self.criterion = FenchelYoungLoss(mapping, ignore_index, class_weight, reduction, label_smoothing)
         if type(mapping) is not Softmax and list_alpha(mapping) is None:
             raise ConfigurationError(
