@@ -174,9 +174,11 @@ class Risk(nn.Module, ABC):
         return not self.unbiased
 
     def _weights(self, weights: Tensor, losses: Tensor) -> Tensor:
-        if not isinstance(weights, Tensor) or weights.shape != losses.shape:
+        if not isinstance(weights, Tensor) or weights.shape != losses.shape or weights.is_complex():
             got = tuple(weights.shape) if isinstance(weights, Tensor) else full_name(weights)
-            raise ConfigurationError(f"Expected one weight per example, of shape {tuple(losses.shape)}, but got {got}.")
+            raise ConfigurationError(
+                f"Expected one weight per example, real and of shape {tuple(losses.shape)}, but got {got}."
+            )
         weights = weights.to(losses.dtype)
         if can_read_values() and losses.device.type == "cpu":
             wrong = ~((weights >= 0) & (weights < torch.inf))
