@@ -53,11 +53,13 @@ def _described(text: str, name: str) -> Any:
     """Load YAML; raise each error as one message."""
     try:
         return _loaded(text, name)
+    except ConfigurationError:
+        raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"line {mark.line + 1}, column {mark.column + 1} of " if mark else ""
         raise ConfigurationError(f"Expected YAML but got, in {where}{name}: {error.problem}. Correct the line.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter of an impossible date, or of a number with thousands of digits
         reason = " ".join(str(error).split())
         raise ConfigurationError(f"Expected YAML but got, in {name}: {reason}. Check the path.") from error
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol, TypeGuard
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.models.base import Batch
 
-__all__ = ["HasRows", "check_entries", "check_features", "check_keys", "has_rows"]
+__all__ = ["HasRows", "apply_network", "check_entries", "check_features", "check_keys", "check_labels", "has_rows"]
 
 
 class HasRows(Protocol):
@@ -72,3 +73,34 @@ def check_features(pixels: Tensor, in_features: int) -> None:
             f"Expected images of in_features={in_features} features but got {pixels.shape[-1]}."
             f" Train a model with in_features={pixels.shape[-1]}, or use other data."
         )
+
+
+def check_labels(label: Tensor, classes: int) -> None:
+    """Check that the labels (B,) of a batch on the CPU are classes; negative ones mark unlabelled examples.
+
+    Raises:
+        ConfigurationError: if one is too large.
+    """
+    if label.device.type == "cpu" and len(label) and int(label.max()) >= classes:
+        raise ConfigurationError(
+            f"Expected labels below classes={classes} but got {int(label.max())}. Set `classes` to their number."
+        )
+
+
+def apply_network(network: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the output of a network that the user gives.
+
+    Raises:
+        ConfigurationError: if it does not take inputs of this shape.
+    """
+    if torch.compiler.is_compiling():
+        return network(inputs)  # type: ignore[no-any-return]
+    try:
+        output: Tensor = network(inputs)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"Expected a `network` for inputs {tuple(inputs.shape)} but {full_name(network)} does not take them: {error}."
+        ) from error
+    return output

@@ -18,7 +18,7 @@ from lit_sparse.lightning import OptimizerCallable, rank_zero_info
 from lit_sparse.lightning_internals import after_restore
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.models.base import Batch, LitSparseModule, Stage, StepOutput
-from lit_sparse.models.data_protocols import check_features
+from lit_sparse.models.data_protocols import check_features, check_labels
 from lit_sparse.models.stage_metrics import mean_metrics
 from lit_sparse.nn import InitialBases, SampleBases, sparse_decode, sparse_encode
 
@@ -303,10 +303,7 @@ class SupervisedOnlineAutoencoder(LitSparseModule):
 
     def _check_labels(self, label: Tensor, stage: Stage) -> None:
         """Check the labels (B,) of the first batch of an epoch, and report missing ones."""
-        if int(label.max()) >= self.classes:
-            raise ConfigurationError(
-                f"Expected labels below classes={self.classes} but got {int(label.max())}. Set `classes` to their number."
-            )
+        check_labels(label.cpu(), self.classes)
         missing = int((label < 0).sum())
         if stage == "train" and missing == len(label):
             raise ConfigurationError(

@@ -250,3 +250,15 @@ def test_a_coreset_and_a_risk() -> None:
         run = trainer()
         run.fit(regressor(risk), datamodule=data)
         assert bool(run.callback_metrics["train/risk"].isfinite())
+
+
+def test_labels_and_networks_that_do_not_fit_are_told() -> None:
+    batch = {"pixels": torch.rand(3, 4), "label": torch.tensor([0, 5, 1]), "index": torch.arange(3)}
+    with pytest.raises(ConfigurationError, match="labels below classes=3 but got 5"):
+        RobustClassifier(network=torch.nn.Linear(4, 3), in_features=4, classes=3).run_step(batch, 0, "val")
+    with pytest.raises(ConfigurationError, match=r"a `network` for inputs \(3, 4\) but .*Linear does not take them"):
+        RobustClassifier(network=torch.nn.Linear(5, 3), in_features=4, classes=3)(batch["pixels"])
+    with pytest.raises(ConfigurationError, match=r"a `network` for inputs \(3, 4\)"):
+        RobustRegressor(network=torch.nn.Linear(5, 1), in_features=4)(batch["pixels"])
+    with pytest.raises(ConfigurationError, match="1 x 16 x 8 numbers for this ConvNet"):
+        ConvNet(16, 8, channels=[4])(torch.rand(2, 64))
