@@ -316,8 +316,9 @@ class _TrainLoader(EpochLoader):
 
         self.data, self.rank, self.processes, self.count, self.trainer = data, rank, processes, count, trainer
         self.division = (data.batch_size, processes)
+        self.repeats = trainer is not None and bool(trainer.overfit_batches)  # type: ignore[attr-defined]
         super().__init__(
-            lambda epoch: self._joined(data.train_batches(epoch, rank, processes)),
+            lambda epoch: self._joined(data.train_batches(self._order(epoch), rank, processes)),
             fetch,
             num_workers=data.num_workers,
             pin_memory=torch.cuda.is_available(),
@@ -356,7 +357,11 @@ class _TrainLoader(EpochLoader):
                 f"Epoch {epoch} began with a batch size of {last[0]} on {last[1]} processes, and is continued with"
                 f" {self.division[0]} on {self.division[1]}: what is left of it is divided anew, and each example comes once."
             )
-        return self._joined(self.data._rest_of_epoch(epoch, parts, self.rank, self.processes))
+        return self._joined(self.data._rest_of_epoch(self._order(epoch), parts, self.rank, self.processes))
+
+    def _order(self, epoch: int) -> int:
+        """Return the epoch whose order an epoch has: always the first with ``overfit_batches``, which repeats a few batches."""
+        return 0 if self.repeats else epoch
 
     def _joined(self, updates: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the indices of batches that have several updates each."""

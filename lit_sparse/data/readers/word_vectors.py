@@ -137,7 +137,7 @@ def _bytes(word: str) -> bytes:
 
 def _from_text(path: Path, wanted: _Wanted) -> None:
     with _open_text(path, wanted.width) as (file, where):
-        width = said = 0
+        width = said = words = lines = 0
         for number, line in enumerate(file, 1):
             line = line.rstrip(b" \r\n")
             if not line:
@@ -145,13 +145,14 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
             if not width:
                 first = line.rsplit(b" ", WIDEST + 1)
                 if number == 1 and len(first) == 2 and first[0].isdigit() and first[1].isdigit() and wanted.width != 1:
-                    said = int(first[1][:20])  # word2vec's header: number of words, width
+                    words, said = int(first[0][:20]), int(first[1][:20])  # word2vec's header: number of words, width
                     continue
                 width = _trailing_numbers(first[1:])
                 if not width or said not in (0, width):
                     what = f"declares vectors of width {said}, but" if said else "holds no word vectors:"
                     raise DataError(f"{where} {what} line {number} is {_start(line)!r} with {width} numbers. Check the file.")
                 wanted.expect(width, where)
+            lines += 1
             spaces = line.count(b" ")
             if spaces < width:
                 raise DataError(
@@ -168,6 +169,8 @@ def _from_text(path: Path, wanted: _Wanted) -> None:
                 wanted.take(takers, _parsed(numbers, f"Line {number} of {where}"))
     if not width:
         raise DataError(f"{where} holds no word vectors. Fetch it again.")
+    if lines < words:
+        raise DataError(f"{where} declares {words} words but holds {lines}: it was cut. Fetch it again.")
 
 
 def _parsed(numbers: bytes, where: str) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -98,9 +98,9 @@ def test_its_own_vector_comes_before_that_of_the_lower_cased_word(tmp_path: Path
 
 
 def test_one_number_a_word(tmp_path: Path) -> None:
-    path = as_text(tmp_path / "some.txt", "12 1\nx 2\n")
-    assert read_vectors(str(path), ["12", "x"], 1)[0].tolist() == [[1], [2]]
-    assert read_vectors(str(path), ["12", "x"])[0].tolist() == [[0], [2]], "12 words of width 1"
+    path = as_text(tmp_path / "some.txt", "1 1\nx 2\n")
+    assert read_vectors(str(path), ["1", "x"], 1)[0].tolist() == [[1], [2]]
+    assert read_vectors(str(path), ["1", "x"])[0].tolist() == [[0], [2]], "1 word of width 1"
 
 
 @pytest.mark.parametrize(
@@ -109,6 +109,7 @@ def test_one_number_a_word(tmp_path: Path) -> None:
         (TEXT, 4, r"width 4 but got 3 in '.*some\.txt'"),
         (TEXT, 2, r"width 2 but got 3 in '.*some\.txt'"),
         (f"7 3\n{TEXT}", 4, "width 4 but got 3 in "),
+        (f"9 3\n{TEXT}", None, "declares 9 words but holds 8"),
         (f"7 5\n{TEXT}", None, "declares vectors of width 5, but line 2 is 'the .*' with 3 numbers"),
         (
             "a 1 2\nb 1\n",
