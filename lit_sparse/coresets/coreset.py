@@ -57,11 +57,13 @@ class Coreset:
             raise DataError("Expected tensors of indices, weights and objectives.")
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size < 0:
             raise DataError(f"Expected the size to be a whole number, at least 0, but got {self.size!r}.")
-        if not isinstance(self.objective, int | float) or not math.isfinite(self.objective):
+        if isinstance(self.objective, bool) or not isinstance(self.objective, int | float) or not math.isfinite(self.objective):
             raise DataError(f"Expected the objective to be a finite number but got {self.objective!r}.")
         for name, numbers in (("weights", self.weights), ("objectives", self.trace)):
             if numbers.dtype == torch.bool or numbers.is_complex():
                 raise DataError(f"Expected {name} that are real numbers but got {numbers.dtype}.")
+        if self.trace.ndim != 1:
+            raise DataError(f"Expected objectives (T,) but got shape {tuple(self.trace.shape)}.")
         if self.indices.dtype != torch.int64 or self.indices.ndim != 1 or self.indices.shape != self.weights.shape:
             raise DataError(
                 f"Expected indices (k,) int64 and as many weights but got {tuple(self.indices.shape)} {self.indices.dtype} and"

@@ -128,6 +128,9 @@ class LinearFenchelYoungLoss(nn.Linear):
     def sample(self, hidden: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return a random class (N,) int64 for each row (N, F), drawn with its probability."""
         self._check(hidden)
+        broken = (~hidden.isfinite()).any(1).nonzero().flatten().tolist()
+        if broken:
+            raise ConfigurationError(f"Expected finite hidden vectors to sample from but got NaN or inf in row {broken[0]}.")
         drawn = []
         for part in torch.split(hidden, rows_at_a_time(self.out_features)):
             classes, weights = self.probabilities(part)
