@@ -97,9 +97,10 @@ def check_types(namespace: Mapping[str, Any]) -> None:
         namespace: globals of the subpackage.
     """
     for made in (namespace[name] for name in namespace["__all__"]):
-        for kind in inspect.getmro(made) if isinstance(made, type) and not is_dataclass(made) else ():
+        for kind in inspect.getmro(made) if isinstance(made, type) else ():
             init = vars(kind).get("__init__")
-            if isinstance(init, types.FunctionType) and kind.__module__.startswith("lit_sparse.") and not is_dataclass(kind):
+            is_output = is_dataclass(kind) and not hasattr(kind, "__post_init__")  # the package makes many in each step
+            if isinstance(init, types.FunctionType) and kind.__module__.startswith("lit_sparse.") and not is_output:
                 kind.__init__ = checked(init)  # type: ignore[misc]
 
 
@@ -181,9 +182,10 @@ def _fits(value: Any, hint: Any) -> bool:
         return scalar or (isinstance(value, Integral if hint is int else Real) and not isinstance(value, bool))
     if isinstance(origin, type) and issubclass(origin, Sequence | tuple):
         listed = isinstance(value, Sequence) and not isinstance(value, str | bytes)
-        return getattr(value, "ndim", 0) > 0 or (listed and all(_fits(one, inner[0]) for one in value))
-    if origin is Callable:
-        return callable(value)
+        numbers = inner[0] in (int, float) and getattr(value, "ndim", 0) > 0
+        return numbers or (listed and all(_fits(one, inner[0]) for one in value))
+    if isinstance(origin, type):
+        return isinstance(value, origin)
     checkable = isinstance(hint, type) and hint is not Any and not getattr(hint, "_is_protocol", False)
     return not checkable or not getattr(hint, "exclusive", True) or isinstance(value, hint)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from lit_sparse.checkpoint_files import load_module
-from lit_sparse.checks import MOST_SEED, check_count
+from lit_sparse.checks import MOST_EXAMPLES, MOST_SEED, check_count, check_number
 from lit_sparse.data.loader import Batch, EpochLoader
 from lit_sparse.errors import CheckpointError, ConfigurationError, DataError
 from lit_sparse.lightning import check_pairing, pl, rank_zero_warn
@@ -54,7 +54,7 @@ def held_out(name: str, size: float, total: int, rest: int) -> int:
         >>> held_out("val_size", 0.1, 50, 40), held_out("val_size", 7, 50, 40)
         (5, 7)
     """
-    count = round(size * total) if size < 1 else int(size)
+    count = round(check_number(name, size, 0.0, MOST_EXAMPLES) * total) if not size >= 1 else int(min(size, MOST_EXAMPLES))
     if not 0 < count < rest:
         raise ConfigurationError(
             f"Expected `{name}` to hold out 1 .. {rest - 1} examples but got {size:g}, which is {count}. Change it."

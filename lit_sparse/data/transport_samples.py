@@ -16,7 +16,7 @@ from lit_sparse.checks import MOST_EXAMPLES, check_count
 from lit_sparse.data.base import ResumableDataModule, Split
 from lit_sparse.data.loader import Batch
 from lit_sparse.data.readers.arrays import check_real, read_npy
-from lit_sparse.errors import ConfigurationError, DataError
+from lit_sparse.errors import ConfigurationError, DataError, full_name
 from lit_sparse.stored import open_plain
 from lit_sparse.transport.measures import Measure, draw_rows, normalized_weights
 
@@ -97,6 +97,11 @@ class TransportDataModule(ResumableDataModule):
         source, target = (
             measure.sample(seed, indices) for measure, seed in zip((self.source, self.target), seeds, strict=True)
         )
+        for measure, points in ((self.source, source), (self.target, target)):
+            if points.shape != (len(indices), measure.dim):
+                raise DataError(
+                    f"Expected {full_name(measure)} to draw points {(len(indices), measure.dim)} but got {tuple(points.shape)}."
+                )
         return {"source": source, "target": target, "index": indices}
 
     def train_indices(self) -> Tensor:
