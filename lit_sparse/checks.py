@@ -23,6 +23,7 @@ __all__ = [
     "check_choice",
     "check_count",
     "check_dim",
+    "check_flag",
     "check_indices",
     "check_integer",
     "check_mask",
@@ -60,6 +61,17 @@ def _plain(value: Any) -> Any:
 def _readable(tensor: Tensor) -> bool:
     """Return whether the values of a tensor can be read: no transform, trace or meta device prevents it."""
     return can_read_values() and not (tensor.is_meta or isinstance(tensor, FakeTensor))
+
+
+def check_flag(name: str, value: bool) -> bool:
+    """Return a boolean.
+
+    Raises:
+        ConfigurationError: for any other value.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"Expected argument `{name}` to be True or False but got {value!r}.")
+    return value
 
 
 def check_positive(name: str, value: float) -> float:

@@ -14,11 +14,16 @@ import pytest
 import torch
 
 from lit_sparse.arguments import KeepsArguments, constructor_parameters
-from lit_sparse.coresets import GIGA, Examples, FunctionVectors, GaussianPosterior, Selection
-from lit_sparse.data import DigitsDataModule, Images, RadialBases, Ragged, VocabularyOptions
+from lit_sparse.callbacks import ClassSamplesPlot
+from lit_sparse.coresets import GIGA, Coreset, Examples, FunctionVectors, GaussianPosterior, Selection
+from lit_sparse.data import DigitsDataModule, EpochLoader, Images, Points, RadialBases, Ragged, VocabularyOptions
 from lit_sparse.errors import ConfigurationError, DataError, LitSparseError
+from lit_sparse.estimators import Marginalize
 from lit_sparse.export import export_onnx
+from lit_sparse.hf import SparseAttentionPooling
 from lit_sparse.mappings import HoyerProjection, Sparsemax
+from lit_sparse.metrics import hoyer_sparseness
+from lit_sparse.nn import MultiheadAttention, attention
 from lit_sparse.random import seeded_normal
 from lit_sparse.structures import Sequence, Tree
 
@@ -129,6 +134,18 @@ def test_flags_are_not_read_as_truths(value: Any) -> None:
         lambda: DigitsDataModule(seed=2**62),
         lambda: seeded_normal("seed", torch.arange(3)),  # type: ignore[arg-type]
         lambda: seeded_normal(0, torch.tensor([0.5])),
+        lambda: attention(*torch.randn(3, 2, 4), Sparsemax(), is_causal="no"),  # type: ignore[call-overload]
+        lambda: attention(*torch.randn(3, 2, 4), Sparsemax(), need_weights="no"),  # type: ignore[call-overload]
+        lambda: MultiheadAttention(4, 2)(*torch.randn(3, 2, 4), need_weights="no"),  # type: ignore[arg-type]
+        lambda: Marginalize(Sparsemax())([[1.0]], lambda latent: latent.values.sum(-1)),  # type: ignore[arg-type]
+        lambda: Marginalize(Sparsemax())(torch.zeros(2, 3), None),  # type: ignore[arg-type]
+        lambda: Marginalize(Sparsemax())(torch.zeros(2, 0), lambda latent: latent.values.sum(-1)),
+        lambda: EpochLoader(lambda epoch: [], lambda epoch, indices: {}, num_workers=-1),
+        lambda: ClassSamplesPlot(columns=0),
+        lambda: SparseAttentionPooling(4)(torch.ones(2, 3, 4, dtype=torch.int64)),
+        lambda: hoyer_sparseness(torch.ones(2, 3), (0, -2)),
+        lambda: Points.of([[1.0], [1.0, 2.0]]),
+        lambda: Coreset(torch.tensor([0]), torch.ones(1), True, size=2),
         lambda: GIGA()(torch.randn(9, 3), 2, state="x"),  # type: ignore[arg-type]
         lambda: export_onnx(Sparsemax(), torch.zeros(2, 3), "x.onnx"),  # type: ignore[arg-type]
     ],

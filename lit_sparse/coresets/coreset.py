@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lit_sparse.arguments import checked
 from lit_sparse.errors import DataError
 from lit_sparse.runs import replaced
 from lit_sparse.stored import check_members, largest_unpacked, open_plain
@@ -92,6 +93,7 @@ class Coreset:
         """Return the coreset with its tensors on another device."""
         return Coreset(self.indices.to(device), self.weights.to(device), self.objective, self.trace.to(device), self.size)
 
+    @checked
     def save(self, path: str | Path) -> None:
         """Write the coreset to a file for :meth:`load` and ``numpy.load``.
 
@@ -104,6 +106,7 @@ class Coreset:
             np.savez(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod
+    @checked
     def load(cls, path: str | Path) -> Coreset:
         """Read a coreset.
 

@@ -136,7 +136,11 @@ class Points(Measure):
     def of(cls, points: Any, weights: Sequence[float] | Tensor | None = None) -> Self:
         """Return the empirical measure of an array of points (N, d) or (N,), with weights (N,)."""
         made = cls("(an array)")
-        made._keep(np.asarray(points), None if weights is None else np.asarray(weights))
+        try:
+            arrays = np.asarray(points), None if weights is None else np.asarray(weights)
+        except ValueError as error:
+            raise DataError(f"Expected points (N, d) but got rows of different lengths: {error}.") from error
+        made._keep(*arrays)
         return made
 
     @property

@@ -174,6 +174,8 @@ class FenchelYoungLoss(nn.Module):
         target = self.mapping.admissible(target, dim, allowed)
         score = torch.where(allowed | (target != 0), target * scores, 0.0).sum(dim)
         losses = value + self.mapping.gamma * self.mapping.regularizer(target, dim, allowed) - score
+        if soft:
+            losses = torch.where((target < 0).any(dim), torch.inf, losses)  # outside of every Omega's domain
         return losses if mass is None else mass * losses
 
     def labels(self, target: Tensor, shape: tuple[int, ...], classes: int) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_sparse.arguments import checked
-from lit_sparse.checks import MOST_LAYERS, check_count
+from lit_sparse.checks import MOST_LAYERS, check_count, check_flag
 from lit_sparse.errors import ConfigurationError, DataError, MissingExtraError, did_you_mean
-from lit_sparse.metrics.text import TextMetric, check_flag, check_name, check_texts
+from lit_sparse.metrics.text import TextMetric, check_name, check_texts
 
 if TYPE_CHECKING:
     from sacrebleu.metrics.bleu import BLEU

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lit_sparse.checks import MOST_FEATURES, check_count, check_number
+from lit_sparse.checks import MOST_FEATURES, check_count, check_flag, check_number
 from lit_sparse.errors import ConfigurationError
 from lit_sparse.mappings import Softmax, SparseMapping
 from lit_sparse.mappings.base import check_mapping
@@ -152,6 +152,9 @@ class MultiheadAttention(nn.MultiheadAttention):
             if not (key_padding_mask is None and attn_mask is None and self.batch_first):
                 raise ConfigurationError("Expected nested tensors to come without masks and with `batch_first=True`.")
             return self._attend_nested(query, key, value, need_weights, average_attn_weights)
+        flags = {"need_weights": need_weights, "average_attn_weights": average_attn_weights, "is_causal": is_causal}
+        for name, flag in flags.items():
+            check_flag(name, flag)
         self._check_inputs(query, key, value, key_padding_mask, attn_mask, is_causal)
         query_is_key, unbatched, batch_dim = query is key, query.dim() == 2, 0 if self.batch_first else 1
         if unbatched:

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, overload
 import torch
 from torch import Tensor
 
-from lit_sparse.checks import check_choice, check_mask, check_number, check_positive
+from lit_sparse.checks import check_choice, check_flag, check_mask, check_number, check_positive
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import SparseMapping
 from lit_sparse.mappings.base import check_mapping
@@ -139,6 +139,8 @@ def attention(
     check_mapping(mapping)
     warn_off_simplex(mapping)
     check_method(method)
+    for name, flag in (("is_causal", is_causal), ("need_weights", need_weights)):
+        check_flag(name, flag)
     check_number("dropout", dropout, 0.0, 1.0)
     if scale is not None:
         check_number("scale", scale, -math.inf, math.inf, open_low=True, open_high=True)
