@@ -185,8 +185,9 @@ class FenchelYoungLoss(nn.Module):
             ConfigurationError: if the target has another shape or is not of an integer type, or a label that can be read is not
                 a class.
         """
-        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
-            raise ConfigurationError(f"Expected class labels of an integer type but got {target.dtype}.")
+        if not isinstance(target, Tensor) or target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            got = target.dtype if isinstance(target, Tensor) else full_name(target)
+            raise ConfigurationError(f"Expected class labels of an integer type but got {got}.")
         if target.shape != shape:
             hint = " Classes are dimension 1 of the scores." if shape else ""
             raise ConfigurationError(f"Expected class labels of shape {tuple(shape)} but got {tuple(target.shape)}.{hint}")

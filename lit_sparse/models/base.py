@@ -6,7 +6,7 @@ import copy
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from typing_extensions import Self, override
 
 from lit_sparse.arguments import KeepsArguments
 from lit_sparse.checkpoint_files import check_kinds, load_module
+from lit_sparse.checks import check_choice
 from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.lightning import (
     DoublePrecision,
@@ -37,7 +38,7 @@ from lit_sparse.lightning_internals import (
 )
 from lit_sparse.lightning_restoring import guard_restoring, restoring
 from lit_sparse.lightning_states import begin_training, check_continues, is_tuning, unmask
-from lit_sparse.models.batches import column_of, place_of, rows_of, size_of
+from lit_sparse.models.batches import check_batch, column_of, place_of, rows_of, size_of
 from lit_sparse.models.hyperparameters import describe_arguments, describe_parts
 from lit_sparse.models.optimizers import build_optimizer, clips_by_itself, renew_dual_rates, warn_of_other_rates
 from lit_sparse.models.resuming import is_fitting, match_risk, not_given, store_progress
@@ -212,6 +213,8 @@ class LitSparseModule(KeepsArguments, pl.LightningModule, ABC):
         Raises:
             BrokenLossError: if a loss is NaN, or infinite and the risk is not the mean; it names the example.
         """
+        check_choice("stage", stage, get_args(Stage))
+        check_batch(batch)
         try:
             output = self.step(batch, batch_idx, stage)
         except KeyError as error:

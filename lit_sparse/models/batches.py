@@ -6,7 +6,36 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["column_of", "place_of", "rows_of", "size_of"]
+from lit_sparse.errors import ConfigurationError, full_name
+
+__all__ = ["check_batch", "column_of", "place_of", "rows_of", "size_of"]
+
+#: Entries of a batch with a row per example, and those of them that hold whole numbers.
+ROWS = ("pixels", "features", "target", "label", "true_label", "weight", "group")
+WHOLE = ("label", "true_label", "group")
+
+
+def check_batch(batch: Any) -> None:
+    """Check that a batch is a dict whose known entries have equally many rows.
+
+    Raises:
+        ConfigurationError: if it is not.
+    """
+    if not isinstance(batch, dict):
+        raise ConfigurationError(f"Expected batches that are dicts of tensors but got {full_name(batch)}. Use a data module.")
+    known = {name: batch[name] for name in ROWS if name in batch}
+    sizes = {len(value) if isinstance(value, Tensor) and value.dim() else None for value in known.values()}
+    fractions = [
+        name for name in WHOLE if name in known and isinstance(known[name], Tensor) and known[name].is_floating_point()
+    ]
+    if len(sizes) > 1 or None in sizes or fractions:
+        shown = ", ".join(
+            f"{name} {value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else f"{name} {full_name(value)}"
+            for name, value in known.items()
+        )
+        raise ConfigurationError(
+            f"Expected tensors with a row per example, and whole numbers as {', '.join(WHOLE)}, but got {shown}."
+        )
 
 
 def column_of(name: str | None, batch: dict[str, Any], rows: Tensor | None) -> Tensor | None:

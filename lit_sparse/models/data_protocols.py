@@ -63,11 +63,14 @@ def check_entries(batch: Batch, in_features: int) -> None:
 
 
 def check_features(pixels: Tensor, in_features: int) -> None:
-    """Check that images (B, D) have the size of the model's input.
+    """Check that images (B, D) are floating and have the size of the model's input.
 
     Raises:
-        ConfigurationError: if D is not ``in_features``.
+        ConfigurationError: if D is not ``in_features``, or they are not a floating tensor.
     """
+    if not isinstance(pixels, Tensor) or not pixels.is_floating_point() or not pixels.dim():
+        got = pixels.dtype if isinstance(pixels, Tensor) else full_name(pixels)
+        raise ConfigurationError(f"Expected images in a floating tensor (B, D) but got {got}.")
     if pixels.shape[-1] != in_features:
         raise ConfigurationError(
             f"Expected images of in_features={in_features} features but got {pixels.shape[-1]}."
@@ -76,11 +79,13 @@ def check_features(pixels: Tensor, in_features: int) -> None:
 
 
 def check_labels(label: Tensor, classes: int) -> None:
-    """Check that the labels (B,) of a batch on the CPU are classes; negative ones mark unlabelled examples.
+    """Check that the labels (B,) of a batch are classes, if they are on the CPU; negative ones mark unlabelled examples.
 
     Raises:
-        ConfigurationError: if one is too large.
+        ConfigurationError: for another shape, or a label that is too large.
     """
+    if label.dim() != 1:
+        raise ConfigurationError(f"Expected labels (B,) but got {tuple(label.shape)}.")
     if label.device.type == "cpu" and len(label) and int(label.max()) >= classes:
         raise ConfigurationError(
             f"Expected labels below classes={classes} but got {int(label.max())}. Set `classes` to their number."

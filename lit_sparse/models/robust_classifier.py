@@ -98,8 +98,8 @@ class RobustClassifier(LitSparseModule):
     def step(self, batch: Batch, batch_idx: int, stage: Stage) -> StepOutput:
         rows = self._labelled(batch)
         batch = batch if rows is None else rows_of(batch, rows)
-        label = batch["label"]
-        check_labels(label, self.classes)
+        check_labels(batch["label"], self.classes)
+        label = batch["label"].long()
 
         def losses_at(pixels: Tensor) -> Tensor:
             return nnf.cross_entropy(self(pixels), label, reduction="none")

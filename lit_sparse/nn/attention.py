@@ -148,7 +148,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             ConfigurationError: if the shapes or dtypes do not fit, a mask is neither boolean nor floating, or ``is_causal``
                 stands alone.
         """
-        if query.is_nested:
+        if isinstance(query, Tensor) and query.is_nested:
             if not (key_padding_mask is None and attn_mask is None and self.batch_first):
                 raise ConfigurationError("Expected nested tensors to come without masks and with `batch_first=True`.")
             return self._attend_nested(query, key, value, need_weights, average_attn_weights)

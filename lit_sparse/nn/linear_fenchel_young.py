@@ -10,7 +10,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from lit_sparse.checks import FLOATS, MOST_FEATURES, MOST_INPUTS, check_count
-from lit_sparse.errors import ConfigurationError
+from lit_sparse.errors import ConfigurationError, full_name
 from lit_sparse.mappings import FenchelYoungLoss, Softmax, SparseMapping
 from lit_sparse.nn.linear_losses import linear_losses, list_alpha, needs_all_scores
 from lit_sparse.nn.linear_scores import rows_at_a_time
@@ -157,8 +157,9 @@ class LinearFenchelYoungLoss(nn.Linear):
         return hidden.to(wide), self.weight.to(wide), None if self.bias is None else self.bias.to(wide)
 
     def _check(self, hidden: Tensor) -> None:
-        if hidden.dtype not in FLOATS:
-            raise ConfigurationError(f"Expected floating hidden vectors but got {hidden.dtype}. Convert them.")
+        if not isinstance(hidden, Tensor) or hidden.dtype not in FLOATS:
+            got = hidden.dtype if isinstance(hidden, Tensor) else full_name(hidden)
+            raise ConfigurationError(f"Expected floating hidden vectors but got {got}. Convert them.")
         if hidden.dim() != 2 or hidden.shape[1] != self.in_features:
             raise ConfigurationError(
                 f"Expected hidden vectors (N, {self.in_features}) but got {tuple(hidden.shape)}. Flatten other dimensions."
