@@ -100,7 +100,7 @@ def public_constructors() -> list[type]:
 
 @pytest.mark.parametrize("cls", public_constructors(), ids=lambda cls: cls.__name__)
 def test_public_constructors_refuse_arguments_of_another_type(cls: type) -> None:
-    for name, parameter in inspect.signature(cls).parameters.items():  # those of bases are tested with them
+    for name, parameter in inspect.signature(cls).parameters.items():  # a base's are tested with the base
         anything = any(word in str(parameter.annotation) for word in ("Any", "VocabularyOptions"))  # a vocabulary may be any
         if parameter.kind is parameter.VAR_KEYWORD or anything:
             continue

@@ -10,7 +10,7 @@ from lit_sparse.errors import ConfigurationError, full_name
 
 __all__ = ["check_batch", "column_of", "place_of", "rows_of", "size_of"]
 
-#: Entries of a batch with a row per example, and those of them that hold whole numbers.
+#: Entries of a batch with a row per example, and the ones with whole numbers.
 ROWS = ("pixels", "features", "target", "label", "true_label", "weight", "group")
 WHOLE = ("label", "true_label", "group")
 

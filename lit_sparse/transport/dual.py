@@ -189,7 +189,7 @@ def sinkhorn_potentials(
 
     Raises:
         ConfigurationError: for an ``eps`` or ``tolerance`` that is not positive, a ``max_iter`` below 1, points that are not
-            finite, or weights that are not those of a probability measure.
+            finite, or weights that are negative or have another sum.
 
     Source: Cuturi (2013), Sinkhorn Distances, arXiv:1306.0895.
     """
