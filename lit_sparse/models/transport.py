@@ -173,7 +173,7 @@ class EntropicTransport(LitSparseModule):
         a, b = (None, None) if weights is None else weights
         source, target = self._given(source), self._given(target)
         with torch.no_grad():
-            u, v = self.potentials.source_potential(source), self.potentials.target_potential(target)
+            u, v = self._source(source), self._target(target)
         options: dict[str, Any] = {"eps": self.eps, "rho": self.rho, "objective": self.form}
         return dual_value(u, v, source, target, source_weights=a, target_weights=b, **options)
 
@@ -185,7 +185,7 @@ class EntropicTransport(LitSparseModule):
         a, b = (None, None) if weights is None else weights
         source, target = self._given(source), self._given(target)
         with torch.no_grad():
-            u = self.potentials.source_potential(source)
+            u = self._source(source)
         return semi_dual_value(u, source, target, eps=self.eps, source_weights=a, target_weights=b)
 
     def optimality_gap(
@@ -227,7 +227,7 @@ class EntropicTransport(LitSparseModule):
         x, y = self._points(batch)
         if stage != "train":
             self._held.append((x, y))
-            sums = self.potentials.source_potential(x) + self.potentials.target_potential(y)
+            sums = self._source(x) + self._target(y)
             losses = self._losses(sums, (x - y).square().sum(1))
             return StepOutput(losses)
         if isinstance(self.potentials, KernelPotentials):
@@ -236,7 +236,7 @@ class EntropicTransport(LitSparseModule):
                 raise self._breakdown(batch, broken)
             losses = self._losses(sums, (x - y).square().sum(1).to(sums))
             return StepOutput(losses)
-        u, v = self.potentials.source_potential(x), self.potentials.target_potential(y)
+        u, v = self._source(x), self._target(y)
         surplus = self._surplus(x, y, u, v)
         loss = plan_penalty(surplus, self.eps, self.rho, self.form).mean() - u.mean() - v.mean() - self.eps
         if not bool(loss.isfinite()):  # synchronizes a GPU, but NaN weights would spoil the next checkpoint
@@ -321,9 +321,15 @@ class EntropicTransport(LitSparseModule):
         for name, value in (("objective", self.dual(source, target)), ("semi_dual", self.semi_dual(source, target))):
             self.log(f"{stage}/{name}", torch.tensor(value, dtype=torch.float64), prog_bar=True, **AGREED)
 
+    def _source(self, x: Tensor) -> Tensor:
+        return _per_point(self.potentials.source_potential(x), x)
+
+    def _target(self, y: Tensor) -> Tensor:
+        return _per_point(self.potentials.target_potential(y), y)
+
     def _surplus(self, x: Tensor, y: Tensor, u: Tensor | None = None, v: Tensor | None = None) -> Tensor:
-        u = self.potentials.source_potential(x) if u is None else u
-        v = self.potentials.target_potential(y) if v is None else v
+        u = self._source(x) if u is None else u
+        v = self._target(y) if v is None else v
         return (u.unsqueeze(1) + v - squared_distances(x, y)) / self.eps
 
     def _losses(self, sums: Tensor, cost: Tensor) -> Tensor:
@@ -373,3 +379,11 @@ class _KernelSGD(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         return None if closure is None else closure()
+
+
+def _per_point(values: Tensor, points: Tensor) -> Tensor:
+    """Refuse what is not one value (B,) per point: (B, 1) would broadcast to all pairs."""
+    if not isinstance(values, Tensor) or values.shape != points.shape[:1]:
+        shown = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+        raise ConfigurationError(f"Expected `potentials` to return a value per point ({len(points)},) but got {shown}.")
+    return values

@@ -291,8 +291,9 @@ def grid_measure(log_prob: Callable[[Tensor], Tensor], low: float, high: float, 
     if not low < high:
         raise ConfigurationError(f"Expected a grid with `low` < `high` but got {low} and {high}.")
     points = torch.linspace(low, high, size, dtype=torch.float64).unsqueeze(1)
-    weights = log_prob(points).double().softmax(0)
-    if weights.shape != (size,) or not bool(weights.isfinite().all()):
+    found = log_prob(points)
+    weights = found.double().softmax(0) if isinstance(found, Tensor) and found.shape == (size,) else None
+    if weights is None or not bool(weights.isfinite().all()):
         raise ConfigurationError(
             f"Expected `log_prob` to return {size} log densities, not NaN and not all -inf, but got others."
         )

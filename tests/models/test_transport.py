@@ -403,8 +403,28 @@ def test_dual_values_refuse_other_potentials_and_objectives(wrong: dict[str, Any
 
 
 def test_densities_of_grids_are_numbers() -> None:
-    for log_prob in (lambda x: x[:, 0] * math.nan, lambda x: x[:, 0] - math.inf, lambda x: x[:2, 0], None):
+    for log_prob in (
+        lambda x: x[:, 0] * math.nan,
+        lambda x: x[:, 0] - math.inf,
+        lambda x: x[:2, 0],
+        lambda x: x[:, 0].numpy(),
+        None,
+    ):
         with pytest.raises(ConfigurationError, match="log_prob"):
             grid_measure(log_prob, -1.0, 1.0, 5)
     with pytest.raises(ConfigurationError, match="high"):
         grid_measure(lambda x: -x[:, 0], 0.0, math.inf)
+
+
+class Column(Quadratic):
+    def source_potential(self, x: Tensor) -> Tensor:
+        return super().source_potential(x).unsqueeze(-1)
+
+
+def test_potentials_are_a_value_per_point() -> None:
+    """A column (B, 1) would be broadcast over all pairs, and train in silence."""
+    model, points = EntropicTransport(Column(), dim=1), torch.zeros(3, 1)
+    batch = {"source": points, "target": points}
+    for call in (lambda: model(points, points), lambda: model.step(batch, 0, "train"), lambda: model.step(batch, 0, "val")):
+        with pytest.raises(ConfigurationError, match=r"a value per point \(3,\) but got \(3, 1\)"):
+            call()
